@@ -1,0 +1,96 @@
+"""From a name in a configuration to an object: a table, an entry point, or the user's own `package.module:factory`.
+
+Only names that the user wrote into a configuration of their own come here; nothing that arrives from a peer does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError, unknown
+
+
+def resolve(what: str, name: str, table: Mapping[str, str], group: str) -> Callable[..., Any]:
+    """Find the factory called `name`.
+
+    Args:
+        what: the kind of thing, for the error ("policy", "task").
+        name: a key of `table`, an entry point of `group`, or "package.module:factory".
+        table: names that come with p2pfl, each with its "package.module:attribute".
+        group: the entry point group through which other distributions add names.
+
+    Raises:
+        ConfigurationError: the name is unknown, or its module cannot be imported.
+    """
+    path = table.get(name) or (name if ":" in name else None)
+    if path is None:
+        others = {point.name: point.value for point in entry_points(group=group)}
+        if name not in others:
+            raise unknown(what, name, {*table, *others})
+        path = others[name]
+    try:
+        factory = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}") from error
+    if not callable(factory):
+        raise ConfigurationError(f"{what} {name!r} is not callable")
+    return typing.cast(Callable[..., Any], factory)
+
+
+def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **given: Any) -> Any:
+    """Call `factory(**given, **options)` after checking the options against its signature.
+
+    Options are converted to the types that the factory's annotations name, so "wrong type" is said with the key.
+
+    Raises:
+        ConfigurationError: an unknown, missing or ill-typed option, or one that the factory itself refuses.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+    hints = _hints(factory)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    known = [name for name in signature.parameters if name not in given]
+    values = {}
+    for key, value in options.items():
+        if key not in known and not open_ended:
+            raise unknown("key", f"{what}.{key}", [f"{what}.{name}" for name in known])
+        values[key] = convert(f"{what}.{key}", value, hints.get(key, Any))
+    try:
+        signature.bind(**given, **values)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+    try:
+        return factory(**given, **values)
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+
+
+def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a factory's arguments, as far as its annotations can be resolved."""
+    for source in (factory, factory.__init__) if inspect.isclass(factory) else (factory,):
+        try:
+            hints = typing.get_type_hints(source)
+        except NameError:  # a name that is imported for type checkers only
+            continue
+        if hints:
+            return hints
+    return {}
+
+
+def convert(where: str, value: Any, kind: Any) -> Any:
+    """Return `value` as `kind`, or say at which key it is of another one."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{where} is {value!r}: {error}") from error
+    except TypeError:  # a type that msgspec does not know, such as a user's own class: the factory will judge
+        return value

@@ -1,0 +1,64 @@
+"""Optimisers on flat vectors, so that one node and a stack of nodes run the same lines (PyTorch's formulas and defaults)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+class Optimizer(Protocol):
+    """Optimises vectors of shape [..., P], each along the leading dimensions on its own."""
+
+    def start(self, params: Tensor, steps: int) -> State:
+        """Return the state before the first of at most `steps` steps: tensors of shape [..., P] or [..., 1]."""
+
+    def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
+        """Write the new parameters to `out`, which may be `params`; change `state` in place; `grad` is scratch."""
+
+
+class SGD(msgspec.Struct, frozen=True):
+    """Stochastic gradient descent, as torch.optim.SGD (without dampening and Nesterov)."""
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def start(self, params: Tensor, steps: int) -> State:
+        if self.momentum and steps > 1:
+            return {"velocity": torch.zeros_like(params)}
+        return {}  # the velocity of a first step is its gradient, and with one step nothing reads it again
+
+    def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
+        if self.weight_decay:
+            grad.add_(params, alpha=self.weight_decay)
+        if "velocity" in state:
+            grad = state["velocity"].mul_(self.momentum).add_(grad)
+        torch.sub(params, grad, alpha=self.lr, out=out)
+
+
+class Adam(msgspec.Struct, frozen=True):
+    """Adam, as torch.optim.Adam (Kingma and Ba 2015)."""
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def start(self, params: Tensor, steps: int) -> State:
+        count = torch.zeros_like(params[..., :1])
+        return {"steps": count, "mean": torch.zeros_like(params), "square": torch.zeros_like(params)}
+
+    def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
+        if self.weight_decay:
+            grad.add_(params, alpha=self.weight_decay)
+        beta1, beta2 = self.betas
+        steps = state["steps"].add_(1)
+        mean = state["mean"].mul_(beta1).add_(grad, alpha=1 - beta1)
+        square = state["square"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        denominator = (square / (1 - beta2**steps)).sqrt_().add_(self.eps)
+        torch.sub(params, (mean / (1 - beta1**steps)).div_(denominator), alpha=self.lr, out=out)

@@ -1,0 +1,30 @@
+"""The policies that come with p2pfl, by name. Each file is one of them and reads like its paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.names import build, resolve
+from p2pfl.policy import Policy
+
+POLICIES = {
+    "local": "p2pfl.policies.local:Local",
+    "random": "p2pfl.policies.random:Random",
+    "oracle": "p2pfl.policies.oracle:Oracle",
+    "dac": "p2pfl.policies.dac:Dac",
+}
+
+
+def make_policy(name: str, options: Mapping[str, Any]) -> Policy:
+    """Make the policy called `name`: one of POLICIES, an entry point of `p2pfl.policies`, or "package.module:factory".
+
+    Raises:
+        ConfigurationError: an unknown name, or an option that the policy does not take.
+    """
+    policy = build("policy", resolve("policy", name, POLICIES, "p2pfl.policies"), options)
+    if not isinstance(policy, Policy):
+        missing = [m for m in ("judged", "prepare", "round", "state", "restore") if not hasattr(policy, m)]
+        raise ConfigurationError(f"policy {name!r} is no policy: it lacks {', '.join(missing)}")
+    return policy

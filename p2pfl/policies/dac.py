@@ -1,0 +1,150 @@
+"""DAC: sample peers by a softmax of similarity, and average by samples or by similarity."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isfinite
+from typing import Any, Literal
+
+import numpy as np
+
+from p2pfl import aggregation, selection, similarity
+from p2pfl.parameters import Parameters
+from p2pfl.policies.schedule import Schedule, stages
+from p2pfl.policy import Extras, Me, Merge, Peers, Stage, Update, merge, samples
+
+TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
+
+
+@dataclass
+class Dac:
+    """Decentralized adaptive clustering (Listo Zec et al., "On the effects of similarity metrics in decentralized deep
+    learning under distributional shift", sections 2.1 and 3).
+
+    Each round a node trains, samples m peers with probability softmax(tau * s), measures its similarity to those, and
+    averages with them. The similarity to a peer never met is estimated by that of a sampled peer that has met it, so an
+    update carries what its sender has measured.
+
+    Where the paper's text and the settings that reproduce its table differ, the default is what live nodes should do, and
+    the option that reproduces the table is named `literal` below.
+
+    Attributes:
+        neighbours: m, the peers sampled each round; a node with fewer takes all.
+        similarity: the measure; greater is more alike.
+        aggregation: `fedavg` weighs by training samples, `fedsim` by similarity.
+        tau: inverse temperature of the softmax; 0 takes the paper's value for the synthetic problem.
+        two_hop: which of several sampled peers lends its similarity to an unmet one: the `most` similar (default), the
+            `least` (literal), or `none`.
+        weights: what FedSim weighs by: the `similarity` after this round's measurement (default), or the sampling
+            `probability` from before it (literal).
+        score_on: the data on which `inverse-loss` takes the mean loss: `own`, of the peer's model (literal for the table;
+            costs nothing beyond the model), or `peer`, of the own model at the peer (the paper's text; uploads the model).
+        schedule: `synchronous` (default) or `sequential` (literal); see p2pfl.policies.schedule.
+    """
+
+    neighbours: int = 5
+    similarity: Literal["cosine-weights", "cosine-gradients", "l2", "inverse-loss"] = "cosine-weights"
+    aggregation: Literal["fedavg", "fedsim"] = "fedsim"
+    tau: float = 0.0
+    two_hop: Literal["most", "least", "none"] = "most"
+    weights: Literal["similarity", "probability"] = "similarity"
+    score_on: Literal["own", "peer"] = "own"
+    schedule: Schedule = "synchronous"
+    judged: Stage = "trained"
+
+    met: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    estimated: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.neighbours < 0:
+            raise ValueError(f"neighbours must be 0 or more, got {self.neighbours}")
+        if self.tau < 0:
+            raise ValueError(f"tau must be 0 or more, got {self.tau}")
+        self.tau = self.tau or TAU[self.similarity]
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        return Merge(me.params, {me.id: 1.0})
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        trained = await me.train()
+        await peers.publish(trained, self._lent())
+
+        known = self.estimated | self.met
+        p = selection.probabilities(np.array([known.get(id, 0.0) for id in peers.ids]), self.tau)
+        before = dict(zip(peers.ids, p.tolist(), strict=True))
+        chosen = selection.sample(me.rng("peers"), peers.ids, p, me.budget.cap(self.neighbours))
+
+        updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
+        self.met |= await self._measure(me, peers, trained, updates)
+        self._estimate(peers.ids, updates)
+
+        if self.aggregation == "fedavg":
+            weights = aggregation.fedavg(samples(me, updates))
+        else:
+            scores = before if self.weights == "probability" else self.met
+            weights = aggregation.fedsim(me.id, {u.sender: scores.get(u.sender, 0.0) for u in updates})
+        merged = await merge(me, trained, updates, weights)
+        if self.schedule == "sequential":
+            await peers.publish(merged.params, self._lent(), stage="merged")
+        return merged
+
+    async def _measure(self, me: Me, peers: Peers, own: Parameters, updates: Sequence[Update]) -> dict[str, float]:
+        """My similarity to the sender of each update."""
+        senders = [update.sender for update in updates]
+        models = [update.params for update in updates]
+        if not models:
+            return {}
+        if self.similarity == "cosine-weights":
+            values = similarity.cosine_weights(own, models)
+        elif self.similarity == "cosine-gradients":
+            values = similarity.cosine_gradients(own, models, me.initial)
+        elif self.similarity == "l2":
+            values = similarity.inverse_l2(own, models)
+        elif self.score_on == "own":
+            values = similarity.inverse_loss(await me.loss(models, split="train"))
+        else:
+            losses = await peers.scores(senders, own)
+            senders = [id for id in senders if id in losses]
+            values = similarity.inverse_loss([losses[id] for id in senders])
+        return dict(zip(senders, values.tolist(), strict=True))
+
+    def _estimate(self, ids: Sequence[str], updates: Sequence[Update]) -> None:
+        """Take over the similarities that the sampled peers lend, for peers that I have not met."""
+        if self.two_hop == "none":
+            return
+        unmet = {short_id(id): id for id in ids if id not in self.met}
+        lent = [(self.met.get(u.sender, 0.0), _borrow(u.extras, unmet)) for u in updates]
+        self.estimated |= selection.two_hop(lent, unmet.values(), self.two_hop)
+
+    def _lent(self) -> Extras:
+        """What I have measured myself, to travel with my update."""
+        return {
+            "peers": np.array([short_id(name) for name in self.met], np.uint64),
+            "similarities": np.array(list(self.met.values()), np.float32),
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {"met": self.met, "estimated": self.estimated}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.met, self.estimated = dict(state["met"]), dict(state["estimated"])
+
+
+@lru_cache(maxsize=100_000)
+def short_id(name: str) -> int:
+    """Return 8 bytes that stand for a name in an update, as an integer."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def _borrow(extras: Extras, names: Mapping[int, str]) -> dict[str, float]:
+    """Read the similarities that came with an update, of `names`; whatever is not as it should be is left out."""
+    peers, values = extras.get("peers"), extras.get("similarities")
+    if peers is None or values is None or peers.dtype != np.uint64 or values.dtype != np.float32:
+        return {}
+    if peers.ndim != 1 or peers.shape != values.shape:
+        return {}
+    pairs = zip(peers.tolist(), values.tolist(), strict=True)
+    return {names[key]: value for key, value in pairs if key in names and isfinite(value)}

@@ -1,0 +1,21 @@
+"""The oracle: random gossip among the peers of the own group, which no real node knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2pfl.policies.random import Random
+from p2pfl.policy import Me, Peers
+
+
+@dataclass
+class Oracle(Random):
+    """Average with peers drawn uniformly from those whose task says that they are of the own group.
+
+    The upper bound of what peer selection can give ("Oracle" of Listo Zec et al.).
+    """
+
+    def candidates(self, me: Me, peers: Peers) -> Sequence[str]:
+        group = peers.about(me.id).get("group")
+        return [id for id in peers.ids if peers.about(id).get("group") == group]

@@ -1,0 +1,189 @@
+"""What a policy sees of its node and of its peers, and what it gives back.
+
+A policy is one short asynchronous procedure per round. A complete one:
+
+    class Everyone:
+        judged = "merged"
+
+        async def prepare(self, me, peers):
+            return Merge(me.params, {me.id: 1.0})
+
+        async def round(self, me, peers):
+            trained = await me.train()
+            await peers.publish(trained)
+            updates = await peers.models(peers.ids)
+            return await merge(me, trained, updates, fedavg(samples(me, updates)))
+
+        def state(self):
+            return {}
+
+        def restore(self, state):
+            pass
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from p2pfl.parameters import Layout, Parameters
+
+Stage = Literal["prepared", "trained", "merged"]
+"""Which model of a round: `prepared` at round 0, `trained` before a node collaborates, `merged` after."""
+
+Split = Literal["train", "validation", "test"]
+Extras = Mapping[str, np.ndarray]
+
+
+class Update(msgspec.Struct, frozen=True, gc=False):
+    """A model of one node, as another one gets it. A value: nothing in it may be written.
+
+    Attributes:
+        sender: the id of the node that trained it.
+        params: float32, shape [P].
+        n_samples: how many training samples the sender has.
+        extras: what the sender's policy published with it (DAC: its similarities), small arrays by name.
+        final: the sender has stopped and will not change any more.
+        age: seconds since it was published, measured by the sender.
+        size: bytes of the frame that brought it.
+    """
+
+    sender: str
+    round: int
+    stage: Stage
+    params: Parameters
+    n_samples: int
+    extras: Extras = {}
+    final: bool = False
+    age: float = 0.0
+    size: int = 0
+
+
+class Merge(NamedTuple):
+    """What a round makes: the new parameters, and how much each node's model counted in them (the own id included)."""
+
+    params: Parameters
+    weights: Mapping[str, float]
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node may receive in a round; 0 means no limit.
+
+    Attributes:
+        models: models received in one round.
+        bytes: bytes of models received in one round.
+    """
+
+    models: int = 0
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.models < 0 or self.bytes < 0:
+            raise ValueError("a budget cannot be negative; 0 means no limit")
+
+    def cap(self, models: int) -> int:
+        """Return how many of so many models the budget allows."""
+        return min(models, self.models) if self.models else models
+
+
+class Me(Protocol):
+    """The policy's own node."""
+
+    id: str
+    round: int
+    params: Parameters  # as the last round left them
+    initial: Parameters  # common to all nodes
+    n_samples: int
+    budget: Budget
+    layout: Layout
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """Return the generator of (federation seed, this node, this round, purpose)."""
+
+    def train(
+        self,
+        params: Parameters | None = None,
+        *,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Awaitable[Parameters]:
+        """Train from `params` (default: the own ones) on the own training data.
+
+        Args:
+            proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss (FedProx).
+            purpose: sets apart the random draws of two trainings in one round.
+        """
+
+    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
+        """Return the sum of weights[k] * models[k] (p2pfl.weighted_mean, computed where training is)."""
+
+    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> Awaitable[np.ndarray]:
+        """Return the mean loss of K models on the own data; shape [K]."""
+
+
+class Peers(Protocol):
+    """All that a policy may do to the outside."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Whom I may fetch from: allowed by the topology and not suspected; sorted."""
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        """Return what a peer says of itself in public (`n_samples`, and `group` where the task has groups)."""
+
+    def order(self, round: int) -> Mapping[str, int]:
+        """Return each node's place in a permutation that is common to all, drawn from (federation seed, round)."""
+
+    async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
+        """Let peers fetch `params`. May wait until slower peers are near enough not to lose an older model."""
+
+    async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
+        """Fetch this round's models, sorted by id; a peer that cannot be had in time is left out.
+
+        Raises:
+            BudgetExceeded: more models or bytes than the budget allows.
+        """
+
+    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+        """Return the mean loss of `params` on each peer's training data; a peer that does not answer is left out."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """How a node selects peers and aggregates. One instance per node; it may remember what it learnt."""
+
+    judged: Stage  # the snapshot that drives early stopping and is reported where it was best on validation
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        """Run once before round 1."""
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        """Run one round: train, publish, select, fetch, aggregate."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs to go on after a restart: numbers, strings, lists and dicts of them."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a state that `state` returned."""
+
+
+def samples(me: Me, updates: Sequence[Update]) -> dict[str, int]:
+    """Return the number of training samples of the own node and of each update's sender."""
+    return {me.id: me.n_samples} | {update.sender: update.n_samples for update in updates}
+
+
+async def merge(me: Me, own: Parameters, updates: Sequence[Update], weights: Mapping[str, float]) -> Merge:
+    """Return the weighted mean of the own model and the updates, summed in the order of their ids.
+
+    Args:
+        own: the own model, shape [P].
+        weights: by id, the own one included; they sum to 1.
+    """
+    models = {update.sender: update.params for update in updates}
+    models[me.id] = own
+    ids = sorted(models)
+    return Merge(await me.mean([models[id] for id in ids], [weights[id] for id in ids]), weights)

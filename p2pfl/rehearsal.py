@@ -1,0 +1,144 @@
+"""Policies on plain dictionaries: no event loop, no clock, no messages. For trying out a policy, and for its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from p2pfl.parameters import Layout, Parameters, weighted_mean
+from p2pfl.policy import Budget, Extras, Merge, Policy, Split, Stage, Update
+from p2pfl.randomness import Draws, federation_draws
+from p2pfl.task import Learner, Task
+
+T = TypeVar("T")
+
+
+class _Turn:
+    """Awaiting it lets the other nodes go on."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _at_once(value: T) -> T:
+    return value
+
+
+class Actor:
+    """One node of a rehearsal: its own `Me`, and its `Peers`, who are the other actors.
+
+    Attributes:
+        published: by (round, stage), what it has published.
+        asked: by round, whom it has asked for models.
+    """
+
+    def __init__(self, id: str, cast: Mapping[str, Actor], task: Task, seed: int, budget: Budget) -> None:
+        self.id = id
+        self.round = 0
+        self.layout: Layout = task.layout
+        self.initial = self.params = task.initial(seed)
+        self.n_samples = task.n_samples
+        self.budget = budget
+        self.published: dict[tuple[int, Stage], Update] = {}
+        self.asked: dict[int, list[str]] = {}
+        self._cast = cast
+        self._task = task
+        self._draws = Draws(seed, id)
+        self._learner: Learner = task.learner(self._draws, "cpu")
+
+    # Me
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return self._draws.generator(self.round, purpose)
+
+    def train(
+        self,
+        params: Parameters | None = None,
+        *,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Awaitable[Parameters]:
+        start = self.params if params is None else params
+        return _at_once(self._learner.train(start, round=self.round, epochs=epochs, proximal=proximal, purpose=purpose))
+
+    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
+        return _at_once(weighted_mean(models, weights))
+
+    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> Awaitable[np.ndarray]:
+        return _at_once(self._learner.loss(stack, split=split))
+
+    # Peers
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(id for id in sorted(self._cast) if id != self.id)
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        return self._cast[id]._task.about
+
+    def order(self, round: int) -> Mapping[str, int]:
+        names = sorted(self._cast)
+        places = federation_draws(self._draws.seed).generator(round, "order").permutation(len(names))
+        return dict(zip(names, places.tolist(), strict=True))
+
+    async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
+        self.published[self.round, stage] = Update(self.id, self.round, stage, params, self.n_samples, extras or {})
+
+    async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
+        self.asked.setdefault(self.round, []).extend(ids)
+        updates = []
+        for id in sorted(ids):
+            key = self.round, stage if isinstance(stage, str) else stage[id]
+            while key not in self._cast[id].published:
+                await _Turn()
+            updates.append(self._cast[id].published[key])
+        return updates
+
+    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+        return {id: float(self._cast[id]._learner.loss([params], split="train")[0]) for id in sorted(ids)}
+
+
+def rehearse(
+    policies: Mapping[str, Policy], tasks: Mapping[str, Task], rounds: int, seed: int = 0, budget: Budget | None = None
+) -> tuple[dict[str, Actor], list[dict[str, Merge]]]:
+    """Run each node's policy for some rounds.
+
+    Args:
+        policies, tasks: by node id.
+
+    Returns:
+        The nodes as they are at the end, and what each round has made.
+
+    Raises:
+        RuntimeError: the policies wait for each other for ever.
+    """
+    cast: dict[str, Actor] = {}
+    for id in sorted(policies):
+        cast[id] = Actor(id, cast, tasks[id], seed, budget or Budget())
+    _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
+    history = []
+    for round in range(1, rounds + 1):
+        for actor in cast.values():
+            actor.round = round
+        history.append(_take_turns({id: policies[id].round(actor, actor) for id, actor in cast.items()}, cast))
+    return cast, history
+
+
+def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[str, Actor]) -> dict[str, Merge]:
+    """Let coroutines go on in turn until all are done, and take over their parameters."""
+    waiting, merges = dict(parts), {}
+    while waiting:
+        before = len(waiting), sum(len(actor.published) for actor in cast.values())
+        for id in list(waiting):
+            try:
+                waiting[id].send(None)
+            except StopIteration as done:
+                merges[id] = done.value
+                cast[id].params = done.value.params
+                del waiting[id]
+        if (len(waiting), sum(len(actor.published) for actor in cast.values())) == before:
+            raise RuntimeError(f"{', '.join(waiting)} wait for models that nobody will publish")
+    return merges

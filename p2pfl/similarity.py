@@ -1,0 +1,46 @@
+"""How alike two models are (Listo Zec et al., "On the effects of similarity metrics in decentralized deep learning under
+distributional shift", section 3). Each function compares one node's model with K others'; greater is more alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from p2pfl.parameters import Parameters
+
+Scores = NDArray[np.float64]
+EPSILON = 1e-6  # keeps the inverses finite
+
+
+def inverse_loss(losses: ArrayLike) -> Scores:
+    """1 / (L + 1e-6), L the mean loss of each model; shape [K].
+
+    The paper writes the sum of the losses; its table comes out with the mean.
+    """
+    return np.asarray(1.0 / (np.asarray(losses, np.float64) + EPSILON))
+
+
+def inverse_l2(own: Parameters, others: Sequence[Parameters]) -> Scores:
+    """1 / (||w_i - w_j|| + 1e-6); shape [K]."""
+    distances = [np.linalg.norm(other.astype(np.float64) - own) for other in others]
+    return np.asarray(1.0 / (np.array(distances) + EPSILON))
+
+
+def cosine_weights(own: Parameters, others: Sequence[Parameters]) -> Scores:
+    """w_i . w_j / (||w_i|| ||w_j||), 0 where a norm is 0; shape [K]."""
+    return _cosine(own.astype(np.float64), [other.astype(np.float64) for other in others])
+
+
+def cosine_gradients(own: Parameters, others: Sequence[Parameters], initial: Parameters) -> Scores:
+    """The cosine of the ways gone from the common initial model, w - w_0 (eq. 5); shape [K]."""
+    return _cosine(own.astype(np.float64) - initial, [other.astype(np.float64) - initial for other in others])
+
+
+def _cosine(own: NDArray[np.float64], others: Iterable[NDArray[np.float64]]) -> Scores:
+    # In float64, so that no model that float32 can hold makes a sum of squares overflow.
+    length = np.linalg.norm(own)
+    pairs = [(float(other @ own), float(length * np.linalg.norm(other))) for other in others]
+    return np.array([product / norms if norms > 0 else 0.0 for product, norms in pairs])

@@ -1,0 +1,101 @@
+"""What one node learns. A user's own task is named "package.module:factory" in the configuration; the factory is called as
+`factory(part, seed, **options)` and returns a Task, usually a TorchTask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.names import build, resolve
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Split
+from p2pfl.randomness import Draws
+
+TASKS = {
+    "concept-shift": "p2pfl.tasks.concept_shift:concept_shift",
+    "digits": "p2pfl.tasks.digits:digits",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of the data a node has: number `index` of `count`, counted from 0."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ConfigurationError(f"part {self.index}/{self.count} does not exist; the first of 3 is 0/3")
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Read "0/3"."""
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdecimal() and count.isdecimal()):
+            raise ConfigurationError(f"part {text!r} is not of the form 0/3")
+        return cls(int(index), int(count))
+
+
+class Learner(Protocol):
+    """One node's computations on its own data. Pure: equal arguments give equal results, whatever was asked before.
+
+    The optimiser's state dies with the call.
+    """
+
+    def train(
+        self,
+        params: Parameters,
+        *,
+        round: int,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Parameters:
+        """Return `params` after `epochs` passes over the training data.
+
+        Args:
+            proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss.
+            purpose: with `round`, names the random draws.
+        """
+
+    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
+        """Return the mean loss of K models; float64, shape [K]; NaN where the node has no such data."""
+
+    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
+        """Return for each of K models {"<split>_loss": ..., "<split>_<metric>": ...}."""
+
+
+class Task(Protocol):
+    """Data and model of one node."""
+
+    layout: Layout
+    n_samples: int  # of training
+    metric: str  # the name of what is reported, such as "accuracy"
+    higher_is_better: bool
+    about: Mapping[str, Any]  # public facts, sent to peers (`group` for the oracle); never preferences
+
+    def initial(self, seed: int) -> Parameters:
+        """Return the model that all nodes of a federation start from."""
+
+    def learner(self, draws: Draws, device: str) -> Learner:
+        """Return the computations of this task on a device."""
+
+
+def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> Task:
+    """Make the task called `name`: one of TASKS, an entry point of `p2pfl.tasks`, or "package.module:factory".
+
+    Raises:
+        ConfigurationError: an unknown name, or an option that the task does not take.
+    """
+    factory = resolve("task", name, TASKS, "p2pfl.tasks")
+    task: Task = build("task", factory, options, part=part, seed=seed)
+    missing = [m for m in ("layout", "n_samples", "metric", "initial", "learner") if not hasattr(task, m)]
+    if missing:
+        raise ConfigurationError(f"task {name!r} is no task: it lacks {', '.join(missing)}")
+    return task

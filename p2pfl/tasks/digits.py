@@ -1,0 +1,121 @@
+"""scikit-learn's handwritten digits (1,797 images of 8 x 8) with a small MLP: the task that needs no file."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.optimizers import SGD
+from p2pfl.randomness import Draws
+from p2pfl.task import Part
+from p2pfl.torch_task import TorchTask, classification
+
+CLASSES = 10
+
+
+def digits(
+    part: Part,
+    seed: int,
+    *,
+    labels: int = CLASSES,
+    samples: int = 0,
+    hidden: int = 64,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    batch_size: int = 4,
+) -> TorchTask:
+    """Digits, divided among the nodes; an MLP 64-hidden-10 with relu, trained by SGD.
+
+    80 % of the images are for training, 10 % for validation, 10 % for test. The training images of a label are divided
+    among the nodes that have the label, with no image at two nodes. A node is validated and tested on the images of its
+    labels, which it shares with the other nodes that have them.
+
+    Args:
+        labels: how many of the ten labels each node has.
+        samples: at most so many training images per node; 0 takes an equal share of all.
+    """
+    if not 1 <= labels <= CLASSES:
+        raise ConfigurationError(f"task.labels must be from 1 to {CLASSES}, got {labels}")
+    if samples < 0 or hidden < 1:
+        raise ConfigurationError("task.samples must be 0 or more and task.hidden 1 or more")
+    own = node_labels(seed, part.count, labels)[part.index]
+    train = _training_share(seed, part, labels)
+    if samples:
+        train = train[:samples]
+    if not len(train):
+        raise ConfigurationError(
+            f"{part.count} nodes are too many for the digits: node {part.index} has no image to train on"
+        )
+    x, y, _ = _images(seed)
+    return classification(
+        lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)),
+        (x[train], y[train]),
+        _pool(seed, "validation", own),
+        _pool(seed, "test", own),
+        optimizer=SGD(lr, momentum),
+        batch_size=batch_size,
+        about={"labels": ",".join(map(str, own))},
+    )
+
+
+@lru_cache(maxsize=8)
+def _images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray]]:
+    """All images (pixels from 0 to 1), their labels, and the indices of each split."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigurationError("task digits needs scikit-learn: pip install 'p2pfl-node[sim]'") from error
+    data: Any = load_digits()
+    order = Draws(seed, "digits").generator(0, "splits").permutation(len(data.target))
+    train, validation, test = np.split(order, [int(0.8 * len(order)), int(0.9 * len(order))])
+    x = torch.tensor(data.data / 16, dtype=torch.float32)
+    return x, torch.tensor(data.target, dtype=torch.int64), {"train": train, "validation": validation, "test": test}
+
+
+@lru_cache(maxsize=8)
+def node_labels(seed: int, count: int, labels: int) -> list[tuple[int, ...]]:
+    """Which labels each of `count` nodes has: every node `labels` of them, every label at (nearly) as many nodes."""
+    rng = Draws(seed, "digits").generator(0, "labels")
+    held = np.zeros(CLASSES, int)
+    result = []
+    for _ in range(count):
+        order = np.lexsort((rng.random(CLASSES), held))[:labels]  # the labels that the fewest nodes have, ties at random
+        held[order] += 1
+        result.append(tuple(sorted(order.tolist())))
+    return result
+
+
+@lru_cache(maxsize=8)
+def _shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
+    """The training images of each node: the share of each of its labels is as large as the least frequent allows."""
+    _, y, splits = _images(seed)
+    train = splits["train"]
+    if labels == CLASSES:  # no label to keep apart: equal parts of a random order
+        size = len(train) // count
+        return [train[k * size : (k + 1) * size] for k in range(count)]
+    owners = node_labels(seed, count, labels)
+    shares: list[list[np.ndarray]] = [[] for _ in range(count)]
+    for label in range(CLASSES):
+        holders = [k for k in range(count) if label in owners[k]]
+        images = train[y.numpy()[train] == label]
+        for k, images_of_k in zip(holders, np.array_split(images, len(holders)) if holders else [], strict=True):
+            shares[k].append(images_of_k)
+    rng = Draws(seed, "digits").generator(0, "shares")
+    return [rng.permutation(np.concatenate(share)) for share in shares]
+
+
+def _training_share(seed: int, part: Part, labels: int) -> np.ndarray:
+    return _shares(seed, part.count, labels)[part.index]
+
+
+@lru_cache(maxsize=512)
+def _pool(seed: int, split: str, labels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The validation or test images of some labels: one pair of tensors, held once for all nodes with these labels."""
+    x, y, splits = _images(seed)
+    index = splits[split][np.isin(y.numpy()[splits[split]], labels)]
+    return x[index], y[index]

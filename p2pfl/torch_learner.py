@@ -1,0 +1,138 @@
+"""One node's training with PyTorch's autograd: what runs on a real machine, and what the stacked form must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Split
+from p2pfl.randomness import Draws
+
+if TYPE_CHECKING:
+    from p2pfl.torch_task import TorchTask
+
+
+class TorchLearner:
+    """The learner of a TorchTask on one device."""
+
+    def __init__(self, task: TorchTask, draws: Draws, device: str = "cpu") -> None:
+        self.task = task
+        self.draws = draws
+        self.device = choose_device(device)
+        self.data = {split: (x.to(self.device), y.to(self.device)) for split, (x, y) in task.data.items()}
+        module = task.template.to(self.device)
+        layout = task.layout
+        self._module = module
+        self._trained = [place for place in layout.places if place[2] <= layout.n_trained]
+        self._rest = [place for place in layout.places if place[2] > layout.n_trained]
+        travels = {name for name, _ in layout.shapes}
+        # Integer buffers (such as batch norm's count of batches) belong to this node alone and are never sent.
+        self._local = {name: b.clone() for name, b in module.named_buffers() if name not in travels}
+
+    def train(
+        self,
+        params: Parameters,
+        *,
+        round: int,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Parameters:
+        vector = torch.tensor(params, device=self.device)
+        n = self.task.layout.n_trained
+        weights, buffers = vector[:n], self._views(vector, self._rest)
+        anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[:n]
+        x, y = self.data["train"]
+        state = self.task.optimizer.start(weights, epochs * -(-len(x) // self.task.batch_size))
+        self._module.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.draws.torch_seed(round, f"{purpose} module"))
+            for index in batches(self.draws, round, purpose, len(x), self.task.batch_size, epochs):
+                grad = self._gradient(weights, buffers, x[index], y[index])
+                if proximal is not None and anchor is not None:
+                    grad.add_(weights - anchor, alpha=proximal[0])
+                self.task.optimizer.step(weights, grad, state, weights)
+        if not vector.sum().isfinite():
+            raise Diverged(self.draws.name, round)
+        return vector.cpu().numpy()
+
+    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
+        if split not in self.data:
+            return np.full(len(stack), np.nan)
+        return np.array([self._evaluate(params, split)[f"{split}_loss"] for params in stack])
+
+    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
+        results: list[dict[str, float]] = []
+        for params in stack:
+            result: dict[str, float] = {}
+            for split in splits:
+                if split in self.data:
+                    result |= self._evaluate(params, split)
+            results.append(result)
+        return results
+
+    def _gradient(self, weights: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        leaf = weights.detach().requires_grad_()
+        tensors = self._views(leaf, self._trained) | buffers | self._local
+        loss = self.task.loss(functional_call(self._module, tensors, (x,)), y).mean()
+        (grad,) = torch.autograd.grad(loss, leaf)
+        return grad
+
+    @torch.no_grad()
+    def _evaluate(self, params: Parameters, split: Split) -> dict[str, float]:
+        x, y = self.data[split]
+        if not len(x):
+            return {}
+        vector = torch.tensor(params, device=self.device)
+        tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
+        self._module.eval()
+        outputs = functional_call(self._module, tensors, (x,))
+        return {
+            f"{split}_loss": self.task.loss(outputs, y).mean().item(),
+            f"{split}_{self.task.metric}": self.task.measure(outputs, y).mean().item(),
+        }
+
+    @staticmethod
+    def _views(vector: Tensor, places: list[tuple[str, int, int, tuple[int, ...]]]) -> dict[str, Tensor]:
+        return {name: vector[start:stop].view(shape) for name, start, stop, shape in places}
+
+
+def batches(draws: Draws, round: int, purpose: str, n: int, batch_size: int, epochs: int) -> Iterator[slice | Tensor]:
+    """Yield the indices of each step's samples. One batch that holds everything has no order, so none is drawn."""
+    for order in orders(draws, round, purpose, n, batch_size, epochs):
+        if order is None:
+            yield slice(None)
+        else:
+            yield from torch.split(torch.from_numpy(order), batch_size)
+
+
+def orders(draws: Draws, round: int, purpose: str, n: int, batch_size: int, epochs: int) -> list[np.ndarray] | list[None]:
+    """Return a permutation of the n samples for each epoch, or None for each where all fit into one batch."""
+    if n <= batch_size:
+        return [None] * epochs
+    rng = draws.generator(round, purpose)
+    return [rng.permutation(n) for _ in range(epochs)]
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the torch device for `auto`, `cpu`, `cuda` or `mps`; `auto` takes the best that there is.
+
+    Raises:
+        ConfigurationError: an unknown name, or a device that this machine lacks.
+    """
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, there in present.items() if there))
+    kind = name.partition(":")[0]
+    if kind not in present:
+        raise ConfigurationError(f"unknown device {name!r}; known: auto, cpu, cuda, mps")
+    if not present[kind]:
+        raise ConfigurationError(f"device {name!r} is not available on this machine; auto takes the best that is")
+    return torch.device(name)

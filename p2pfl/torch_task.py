@@ -1,0 +1,182 @@
+"""Tasks made of a torch module, a loss, an optimiser and arrays: the common case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.optimizers import SGD, Optimizer
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Split
+from p2pfl.randomness import Draws, federation_draws
+
+PerSample = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [n, ...], targets [n, ...]) -> [n]: one value for each sample, so that nodes' samples can be stacked."""
+
+
+class Samples(NamedTuple):
+    """Inputs [n, ...] and targets [n, ...] as torch tensors on the CPU."""
+
+    x: Tensor
+    y: Tensor
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of logits [n, classes] with class numbers [n]; shape [n]."""
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The squared error, averaged over the outputs of a sample; shape [n]."""
+    return (outputs - targets).square().flatten(1).mean(1)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the greatest logit is the target's, else 0; shape [n]."""
+    return (outputs.argmax(1) == targets).float()
+
+
+@dataclass
+class TorchTask:
+    """A task from a torch module and arrays.
+
+    Attributes:
+        module: makes the module; its initial weights are drawn from torch's generator, which is seeded first.
+        data: samples by split; `train` is needed, `validation` drives early stopping, `test` is reported.
+        loss: what is trained and averaged.
+        metric: the name of what is reported.
+        measure: one value of the metric for each sample.
+        optimizer: p2pfl.SGD or p2pfl.Adam, or anything with their `step`; its state dies with the round.
+        batch_size: samples in a step; the last one of an epoch may be smaller.
+        about: public facts that peers are told.
+
+    Raises:
+        ConfigurationError: the module has parameters that cannot be handled, or there is no training data.
+    """
+
+    module: Callable[[], nn.Module]
+    data: Mapping[Split, Samples]
+    loss: PerSample = cross_entropy
+    metric: str = "accuracy"
+    measure: PerSample = accuracy
+    higher_is_better: bool = True
+    optimizer: Optimizer = field(default_factory=SGD)
+    batch_size: int = 16
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigurationError(f"batch_size must be 1 or more, got {self.batch_size}")
+        if "train" not in self.data or not len(self.data["train"].x):
+            raise ConfigurationError("the task has no training samples")
+        for split, (x, y) in self.data.items():
+            if len(x) != len(y):
+                raise ConfigurationError(f"{split} data: {len(x)} inputs, but {len(y)} targets")
+            if x.is_floating_point() and not x.isfinite().all():
+                raise ConfigurationError(f"{split} data: an input is not finite")
+
+    @property
+    def n_samples(self) -> int:
+        return len(self.data["train"].x)
+
+    @cached_property
+    def template(self) -> nn.Module:
+        """A module of this architecture; its weights mean nothing."""
+        with torch.random.fork_rng(devices=[]):
+            return self.module()
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self.template)
+
+    def initial(self, seed: int) -> Parameters:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
+            return flatten(self.module(), self.layout)
+
+    def learner(self, draws: Draws, device: str = "cpu") -> Any:
+        from p2pfl.torch_learner import TorchLearner
+
+        return TorchLearner(self, draws, device)
+
+
+def classification(
+    module: Callable[[], nn.Module],
+    train: tuple[Any, Any],
+    validation: tuple[Any, Any] | None = None,
+    test: tuple[Any, Any] | None = None,
+    **options: Any,
+) -> TorchTask:
+    """Make a classification task from arrays: cross-entropy of logits, accuracy.
+
+    Args:
+        module: makes a torch module that turns inputs [n, ...] into logits [n, classes].
+        train, validation, test: (inputs, class numbers) as NumPy arrays or tensors.
+        options: further attributes of TorchTask, such as `optimizer`, `batch_size`, `about`.
+    """
+    data = _data(train, validation, test, target=torch.int64)
+    return TorchTask(module, data, cross_entropy, "accuracy", accuracy, True, **options)
+
+
+def regression(
+    module: Callable[[], nn.Module],
+    train: tuple[Any, Any],
+    validation: tuple[Any, Any] | None = None,
+    test: tuple[Any, Any] | None = None,
+    **options: Any,
+) -> TorchTask:
+    """Make a regression task from arrays: mean squared error. Targets have the shape of the module's outputs, [n, ...]."""
+    data = _data(train, validation, test, target=torch.float32)
+    return TorchTask(module, data, squared_error, "mse", squared_error, False, **options)
+
+
+def _data(
+    train: tuple[Any, Any], validation: tuple[Any, Any] | None, test: tuple[Any, Any] | None, target: torch.dtype
+) -> dict[Split, Samples]:
+    def samples(pair: tuple[Any, Any]) -> Samples:
+        x, y = (torch.as_tensor(np.asarray(part)) if not isinstance(part, Tensor) else part for part in pair)
+        return Samples(x.float() if x.is_floating_point() else x, y.to(target))
+
+    given: dict[Split, tuple[Any, Any] | None] = {"train": train, "validation": validation, "test": test}
+    return {split: samples(pair) for split, pair in given.items() if pair is not None}
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """Return the layout of a module: trained parameters, then frozen ones and float buffers. Integer buffers stay local.
+
+    Raises:
+        ConfigurationError: naming the tensor that cannot be handled.
+    """
+    name = type(module).__name__
+    trained: list[tuple[str, tuple[int, ...]]] = []
+    rest: list[tuple[str, tuple[int, ...]]] = []
+    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+            raise ConfigurationError(f"module {name}: {key} has no shape yet (a lazy layer); give its sizes")
+        if isinstance(tensor, nn.Parameter):
+            if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+                raise ConfigurationError(f"module {name}: parameter {key} is {tensor.dtype}, only dense float32 is handled")
+            (trained if tensor.requires_grad else rest).append((key, tuple(tensor.shape)))
+        elif tensor.is_floating_point() or tensor.is_complex():
+            if tensor.dtype != torch.float32:
+                raise ConfigurationError(f"module {name}: buffer {key} is {tensor.dtype}, only float32 is averaged")
+            rest.append((key, tuple(tensor.shape)))
+    if not trained:
+        raise ConfigurationError(f"module {name} has nothing to train")
+    n_trained = sum(prod(shape) for _, shape in trained)
+    return Layout(tuple(trained + rest), n_trained)
+
+
+def flatten(module: nn.Module, layout: Layout) -> Parameters:
+    """Return a module's tensors as one flat vector."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return layout.join({name: tensors[name].detach().numpy() for name, _ in layout.shapes})
