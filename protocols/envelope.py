@@ -1,0 +1,169 @@
+"""The signed envelope, and the one door through which bytes become messages.
+
+    frame = header (256 bytes) | signature (64 bytes) | payload
+
+The header is a msgpack array, filled up with zeros in its last field: its width never depends on the numbers in it, so the
+size of a frame can be known without making it. The signature covers a label, the hash of the header as it was received, and
+the hash of the payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from protocols.errors import ProtocolError
+from protocols.identity import SIGNATURE_SIZE, Identity, Verifier
+from protocols.messages import Message, UInt32
+from protocols.replay import ReplayWindow
+
+VERSION = 1
+HEADER_SIZE = 256
+OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
+_LABEL = b"p2pfl envelope 1\0"
+
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Who says what to whom.
+
+    Attributes:
+        federation: 16 bytes, the same for all its members.
+        sender, recipient: public keys.
+        boot: how often the sender has started; made durable before its first frame.
+        sequence: counts the sender's frames since it started.
+        term: of the coordinator's election; 0 where there is none.
+        layout: the sender's layout fingerprint.
+        digest: SHA-256 of the payload.
+        body: the message.
+    """
+
+    version: UInt32
+    federation: Bytes16
+    sender: Bytes32
+    recipient: Bytes32
+    boot: UInt32
+    sequence: UInt32
+    term: UInt32
+    layout: Bytes16
+    payload_size: UInt32
+    digest: Bytes32
+    body: Message
+    padding: bytes
+
+
+class Opened(NamedTuple):
+    """What came through the door: the member who said it, the message, and its payload (a view of the frame)."""
+
+    sender: str
+    message: Message
+    payload: memoryview
+    layout: bytes
+
+
+class Payload(NamedTuple):
+    """A payload with its hash, made once for all who receive it."""
+
+    parts: tuple[bytes | memoryview, ...]
+    size: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, *parts: bytes | memoryview) -> Payload:
+        digest = sha256()
+        for part in parts:
+            digest.update(part)
+        return cls(parts, sum(memoryview(part).nbytes for part in parts), digest.digest())
+
+
+EMPTY = Payload.of()
+
+
+class Sealer:
+    """Makes the frames of one node."""
+
+    def __init__(self, identity: Identity, federation: bytes, layout: bytes, boot: int) -> None:
+        self._identity = identity
+        self._federation = federation
+        self._layout = layout
+        self._boot = boot
+        self._sequence = 0
+
+    def seal(self, message: Message, recipient: bytes, payload: Payload = EMPTY) -> list[bytes | memoryview]:
+        """Return the parts of the frame that says `message` to the member with the key `recipient`."""
+        self._sequence += 1
+        fields = (
+            *(VERSION, self._federation, self._identity.public, recipient, self._boot, self._sequence, 0),
+            *(self._layout, payload.size, payload.digest, message),
+        )
+        used = len(msgspec.msgpack.encode(Header(*fields, b"")))
+        header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
+        assert len(header) == HEADER_SIZE, "a message that does not fit into the header"
+        return [header, self._identity.sign(_signed(header, payload.digest)), *payload.parts]
+
+
+_header = msgspec.msgpack.Decoder(Header)
+
+
+class Door:
+    """Turns frames into messages of members, or raises.
+
+    Args:
+        members: public keys by name.
+        me: the own public key.
+        limit: the most bytes that a payload may have.
+    """
+
+    def __init__(self, members: Mapping[str, bytes], me: bytes, federation: bytes, limit: int) -> None:
+        self._names = {key: name for name, key in members.items()}
+        self._verifiers = {key: Verifier(key) for key in members.values()}
+        self._windows = {key: ReplayWindow() for key in members.values()}
+        self._me = me
+        self._federation = federation
+        self._limit = limit
+
+    def open(self, frame: bytes | bytearray | memoryview) -> Opened:
+        """Return the message of a frame.
+
+        Raises:
+            ProtocolError: its `cause` is one of malformed, version, other federation, other recipient, stranger, replay,
+                wrong signature, wrong length.
+        """
+        view = memoryview(frame)
+        if len(view) < OVERHEAD or len(view) > OVERHEAD + self._limit:
+            raise ProtocolError("wrong length", f"a frame of {len(view)} bytes")
+        header_bytes, payload = view[:HEADER_SIZE], view[OVERHEAD:]
+        try:
+            header = _header.decode(header_bytes)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError("malformed", str(error)) from error
+        if header.version != VERSION:
+            raise ProtocolError("version", f"theirs is {header.version}, ours {VERSION}")
+        if header.federation != self._federation:
+            raise ProtocolError("other federation")
+        if header.recipient != self._me:
+            raise ProtocolError("other recipient")
+        if header.sender not in self._names:
+            raise ProtocolError("stranger", header.sender.hex())
+        if header.payload_size != len(payload):
+            raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes, {header.payload_size} announced")
+        window = self._windows[header.sender]
+        window.check(header.boot, header.sequence)
+        signature = bytes(view[HEADER_SIZE:OVERHEAD])
+        if not self._verifiers[header.sender].valid(signature, _signed(header_bytes, header.digest)):
+            raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
+        if sha256(payload).digest() != header.digest:
+            raise ProtocolError("wrong signature", "the payload is not the one that was signed")
+        # Only now: a forger must not use up the sequence numbers of an honest peer.
+        window.commit(header.boot, header.sequence)
+        return Opened(self._names[header.sender], header.body, payload, header.layout)
+
+
+def _signed(header: bytes | memoryview, payload_digest: bytes) -> bytes:
+    return _LABEL + sha256(header).digest() + payload_digest

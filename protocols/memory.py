@@ -1,0 +1,125 @@
+"""Links within one process: the network of simulations that send real frames, and of tests.
+
+What a frame costs is said by a `Model` of the network; without one it arrives at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from protocols.errors import TransportError
+from protocols.transport import Handler, Link, Part
+
+
+class Model(Protocol):
+    """When frames arrive."""
+
+    def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
+        """Return the time at which a frame of `size` bytes, sent at `now`, has arrived; None if it is lost."""
+
+
+class MemoryNetwork:
+    """A factory of transports that reach each other by name."""
+
+    def __init__(self, model: Model | None = None) -> None:
+        self._model = model
+        self._transports: dict[str, MemoryTransport] = {}
+
+    def transport(self, name: str) -> MemoryTransport:
+        """Return a new transport with the address "memory:<name>"."""
+        return MemoryTransport(self, name)
+
+    def _listen(self, transport: MemoryTransport) -> None:
+        if transport.name in self._transports:
+            raise TransportError(f"{transport.address} is in use")
+        self._transports[transport.name] = transport
+
+    def _leave(self, transport: MemoryTransport) -> None:
+        if self._transports.get(transport.name) is transport:
+            del self._transports[transport.name]
+
+    def _find(self, address: str) -> MemoryTransport:
+        try:
+            return self._transports[address.removeprefix("memory:")]
+        except KeyError:
+            raise TransportError(f"nobody listens at {address}") from None
+
+    def _deliver(self, link: MemoryLink, frame: memoryview | None) -> None:
+        """Have a frame arrive at the other end of a link, or (None) the news that it was closed."""
+        loop = asyncio.get_running_loop()
+        if self._model is None:
+            loop.call_soon(link.arrive, frame)
+            return
+        when = self._model.arrival(link.local, link.far, len(frame or b""), loop.time())
+        if when is not None:
+            link.newest_arrival = max(link.newest_arrival, when)  # a link keeps the order of its frames
+            loop.call_at(link.newest_arrival, link.arrive, frame)
+
+
+class MemoryTransport:
+    def __init__(self, network: MemoryNetwork, name: str) -> None:
+        self.name = name
+        self.address = f"memory:{name}"
+        self.network = network
+        self.handler: Handler | None = None
+        self.links: set[MemoryLink] = set()
+
+    async def listen(self, handler: Handler) -> None:
+        self.network._listen(self)
+        self.handler = handler
+
+    async def dial(self, address: str) -> Link:
+        other = self.network._find(address)
+        near, far = MemoryLink(self, other.name), MemoryLink(other, self.name)
+        near.peer, far.peer = far, near
+        self.links.add(near)
+        other.links.add(far)
+        return near
+
+    async def close(self) -> None:
+        self.network._leave(self)
+        for link in list(self.links):
+            link.close()
+
+
+class MemoryLink:
+    """One end of a connection."""
+
+    def __init__(self, transport: MemoryTransport, far: str) -> None:
+        self.local, self.far = transport.name, far
+        self.remote = f"memory:{far}"
+        self.peer: MemoryLink
+        self.newest_arrival = 0.0
+        self._transport = transport
+        self._open = True
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if not self._open:
+            raise TransportError(f"the link to {self.remote} is closed")
+        self._transport.network._deliver(self, memoryview(b"".join(parts)))
+
+    def arrive(self, frame: memoryview | None) -> None:
+        """Hand what was sent from this end to the other end."""
+        peer = self.peer
+        if frame is None:
+            peer._lost()
+        elif peer._open and peer._transport.handler is not None:
+            peer._transport.handler.received(peer, frame)
+
+    def close(self) -> None:
+        if self._open:
+            self._end()
+            # The other side learns of it after what is still on its way, as it would from a socket.
+            self._transport.network._deliver(self, None)
+
+    def _lost(self) -> None:
+        if self._open:
+            self._end()
+            if self._transport.handler is not None:
+                self._transport.handler.lost(self, "closed by the other side")
+
+    def _end(self) -> None:
+        self._open = False
+        self._transport.links.discard(self)

@@ -1,0 +1,139 @@
+"""What nodes say to each other. Every field has a type and a limit that hold before anything is built from it.
+
+A message travels as msgpack inside the header of its frame; what is large travels as the frame's payload.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protocols.errors import ProtocolError
+
+UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Stage = Literal["prepared", "trained", "merged"]
+Text = Annotated[str, Meta(max_length=256)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """The dialler's first words; its terms are the payload."""
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """The answer to a hello; the answering side's terms are the payload."""
+
+
+class Get(_Message, frozen=True, tag="get"):
+    """Asks for the model of (round, stage); is answered by an update or an absent with the same request number."""
+
+    request: UInt32
+    round: UInt32
+    stage: Stage
+
+
+class Answer(_Message, frozen=True, tag="update"):
+    """A model: the payload is its parameters and extras."""
+
+    request: UInt32
+    round: UInt32
+    stage: Stage
+    n_samples: UInt32
+    final: bool
+    age: Seconds
+
+
+class Absent(_Message, frozen=True, tag="absent"):
+    """There is no such model and there will be none. `round` is where the answering node is."""
+
+    request: UInt32
+    round: UInt32
+    reason: Literal["gone", "not allowed", "busy", "nothing yet"]
+
+
+class Score(_Message, frozen=True, tag="score"):
+    """Asks for the mean loss of the model in the payload on the recipient's training data."""
+
+    request: UInt32
+    round: UInt32
+
+
+class Scored(_Message, frozen=True, tag="scored"):
+    """The answer to a score."""
+
+    request: UInt32
+    loss: float
+
+
+class Have(_Message, frozen=True, tag="have"):
+    """Announces that the sender has reached `round`, so that nobody runs two rounds ahead of it."""
+
+    round: UInt32
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    request: UInt32
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    request: UInt32
+    round: UInt32
+
+
+class Bye(_Message, frozen=True, tag="bye"):
+    """The sender's model is final: it is not waited for any more. With `leaving`, it will not answer either."""
+
+    round: UInt32
+    leaving: bool
+
+
+Message = Hello | Welcome | Get | Answer | Absent | Score | Scored | Have | Ping | Pong | Bye
+
+KINDS = tuple(kind.__struct_config__.tag for kind in Message.__args__)
+
+Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | bool | Text
+
+
+class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The payload of hello and welcome.
+
+    Attributes:
+        agreed: what both sides must have alike, in words, by key ("layout", "policy.tau").
+        about: public facts of the sender's task.
+        round: where the sender is.
+        stopped: its model is final.
+    """
+
+    agreed: Annotated[dict[Name, Text], Meta(max_length=128)]
+    about: Annotated[dict[Name, Scalar], Meta(max_length=32)]
+    round: UInt32
+    stopped: bool
+
+    LIMIT = 65_536
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+_terms = msgspec.msgpack.Decoder(Terms)
+
+
+def decode_terms(payload: bytes | memoryview) -> Terms:
+    """Read the payload of a hello or welcome.
+
+    Raises:
+        ProtocolError: it is not one.
+    """
+    if len(payload) > Terms.LIMIT:
+        raise ProtocolError("malformed", f"terms of {len(payload)} bytes")
+    try:
+        return _terms.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("malformed", str(error)) from error

@@ -1,0 +1,95 @@
+"""The payload of an update: the parameters as raw little-endian float32, then the extras as msgpack.
+
+The parameters come first and at a length that both sides know from the layout, so that they become an array without a
+copy. An update without extras has nothing after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from protocols.errors import ProtocolError
+
+EXTRAS_LIMIT = 1 << 20  # bytes of extras in one update
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f4": np.dtype("<f4"),
+    "f8": np.dtype("<f8"),
+    "i8": np.dtype("<i8"),
+    "u8": np.dtype("<u8"),
+}
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    dtype: Literal["f4", "f8", "i8", "u8"]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(max_length=4)]
+    data: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(Annotated[list[_Array], Meta(max_length=16)])
+
+
+def encode_extras(extras: Mapping[str, np.ndarray]) -> bytes:
+    """Return the bytes of small arrays by name.
+
+    Raises:
+        ValueError: a dtype other than float32, float64, int64 and uint64, or more bytes than EXTRAS_LIMIT.
+    """
+    if not extras:
+        return b""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    arrays = []
+    for name, array in extras.items():
+        if array.dtype not in names:
+            raise ValueError(f"extra {name!r} is {array.dtype}; known: float32, float64, int64, uint64")
+        arrays.append(_Array(name, names[array.dtype], array.shape, array.tobytes()))  # type: ignore[arg-type]
+    encoded = msgspec.msgpack.encode(arrays)
+    if len(encoded) > EXTRAS_LIMIT:
+        raise ValueError(f"extras of {len(encoded)} bytes, at most {EXTRAS_LIMIT} are allowed")
+    return encoded
+
+
+def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Read an update's payload without copying it.
+
+    Args:
+        size: P, the number of parameters that the layout has.
+
+    Returns:
+        The parameters, float32 [P], read-only; and the extras by name, read-only.
+
+    Raises:
+        ProtocolError: a wrong length, malformed extras, or a parameter that is not finite.
+    """
+    view = memoryview(payload)
+    if len(view) < 4 * size:
+        raise ProtocolError("wrong length", f"{len(view)} bytes for a model of {size} values")
+    params = np.frombuffer(view[: 4 * size], np.dtype("<f4"))
+    extras = _decode_extras(view[4 * size :])
+    if not np.isfinite(params).all():
+        raise ProtocolError("not finite", "the model has values that are not finite")
+    return params, extras
+
+
+def _decode_extras(data: memoryview) -> dict[str, np.ndarray]:
+    if not len(data):
+        return {}
+    if len(data) > EXTRAS_LIMIT:
+        raise ProtocolError("wrong length", f"{len(data)} bytes after the model")
+    try:
+        arrays = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("wrong length", f"what follows the model is no extras: {error}") from error
+    extras = {}
+    for array in arrays:
+        dtype = DTYPES[array.dtype]
+        if len(array.data) != prod(array.shape) * dtype.itemsize:
+            raise ProtocolError("malformed", f"extra {array.name!r} has another length than its shape")
+        extras[array.name] = np.frombuffer(array.data, dtype).reshape(array.shape)
+    return extras
