@@ -1,0 +1,146 @@
+"""What survives a crash: one file, replaced as a whole, with the hash of its content.
+
+A checkpoint is written when a model is published, before any peer can get it, and after every round. So a node that was
+killed at any moment comes back with its last finished round and still serves the bytes that it has served before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from node.outbox import Published
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Stage, Update
+
+_MAGIC = b"p2pfl checkpoint 1\n"
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A published model on disk; `age` in seconds stands for the time, which has no meaning after a restart."""
+
+    round: int
+    stage: Stage
+    params: bytes
+    extras: dict[str, tuple[str, list[int], bytes]]
+    age: float
+    size: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        layout: the layout's fingerprint.
+        round: the last finished one.
+        params: as that round left them.
+        judge: the state of early stopping, with the best model.
+        unjudged: the models of the last round, by stage, whose metrics were not looked at yet.
+        policy: the policy's own state, msgpack.
+        outbox: what may still be asked for.
+        final: nothing more will be published.
+    """
+
+    name: str
+    seed: int
+    layout: bytes
+    round: int
+    params: bytes
+    judge: dict[str, Any]
+    unjudged: dict[Stage, bytes]
+    policy: bytes
+    outbox: list[Model]
+    final: bool
+
+
+def pack_model(model: Published, now: float) -> Model:
+    update = model.update
+    extras = {name: (a.dtype.str, list(a.shape), a.tobytes()) for name, a in update.extras.items()}
+    return Model(update.round, update.stage, update.params.tobytes(), extras, now - model.time, update.size)
+
+
+def unpack_model(model: Model, sender: str, n_samples: int, now: float) -> Published:
+    extras = {name: np.frombuffer(data, dtype).reshape(shape) for name, (dtype, shape, data) in model.extras.items()}
+    params = unpack(model.params)
+    update = Update(sender, model.round, model.stage, params, n_samples, extras, size=model.size)
+    return Published(update, now - model.age)
+
+
+def unpack(data: bytes) -> Parameters:
+    return np.frombuffer(data, np.float32)
+
+
+class Store(Protocol):
+    """Keeps one checkpoint."""
+
+    def save(self, checkpoint: Checkpoint) -> None: ...
+
+    def load(self) -> Checkpoint | None: ...
+
+
+class FileStore:
+    """Keeps a checkpoint in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; when this returns it is on the disk."""
+        content = msgspec.msgpack.encode(checkpoint)
+        replace_file(self.path, [_MAGIC, sha256(content).digest(), content])
+
+    def load(self) -> Checkpoint | None:
+        """Return the last checkpoint, or None if there is none.
+
+        Raises:
+            ConfigurationError: the file is damaged; it is left as it is.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        head = len(_MAGIC) + 32
+        content = data[head:]
+        if data[:head] != _MAGIC + sha256(content).digest():
+            raise ConfigurationError(f"{self.path} is damaged; move it away to start from round 0")
+        try:
+            return msgspec.msgpack.decode(content, type=Checkpoint)
+        except msgspec.MsgspecError as error:
+            raise ConfigurationError(f"{self.path} is of another version: {error}; move it away to start anew") from error
+
+
+def replace_file(path: Path, parts: Iterable[bytes], durable: bool = True) -> None:
+    """Replace a file by new content, so that at every moment it holds the old or the new one, whole.
+
+    Args:
+        durable: also after a power cut (costs the time of a flush to the disk).
+    """
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable and os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def same_federation(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError if a checkpoint was made under another name, seed or layout."""
+    for key, value in expected.items():
+        found = getattr(checkpoint, key)
+        if found != value:
+            shown = (found.hex(), value.hex()) if isinstance(value, bytes) else (found, value)
+            raise ConfigurationError(f"the checkpoint has {key} {shown[0]!r}, the configuration {shown[1]!r}")

@@ -1,0 +1,41 @@
+"""What the commands have in common: one line for what is wrong, and the exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged
+
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(WRONG_USAGE)
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Run a command; turn what the user can mend into one line on standard error and an exit code."""
+    try:
+        return command()
+    except ConfigurationError as error:
+        return fail(str(error), WRONG_USAGE)
+    except (BudgetExceeded, Diverged) as error:
+        return fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        return fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+
+
+def fail(message: str, code: int = FAILED) -> int:
+    """Print one line on standard error and return the exit code."""
+    print(" ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,183 @@
+"""A throw-away federation on this machine: a process for each node, and a table that shows them learning."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from node import config, status
+from node.commands import fail
+from p2pfl.errors import ConfigurationError
+
+NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
+SAMPLES = 40  # training images of each node: few enough that peers have something to give
+States = dict[str, dict[str, Any]]
+
+
+def demo(nodes: int, rounds: int, policy: str, as_json: bool) -> int:
+    """Run so many processes that learn digits together, then each of them alone, and compare; return the exit code.
+
+    Raises:
+        ConfigurationError: a number that makes no sense.
+    """
+    if not 2 <= nodes <= len(NAMES):
+        raise ConfigurationError(f"--nodes must be from 2 to {len(NAMES)}, got {nodes}")
+    if rounds < 1:
+        raise ConfigurationError(f"--rounds must be 1 or more, got {rounds}")
+    names = NAMES[:nodes]
+    with tempfile.TemporaryDirectory(prefix="p2pfl-demo-") as folder:
+        together = _run(_federation(Path(folder) / "together", names, rounds, policy), "together", as_json)
+        alone = _run(_hermits(Path(folder) / "alone", names, rounds), "alone", as_json)
+    for name in names:
+        for states in (together, alone):
+            if "result" not in states[name]:
+                return fail(f"{name} did not finish: {states[name].get('reason') or states[name]['output']}")
+    accuracy = {
+        name: {"together": together[name]["result"]["test_accuracy"], "alone": alone[name]["result"]["test_accuracy"]}
+        for name in names
+    }
+    if as_json:
+        print(json.dumps({"accuracy": accuracy, "nodes": together}))
+    else:
+        _print_accuracy(accuracy)
+    return 0
+
+
+def _federation(root: Path, names: Sequence[str], rounds: int, policy: str) -> dict[str, Path]:
+    """Make the folders of nodes that know each other."""
+    ports = _free_ports(len(names))
+    entries = {}
+    for k, (name, port) in enumerate(zip(names, ports, strict=True)):
+        identity = config.create(root / name, name, port, f"{k}/{len(names)}", "digits", policy)
+        entries[name] = config.entry(name, identity, f"127.0.0.1:{port}")
+    for name in names:
+        with (root / name / config.CONFIG).open("a") as file:
+            file.write("\n" + "\n".join(entries[other] for other in names if other != name))
+        _complete(root / name, rounds)
+    return {name: root / name for name in names}
+
+
+def _hermits(root: Path, names: Sequence[str], rounds: int) -> dict[str, Path]:
+    """Make the folders of the same nodes, each without peers."""
+    for k, name in enumerate(names):
+        config.create(root / name, name, 0, f"{k}/{len(names)}", "digits", "local")
+        _complete(root / name, rounds)
+    return {name: root / name for name in names}
+
+
+def _complete(folder: Path, rounds: int) -> None:
+    path = folder / config.CONFIG
+    text = path.read_text().replace("rounds = 10", f"rounds = {rounds}")
+    path.write_text(text.replace("[policy]", f"samples = {SAMPLES}\n\n[policy]"))
+
+
+def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
+    """Run a process for each folder until all have ended; return their last states, with what they printed."""
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "node", "run", str(folder)],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+            for name, folder in folders.items()
+        }
+        for process in processes.values():  # runs first on the way out, so that no process outlives the demo
+            stack.callback(process.terminate)
+        show = _lines(title) if quiet or not sys.stdout.isatty() else stack.enter_context(_LiveTable(title))
+        while any(process.poll() is None for process in processes.values()):
+            if not quiet:
+                show({name: status.read(folder / config.STATUS) or {} for name, folder in folders.items()})
+            time.sleep(0.1)
+        states: States = {}
+        for name, process in processes.items():
+            states[name] = (status.read(folders[name] / config.STATUS) or {}) | {"output": process.communicate()[0]}
+        if not quiet:
+            show(states)
+    return states
+
+
+def _lines(title: str) -> Callable[[States], None]:
+    """Print a line for each round of each node, as it comes."""
+    seen: set[tuple[str, int]] = set()
+
+    def show(states: States) -> None:
+        for name, state in states.items():
+            for row in state.get("history", []):
+                if row.get("validation") is not None and (name, row["round"]) not in seen:
+                    seen.add((name, row["round"]))
+                    print(
+                        f"{title}: {name}, round {row['round']}, accuracy {row['validation']:.3f},"
+                        f" {row['models']} peers, {row['bytes_in'] / 1000:.1f} kB in, {row['bytes_out'] / 1000:.1f} kB out",
+                        flush=True,
+                    )
+
+    return show
+
+
+class _LiveTable:
+    """A table that changes in place."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._live = Live(console=Console(), refresh_per_second=10)
+
+    def __enter__(self) -> _LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def __call__(self, states: States) -> None:
+        table = Table(title=self._title, title_justify="left")
+        for column in ("node", "state", "round", "accuracy", "peers used", "kB in", "kB out"):
+            table.add_column(column, justify="left" if column in ("node", "state") else "right")
+        for name, state in states.items():
+            rows = state.get("history", [])
+            judged = [row["validation"] for row in rows if row.get("validation") is not None]
+            table.add_row(
+                name,
+                state.get("state", "starting"),
+                f"{state.get('round', 0)} of {state.get('rounds', '?')}",
+                f"{judged[-1]:.3f}" if judged else "",
+                str(rows[-1]["models"]) if rows else "",
+                f"{sum(row['bytes_in'] for row in rows) / 1000:.1f}",
+                f"{sum(row['bytes_out'] for row in rows) / 1000:.1f}",
+            )
+        self._live.update(table, refresh=True)
+
+
+def _print_accuracy(accuracy: Mapping[str, Mapping[str, float]]) -> None:
+    table = Table()
+    for column in ("node", "alone", "together"):
+        table.add_column(column, justify="left" if column == "node" else "right")
+    for name, values in accuracy.items():
+        table.add_row(name, f"{values['alone']:.3f}", f"{values['together']:.3f}")
+    means = [sum(values[key] for values in accuracy.values()) / len(accuracy) for key in ("alone", "together")]
+    table.add_row("mean", *(f"{mean:.3f}" for mean in means))
+    print("accuracy on the test images, of the model that was best on validation:")
+    Console(highlight=False).print(table)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,47 @@
+"""How a node has models of its peers. What differs between machines and the simulator is behind this interface."""
+
+from __future__ import annotations
+
+from asyncio import TaskGroup
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from node.outbox import Outbox, Published
+from node.roster import Roster
+from node.traffic import Traffic
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Extras, Stage, Update
+
+
+class Exchange(Protocol):
+    """A peer that does not answer by the deadline is left out of the answer and suspected; nothing is raised for it."""
+
+    outbox: Outbox
+    roster: Roster
+    traffic: Traffic
+    expired: int  # deadlines that have passed
+    durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Be reachable, and wait for the neighbours, at most one deadline."""
+
+    def newest_round(self) -> int:
+        """Return the greatest round that enough live neighbours say to have reached for it to be believed."""
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        """Return what a peer says of itself."""
+
+    async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
+        """Let neighbours fetch a model. A synchronous node first waits for slower ones, at most half a deadline."""
+
+    async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
+        """Return the models of (round, stage) at `ids`, sorted by id."""
+
+    async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
+        """Return the mean loss of `params` on the training data of each of `ids`."""
+
+    def finish(self) -> None:
+        """Say that what was published is final. Serving goes on."""
+
+    async def close(self) -> None:
+        """Leave."""

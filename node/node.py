@@ -1,0 +1,259 @@
+"""The life of a node. The same lines run on machines, through a broker, and by the hundred in the simulator.
+
+What differs is injected: how peers are reached (`exchange`), where training runs (`trainer`), what survives (`store`), who
+watches (`observer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from node import peers
+from node.checkpoint import Checkpoint, Store, pack_model, same_federation, unpack, unpack_model
+from node.exchange import Exchange
+from node.judge import Judge
+from node.outbox import Published
+from node.peers import Me, NodePeers
+from node.settings import Settings
+from node.trainer import Trainer
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Parameters, problem
+from p2pfl.policy import Merge, Policy, Split, Stage
+from p2pfl.randomness import Draws, federation_draws
+from p2pfl.task import Task
+
+SPLITS: tuple[Split, ...] = ("validation", "test")
+
+
+class Observer(peers.Observer, Protocol):
+    """Who watches a node. Nothing of what it does may reach back."""
+
+    def merged(self, node: Node, merge: Merge) -> None:
+        """A round has ended."""
+
+    def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
+        """The metrics of a round's models are known, by stage; perhaps some rounds later."""
+
+    def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        """The node's last round has ended; `result` are the metrics of the model that was best on validation."""
+
+
+@dataclass
+class _Evaluation:
+    """Models of a round whose metrics were not looked at yet; `metrics` is None where they were not asked for either."""
+
+    round: int
+    snapshots: dict[Stage, Parameters]
+    metrics: Awaitable[list[dict[str, float]]] | None
+
+
+class Node:
+    """One participant.
+
+    Args:
+        name: by which the federation knows it.
+        names: those of all participants, its own included; every participant gives the same.
+        initial: the common initial model, if it was made already.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        names: Sequence[str],
+        *,
+        task: Task,
+        policy: Policy,
+        trainer: Trainer,
+        exchange: Exchange,
+        settings: Settings,
+        store: Store | None = None,
+        observer: Observer | None = None,
+        initial: Parameters | None = None,
+    ) -> None:
+        settings.check()
+        self.name = name
+        self.task = task
+        self.policy = policy
+        self.trainer = trainer
+        self.exchange = exchange
+        self.settings = settings
+        self.judge = Judge(settings.patience)
+        self._store = store
+        self._observer = observer
+        self._stopping = False
+        self._evaluation: _Evaluation | None = None
+        first = task.initial(settings.seed) if initial is None else initial
+        draws = Draws(settings.seed, name)
+        self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, settings.budget)
+        self.peers = NodePeers(self.me, exchange, federation_draws(settings.seed), sorted(names))
+        self.peers.observer = observer
+        self._saved: Checkpoint | None = None
+        if store is not None:
+            exchange.durable = self._save_outbox
+
+    @property
+    def round(self) -> int:
+        """The round that the node is in, or has finished."""
+        return self.me.round
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to learn: all rounds done, or stopped early."""
+        return self.me.round >= self.settings.rounds or self.judge.stop
+
+    def stop(self) -> None:
+        """Leave after the round in progress. What is finished is in the checkpoint."""
+        self._stopping = True
+
+    async def run(self, linger: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Do all rounds, then serve until `linger()` is done (without it, end).
+
+        Raises:
+            ConfigurationError, BudgetExceeded, or whatever the policy raises.
+        """
+        self._restore()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self.exchange.start(tasks)
+                try:
+                    await self._rounds()
+                    if linger is not None and not self._stopping:
+                        await linger()
+                finally:
+                    await self.exchange.close()
+        except ExceptionGroup as group:  # one reason, not a tree of them
+            raise first_error(group) from None
+
+    async def _rounds(self) -> None:
+        if not self.done and self.me.round == 0 and not self._stopping:
+            if self._store is not None:
+                await self._save()
+            self._take(await self.policy.prepare(self.me, self.peers))
+        while not (self._stopping or self.done):
+            await self._round()
+        if self.done:
+            self.exchange.finish()
+            if self._store is not None:
+                await self._save()
+            await self._finish()
+            if self._store is not None:
+                await self._save()
+
+    async def _round(self) -> None:
+        me, settings = self.me, self.settings
+        following = me.round + 1
+        if settings.mode == "synchronous":  # a node that was away goes on where the others are
+            following = min(max(following, self.exchange.newest_round()), settings.rounds)
+        finished, me.round = me.round, following
+        self.peers.begin_round()
+        try:
+            merge = await self.policy.round(me, self.peers)
+        except BaseException:
+            me.round = finished
+            raise
+        self._take(merge)
+        if settings.evaluate_every and me.round % settings.evaluate_every == 0:
+            await self._evaluate()
+        if self._observer is not None:
+            self._observer.merged(self, merge)
+        if self._store is not None:
+            await self._save()
+
+    def _take(self, merge: Merge) -> None:
+        params = merge.params
+        if params.shape != self.me.params.shape or params.dtype != self.me.params.dtype:
+            reason = problem(params, self.me.layout.size)
+            raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {reason}")
+        self.me.params = params
+
+    # Evaluation: begun after a round, looked at one round later, so that it never holds a round back and the simulator can
+    # compute it together with other work.
+
+    async def _evaluate(self) -> None:
+        snapshots = {**self.peers.published, "merged": self.me.params}
+        snapshots.pop("prepared", None)
+        started = self.trainer.evaluate(list(snapshots.values()), SPLITS)
+        previous, self._evaluation = self._evaluation, _Evaluation(self.me.round, snapshots, started)
+        if previous is not None:
+            await self._look(previous)
+
+    async def _look(self, evaluation: _Evaluation) -> None:
+        begun = evaluation.metrics or self.trainer.evaluate(list(evaluation.snapshots.values()), SPLITS)
+        metrics = dict(zip(evaluation.snapshots, await begun, strict=True))
+        stage = self.policy.judged if self.policy.judged in metrics else "merged"
+        self.judge.see(evaluation.round, evaluation.snapshots[stage], metrics[stage].get("validation_loss"))
+        if self._observer is not None:
+            self._observer.evaluated(self, evaluation.round, metrics)
+
+    async def _finish(self) -> None:
+        """Evaluate the model that was best on validation; it is the node's result."""
+        if self._evaluation is not None:
+            await self._look(self._evaluation)
+            self._evaluation = None
+        best = self.judge.best if self.judge.best is not None else self._judged_now()
+        (result,) = await self.trainer.evaluate([best], SPLITS)
+        if self._observer is not None:
+            self._observer.finished(self, result)
+
+    def _judged_now(self) -> Parameters:
+        return self.peers.published.get(self.policy.judged, self.me.params)
+
+    # Checkpoints
+
+    async def _save(self) -> None:
+        """Write down the state after a round."""
+        unjudged = self._evaluation
+        self._saved = Checkpoint(
+            name=self.name,
+            seed=self.settings.seed,
+            layout=self.me.layout.fingerprint,
+            round=self.me.round,
+            params=self.me.params.tobytes(),
+            judge=self.judge.state(),
+            unjudged={} if unjudged is None else {s: p.tobytes() for s, p in unjudged.snapshots.items()},
+            policy=msgspec.msgpack.encode(self.policy.state()),
+            outbox=[],
+            final=False,
+        )
+        await self._save_outbox()
+
+    async def _save_outbox(self, coming: Published | None = None) -> None:
+        """Write down what was published beside the state after the last round: a round that has begun is done again."""
+        assert self._store is not None
+        assert self._saved is not None
+        loop, outbox = asyncio.get_running_loop(), self.exchange.outbox
+        models = [*outbox.models.values(), *([] if coming is None else [coming])]
+        packed = [pack_model(model, loop.time()) for model in models]
+        checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final)
+        await loop.run_in_executor(None, self._store.save, checkpoint)
+
+    def _restore(self) -> None:
+        checkpoint = self._store.load() if self._store is not None else None
+        if checkpoint is None:
+            return
+        same = {"name": self.name, "seed": self.settings.seed, "layout": self.me.layout.fingerprint}
+        same_federation(checkpoint, same)
+        self._saved = checkpoint
+        self.me.round, self.me.params = checkpoint.round, unpack(checkpoint.params)
+        self.judge.restore(checkpoint.judge)
+        self.policy.restore(msgspec.msgpack.decode(checkpoint.policy))
+        if checkpoint.unjudged:
+            snapshots = {stage: unpack(params) for stage, params in checkpoint.unjudged.items()}
+            self._evaluation = _Evaluation(checkpoint.round, snapshots, None)
+        outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
+        for model in checkpoint.outbox:
+            outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
+        outbox.final = checkpoint.final
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group, out of whatever groups it is in."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,52 @@
+"""What a node has published: the models of its last two rounds, and those of its preparation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from p2pfl.policy import Stage, Update
+
+
+class Published(msgspec.Struct, frozen=True, gc=False):
+    """A model as it was published, and when on the node's own clock."""
+
+    update: Update
+    time: float
+
+
+Missing = Literal["wait", "gone", "nothing yet"]
+
+
+class Outbox:
+    """Finds the model to answer a request with. Synchronous nodes serve the round that is asked for, others the newest."""
+
+    def __init__(self, synchronous: bool) -> None:
+        self._synchronous = synchronous
+        self.models: dict[tuple[int, Stage], Published] = {}
+        self.round = -1  # of the newest model
+        self.final = False  # nothing more will be published
+
+    def add(self, model: Published) -> None:
+        """Publish a model, and forget those that are two rounds older."""
+        update = model.update
+        if update.round > self.round:
+            self.round = update.round
+            if len(self.models) > 4:
+                self.models = {key: kept for key, kept in self.models.items() if not 0 < key[0] < update.round - 1}
+        self.models[update.round, update.stage] = model
+
+    def find(self, round: int, stage: Stage) -> Published | Missing:
+        """Return the model that answers a request for (round, stage).
+
+        Without one: "wait" if it will be published, "gone" if it was forgotten, "nothing yet" if an asynchronous node has
+        published nothing.
+        """
+        model = self.models.get((round, stage))
+        if model is not None and (self._synchronous or stage == "prepared"):
+            return model
+        if self.final or not (self._synchronous or stage == "prepared"):
+            rounds = [key[0] for key in self.models if key[1] == stage]
+            return self.models[max(rounds), stage] if rounds else "gone" if self.final else "nothing yet"
+        return "wait" if round >= self.round else "gone"

@@ -1,0 +1,135 @@
+"""The two windows of a policy: `Me`, its own node, and `NodePeers`, all that it may do to the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from node.exchange import Exchange
+from node.trainer import Trainer
+from p2pfl.errors import BudgetExceeded
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Budget, Extras, Split, Stage, Update
+from p2pfl.randomness import Draws
+
+
+class Observer(Protocol):
+    """Who watches what a node does with its peers."""
+
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
+
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+
+
+class Me:
+    """The policy's own node; see p2pfl.policy.Me."""
+
+    __slots__ = ("budget", "draws", "id", "initial", "layout", "n_samples", "params", "round", "trainer")
+
+    def __init__(
+        self,
+        id: str,
+        draws: Draws,
+        trainer: Trainer,
+        initial: Parameters,
+        layout: Layout,
+        n_samples: int,
+        budget: Budget,
+    ) -> None:
+        self.id = id
+        self.draws = draws
+        self.trainer = trainer
+        self.params = self.initial = initial
+        self.layout = layout
+        self.n_samples = n_samples
+        self.budget = budget
+        self.round = 0
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return self.draws.generator(self.round, purpose)
+
+    def train(
+        self,
+        params: Parameters | None = None,
+        *,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Awaitable[Parameters]:
+        start = self.params if params is None else params
+        return self.trainer.train(start, round=self.round, epochs=epochs, proximal=proximal, purpose=purpose)
+
+    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
+        return self.trainer.mean(models, weights)
+
+    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> Awaitable[np.ndarray]:
+        return self.trainer.loss(stack, split=split)
+
+
+class NodePeers:
+    """What a policy may do to the outside, held to the node's budget; see p2pfl.policy.Peers.
+
+    Attributes:
+        models_in: models received in this round.
+        published: what was published in this round, by stage.
+    """
+
+    def __init__(self, me: Me, exchange: Exchange, federation: Draws, names: Sequence[str]) -> None:
+        self._me = me
+        self._exchange = exchange
+        self._federation = federation
+        self._names = names
+        self.observer: Observer | None = None
+        self._bytes_before = 0
+        self._order: tuple[int, Mapping[str, int]] = (-1, {})
+        self.models_in = 0
+        self.published: dict[Stage, Parameters] = {}
+
+    def begin_round(self) -> None:
+        self.models_in = 0
+        self._bytes_before = self._exchange.traffic.received_update
+        self.published = {}
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self._exchange.roster.ids
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        return self._exchange.about(id)
+
+    def order(self, round: int) -> Mapping[str, int]:
+        if self._order[0] != round:
+            places = self._federation.generator(round, "order").permutation(len(self._names)).tolist()
+            self._order = round, dict(zip(self._names, places, strict=True))
+        return self._order[1]
+
+    async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
+        self.published[stage] = params
+        await self._exchange.publish(self._me.round, stage, params, extras or {})
+        if self.observer is not None:
+            self.observer.published(self._me.id, self._me.round, stage, params)
+
+    async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
+        if not ids:
+            return []
+        self._charge(len(ids))
+        updates = await self._exchange.fetch(ids, self._me.round, stage)
+        self.models_in += len(updates)
+        if self.observer is not None:
+            self.observer.received(self._me.id, self._me.round, updates)
+        return updates
+
+    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+        return await self._exchange.score(ids, self._me.round, params) if ids else {}
+
+    def _charge(self, models: int) -> None:
+        """Refuse what would go over the budget before anything is asked for."""
+        budget = self._me.budget
+        if budget.models and self.models_in + models > budget.models:
+            raise BudgetExceeded(f"{self.models_in + models} models in a round, the budget is {budget.models}")
+        if budget.bytes:
+            used = self._exchange.traffic.received_update - self._bytes_before
+            if used + models * 4 * self._me.layout.size > budget.bytes:
+                raise BudgetExceeded(f"{models} more models after {used} bytes, the budget is {budget.bytes} bytes a round")

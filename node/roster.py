@@ -1,0 +1,37 @@
+"""A node's neighbours, and which of them it suspects to be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+class Roster:
+    """
+    Attributes:
+        neighbours: all peers that the topology allows; sorted.
+        ids: those that are not suspected; sorted. Replaced, never changed, so that it can be kept.
+        suspected: why a peer is left out.
+    """
+
+    def __init__(self, neighbours: Iterable[str]) -> None:
+        self.neighbours = tuple(sorted(neighbours))
+        self.ids = self.neighbours
+        self.suspected: dict[str, str] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def suspect(self, id: str, reason: str) -> None:
+        """Leave a peer out until it is heard again. Nothing else is decided by this: it is an opinion of this node."""
+        if id not in self.suspected:
+            self.suspected[id] = reason
+            self._update()
+        else:
+            self.suspected[id] = reason
+
+    def heard(self, id: str) -> None:
+        """Something authentic came from a peer: it is there."""
+        if self.suspected.pop(id, None) is not None:
+            self._update()
+
+    def _update(self) -> None:
+        self.ids = tuple(id for id in self.neighbours if id not in self.suspected)
+        self.on_change()

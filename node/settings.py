@@ -1,0 +1,47 @@
+"""How a node runs its rounds: the keys that a node's configuration and a simulation's scenario have in common."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.policy import Budget
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        rounds: how many rounds a node does.
+        seed: of the federation: with a node's name, the round and a purpose it makes every random draw.
+        mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` ones take the
+            newest that there is.
+        deadline: seconds to wait for a peer before going on without it.
+        max_staleness: seconds; an asynchronous node leaves out models that are older.
+        patience: rounds without a better validation loss before a node stops learning (it goes on serving its model); 0
+            never stops.
+        evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
+        device: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. Results differ in their last bits.
+        budget: what a node may receive in a round.
+    """
+
+    rounds: int = 10
+    seed: int = 0
+    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    deadline: float = 30.0
+    max_staleness: float = inf
+    patience: int = 0
+    evaluate_every: int = 1
+    device: str = "cpu"
+    budget: Budget = Budget()
+
+    def check(self) -> None:
+        """Raise ConfigurationError for a value that makes no sense."""
+        for key in ("rounds", "seed", "patience", "evaluate_every"):
+            if getattr(self, key) < 0:
+                raise ConfigurationError(f"{key} must be 0 or more, got {getattr(self, key)}")
+        for key in ("deadline", "max_staleness"):
+            if not getattr(self, key) > 0:
+                raise ConfigurationError(f"{key} must be more than 0 seconds, got {getattr(self, key)}")

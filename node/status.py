@@ -1,0 +1,145 @@
+"""What a node shows of itself: a line for each round, and a file that `p2pfl-node status` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from node.checkpoint import replace_file
+from node.messaging import MessageExchange
+from node.node import Node
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Merge, Stage, Update
+
+
+class StatusBoard:
+    """Watches a node (see node.node.Observer).
+
+    Args:
+        path: the file to keep up to date.
+        say: prints a line.
+    """
+
+    def __init__(self, path: Path, exchange: MessageExchange, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._exchange = exchange
+        self._say = say
+        self._rounds: dict[int, dict[str, Any]] = {}
+        self._before = (0, 0)
+        self._missing: Mapping[str, str] = {}
+        self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
+        exchange.roster.on_change = self._peers_changed
+
+    def begin(self, node: Node) -> None:
+        self.state |= {
+            "name": node.name,
+            "state": "running",
+            "round": node.round,
+            "rounds": node.settings.rounds,
+            "metric": node.task.metric,
+        }
+        self.write()
+
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
+
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+
+    def merged(self, node: Node, merge: Merge) -> None:
+        traffic = node.exchange.traffic
+        now = traffic.received, traffic.sent
+        self._rounds[node.round] = row = {
+            "round": node.round,
+            "models": node.peers.models_in,
+            "bytes_in": now[0] - self._before[0],
+            "bytes_out": now[1] - self._before[1],
+            "weights": {id: round(weight, 4) for id, weight in merge.weights.items()},
+        }
+        self._before = now
+        self.state["round"] = node.round
+        self.state["history"] = [*self.state["history"], row][-1000:]
+        if not node.settings.evaluate_every:
+            self._say(_line(row, node.settings.rounds, node.task.metric))
+        self.write()
+
+    def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
+        row = self._rounds.pop(round, {"round": round})
+        judged = stages.get(node.policy.judged, stages["merged"])
+        row["validation"] = judged.get(f"validation_{node.task.metric}")
+        row["test"] = judged.get(f"test_{node.task.metric}")
+        self._say(_line(row, node.settings.rounds, node.task.metric))
+        self.write()
+
+    def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        self.state |= {"state": "finished", "result": dict(result), "best_round": node.judge.round}
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
+        self._say(f"finished; the model of round {node.judge.round} was best on validation: {shown or 'not evaluated'}")
+        self.write()
+
+    def ended(self, state: str, reason: str = "") -> None:
+        """Note how the node has ended."""
+        self.state |= {"state": state, "reason": reason}
+        self.write()
+
+    def write(self) -> None:
+        exchange = self._exchange
+        self.state |= {
+            "updated": time.time(),
+            "peers": [self._peer(name) for name in exchange.peers],
+            "traffic": exchange.traffic.as_dict(),
+            "rejected": dict(exchange.rejected),
+            "deadlines_expired": exchange.expired,
+        }
+        replace_file(self._path, [json.dumps(self.state).encode()], durable=False)
+
+    def _peers_changed(self) -> None:
+        """Say who is missing and who is back. A peer that has done its rounds may leave without a word."""
+        missing = {
+            name: reason
+            for name, reason in self._exchange.roster.suspected.items()
+            if not self._exchange.peers[name].stopped
+        }
+        for name in missing.keys() - self._missing.keys():
+            self._say(f"without {name}: {missing[name]}")
+        for name in self._missing.keys() - self._exchange.roster.suspected.keys():
+            self._say(f"with {name} again")
+        self._missing = missing
+        self.write()
+
+    def _peer(self, name: str) -> dict[str, Any]:
+        peer, reason = self._exchange.peers[name], self._exchange.roster.suspected.get(name, "")
+        state = "connected" if not reason else "done" if peer.stopped else "suspected"
+        return {"name": name, "state": state, "reason": reason, "round": peer.round}
+
+
+def _line(row: Mapping[str, Any], rounds: int, metric: str) -> str:
+    parts = [f"round {row['round']} of {rounds}"]
+    if row.get("validation") is not None:
+        parts.append(f"validation {metric} {row['validation']:.3f}")
+    if "models" in row:
+        parts.append(f"{row['models']} models, {row['bytes_in'] / 1000:.1f} kB in, {row['bytes_out'] / 1000:.1f} kB out")
+    return ", ".join(parts)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return a node's status, or None if it never ran."""
+    try:
+        status: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    if status["state"] in ("starting", "running", "finished") and not _alive(status["pid"]):
+        status["state"] = "finished" if status["state"] == "finished" else "gone"
+    return status
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

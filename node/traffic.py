@@ -1,0 +1,46 @@
+"""Counts what a node sends and receives, in bytes of whole envelopes by kind; what a transport adds is not in them."""
+
+from __future__ import annotations
+
+KINDS = ("get", "update", "score", "scored")  # those that carry learning
+
+
+class Traffic:
+    """
+    Attributes:
+        sent_models, received_models: updates, as a number of frames.
+        sent_get, ..., received_scored: bytes of the kinds that carry learning.
+        sent_control, received_control: bytes of all other kinds.
+    """
+
+    __slots__ = (
+        *("sent_models", "sent_get", "sent_update", "sent_score", "sent_scored", "sent_control"),
+        *(
+            "received_models",
+            "received_get",
+            "received_update",
+            "received_score",
+            "received_scored",
+            "received_control",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self.sent_models = self.sent_get = self.sent_update = self.sent_score = self.sent_scored = self.sent_control = 0
+        self.received_models = self.received_get = self.received_update = 0
+        self.received_score = self.received_scored = self.received_control = 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes sent of the kinds that carry learning."""
+        return self.sent_get + self.sent_update + self.sent_score + self.sent_scored
+
+    @property
+    def received(self) -> int:
+        """Bytes received of the kinds that carry learning."""
+        return self.received_get + self.received_update + self.received_score + self.received_scored
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Return all counts, by direction."""
+        names = ("models", *KINDS, "control")
+        return {way: {name: getattr(self, f"{way}_{name}") for name in names} for way in ("sent", "received")}
