@@ -1,0 +1,7 @@
+"""Many participants in one process: the same `Node`, on a virtual clock, over a modelled network.
+
+clock.py     an event loop whose time moves only when nothing else can happen
+batching.py  trainings that are asked for one by one, computed together
+network.py   what a link costs; world.py: who has published what, and when it reaches whom
+scenario.py  one TOML file for one table of a paper; run.py: one run of it; engine.py: all of them
+"""

@@ -1,0 +1,168 @@
+"""The p2pfl-sim command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from node.commands import Parser, guarded
+from p2pfl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sim.results import Result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
+    return guarded(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    parser = Parser(prog="p2pfl-sim", description="Simulate many p2pfl nodes in one process, on a virtual clock.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("list", help="list the scenarios that come with p2pfl-sim")
+    listing.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    listing.set_defaults(do=_list)
+
+    running = commands.add_parser("run", help="run a scenario and print its table")
+    running.add_argument("scenario", help="the name of a shipped scenario, or a TOML file")
+    running.add_argument(
+        "--set",
+        dest="changes",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change a key of all runs, such as nodes=20, policy.name=random or network.latency=0.05",
+    )
+    running.add_argument("--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (the scenario's)")
+    running.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
+    running.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/SCENARIO-TIME)")
+    running.add_argument(
+        "--engine",
+        choices=("local", "process"),
+        default="process",
+        help="all runs in this process, or side by side in worker processes (process)",
+    )
+    running.add_argument("--workers", type=int, metavar="N", help="worker processes (one for each core)")
+    running.add_argument("--json", action="store_true", help="print summary.json and nothing else")
+    running.set_defaults(do=_run)
+
+    options = parser.parse_args(arguments)
+    do: Callable[[argparse.Namespace], int] = options.do
+    return do(options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from sim.scenario import load, shipped
+
+    files = [load(name) for name in shipped()]
+    if options.json:
+        print(json.dumps({file.name: {"description": file.description, "runs": len(file.runs)} for file in files}))
+        return 0
+    for file in files:
+        first = file.runs[0]
+        print(f"{file.name}: {len(file.runs)} runs of {first.nodes} nodes, {first.rounds} rounds")
+        print(f"    {' '.join(file.description.split())}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from msgspec.structs import replace
+
+    from sim import results
+    from sim.engine import run_all
+    from sim.scenario import load
+
+    file = load(options.scenario, options.changes).only(options.only)
+    if options.seeds is not None:
+        file = replace(file, seeds=tuple(parse_seeds(options.seeds)))
+    if options.workers is not None and options.workers < 1:
+        raise ConfigurationError(f"--workers must be 1 or more, got {options.workers}")
+    out = options.out or Path("runs") / f"{file.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    results.open_folder(out)
+    node_rounds = len(file.seeds) * sum(scenario.nodes * scenario.rounds for scenario in file.runs)
+    with _progress(node_rounds, quiet=options.json) as (progress, finished):
+        outcome = run_all(file, options.engine, options.workers, progress, finished)
+    summary = results.summarise(file, outcome)
+    results.write(out, file, outcome, summary)
+    if options.json:
+        print(results.to_json(summary))
+        return 0
+    print_table(summary)
+    for note in dict.fromkeys(note for result in outcome for note in result.notes):
+        print(f"note: {note}")
+    print(f"written to {out}")
+    return 0
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read "0:5" (0 to 4), "3" or "3,5"."""
+    try:
+        if ":" in text:
+            first, _, end = text.partition(":")
+            seeds = list(range(int(first or 0), int(end)))
+        else:
+            seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise ConfigurationError(f"--seeds {text!r} is not of the form 0:5 or 3,5")
+    return seeds
+
+
+def print_table(summary: Mapping[str, Any]) -> None:
+    """Print the table of a summary, with a paper's figures beside where the scenario gives them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = summary["table"]
+    metric = summary["runs"][0]["metric"]
+    seeds = len(summary["seeds"])
+    table = Table()
+    papers = any("paper" in row for row in rows)
+    for name in ("run", metric, "+- over seeds", *(["paper"] if papers else [])):
+        table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
+    for row in rows:
+        paper = f"{row['paper']:.2f}" if "paper" in row else ""
+        table.add_row(row["name"], _figure(row["mean"]), _figure(row["std"]), *([paper] if papers else []))
+    print(f"{summary['scenario']}: test {metric}, mean over nodes and {seeds} seed{'s' * (seeds > 1)}")
+    Console(highlight=False).print(table)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 2 else f"{value:.2f}"
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Result], None]]]:
+    """A bar on a terminal, a line for each finished run elsewhere, nothing with `quiet`; all on standard error."""
+    if quiet:
+        yield lambda rounds: None, lambda result: None
+        return
+    if not sys.stderr.isatty():
+        yield lambda rounds: None, lambda result: print(_line(result), file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=total)
+        yield lambda rounds: bar.advance(task, rounds), lambda result: bar.update(task, description=_line(result))
+
+
+def _line(result: Result) -> str:
+    run = result.summary
+    return f"{run['name']}, seed {run['seed']}: {_figure(run['test']['mean'])} ({run['time']['wall_s']:.1f} s)"

@@ -1,0 +1,217 @@
+"""An asyncio event loop on virtual time: when nothing can run, time jumps to the next timer instead of passing.
+
+It is a loop of its own and not asyncio's with another selector: no sockets to poll, timers of equal time run in the order in
+which they were set, time has no resolution below which it stands still, and a wait without end is found at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from asyncio import Future, Task
+from collections import deque
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Deadlock(RuntimeError):
+    """Nothing can run, no timer is set, and something is still waited for."""
+
+
+class Deferred(Protocol):
+    """Work that may wait until its result is due, so that more can be done at once."""
+
+    due: float  # inf: nothing to do; -inf is not allowed
+
+    def run(self) -> None:
+        """Do what is due, and more if it pays."""
+
+
+class Handle(msgspec.Struct):
+    """A callback to be run, with the interface of asyncio's handles, which cost more to make than to run."""
+
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    context: contextvars.Context
+    time: float
+    stopped: bool = False
+
+    def cancel(self) -> None:
+        self.stopped = True
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        return self.stopped
+
+    def when(self) -> float:
+        return self.time
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """
+    Attributes:
+        now: the virtual time in seconds; what `time` returns.
+        deferred: work to be done when nothing else can happen before it is due.
+    """
+
+    def __init__(self, start: float = 0.0) -> None:
+        self.now = start
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._count = 0
+        self._running = self._stopping = self._closed = False
+        self._error: dict[str, Any] | None = None
+        self.deferred: Deferred | None = None
+
+    # Time
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return self.now
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:  # type: ignore[override]
+        handle = Handle(callback, args, contextvars.copy_context() if context is None else context, self.now)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there is one thread
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:  # type: ignore[override]
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:  # type: ignore[override]
+        handle = Handle(callback, args, contextvars.copy_context() if context is None else context, when)
+        self._count += 1
+        if when < inf:
+            heapq.heappush(self._timers, (when, self._count, handle))
+        return handle
+
+    # Running
+
+    def run_forever(self) -> None:
+        self._running = True
+        asyncio._set_running_loop(self)
+        try:
+            while not self._stopping:
+                self._step()
+        finally:
+            self._running = self._stopping = False
+            asyncio._set_running_loop(None)
+
+    def _step(self) -> None:
+        ready, timers = self._ready, self._timers
+        if not ready:
+            while timers and timers[0][2].stopped:
+                heapq.heappop(timers)
+            next_timer = timers[0][0] if timers else inf
+            work = self.deferred
+            if work is not None and work.due < next_timer:  # at equal times the timers first: they may ask for more work
+                self.now = max(self.now, work.due)
+                work.run()
+                return
+            if not timers:
+                raise Deadlock(self._who_waits())
+            self.now = max(self.now, next_timer)
+            while timers and timers[0][0] <= self.now:
+                ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.stopped:
+                handle.context.run(handle.callback, *handle.args)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error.get("exception") or RuntimeError(error["message"])
+
+    def _who_waits(self) -> str:
+        tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+        shown = ", ".join(task.get_name() for task in tasks[:5]) + (", ..." if len(tasks) > 5 else "")
+        return f"at {self.now:g} s nothing can happen any more, but {len(tasks)} tasks wait: {shown}"
+
+    def run_until_complete(self, future: Any) -> Any:
+        task = asyncio.ensure_future(future, loop=self)
+
+        def stop(_: Any) -> None:
+            self.stop()
+
+        task.add_done_callback(stop)
+        try:
+            self.run_forever()
+        finally:
+            task.remove_done_callback(stop)
+        return task.result()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    async def shutdown_asyncgens(self) -> None:
+        """There is nothing to do: generators are finalised by the collector."""
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is no executor."""
+
+    # Tasks and futures
+
+    def create_future(self) -> Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Coroutine[Any, Any, T], *, name: Any = None, context: Any = None) -> Task[T]:  # type: ignore[override]
+        return asyncio.Task(coro, loop=self, name=name, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Future[T]:  # type: ignore[override]
+        """Call `func` here and now: a thread would know another time."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    # Errors and debugging
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Ignored."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Stop the run: in a simulation no error is an accident of the world."""
+        self._error = self._error or context
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        """Called by asyncio's own timers only."""
+
+
+def virtual_loop() -> VirtualLoop:
+    """Return a new loop at time 0."""
+    return VirtualLoop()  # type: ignore[abstract]  # sockets, signals and subprocesses have no place in it
+
+
+def run(main: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> T:
+    """Run a coroutine on virtual time and return its result.
+
+    Raises:
+        Deadlock: it waits for something that cannot happen.
+    """
+    with asyncio.Runner(loop_factory=lambda: loop or virtual_loop()) as runner:
+        return runner.run(main)

@@ -1,0 +1,103 @@
+"""What a run writes down while it goes: rounds, edges and metrics, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from node.node import Node
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Merge, Stage, Update
+from sim.clock import VirtualLoop
+from sim.trace import Trace
+
+_NOTHING: tuple[str, list[int]] = ("", [])
+
+
+class Recorder:
+    """Watches all nodes of a run (see node.node.Observer).
+
+    Attributes:
+        results: the metrics of each node's result, by name.
+        most_models: the greatest number of models that a node has received in one round.
+    """
+
+    def __init__(self, loop: VirtualLoop, names: Sequence[str]) -> None:
+        self._loop = loop
+        self._place = {name: k for k, name in enumerate(names)}
+        self.trace = Trace()
+        self.results: dict[str, Mapping[str, float]] = {}
+        self.most_models = 0
+        self.rounds_done = 0
+        self.progress: Callable[[int], None] = lambda rounds: None
+        self._rounds: list[tuple[int, float, int, int, int, int]] = []
+        self._edges: list[tuple[int, int, Mapping[str, float], tuple[str, list[int]]]] = []
+        self._got: dict[str, tuple[str, list[int]]] = {}  # senders and bytes, of the round that a node is in
+        self._metrics: list[tuple[int, int, Mapping[Stage, Mapping[str, float]]]] = []
+
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
+        self.trace.published(self._loop.now, id, stage, round, params)
+
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
+        senders = ",".join([update.sender for update in updates])
+        self.trace.received(self._loop.now, id, round, senders)
+        got = senders, [update.size for update in updates]
+        if id in self._got:
+            self._got[id] = f"{self._got[id][0]},{got[0]}", self._got[id][1] + got[1]
+        else:
+            self._got[id] = got
+
+    def merged(self, node: Node, merge: Merge) -> None:
+        name, traffic = node.name, node.exchange.traffic
+        models = node.peers.models_in
+        round, place = node.me.round, self._place[name]
+        self._rounds.append((round, self._loop.now, place, traffic.received, traffic.sent, models))
+        self._edges.append((round, place, merge.weights, self._got.pop(name, _NOTHING)))
+        if models > self.most_models:
+            self.most_models = models
+        self.rounds_done += 1
+        if self.rounds_done % len(self._place) == 0:
+            self.progress(self.rounds_done)
+
+    def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
+        self._metrics.append((round, self._place[node.name], stages))
+
+    def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        self.results[node.name] = result
+
+    def rounds_table(self) -> dict[str, np.ndarray]:
+        """Return one row for each round of each node; a metric that was not computed is NaN.
+
+        Columns: round, virtual_time, node (its number), bytes_in, bytes_out, models_in, and <stage>_<split>_<metric>.
+        """
+        names = ("round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in")
+        columns = list(zip(*self._rounds, strict=True)) or [()] * len(names)
+        table = {name: np.array(column) for name, column in zip(names, columns, strict=True)}
+        for name in ("bytes_in", "bytes_out"):  # they were noted as sums since the start
+            for node in range(len(self._place)):
+                rows = table["node"] == node
+                table[name][rows] = np.diff(table[name][rows], prepend=0)
+        row_of = {(round, node): k for k, (round, _, node, *_) in enumerate(self._rounds)}
+        for round, node, stages in self._metrics:
+            row = row_of[round, node]
+            for stage, metrics in stages.items():
+                for metric, value in metrics.items():
+                    key = f"{stage}_{metric}"
+                    if key not in table:
+                        table[key] = np.full(len(self._rounds), np.nan)
+                    table[key][row] = value
+        return table
+
+    def edges_table(self) -> dict[str, np.ndarray]:
+        """Return one row for each model that was aggregated: round, src, dst (node numbers), weight, bytes."""
+        rows = [
+            (round, self._place[src], dst, weights.get(src, 0.0), size)
+            for round, dst, weights, (senders, sizes) in self._edges
+            for src, size in zip(senders.split(",") if sizes else (), sizes, strict=True)
+            if weights.get(src, 0.0) > 0
+        ]
+        columns = list(zip(*rows, strict=True)) or [()] * 5
+        kinds = (np.int32, np.int32, np.int32, np.float32, np.int64)
+        names = ("round", "src", "dst", "weight", "bytes")
+        return {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}

@@ -1,0 +1,181 @@
+"""What a run leaves behind: a summary as JSON, rounds and edges as Parquet, and the scenario that gives them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import p2pfl
+from p2pfl.errors import ConfigurationError
+from sim.run import Run
+from sim.scenario import ScenarioFile
+
+Table = dict[str, np.ndarray]
+
+
+@dataclass
+class Result:
+    """A run in plain values, fit to be handed from one process to another.
+
+    Attributes:
+        summary: an entry of `runs` in summary.json.
+        rounds, edges: columns; see sim.recorder.
+        notes: what the user should know about how it was computed.
+    """
+
+    summary: dict[str, Any]
+    rounds: Table
+    edges: Table
+    notes: list[str]
+
+
+def result_of(run: Run) -> Result:
+    """Sum up a finished run."""
+    rounds, edges = run.recorder.rounds_table(), run.recorder.edges_table()
+    scenario = run.scenario
+    nodes = list(run.nodes.values())
+    metric = nodes[0].task.metric
+    traffic = [node.exchange.traffic for node in nodes]
+    groups = [node.task.about.get("group") for node in nodes]
+    summary = {
+        "name": scenario.name,
+        "seed": scenario.seed,
+        "nodes": scenario.nodes,
+        "rounds": scenario.rounds,
+        "topology": scenario.topology["name"],
+        "metric": metric,
+        "test": _test(run, metric, groups),
+        "traffic": {
+            "bytes": sum(t.sent for t in traffic),
+            "models": sum(t.received_models for t in traffic),
+            "max_models_in_round": run.recorder.most_models,
+            "max_models_held": run.recorder.most_models + 1,  # its own, and at most all that it received in a round
+            "control_bytes": sum(t.sent_control for t in traffic),
+        },
+        "collaboration": _collaboration(edges, groups),
+        "time": {
+            "wall_s": round(run.wall_s, 4),
+            "virtual_s": run.virtual_s,
+            "node_rounds_per_s": round(run.recorder.rounds_done / run.wall_s, 1),
+        },
+        "deadlines_expired": run.expired,
+        "batches": {
+            kind: {"count": count, "mean_jobs": jobs / max(count, 1)} for kind, (count, jobs) in run.batches.items()
+        },
+        "trace": run.recorder.trace.digest(),
+    }
+    return Result(summary, rounds, edges, run.notes)
+
+
+def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
+    """The test metric of each node's result over the nodes."""
+    values = np.array([run.recorder.results[name].get(f"test_{metric}", np.nan) for name in run.nodes])
+    worst_first = np.sort(values) if next(iter(run.nodes.values())).task.higher_is_better else -np.sort(-values)
+    by_group: dict[str, float] = {}
+    for group in sorted({group for group in groups if group is not None}):
+        by_group[str(group)] = float(np.mean([v for v, g in zip(values, groups, strict=True) if g == group]))
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "worst_decile": float(worst_first[: max(1, len(values) // 10)].mean()),
+        "per_group": by_group,
+    }
+
+
+def _collaboration(edges: Table, groups: Sequence[Any]) -> dict[str, Any]:
+    """Who learned with whom: models aggregated in the last round, and the share from the own group in the last half."""
+    if not len(edges["round"]):
+        return {"edges": 0, "within_group": None}
+    last = int(edges["round"].max())
+    late = edges["round"] > last / 2
+    within = None
+    if all(group is not None for group in groups):
+        numbers = np.unique([str(group) for group in groups], return_inverse=True)[1]
+        within = float((numbers[edges["src"][late]] == numbers[edges["dst"][late]]).mean())
+    return {"edges": int((edges["round"] == last).sum()), "within_group": within}
+
+
+def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
+    """Return what summary.json holds."""
+    runs = [result.summary for result in results]
+    table = []
+    for scenario in file.runs:
+        means = [run["test"]["mean"] for run in runs if run["name"] == scenario.name]
+        row = {
+            "name": scenario.name,
+            "mean": float(np.mean(means)),
+            "std": float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
+            "seeds": len(means),
+        }
+        if scenario.paper is not None:
+            row["paper"] = scenario.paper
+        table.append(row)
+    return {
+        "scenario": file.name,
+        "version": p2pfl.__version__,
+        "seeds": sorted({run["seed"] for run in runs}),
+        "runs": runs,
+        "table": table,
+    }
+
+
+def open_folder(path: Path) -> None:
+    """Make the folder of a run.
+
+    Raises:
+        ConfigurationError: it holds a run already, or cannot be made.
+    """
+    if (path / "summary.json").exists():
+        raise ConfigurationError(f"{path} holds a run already; name another folder with --out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make the folder {path}: {error.strerror}") from error
+
+
+def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:
+    """Write all files of a run; summary.json comes last, so that a folder that has it has all."""
+    (path / "scenario.toml").write_bytes(msgspec.toml.encode(file.raw()))
+    _write_parquet(path / "rounds.parquet", [(result.summary, result.rounds) for result in results])
+    _write_parquet(path / "edges.parquet", [(result.summary, result.edges) for result in results])
+    (path / "summary.json").write_text(to_json(summary) + "\n")
+
+
+def to_json(summary: Mapping[str, Any]) -> str:
+    """JSON proper: what is not a number becomes null."""
+    return json.dumps(_without_nan(summary), indent=1)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def _write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]) -> None:
+    """Write tables below each other, with the run's name and seed as first columns."""
+    import duckdb
+
+    names = list(dict.fromkeys(name for _, table in tables for name in table))
+    lengths = [len(next(iter(table.values()))) for _, table in tables]
+    stacked: Table = {
+        "run": np.repeat(np.array([summary["name"] for summary, _ in tables], object), lengths),
+        "seed": np.repeat([summary["seed"] for summary, _ in tables], lengths),
+    }
+    for name in names:
+        parts = [table.get(name, np.full(n, np.nan)) for (_, table), n in zip(tables, lengths, strict=True)]
+        stacked[name] = np.concatenate(parts)
+    with duckdb.connect() as connection:
+        connection.register("stacked", stacked)
+        target = str(path).replace("'", "''")
+        connection.execute(f"COPY (SELECT * FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")

@@ -1,0 +1,232 @@
+"""One run of a scenario: nodes, their world, and what became of them."""
+
+from __future__ import annotations
+
+import time
+from asyncio import TaskGroup
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from node import tables
+from node.exchange import Exchange
+from node.messaging import Member, MessageExchange
+from node.node import Node, first_error
+from node.wiring import message_exchange
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.names import build
+from p2pfl.policies import make_policy
+from p2pfl.randomness import Draws
+from p2pfl.stacked import OneByOne, Stacked
+from p2pfl.task import Learner, Part, Task, make_task
+from p2pfl.torch_learner import TorchLearner, choose_device
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork
+from sim import clock
+from sim.batching import BatchedTrainer, Batcher, Crew
+from sim.clock import virtual_loop
+from sim.network import Links, draw
+from sim.recorder import Recorder
+from sim.scenario import Scenario
+from sim.world import ModelledExchange, World
+from topologies import BUILDERS, neighbours
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Run:
+    """A finished run.
+
+    Attributes:
+        nodes: as they were at the end, by name.
+        batches: by kind, how often jobs were computed, and how many.
+        notes: what the user should know about how it was computed.
+    """
+
+    scenario: Scenario
+    nodes: dict[str, Node]
+    recorder: Recorder
+    batches: dict[str, tuple[int, int]]
+    virtual_s: float
+    wall_s: float
+    expired: int
+    notes: list[str] = field(default_factory=list)
+
+
+def run(
+    scenario: Scenario,
+    *,
+    graph: nx.Graph | None = None,
+    order: Sequence[int] | None = None,
+    progress: Progress = lambda rounds: None,
+) -> Run:
+    """Run a scenario on virtual time.
+
+    Args:
+        graph: the topology, in place of the scenario's; its number of nodes must be the scenario's.
+        order: the order in which the nodes are made; it changes nothing.
+        progress: called now and then with the number of node-rounds done.
+
+    Raises:
+        ConfigurationError: the scenario asks for what does not exist.
+        sim.clock.Deadlock: nodes wait for each other for ever.
+    """
+    return Simulation(scenario, graph, order).run(progress)
+
+
+def names(count: int) -> list[str]:
+    """Return the names of simulated nodes: sorted as they are numbered."""
+    width = len(str(count - 1))
+    return [f"node-{k:0{width}d}" for k in range(count)]
+
+
+def topology(scenario: Scenario) -> nx.Graph:
+    """Return the graph that a scenario names.
+
+    Raises:
+        ConfigurationError: there is no such graph.
+    """
+    name, options = tables.named("topology", scenario.topology)
+    if name not in BUILDERS:
+        raise unknown("topology", name, BUILDERS)
+    graph: nx.Graph = build("topology", BUILDERS[name], options, n=scenario.nodes, seed=scenario.seed)
+    return graph
+
+
+def check(scenario: Scenario) -> None:
+    """Make one of each thing that a scenario names, so that what is wrong is said before anything runs.
+
+    Raises:
+        ConfigurationError: naming the run.
+    """
+    try:
+        topology(scenario)
+        make_policy(*tables.named("policy", scenario.policy))
+        make_task(*tables.named("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
+        choose_device(scenario.device)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
+
+
+class Simulation:
+    """Everything that a run is made of; set up on construction, run once.
+
+    Args: see `run`.
+    """
+
+    def __init__(self, scenario: Scenario, graph: nx.Graph | None = None, order: Sequence[int] | None = None) -> None:
+        scenario.check()
+        self.scenario = scenario
+        self.notes: list[str] = []
+        self.names = names(scenario.nodes)
+        around = neighbours(topology(scenario) if graph is None else graph)
+        if len(around) != scenario.nodes:
+            raise ConfigurationError(f"the topology has {len(around)} nodes, the scenario {scenario.nodes}")
+        self.neighbours = [[self.names[k] for k in ks] for ks in around]
+        task, options = tables.named("task", scenario.task)
+        self.tasks: list[Task] = [
+            make_task(task, options, Part(k, scenario.nodes), scenario.seed) for k in range(scenario.nodes)
+        ]
+        self._same_layout()
+        self.initial = self.tasks[0].initial(scenario.seed)
+        self.loop = virtual_loop()
+        self.links = Links(scenario.network, scenario.seed)
+        self.recorder = Recorder(self.loop, self.names)
+        draws = [Draws(scenario.seed, name) for name in self.names]
+        learners = [task.learner(d, scenario.device) for task, d in zip(self.tasks, draws, strict=True)]
+        self.batcher = Batcher(self._crew(learners), self.loop)
+        slowdowns = [draw(scenario.compute.slowdown, scenario.seed, name, "slowdown") for name in self.names]
+        self.trainers = [
+            BatchedTrainer(self.batcher, k, scenario.compute.seconds * slowdown) for k, slowdown in enumerate(slowdowns)
+        ]
+        exchanges = self._by_messages() if scenario.fidelity == "wire" else self._modelled()
+        made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
+        self.nodes = {name: made[k] for k, name in enumerate(self.names)}
+
+    def run(self, progress: Progress = lambda rounds: None) -> Run:
+        self.recorder.progress = progress
+        begun = time.perf_counter()
+        clock.run(self._main(), self.loop)
+        wall = time.perf_counter() - begun
+        expired = sum(node.exchange.expired for node in self.nodes.values())
+        batches = {kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()}
+        return Run(self.scenario, self.nodes, self.recorder, batches, self.loop.time(), wall, expired, self.notes)
+
+    async def _main(self) -> None:
+        try:
+            async with TaskGroup() as tasks:
+                for name, node in self.nodes.items():
+                    linger = node.exchange.others_done if isinstance(node.exchange, MessageExchange) else None
+                    tasks.create_task(node.run(linger), name=name)
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    def _node(self, k: int, exchange: Exchange) -> Node:
+        return Node(
+            self.names[k],
+            self.names,
+            task=self.tasks[k],
+            policy=make_policy(*tables.named("policy", self.scenario.policy)),
+            trainer=self.trainers[k],
+            exchange=exchange,
+            settings=self.scenario,
+            observer=self.recorder,
+            initial=self.initial,
+        )
+
+    def _modelled(self) -> list[Exchange]:
+        """Exchanges that share a world and make no messages."""
+        world = World(self.loop, self.links, self.scenario)
+        exchanges = [
+            ModelledExchange(world, name, around, trainer, task.n_samples, task.about, task.layout.size)
+            for name, around, trainer, task in zip(self.names, self.neighbours, self.trainers, self.tasks, strict=True)
+        ]
+        for exchange in exchanges:
+            for id in exchange.roster.neighbours:
+                world.nodes[id].requesters.append(exchange)
+        return list(exchanges)
+
+    def _by_messages(self) -> list[Exchange]:
+        """Exchanges that sign, send and verify real messages over simulated links."""
+        network = MemoryNetwork(self.links)
+        seed = self.scenario.seed
+        keys = {name: Identity.from_seed(Draws(seed, name).digest(0, "key of a simulation")) for name in self.names}
+        exchanges: list[Exchange] = []
+        for k, name in enumerate(self.names):
+            around = {id: Member(keys[id].public, f"memory:{id}") for id in self.neighbours[k]}
+            exchange = message_exchange(
+                name,
+                around,
+                identity=keys[name],
+                transport=network.transport(name),
+                boot=1,
+                federation="simulation",
+                task=self.tasks[k],
+                trainer=self.trainers[k],
+                settings=self.scenario,
+                agreed={},
+            )
+            exchanges.append(exchange)
+        return exchanges
+
+    def _crew(self, learners: Sequence[Learner]) -> Crew:
+        """Who computes: all nodes' jobs together where the task allows it."""
+        torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
+        if self.scenario.trainer == "one-by-one" or len(torch_learners) < max(2, len(learners)):
+            return OneByOne(learners)
+        try:
+            return Stacked(torch_learners)
+        except ConfigurationError as error:
+            self.notes.append(f"trained one by one: {error}")
+            return OneByOne(learners)
+
+    def _same_layout(self) -> None:
+        first = self.tasks[0].layout
+        for name, task in zip(self.names, self.tasks, strict=True):
+            if task.layout.fingerprint != first.fingerprint:
+                raise ConfigurationError(
+                    f"the task of {name} has another layout than that of {self.names[0]}: {task.layout.size} values"
+                    f" in {len(task.layout.shapes)} tensors, against {first.size} in {len(first.shapes)}"
+                )

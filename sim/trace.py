@@ -1,0 +1,47 @@
+"""The trace of a run: every event in order, as one hash. Equal traces mean equal runs."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from operator import itemgetter
+
+import xxhash
+
+from p2pfl.parameters import Parameters
+
+
+class Trace:
+    """Hashes lines "time node kind peer round parameters", ordered by time and then by node.
+
+    Events of the same instant are held until time moves on, so that the order in which nodes happen to run at one instant
+    does not show.
+    """
+
+    def __init__(self) -> None:
+        self._hash = sha256()
+        self._instant = 0.0
+        self._lines: list[tuple[str, str]] = []
+
+    def published(self, now: float, node: str, stage: str, round: int, params: Parameters) -> None:
+        if now != self._instant:
+            self._flush(now)
+        self._lines.append((node, f"{node} {stage} - {round} {xxhash.xxh3_128_hexdigest(params.data)}"))
+
+    def received(self, now: float, node: str, round: int, senders: str) -> None:
+        if now != self._instant:
+            self._flush(now)
+        self._lines.append((node, f"{node} received {senders} {round} -"))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all events so far, in hexadecimal."""
+        self._flush(self._instant)
+        return self._hash.hexdigest()
+
+    def _flush(self, now: float) -> None:
+        """Hash what was held, and begin another instant."""
+        if self._lines:
+            self._lines.sort(key=itemgetter(0))  # one node's events are in their own order, and stay in it
+            text = "\n".join([line for _, line in self._lines])
+            self._hash.update(f"{self._instant!r}\n{text}\n".encode())
+            self._lines.clear()
+        self._instant = now

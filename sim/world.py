@@ -1,0 +1,398 @@
+"""Who has published what, and when it reaches whom: the exchange of simulated nodes (see node.exchange.Exchange).
+
+No message is made. A fetch is one event, at the time at which the last of its models would have arrived; sizes are computed.
+A model is handed over by reference. What a node would do on each message stands in node/messaging.py, and a test holds the
+two equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future, TaskGroup
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from math import inf
+from typing import Any
+
+from msgspec.structs import replace
+
+from node.messaging import credible_round
+from node.outbox import Missing, Outbox, Published
+from node.roster import Roster
+from node.settings import Settings
+from node.traffic import Traffic
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Extras, Stage, Update
+from protocols.envelope import OVERHEAD
+from protocols.payload import encode_extras
+from sim.batching import BatchedTrainer
+from sim.clock import VirtualLoop
+from sim.network import Links
+
+
+class World:
+    """All nodes of a simulation, and what goes on between them."""
+
+    def __init__(self, loop: VirtualLoop, links: Links, settings: Settings) -> None:
+        self.loop = loop
+        self.links = links
+        self.settings = settings
+        self.synchronous = settings.mode == "synchronous"
+        self.nodes: dict[str, ModelledExchange] = {}
+        self._at_round: dict[float, int] = {0: 0}  # how many nodes are at a round
+        self.slowest = 0  # no node is behind this round
+        self.fastest = 0
+        self._settled = -inf  # when the slowest node has last reached a round
+        self._open: deque[_Gathering] = deque()  # by the time of their deadline
+        self._alarm = False
+
+    def join(self, exchange: ModelledExchange) -> None:
+        self.nodes[exchange.name] = exchange
+        self._at_round[0] += 1
+
+    def moved(self, before: float, after: float) -> None:
+        """A node has gone from one round to another (inf: it has stopped)."""
+        at = self._at_round
+        at[before] -= 1
+        at[after] = at.get(after, 0) + 1
+        if after < inf:
+            self.fastest = max(self.fastest, int(after))
+        while self.slowest <= self.fastest and not at.get(self.slowest):
+            at.pop(self.slowest, None)
+            self.slowest += 1
+            self._settled = self.loop.now
+
+    def all_know(self, round: int) -> bool:
+        """Whether every node knows that every other has reached a round."""
+        return self.slowest >= round and self._settled + self.links.longest <= self.loop.now
+
+    def open(self, gathering: _Gathering) -> None:
+        """Close a gathering at its deadline, if it has not ended before. One timer serves all."""
+        while self._open and self._open[0].future.done():
+            self._open.popleft()
+        self._open.append(gathering)
+        if not self._alarm:
+            self._alarm = True
+            self.loop.call_at(gathering.expires, self._expire)
+
+    def _expire(self) -> None:
+        queue, now = self._open, self.loop.now
+        while queue and (queue[0].future.done() or queue[0].expires <= now):
+            queue.popleft().expire()
+        self._alarm = bool(queue)
+        if queue:
+            self.loop.call_at(queue[0].expires, self._expire)
+
+
+class _Gathering:
+    """Something that several nodes contribute to: it is complete at the latest of their times, or at the deadline."""
+
+    __slots__ = ("expires", "future", "items", "latest", "left", "loop")
+
+    def __init__(self, loop: VirtualLoop, count: int, seconds: float) -> None:
+        self.loop = loop
+        self.future: Future[bool] = Future(loop=loop)
+        self.left = count
+        self.latest = loop.now
+        self.expires = self.latest + seconds
+        self.items: dict[str, Any] = {}
+
+    def add(self, name: str, item: Any, when: float | None) -> bool:
+        """Take a contribution that arrives at `when` (None: never). Return False if that is too late."""
+        if when is None or when > self.expires or self.future.done():
+            return False
+        self.items[name] = item
+        if when > self.latest:
+            self.latest = when
+        self.left -= 1
+        if not self.left:
+            if self.latest <= self.loop.now:
+                self.future.set_result(True)
+            else:
+                self.loop.call_at(self.latest, self.expire, True)
+        return True
+
+    def expire(self, complete: bool = False) -> None:
+        if not self.future.done():
+            self.future.set_result(complete)
+
+
+class _Fetch(_Gathering):
+    """One node's requests to several peers for models of a round."""
+
+    __slots__ = ("asker", "links", "pending", "round", "stages")
+
+    def __init__(self, asker: ModelledExchange, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
+        world = asker.world
+        super().__init__(world.loop, len(ids), world.settings.deadline)
+        self.asker = asker
+        self.round = round
+        self.stages = stages
+        self.links = links = world.links
+        nodes, now = world.nodes, self.latest
+        if world.synchronous and links.instant:
+            self.pending = [(nodes[id], now) for id in ids]
+            self.advance()
+            return
+        arrivals = [(nodes[id], links.arrival(asker.name, id, OVERHEAD, now)) for id in ids]
+        self.pending = [(peer, when) for peer, when in arrivals if when is not None]
+        if world.synchronous and links.steady:
+            self.advance()
+            return
+        for peer, when in self.pending:  # what is served depends on what happens until the request arrives
+            self.loop.call_at(when, self.serve, peer, when)
+
+    def advance(self) -> None:
+        """Serve the requests, the last first, until one must wait for a model to be published.
+
+        That one keeps the others waiting, which changes nothing, since the fetch needs all of them. So it waits about once,
+        for the node that is likely to publish last, and not once for each peer.
+        """
+        pending, round, stages = self.pending, self.round, self.stages
+        while pending:
+            peer, asked = pending[-1]
+            stage = stages if isinstance(stages, str) else stages[peer.name]
+            found = peer.outbox.find(round, stage)
+            if found == "wait":
+                peer.waiting.append((round, stage, self.advance))
+                return
+            pending.pop()
+            self.take(peer, found, asked)
+
+    def serve(self, peer: ModelledExchange, asked: float) -> None:
+        """Serve one request, now or when its model is published."""
+        stage = self.stages if isinstance(self.stages, str) else self.stages[peer.name]
+        found = peer.outbox.find(self.round, stage)
+        if found == "wait":
+            peer.waiting.append((self.round, stage, partial(self.serve, peer, asked)))
+        else:
+            self.take(peer, found, asked)
+
+    def take(self, peer: ModelledExchange, found: Published | Missing, asked: float) -> None:
+        """Have `peer` answer a request that reached it at `asked`."""
+        asker, links = self.asker, self.links
+        sent, received = peer.traffic, asker.traffic
+        sent.received_get += OVERHEAD
+        if peer.roster.suspected:
+            peer.roster.heard(asker.name)
+        if not isinstance(found, Published):
+            sent.sent_control += OVERHEAD
+            received.received_control += OVERHEAD
+            when = max(asked, self.loop.now)
+            self.add(peer.name, None, links.arrival(peer.name, asker.name, OVERHEAD, when))
+            return
+        update, published = found.update, found.time
+        size = update.size
+        sent.sent_models += 1
+        sent.sent_update += size
+        when = asked if asked > published else published
+        arrives = when if links.instant else links.arrival(peer.name, asker.name, size, when)
+        if arrives is None:
+            return
+        received.received_models += 1
+        received.received_update += size
+        if when > published or peer.outbox.final:  # else the update is handed over as it is
+            update = replace(update, age=when - published, final=peer.outbox.final)
+        if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is there
+            self.loop.call_at(arrives, asker.roster.heard, peer.name)
+
+
+class ModelledExchange:
+    """One node's side of the world.
+
+    Args:
+        neighbours: whom it may fetch from; who may fetch from it is the reverse of that over all nodes.
+        trainer: computes the losses that peers ask for.
+        about: what it says of itself.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        neighbours: Sequence[str],
+        trainer: BatchedTrainer,
+        n_samples: int,
+        about: Mapping[str, Any],
+        size: int,
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.roster = Roster(neighbours)
+        self.outbox = Outbox(world.synchronous)
+        self.traffic = Traffic()
+        self.expired = 0
+        self.durable: Callable[[Published], Awaitable[None]] | None = None
+        self.round: float = 0
+        self.requesters: list[ModelledExchange] = []  # whoever may fetch from this node
+        self.trainer = trainer
+        self.n_samples = n_samples
+        self._about = about
+        self._size = OVERHEAD + 4 * size
+        self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []  # whom to call when a model is published
+        self._paces: dict[int, list[tuple[ModelledExchange, _Gathering]]] = {}
+        self._announced: dict[float, float] = {0: -inf}  # when the last rounds were reached
+        world.join(self)
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """There is nobody to wait for: all nodes of a world are there from the start."""
+
+    async def close(self) -> None:
+        """Nodes of a world go on serving until it ends."""
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        return self.world.nodes[id]._about
+
+    def newest_round(self) -> int:
+        if self.world.fastest <= self.round + 1:  # the usual case, without looking at each neighbour
+            return 0
+        rounds = [self.world.nodes[id].round for id in self.roster.ids]
+        return credible_round([int(round) for round in rounds if round < inf])
+
+    # Publishing
+
+    async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
+        world = self.world
+        if round > self.round:
+            if world.synchronous and not world.all_know(round - 1):
+                await self._pace(round)
+            self._reach(round)
+        size = self._size + (len(encode_extras(extras)) if extras else 0)
+        update = Update(self.name, round, stage, params, self.n_samples, extras, False, 0.0, size)
+        model = Published(update, world.loop.now)
+        if self.durable is not None:
+            await self.durable(model)
+        self.outbox.add(model)
+        if self.waiting:
+            self._answer()
+
+    def finish(self) -> None:
+        self.outbox.final = True
+        self._reach(inf)
+        self._answer()
+
+    def _reach(self, round: float) -> None:
+        """Announce a round to those who wait for this node."""
+        world = self.world
+        world.moved(self.round, round)
+        self.round = round
+        if not world.links.instant:
+            self._announced[round] = world.loop.now
+            if len(self._announced) > 4:
+                del self._announced[min(self._announced)]
+        if self._paces:
+            for waited in [r for r in self._paces if r <= round]:
+                for other, gathering in self._paces.pop(waited):
+                    when = world.links.arrival(self.name, other.name, OVERHEAD, world.loop.now)
+                    gathering.add(self.name, None, when)
+
+    async def _pace(self, round: int) -> None:
+        """Wait until whoever may ask for my models has reached the round before, at most half a deadline.
+
+        Half, so that those who wait for this node do not lose it while it waits for another.
+        """
+        world, now = self.world, self.world.loop.now
+        # Peers that are further behind than one round will catch up by going on where the others are.
+        behind = [
+            node
+            for node in self.requesters
+            if node.name not in self.roster.suspected and node._known_round(self, now) == round - 2
+        ]
+        if not behind:
+            return
+        gathering = _Gathering(world.loop, len(behind), world.settings.deadline / 2)
+        for node in behind:
+            if node.round >= round - 1:  # announced, but the news is still on its way
+                reached = min(r for r in node._announced if r >= round - 1)
+                gathering.add(node.name, None, node._announced[reached] + world.links.latency(node.name, self.name))
+            else:
+                node._paces.setdefault(round - 1, []).append((self, gathering))
+        if not gathering.future.done():
+            world.loop.call_at(gathering.expires, gathering.expire)
+            if not await gathering.future:
+                self.expired += 1
+                for node in behind:
+                    if node.name not in gathering.items:
+                        self._suspect(node, f"did not reach round {round - 1} in time")
+
+    def _known_round(self, other: ModelledExchange, now: float) -> float:
+        """The round that `other` knows this node to have reached."""
+        if self.world.links.instant:
+            return self.round
+        latency = self.world.links.latency(self.name, other.name)
+        return max((r for r, when in self._announced.items() if when + latency <= now), default=self.round)
+
+    def _answer(self) -> None:
+        """Serve whoever waited for what was just published."""
+        waiting, self.waiting = self.waiting, []
+        for entry in waiting:
+            if self.outbox.find(entry[0], entry[1]) == "wait":
+                self.waiting.append(entry)
+            else:
+                entry[2]()
+
+    # Fetching
+
+    async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
+        world = self.world
+        fetch = _Fetch(self, ids, round, stages)
+        self.traffic.sent_get += OVERHEAD * len(ids)
+        if not fetch.future.done():
+            world.open(fetch)
+            await fetch.future
+        items = fetch.items
+        if fetch.left:
+            self.expired += 1
+            for id in ids:
+                if id not in items:
+                    self._suspect(world.nodes[id], f"missed the deadline of round {round}")
+        fetch.items = {}  # those who serve it late may keep it for long
+        updates = [items[id] for id in sorted(items) if items[id] is not None]
+        if not world.synchronous:
+            updates = [u for u in updates if u.age <= world.settings.max_staleness]
+        return updates
+
+    # Scoring
+
+    async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
+        loop, links = self.world.loop, self.world.links
+        gathering = _Gathering(loop, len(ids), self.world.settings.deadline)
+        for id in ids:
+            self.traffic.sent_score += self._size
+            arrives = links.arrival(self.name, id, self._size, loop.now)
+            if arrives is not None:
+                loop.call_at(arrives, self.world.nodes[id]._score, self, gathering, params)
+        self.world.open(gathering)
+        if not await gathering.future:
+            self.expired += 1
+            for id in ids:
+                if id not in gathering.items:
+                    self._suspect(self.world.nodes[id], f"missed the deadline of round {round}")
+        return dict(sorted(gathering.items.items()))
+
+    def _score(self, other: ModelledExchange, gathering: _Gathering, params: Parameters) -> None:
+        self.traffic.received_score += self._size
+        future = asyncio.ensure_future(self.trainer.loss([params], split="train"), loop=self.world.loop)
+
+        def reply(done: Future[Any]) -> None:
+            self.traffic.sent_scored += OVERHEAD
+            when = self.world.links.arrival(self.name, other.name, OVERHEAD, self.world.loop.now)
+            if when is not None:
+                other.traffic.received_scored += OVERHEAD
+                gathering.add(self.name, float(done.result()[0]), when)
+
+        future.add_done_callback(reply)
+
+    # Suspicion
+
+    def _suspect(self, peer: ModelledExchange, reason: str) -> None:
+        """Leave a peer out, and probe it: it is back when its answer arrives."""
+        self.roster.suspect(peer.name, reason)
+        links, now = self.world.links, self.world.loop.now
+        there = links.arrival(self.name, peer.name, OVERHEAD, now)
+        back = None if there is None else links.arrival(peer.name, self.name, OVERHEAD, there)
+        if back is None:
+            self.world.loop.call_at(now + 1.0, self._suspect, peer, reason)
+        else:
+            self.world.loop.call_at(back, self.roster.heard, peer.name)
