@@ -1,0 +1,235 @@
+"""How fast p2pfl-sim trains many nodes, against a plain loop and against the bare tensor program.
+
+In one process, interleaved, on the same data and model, with one torch thread:
+
+    loop     plain PyTorch: a module and an optimiser for each node, peers' models averaged tensor by tensor
+    stacked  the bare stacked program: no node, no clock, no message; gradients written by hand as batched products
+    sim      p2pfl-sim: nodes, policies, virtual clock, trace and records
+    module   the same with a module that p2pfl does not know, so that its gradients come from torch.func
+
+Nobody evaluates; data and modules are made before the clock starts. Figures are node-rounds per second, the median over the
+repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.nn import functional
+
+from p2pfl.task import Part, Task, make_task
+from sim.engine import prepare_process
+from sim.run import Simulation
+from sim.scenario import Scenario, resolve
+
+PEERS = 5
+
+
+class Mlp(nn.Module):
+    """The built-in MLP's shape, in a form that p2pfl has no hand-written gradient for."""
+
+    def __init__(self, hidden: int = 64) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, hidden)
+        self.second = nn.Linear(hidden, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(functional.relu(self.first(x)))
+
+
+def training_only(part: Part, seed: int, task: str, own_module: bool = False, **options: Any) -> Task:
+    """A task without validation and test data, so that nothing is evaluated; with a module of the user's own if asked."""
+    made: Any = make_task(task, options, part, seed)
+    module = {"module": Mlp} if own_module else {}
+    return dataclasses.replace(made, data={"train": made.data["train"]}, **module)
+
+
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "nodes": 100,
+        "rounds": 20,
+        "task": {"name": f"{__name__}:training_only", "task": "digits", "batch_size": 16, "lr": 0.1, "momentum": 0.9},
+        "policy": {"name": "random", "neighbours": PEERS},
+        "evaluate_every": 0,
+    },
+    "linear": {
+        "nodes": 99,
+        "rounds": 40,
+        "task": {"name": f"{__name__}:training_only", "task": "concept-shift", "lr": 0.003},
+        "policy": {"name": "random", "neighbours": PEERS},
+        "evaluate_every": 0,
+    },
+}
+
+
+def tasks_of(scenario: Scenario) -> list[Any]:
+    options = {key: value for key, value in scenario.task.items() if key != "name"}
+    return [make_task(scenario.task["name"], options, Part(k, scenario.nodes), 0) for k in range(scenario.nodes)]
+
+
+def loop(scenario: Scenario) -> Callable[[], float]:
+    """A module for each node, trained in turn."""
+    tasks = tasks_of(scenario)
+    rng = np.random.default_rng(0)
+
+    def run() -> float:
+        modules = []
+        for _ in tasks:
+            torch.manual_seed(0)
+            modules.append(tasks[0].module())
+        begun = time.perf_counter()
+        for _ in range(scenario.rounds):
+            for task, module in zip(tasks, modules, strict=True):
+                x, y = task.data["train"]
+                settings = task.optimizer
+                optimizer = torch.optim.SGD(module.parameters(), lr=settings.lr, momentum=settings.momentum)
+                for index in torch.randperm(len(x)).split(task.batch_size):
+                    optimizer.zero_grad()
+                    task.loss(module(x[index]), y[index]).mean().backward()
+                    optimizer.step()
+            with torch.no_grad():
+                merged = []
+                for k in range(len(modules)):
+                    picks = [k, *rng.choice([j for j in range(len(modules)) if j != k], PEERS, replace=False)]
+                    parameters = zip(*(modules[j].parameters() for j in picks), strict=True)
+                    merged.append([torch.stack(tensors).mean(0) for tensors in parameters])
+                for module, tensors in zip(modules, merged, strict=True):
+                    for parameter, tensor in zip(module.parameters(), tensors, strict=True):
+                        parameter.copy_(tensor)
+        return time.perf_counter() - begun
+
+    return run
+
+
+class Stack:
+    """All nodes' samples and parameters as one tensor each."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        tasks = tasks_of(scenario)
+        self.nodes, self.rounds, self.batch = scenario.nodes, scenario.rounds, tasks[0].batch_size
+        self.lr, self.momentum = tasks[0].optimizer.lr, tasks[0].optimizer.momentum
+        self.x = torch.stack([task.data["train"].x for task in tasks])
+        self.y = torch.stack([task.data["train"].y for task in tasks])
+        self.initial = torch.from_numpy(tasks[0].initial(0))
+        self.rng = np.random.default_rng(0)
+
+    def batches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches of an epoch, each node's samples in an order of its own."""
+        n = self.x.shape[1]
+        if n <= self.batch:
+            return [(self.x, self.y)]
+        order = torch.from_numpy(self.rng.random((self.nodes, n)).argsort(1))
+        rows = torch.arange(self.nodes).unsqueeze(1)
+        return [(self.x[rows, index], self.y[rows, index]) for index in order.split(self.batch, 1)]
+
+    def mix(self, flat: torch.Tensor) -> torch.Tensor:
+        """Average each node's parameters with those of its peers."""
+        keys = self.rng.random((self.nodes, self.nodes))
+        np.fill_diagonal(keys, -1.0)  # itself first
+        picks = torch.from_numpy(keys.argpartition(PEERS, axis=1)[:, : PEERS + 1])
+        return functional.embedding_bag(picks, flat, mode="mean")
+
+
+@torch.no_grad()
+def stacked_mlp(stack: Stack, hidden: int = 64) -> float:
+    n, d, h, c = stack.nodes, 64, hidden, 10
+    edges = np.cumsum([0, h * d, h, c * h, c])
+
+    def views(flat: torch.Tensor) -> list[torch.Tensor]:
+        shapes = [(n, h, d), (n, 1, h), (n, c, h), (n, 1, c)]
+        return [flat[:, a:b].view(shape) for a, b, shape in zip(edges[:-1], edges[1:], shapes, strict=True)]
+
+    flat = stack.initial.repeat(n, 1)
+    grad = torch.empty_like(flat)
+    g1, gb1, g2, gb2 = views(grad)
+    begun = time.perf_counter()
+    for _ in range(stack.rounds):
+        velocity = None
+        for x, y in stack.batches():
+            w1, b1, w2, b2 = views(flat)
+            z = torch.baddbmm(b1, x, w1.mT).relu_()
+            delta = torch.baddbmm(b2, z, w2.mT).softmax(-1)
+            delta = delta.sub_(functional.one_hot(y, c)).div_(x.shape[1])
+            torch.bmm(delta.mT, z, out=g2)
+            torch.sum(delta, 1, keepdim=True, out=gb2)
+            back = torch.bmm(delta, w2).mul_(z > 0)
+            torch.bmm(back.mT, x, out=g1)
+            torch.sum(back, 1, keepdim=True, out=gb1)
+            velocity = grad.clone() if velocity is None else velocity.mul_(stack.momentum).add_(grad)
+            flat.sub_(velocity, alpha=stack.lr)
+        flat = stack.mix(flat)
+    return time.perf_counter() - begun
+
+
+@torch.no_grad()
+def stacked_linear(stack: Stack) -> float:
+    flat = stack.initial.repeat(stack.nodes, 1)
+    begun = time.perf_counter()
+    for _ in range(stack.rounds):
+        for x, y in stack.batches():
+            weight, bias = flat[:, :-1].unsqueeze(2), flat[:, -1:].unsqueeze(1)
+            delta = torch.baddbmm(bias, x, weight).sub_(y).mul_(2 / x.shape[1])
+            flat[:, :-1].sub_(torch.bmm(x.mT, delta).squeeze(2), alpha=stack.lr)
+            flat[:, -1:].sub_(delta.sum(1), alpha=stack.lr)
+        flat = stack.mix(flat)
+    return time.perf_counter() - begun
+
+
+def simulated(scenario: Scenario) -> Callable[[], float]:
+    return lambda: Simulation(scenario).run().wall_s
+
+
+def measure(name: str, repeat: int, rounds: int) -> dict[str, float]:
+    """Return node-rounds per second of each system on a workload."""
+    scenario = resolve(WORKLOADS[name] | {"name": name}, [], name, ".").runs[0]
+    if rounds:
+        scenario = replace(scenario, rounds=rounds)
+    stack = Stack(scenario)
+    systems: dict[str, Callable[[], float]] = {
+        "loop": loop(scenario),
+        "stacked": lambda: stacked_mlp(stack) if name == "digits" else stacked_linear(stack),
+        "sim": simulated(scenario),
+    }
+    if name == "digits":
+        systems["module"] = simulated(replace(scenario, task=scenario.task | {"own_module": True}))
+    seconds: dict[str, list[float]] = {system: [] for system in systems}
+    for repetition in range(repeat + 1):
+        for system, run in systems.items():
+            taken = run()
+            if repetition:  # the first is to warm up
+                seconds[system].append(taken)
+    done = scenario.nodes * scenario.rounds
+    return {system: done / statistics.median(values) for system, values in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
+    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works; the figures mean little")
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions after one to warm up (5)")
+    options = parser.parse_args()
+    prepare_process(str(Path(__file__).parent))
+    repeat, rounds = (1, 3) if options.quick else (options.repeat, 0)
+    figures = {name: measure(name, repeat, rounds) for name in WORKLOADS}
+    for name, speeds in figures.items():
+        print(f"{name}: node-rounds per second")
+        for system, speed in speeds.items():
+            ratios = f"{speed / speeds['loop']:6.1f} x loop, {speed / speeds['stacked']:5.2f} x stacked"
+            print(f"  {system:8s} {speed:10,.0f}   {ratios}")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
