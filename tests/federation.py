@@ -1,0 +1,146 @@
+"""Nodes that exchange real messages over a simulated network, on virtual time, with faults at will."""
+
+import asyncio
+from contextlib import suppress
+
+from node.checkpoint import FileStore
+from node.messaging import Member
+from node.node import Node
+from node.settings import Settings
+from node.wiring import message_exchange
+from p2pfl.policies.random import Random
+from p2pfl.randomness import Draws
+from p2pfl.stacked import OneByOne
+from p2pfl.task import Part, make_task
+from protocols.identity import Identity
+from protocols.memory import MemoryNetwork
+from sim.batching import BatchedTrainer, Batcher
+
+LATENCY = 0.01
+
+
+class Cable:
+    """A network of constant latency in which nodes can be cut off: frames to and from them vanish without a word."""
+
+    def __init__(self):
+        self.cut = set()
+
+    def arrival(self, source, target, size, now):
+        return None if {source, target} & self.cut else now + LATENCY
+
+
+class Watch:
+    """What a node has done, round by round.
+
+    Attributes:
+        weights: by round, who counted how much.
+        times: by round, when it ended.
+    """
+
+    def __init__(self):
+        self.weights, self.times, self.metrics, self.result = {}, {}, {}, None
+
+    def published(self, id, round, stage, params): ...
+
+    def received(self, id, round, updates): ...
+
+    def merged(self, node, merge):
+        self.weights[node.round] = dict(merge.weights)
+        self.times[node.round] = asyncio.get_running_loop().time()
+
+    def evaluated(self, node, round, stages):
+        self.metrics[round] = stages
+
+    def finished(self, node, result):
+        self.result = result
+
+
+class Federation:
+    """A federation whose nodes are started, killed and started again one by one.
+
+    Args:
+        edges: pairs of names that may exchange; everyone with everyone by default.
+        folder: where checkpoints are kept; without one nodes forget all.
+        speeds: seconds that a node needs for an epoch; 1 by default.
+    """
+
+    def __init__(self, names, settings=None, *, edges=None, folder=None, policy=Random, speeds=None, task="concept-shift"):
+        self.names = sorted(names)
+        self.settings = settings or Settings(rounds=5, deadline=10.0)
+        self.cable = Cable()
+        self.network = MemoryNetwork(self.cable)
+        self.edges = edges
+        self.folder = folder
+        self.policy = policy
+        count = len(self.names)
+        self.tasks = {name: make_task(task, {}, Part(k, count), 0) for k, name in enumerate(self.names)}
+        learners = [task.learner(Draws(self.settings.seed, name)) for name, task in self.tasks.items()]
+        self.batcher = Batcher(OneByOne(learners), asyncio.get_running_loop())
+        speeds = speeds or {}
+        self.trainers = {name: BatchedTrainer(self.batcher, k, speeds.get(name, 1.0)) for k, name in enumerate(self.names)}
+        self.keys = {name: Identity.from_seed(Draws(0, name).digest(0, "key")) for name in self.names}
+        self.watch = {name: Watch() for name in self.names}
+        self.boots = dict.fromkeys(self.names, 0)
+        self.nodes = {}
+        self.running = {}
+
+    def neighbours(self, name):
+        if self.edges is None:
+            return [other for other in self.names if other != name]
+        return [other for other in self.names if {(name, other), (other, name)} & set(self.edges)]
+
+    def make(self, name, task=None, agreed=None):
+        self.boots[name] += 1
+        task = task or self.tasks[name]
+        exchange = message_exchange(
+            name,
+            {other: Member(self.keys[other].public, f"memory:{other}") for other in self.neighbours(name)},
+            identity=self.keys[name],
+            transport=self.network.transport(name),
+            boot=self.boots[name],
+            federation="test",
+            task=task,
+            trainer=self.trainers[name],
+            settings=self.settings,
+            agreed=agreed or {},
+        )
+        store = FileStore(self.folder / name) if self.folder else None
+        return Node(
+            name,
+            self.names,
+            task=task,
+            policy=self.policy(),
+            trainer=self.trainers[name],
+            exchange=exchange,
+            settings=self.settings,
+            store=store,
+            observer=self.watch[name],
+        )
+
+    def start(self, *names, **options):
+        for name in names or self.names:
+            self.nodes[name] = node = self.make(name, **options)
+            self.running[name] = asyncio.create_task(node.run(node.exchange.others_done), name=name)
+
+    async def kill(self, name):
+        """End a node as a power cut would: nobody hears a word."""
+        self.cable.cut.add(name)
+        self.running[name].cancel()
+        with suppress(asyncio.CancelledError):
+            await self.running[name]
+        self.cable.cut.discard(name)
+
+    async def done(self, *names):
+        for name in names or list(self.running):
+            await self.running[name]
+
+    async def round(self, name, number):
+        """Wait until a node has finished a round."""
+        while number not in self.watch[name].weights:
+            if self.running[name].done():
+                await self.running[name]
+                raise AssertionError(f"{name} ended before round {number}")
+            await asyncio.sleep(0.05)
+
+    def partners(self, name, round):
+        return set(self.watch[name].weights[round]) - {name}

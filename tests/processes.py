@@ -1,0 +1,99 @@
+"""Real node processes on loopback, for tests."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from node import config
+from node.checkpoint import FileStore
+
+PATIENCE = 120  # seconds of real time after which something has gone wrong
+
+
+def free_ports(count):
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Processes:
+    """A federation of folders, and the processes that run them.
+
+    Args:
+        toml: what every node.toml has beside name, listen, part and peers.
+    """
+
+    def __init__(self, root: Path, names, toml, cwd=None):
+        self.names, self.cwd = list(names), cwd
+        self.folders = {name: root / name for name in self.names}
+        self.running = {}
+        ports = dict(zip(self.names, free_ports(len(self.names)), strict=True))
+        keys = {name: config.create(self.folders[name], name, ports[name]) for name in self.names}
+        for k, name in enumerate(self.names):
+            head = f'name = "{name}"\nlisten = "127.0.0.1:{ports[name]}"\npart = "{k}/{len(self.names)}"\n'
+            peers = [config.entry(other, keys[other], f"127.0.0.1:{ports[other]}") for other in self.names if other != name]
+            (self.folders[name] / config.CONFIG).write_text(head + toml + "\n" + "\n".join(peers))
+
+    def start(self, *names, changes=()):
+        for name in names or self.names:
+            options = [part for change in changes for part in ("--set", change)]
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "node", "run", str(self.folders[name]), *options],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=self.cwd,
+                env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+            )
+
+    def status(self, name):
+        try:
+            return json.loads((self.folders[name] / config.STATUS).read_text())
+        except FileNotFoundError:
+            return {"round": 0, "state": "starting", "history": [], "peers": []}
+
+    def checkpoint(self, name):
+        return FileStore(self.folders[name] / config.CHECKPOINT).load()
+
+    def until(self, condition, what):
+        """Wait for something that a process does."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain until {what}"
+            for name, process in self.running.items():
+                if process.poll() not in (None, 0, -signal.SIGKILL):
+                    raise AssertionError(f"{name} ended with {process.returncode}: {process.communicate()[0]}")
+            time.sleep(0.02)  # of real time: these are real processes
+
+    def until_round(self, name, round):
+        self.until(lambda: self.status(name)["round"] >= round, f"{name} is in round {round}")
+
+    def wait(self, *names):
+        """Wait for processes to end; return what they printed."""
+        printed = {}
+        for name in names or list(self.running):
+            printed[name] = self.running[name].communicate(timeout=PATIENCE)[0]
+        return printed
+
+    def signal(self, name, number):
+        self.running[name].send_signal(number)
+
+
+@contextmanager
+def processes(*args, **options):
+    federation = Processes(*args, **options)
+    try:
+        yield federation
+    finally:
+        for process in federation.running.values():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()

@@ -1,0 +1,340 @@
+"""The commands as a user calls them: what they print, what they leave behind, how they end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from node import cli as node_cli
+from node.config import CONFIG, KEY
+from sim import cli as sim_cli
+
+SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weights", "--engine", "local"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Commands write to the current folder by default."""
+    monkeypatch.chdir(tmp_path)
+
+
+def sim(capsys, *arguments):
+    code = sim_cli.main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def node(capsys, *arguments):
+    code = node_cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def usage(capsys, main, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+# p2pfl-sim
+
+
+def test_list_names_the_scenarios(capsys):
+    code, out, _ = sim(capsys, "list")
+    assert code == 0
+    assert all(name in out for name in ("dac-synthetic:", "dac-synthetic-default:", "digits-gossip:"))
+    assert set(json.loads(sim(capsys, "list", "--json")[1])) == {"dac-synthetic", "dac-synthetic-default", "digits-gossip"}
+
+
+def test_run_prints_a_table_with_the_papers_figures(capsys, tmp_path):
+    code, out, err = sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
+    assert code == 0
+    assert "mean over nodes and 2 seeds" in out
+    assert "cosine-weights/fedavg" in out
+    assert "10.34" in out
+    assert err.count("\n") == 4  # a line for each finished run, as standard error is no terminal here
+
+
+def test_run_leaves_a_folder(capsys, tmp_path):
+    sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
+    summary = json.loads((tmp_path / "here/summary.json").read_text())
+    assert summary["scenario"] == "dac-synthetic"
+    assert summary["seeds"] == [0, 1]
+    assert [row["name"] for row in summary["table"]] == ["cosine-weights/fedavg", "cosine-weights/fedsim"]
+    run = summary["runs"][0]
+    assert set(run["test"]) == {"mean", "std", "worst_decile", "per_group"}
+    assert set(run["traffic"]) >= {"bytes", "models", "max_models_in_round", "max_models_held"}
+    assert set(run["collaboration"]) == {"within_group", "edges"}
+    assert set(run["time"]) == {"wall_s", "virtual_s", "node_rounds_per_s"}
+    assert len(run["trace"]) == 64
+    rounds = duckdb.sql(f"SELECT * FROM '{tmp_path}/here/rounds.parquet'")
+    assert rounds.columns[:8] == ["run", "seed", "round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in"]
+    assert {"trained_test_mse", "merged_validation_loss"} <= set(rounds.columns)
+    assert len(rounds) == 2 * 2 * 12 * 4
+    edges = duckdb.sql(f"SELECT * FROM '{tmp_path}/here/edges.parquet'")
+    assert edges.columns == ["run", "seed", "round", "src", "dst", "weight", "bytes"]
+    assert len(edges) == sum(run["traffic"]["models"] for run in summary["runs"])
+    total = duckdb.sql(f"SELECT sum(bytes), sum(weight) FROM '{tmp_path}/here/edges.parquet'").fetchall()[0]
+    assert total[0] < sum(run["traffic"]["bytes"] for run in summary["runs"])
+
+
+def test_the_scenario_left_behind_gives_the_same_run(capsys, tmp_path):
+    sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "first")
+    sim(capsys, "run", "first/scenario.toml", "--engine", "local", "--out", "second")
+    traces = [
+        [run["trace"] for run in json.loads(Path(f"{name}/summary.json").read_text())["runs"]]
+        for name in ("first", "second")
+    ]
+    assert traces[0] == traces[1]
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    code, out, err = sim(capsys, *SMOKE, "--json")
+    assert code == 0
+    assert err == ""
+    assert json.loads(out) == json.loads(next(Path("runs").glob("*/summary.json")).read_text())
+
+
+def test_a_run_is_never_overwritten(capsys, tmp_path):
+    sim(capsys, *SMOKE, "--out", "here")
+    before = (tmp_path / "here/summary.json").read_text()
+    code, _, err = sim(capsys, *SMOKE, "--out", "here")
+    assert code == 2
+    assert err == "here holds a run already; name another folder with --out\n"
+    assert (tmp_path / "here/summary.json").read_text() == before
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_run(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = sim(capsys, *SMOKE, "--out", "file/here")
+    assert code == 2
+    assert err.startswith("cannot make the folder file/here")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "dac-synthetc"], "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic'?"),
+        (["run", "dac-synthetic", "--set", "nodez=3"], "dac-synthetic: unknown key 'nodez'; did you mean 'nodes'?"),
+        (["run", "dac-synthetic", "--set", "policy.name=dax"], "run 'dax': unknown policy 'dax'; did you mean 'dac'?"),
+        (["run", "dac-synthetic", "--seeds", "x"], "--seeds 'x' is not of the form 0:5 or 3,5"),
+        (["run", "dac-synthetic", "--workers", "0"], "--workers must be 1 or more, got 0"),
+        (["run", "dac-synthetic", "--only", "x"], "no run of dac-synthetic has 'x' in its name"),
+        (["run", "none.toml"], "there is no scenario file none.toml"),
+    ],
+)
+def test_wrong_configuration_is_one_line_and_exit_code_2(capsys, arguments, message):
+    code, out, err = sim(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (sim_cli.main, [], "arguments are required: COMMAND"),
+        (sim_cli.main, ["walk"], "invalid choice: 'walk'"),
+        (sim_cli.main, ["run", "x", "--speed"], "unrecognized arguments: --speed"),
+        (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
+        (node_cli.main, ["run"], "arguments are required: folder"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(capsys, main, arguments, message):
+    assert message in usage(capsys, main, *arguments)
+
+
+def test_a_run_that_fails_ends_with_code_1(capsys):
+    code, _, err = sim(capsys, *SMOKE, "--set", "task.lr=50.0", "--set", "rounds=40")
+    assert code == 1
+    assert "diverged in round" in err
+    assert err.strip().count("\n") == 0
+
+
+def test_an_interrupted_run_ends_with_code_130_and_without_a_summary(tmp_path):
+    arguments = ["run", "dac-synthetic", "--seeds", "0:200", "--out", "here", "--engine", "local"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sim", *arguments], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ
+    )
+    assert "local, seed 0" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1].splitlines()[-1] == "interrupted"
+    assert process.returncode == 130
+    assert not (tmp_path / "here/summary.json").exists()
+
+
+# p2pfl-node
+
+
+def init(capsys, name="alice", port=0, *more):
+    code, out, _ = node(capsys, "init", name, "--port", port, *more)
+    assert code == 0
+    return out
+
+
+def test_init_makes_a_folder_and_prints_what_others_need(capsys, tmp_path):
+    out = init(capsys, "alice", 4101, "--part", "1/3")
+    assert '[[peer]]\nname = "alice"\nkey = "' in out
+    assert 'address = "127.0.0.1:4101"' in out
+    assert (tmp_path / "alice" / KEY).stat().st_mode & 0o077 == 0
+    text = (tmp_path / "alice" / CONFIG).read_text()
+    assert 'listen = "127.0.0.1:4101"' in text
+    assert 'part = "1/3"' in text
+
+
+def test_init_does_not_overwrite(capsys):
+    init(capsys)
+    code, _, err = node(capsys, "init", "alice")
+    assert (code, err) == (2, "alice holds a node already\n")
+
+
+def test_a_node_alone_learns_and_says_so(capsys):
+    init(capsys)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=3")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split(",")[0] for line in lines[:3]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert lines[3].startswith("finished; the model of round ")
+    code, out, _ = node(capsys, "status", "alice")
+    assert code == 0
+    assert out.splitlines()[0] == "alice: finished, round 3 of 3"
+
+
+def test_a_node_that_has_finished_has_nothing_more_to_do(capsys):
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
+    assert code == 0
+    assert out.startswith("finished; the model of round")
+
+
+def test_run_with_json_prints_the_status_and_nothing_else(capsys):
+    init(capsys)
+    code, out, err = node(capsys, "run", "alice", "--set", "rounds=2", "--json")
+    assert (code, err) == (0, "")
+    status = json.loads(out)
+    assert (status["name"], status["state"], status["round"]) == ("alice", "finished", 2)
+    assert json.loads(node(capsys, "status", "alice", "--json")[1])["round"] == 2
+
+
+def test_status_of_a_node_that_never_ran(capsys):
+    init(capsys)
+    assert node(capsys, "status", "alice") == (1, "", "this node has never run\n")
+
+
+PEER = '\n[[peer]]\nname = "bob"\nkey = "{key}"\naddress = "{address}"\n'
+KEY_OF_BOB = "3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rouns=3", "alice/node.toml: unknown key 'rouns'; did you mean 'rounds'?"),
+        ("rounds=-3", "alice/node.toml: rounds must be 0 or more, got -3"),
+        ("budget.models=-3", "alice/node.toml: a budget cannot be negative"),
+        ("rounds=many", "alice/node.toml: Expected `int`, got `str` - at `$.rounds`"),
+        ("policy.name=dax", "unknown policy 'dax'; did you mean 'dac'?"),
+        ("task.name=digit", "unknown task 'digit'; did you mean 'digits'?"),
+        ("task.label=3", "unknown key 'task.label'; did you mean 'task.labels'?"),
+        ("part=3", "alice/node.toml: Expected `str`, got `int` - at `$.part`"),
+        ('part="3/3"', "part 3/3 does not exist; the first of 3 is 0/3"),
+        ('listen="0.0.0.0:4100"', "0.0.0.0:4100 is not a loopback address; connections are not encrypted yet"),
+        ('listen="4100"', "alice/node.toml: address '4100' is not of the form 127.0.0.1:4100"),
+        ("device=tpu", "unknown device 'tpu'; known: auto, cpu, cuda, mps"),
+        ("name=../x", "alice/node.toml: name '../x' may have letters"),
+        ('peer=[{name="bob"}]', "alice/node.toml: Object missing required field `key`"),
+        ('peer=[{name="bob", key="00", address="127.0.0.1:1"}]', "alice/node.toml: '00' is not a public key"),
+        (
+            f'peer=[{{name="alice", key="{KEY_OF_BOB}", address="127.0.0.1:1"}}]',
+            "alice/node.toml: two members have the same name",
+        ),
+    ],
+)
+def test_a_wrong_node_configuration_is_one_line_and_exit_code_2(capsys, change, message):
+    init(capsys)
+    code, out, err = node(capsys, "run", "alice", "--set", change)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_nodes(capsys):
+    code, _, err = node(capsys, "run", "nowhere")
+    assert (code, err) == (2, "nowhere is not a node's folder: it has no node.toml; make one with p2pfl-node init\n")
+
+
+def test_a_key_that_others_can_read_is_refused(capsys, tmp_path):
+    init(capsys)
+    (tmp_path / "alice" / KEY).chmod(0o644)
+    code, _, err = node(capsys, "run", "alice")
+    assert code == 2
+    assert err == "alice/key.pem is readable by others (mode 0644); run: chmod 600 alice/key.pem\n"
+
+
+def test_a_port_in_use_is_said(capsys):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        init(capsys, "alice", port)
+        code, _, err = node(capsys, "run", "alice")
+    assert code == 2
+    assert err == f"cannot listen on 127.0.0.1:{port}: address already in use\n"
+
+
+def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(capsys, tmp_path):
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    path = tmp_path / "alice" / "checkpoint"
+    whole = path.read_bytes()
+    for position in (0, 30, len(whole) // 2, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        code, _, err = node(capsys, "run", "alice", "--set", "rounds=2")
+        assert (code, err) == (2, "alice/checkpoint is damaged; move it away to start from round 0\n")
+        assert path.read_bytes() == damaged
+
+
+def test_a_checkpoint_of_another_federation_is_refused(capsys):
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    code, _, err = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "seed=7")
+    assert (code, err) == (2, "the checkpoint has seed 0, the configuration 7\n")
+
+
+def test_two_processes_do_not_run_one_node(capsys):
+    init(capsys)
+    from node.config import lock
+
+    with lock(Path("alice")):
+        code, _, err = node(capsys, "run", "alice")
+    assert (code, err) == (2, "alice is in use: another process runs this node\n")
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    """What takes time to import is torch; that it is absent is tested in test_imports."""
+    for module in ("node", "sim"):
+        done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "COMMAND" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rounds", "message"), [(1, 3, "--nodes must be from 2 to 10"), (3, 0, "--rounds must be 1 or more")]
+)
+def test_a_demo_of_nothing(capsys, nodes, rounds, message):
+    code, _, err = node(capsys, "demo", "--nodes", nodes, "--rounds", rounds)
+    assert code == 2
+    assert err.startswith(message)

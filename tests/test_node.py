@@ -1,0 +1,464 @@
+"""Nodes on virtual time: rounds, silence, crashes, late joiners, early stopping. Every message is real."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from federation import LATENCY, Federation
+
+from node.settings import Settings
+from p2pfl.errors import BudgetExceeded, ConfigurationError
+from p2pfl.policies.dac import Dac
+from p2pfl.policies.local import Local
+from p2pfl.policies.random import Random
+from p2pfl.policy import Budget, Merge
+from p2pfl.task import Part, make_task
+from protocols import messages as m
+from protocols.envelope import Payload
+from sim.clock import run
+
+NAMES = ("a", "b", "c", "d")
+
+
+def play(test, *args, **options):
+    async def main():
+        federation = Federation(*args, **options)
+        async with asyncio.timeout(1000):  # virtual seconds
+            await test(federation)
+        return federation
+
+    return run(main())
+
+
+def settings(**options):
+    return Settings(**({"rounds": 5, "deadline": 10.0} | options))
+
+
+async def to_the_end(federation):
+    federation.start()
+    await federation.done()
+
+
+# Without faults
+
+
+def test_all_nodes_do_all_rounds_with_all_peers():
+    federation = play(to_the_end, NAMES, settings())
+    for name in NAMES:
+        assert sorted(federation.watch[name].weights) == [1, 2, 3, 4, 5]
+        assert all(federation.partners(name, round) == set(NAMES) - {name} for round in range(1, 6))
+        assert federation.nodes[name].exchange.expired == 0
+        assert not federation.nodes[name].exchange.rejected
+
+
+def test_all_count_in_everyones_mean():
+    federation = play(to_the_end, NAMES, settings(rounds=1))
+    params = [node.me.params for node in federation.nodes.values()]
+    assert all((p == params[0]).all() for p in params)
+
+
+def test_a_round_takes_as_long_as_its_slowest_node_and_its_messages():
+    federation = play(to_the_end, NAMES, settings(), speeds={"c": 3.0})
+    for name in NAMES:
+        times = np.diff([federation.watch[name].times[round] for round in range(1, 6)])
+        assert times == pytest.approx([3.0 + 2 * LATENCY] * 4, abs=2 * LATENCY)
+
+
+def test_one_node_alone():
+    federation = play(to_the_end, ("a",), settings())
+    assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
+    assert federation.watch["a"].result["test_mse"] < 5000
+
+
+def test_a_disconnected_topology():
+    federation = play(to_the_end, (*NAMES, "e"), settings(), edges=[("a", "b"), ("c", "d")])
+    assert federation.partners("a", 5) == {"b"}
+    assert federation.partners("d", 5) == {"c"}
+    assert federation.partners("e", 5) == set()
+
+
+def test_nobody_is_asked_who_is_not_a_neighbour():
+    federation = play(to_the_end, NAMES, settings(), edges=[("a", "b"), ("b", "c"), ("c", "d")])
+    assert federation.partners("b", 3) == {"a", "c"}
+    assert federation.partners("a", 3) == {"b"}
+
+
+def test_zero_rounds():
+    federation = play(to_the_end, NAMES, settings(rounds=0))
+    assert all(federation.watch[name].weights == {} for name in NAMES)
+    assert all(federation.watch[name].result for name in NAMES)
+
+
+# Asynchronous
+
+
+def test_asynchronous_nodes_do_not_wait_for_each_other():
+    federation = play(to_the_end, NAMES, settings(mode="asynchronous"), speeds={"d": 4.0})
+    ends = {name: federation.watch[name].times[5] for name in NAMES}
+    assert ends["a"] < 6
+    assert ends["d"] > 20
+    assert all(node.exchange.expired == 0 for node in federation.nodes.values())
+
+
+def test_models_that_are_too_old_are_left_out():
+    mode = settings(mode="asynchronous", rounds=12)
+    fresh = play(to_the_end, NAMES, mode, speeds={"d": 4.0})
+    stale = play(to_the_end, NAMES, settings(mode="asynchronous", rounds=12, max_staleness=2.5), speeds={"d": 4.0})
+    taken = [sum("d" in f.partners("a", round) for round in range(1, 13)) for f in (fresh, stale)]
+    assert taken[0] == 9  # from the first that d publishes
+    assert 0 < taken[1] < 9
+
+
+# Silence
+
+
+def test_a_peer_that_never_answers_costs_one_deadline():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        federation.cable.cut.add("d")
+        await federation.round("a", 29)
+        for name in ("a", "b", "c"):
+            reason = federation.nodes[name].exchange.roster.suspected["d"]
+            assert "deadline" in reason or "in time" in reason
+        await federation.done("a", "b", "c")
+        federation.running["d"].cancel()
+
+    federation = play(test, NAMES, settings(rounds=30))
+    for name in ("a", "b", "c"):
+        node, times = federation.nodes[name], federation.watch[name].times
+        assert node.exchange.expired == 1
+        assert times[30] - times[5] < 25 * 1.1 + 10
+        assert federation.partners(name, 30) == {"a", "b", "c"} - {name}
+        slow = [round for round in range(6, 31) if times[round] - times[round - 1] > 1.5]
+        assert len(slow) <= 2  # the round of the silence, and perhaps the one that waits for those who waited
+
+
+def test_a_peer_that_never_was_there_costs_the_wait_at_the_start():
+    async def test(federation):
+        federation.start("a", "b", "c")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=10))
+    for name in ("a", "b", "c"):
+        assert federation.watch[name].times[10] < 10 + 10 * 1.1
+        assert federation.nodes[name].exchange.expired == 0
+
+
+def test_a_peer_that_comes_back_is_learned_with_again():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        federation.cable.cut.add("d")
+        await federation.round("a", 15)
+        federation.cable.cut.discard("d")
+        back = asyncio.get_running_loop().time()
+        await federation.done()
+        heard = [r for r in range(16, 41) if federation.watch["a"].times[r] > back and "d" in federation.partners("a", r)]
+        assert federation.watch["a"].times[heard[0]] - back < 8  # the longest pause between probes, and two rounds
+
+    federation = play(test, NAMES, settings(rounds=40))
+    assert all("d" in federation.partners(name, 40) for name in ("a", "b", "c"))
+    assert all(node.exchange.roster.suspected.get("d", "has left") == "has left" for node in federation.nodes.values())
+
+
+def test_a_silent_peer_does_not_make_others_lose_each_other():
+    edges = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "a")]
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        federation.cable.cut.add("c")
+        await federation.done("a", "b", "d", "e")
+        federation.running["c"].cancel()
+
+    federation = play(test, (*NAMES, "e"), settings(rounds=12), edges=edges)
+    for name in ("a", "b", "d", "e"):
+        exchange = federation.nodes[name].exchange
+        assert {id for id in exchange.roster.suspected if not exchange.peers[id].stopped} <= {"c"}
+        assert federation.partners(name, 12) == set(federation.neighbours(name)) - {"c"}
+
+
+# Crashes and late joiners
+
+
+def test_a_killed_node_goes_on_where_it_was_while_the_others_go_on(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.round("d", 4)
+        await federation.kill("d")
+        await federation.round("a", 14)
+        federation.start("d")
+        await asyncio.sleep(0)
+        back = asyncio.get_running_loop().time()
+        await federation.done()
+        with_d = [r for r in range(15, 31) if "d" in federation.partners("a", r)]
+        first_after = next(r for r in range(15, 31) if federation.watch["a"].times[r] > back)
+        assert with_d[0] <= first_after + 2
+
+    federation = play(test, NAMES, settings(rounds=30), folder=tmp_path)
+    done = sorted(federation.watch["d"].weights)
+    assert done[:4] == [1, 2, 3, 4]
+    assert done[4] > 13  # it went on where the others were
+    assert done[-1] == 30
+
+
+def test_a_node_resumes_from_its_last_finished_round(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.round("d", 4)
+        params = federation.nodes["d"].me.params
+        await federation.kill("d")
+        restarted = federation.make("d")
+        restarted._restore()
+        assert restarted.round == 4
+        assert (restarted.me.params == params).all()
+        for name in NAMES:
+            federation.running[name].cancel()
+
+    play(test, NAMES, settings(rounds=30), folder=tmp_path)
+
+
+@pytest.mark.parametrize("policy", [Random, Dac])
+def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path, policy):
+    async def in_two(federation):
+        federation.start()
+        await asyncio.gather(*(federation.round(name, 3) for name in NAMES))
+        for node in federation.nodes.values():
+            node.stop()
+        await federation.done()
+        assert {node.round for node in federation.nodes.values()} == {4}
+        federation.start()
+        await federation.done()
+
+    whole = play(to_the_end, NAMES, settings(rounds=8), policy=policy)
+    halves = play(in_two, NAMES, settings(rounds=8), policy=policy, folder=tmp_path)
+    for name in NAMES:
+        assert (whole.nodes[name].me.params == halves.nodes[name].me.params).all()
+        assert whole.watch[name].weights == halves.watch[name].weights
+        assert whole.watch[name].metrics == halves.watch[name].metrics
+        assert whole.watch[name].result == halves.watch[name].result
+
+
+def test_what_was_served_before_a_crash_is_served_after_it(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        while (4, "trained") not in federation.nodes["d"].exchange.outbox.models:
+            await asyncio.sleep(0.01)
+        before = federation.nodes["d"].exchange.outbox.models[4, "trained"].update
+        await federation.kill("d")
+        federation.start("d")
+        await asyncio.sleep(0.5)  # it has begun round 4 again, and trains
+        after = federation.nodes["d"].exchange.outbox.models[4, "trained"].update
+        assert (before.params == after.params).all()
+        assert {k: v.tolist() for k, v in before.extras.items()} == {k: v.tolist() for k, v in after.extras.items()}
+        await federation.done()
+
+    play(test, NAMES, settings(rounds=8), folder=tmp_path, policy=Dac)
+
+
+def test_a_late_joiner_begins_with_the_common_model_where_the_others_are():
+    async def test(federation):
+        federation.start("a", "b", "c")
+        await federation.round("a", 8)
+        federation.start("d")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=20))
+    first = min(federation.watch["d"].weights)
+    assert first > 7
+    assert "d" in federation.partners("a", first + 2)
+    assert federation.watch["a"].times[20] - federation.watch["a"].times[8] < 12 * 1.1 + 5
+
+
+def test_a_finished_node_that_is_started_again_has_nothing_left_to_learn(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.done()
+        params = federation.nodes["a"].me.params
+        federation.start("a")
+        await federation.done("a")
+        assert (federation.nodes["a"].me.params == params).all()
+        assert federation.nodes["a"].round == 5
+
+    play(test, NAMES, settings(), folder=tmp_path)
+
+
+# Stopping early
+
+
+class Stubborn(Local):
+    """Publishes the initial model for ever, so that nothing improves."""
+
+    async def round(self, me, peers):
+        await me.train()
+        await peers.publish(me.initial)
+        await peers.models(peers.ids)
+        return Merge(me.initial, {me.id: 1.0})
+
+
+def test_a_node_without_progress_stops_and_serves_its_last_model():
+    async def test(federation):
+        federation.policy = Stubborn
+        federation.start("d")
+        federation.policy = Random
+        federation.start("a", "b", "c")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=20, patience=3))
+    assert max(federation.watch["d"].weights) == 5  # its best is round 1; the one of round 4 is looked at in round 5
+    assert federation.nodes["d"].judge.round == 1
+    last = max(federation.watch["a"].weights)
+    assert last > 7
+    assert "d" in federation.partners("a", last)
+    assert all(node.exchange.expired == 0 for node in federation.nodes.values())
+
+
+def test_the_result_is_the_model_that_was_best_on_validation():
+    federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=1))
+    for name in NAMES:
+        losses = {r: stages["trained"]["validation_loss"] for r, stages in federation.watch[name].metrics.items()}
+        assert sorted(losses) == [1, 2, 3, 4, 5, 6]
+        best = min(losses, key=losses.get)
+        assert federation.nodes[name].judge.round == best
+        assert federation.watch[name].result["validation_loss"] == losses[best]
+
+
+# What must not go wrong
+
+
+def test_a_budget_that_a_policy_ignores_ends_the_node():
+    class Greedy(Random):
+        async def round(self, me, peers):
+            await peers.publish(await me.train())
+            await peers.models(peers.ids)
+
+    with pytest.raises(BudgetExceeded, match="3 models in a round, the budget is 2"):
+        play(to_the_end, NAMES, settings(budget=Budget(models=2)), policy=Greedy)
+    with pytest.raises(BudgetExceeded, match="the budget is 100 bytes"):
+        play(to_the_end, NAMES, settings(budget=Budget(bytes=100)), policy=Greedy)
+
+
+def test_a_policy_that_returns_something_else_than_a_model():
+    class Wrong(Local):
+        async def round(self, me, peers):
+            return Merge(np.zeros(3), {})
+
+    with pytest.raises(ConfigurationError, match="Wrong returned float64 of shape"):
+        play(to_the_end, ("a",), settings(), policy=Wrong)
+
+
+def test_a_fault_in_a_policy_is_the_nodes_end_with_its_own_words():
+    class Broken(Local):
+        async def round(self, me, peers):
+            raise ZeroDivisionError("of the policy")
+
+    with pytest.raises(ZeroDivisionError, match="of the policy"):
+        play(to_the_end, NAMES, settings(), policy=Broken)
+
+
+def test_nodes_whose_layouts_differ_refuse_each_other_with_both_values():
+    async def test(federation):
+        federation.start("a")
+        federation.start("b", task=make_task("concept-shift", {"dimensions": 12}, Part(1, 2), 0))
+        await federation.done()
+
+    with pytest.raises(ConfigurationError, match=r"layout differs: ours is 1[13] values .* theirs 1[13] values"):
+        play(test, ("a", "b"), settings())
+
+
+def test_one_that_differs_is_left_out_by_the_others():
+    async def test(federation):
+        federation.start("a", "b")
+        federation.start("c", agreed={"policy.tau": "3.0"})
+        await federation.done("a", "b")
+
+    federation = play(test, ("a", "b", "c"), settings())
+    exchange = federation.nodes["a"].exchange
+    assert exchange.roster.suspected == {"c": "policy.tau differs: ours is not set, theirs 3.0"}
+    assert federation.partners("a", 5) == {"b"}
+    assert exchange.rejected["differs"] >= 1
+
+
+# Hostile peers: a member that says what it should not
+
+
+def hostile(script, **options):
+    """Run a script against node a of a federation with c, and return a's exchange."""
+
+    async def test(federation):
+        federation.start("a", "c")
+        peer = federation.make("b").exchange
+        transport = federation.network.transport("b")
+        key = federation.keys["a"].public
+
+        class Ear:
+            def received(self, link, frame):
+                opened = peer._door.open(frame)
+                if opened.sender == "a":
+                    script(lambda message, payload=b"": say(link, message, payload), opened.message)
+
+            def lost(self, link, reason): ...
+
+        def say(link, message, payload=b""):
+            link.send(peer._sealer.seal(message, key, Payload.of(payload)))
+
+        await transport.listen(Ear())
+        await asyncio.sleep(0.01)
+        link = await transport.dial("memory:a")
+        say(link, m.Hello(), peer._terms().parts[0])
+        while federation.watch["a"].result is None:
+            await asyncio.sleep(0.1)
+        for name in ("a", "c"):  # they would serve b for ever
+            await federation.kill(name)
+
+    return play(test, ("a", "b", "c"), settings(**options))
+
+
+def answer(params, extras=b""):
+    def script(say, message):
+        if isinstance(message, m.Get):
+            say(m.Answer(message.request, message.round, message.stage, 50, False, 0.0), params.tobytes() + extras)
+        if isinstance(message, m.Have):  # keep up, so as not to be left out for being slow
+            say(message)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("params", "cause"),
+    [
+        (np.full(11, np.nan, np.float32), "not finite"),
+        (np.full(11, np.inf, np.float32), "not finite"),
+        (np.full(11, 1e38, np.float32), "too large"),
+        (np.zeros(10, np.float32), "wrong length"),
+        (np.zeros(12, np.float32), "wrong length"),
+    ],
+)
+def test_models_that_cannot_be_used_are_counted_and_left_out(params, cause):
+    federation = hostile(answer(params))
+    exchange = federation.nodes["a"].exchange
+    assert exchange.rejected[cause] >= 4
+    assert exchange.expired == 0 or exchange.expired == 1
+    assert all(federation.partners("a", round) == {"c"} for round in range(1, 6))
+
+
+def test_an_answer_that_nobody_asked_for_is_dropped():
+    def script(say, message):
+        for request in range(5):
+            say(m.Answer(request + 10_000, 1, "trained", 50, False, 0.0), bytes(44))
+            say(m.Scored(request + 10_000, 1.0))
+            say(m.Absent(request + 10_000, 1, "gone"))
+
+    federation = hostile(script)
+    assert all("b" not in federation.partners("a", round) for round in range(1, 6))
+
+
+def test_a_round_from_the_far_future_is_no_reason_to_leave_ones_own():
+    def script(say, message):
+        if isinstance(message, m.Have):
+            say(m.Have(2**32 - 1))
+
+    federation = hostile(script)
+    assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]

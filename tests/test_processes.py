@@ -1,0 +1,161 @@
+"""Nodes as processes over TCP: the same as simulated, and what becomes of them when they are killed, stopped or silenced."""
+
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+from processes import processes
+
+from node.traffic import KINDS
+from sim.run import run
+from sim.scenario import resolve
+
+NAMES = [f"node-{k}" for k in range(5)]
+
+RUNS = {
+    "dac, sequential, scored by peers": (
+        'name = "concept-shift"',
+        'name = "dac"\nneighbours = 2\nsimilarity = "inverse-loss"\nscore_on = "peer"\nschedule = "sequential"',
+    ),
+    "dac, digits": (
+        'name = "digits"\nlabels = 4\nsamples = 30',
+        'name = "dac"\nneighbours = 3\nsimilarity = "cosine-gradients"',
+    ),
+    "random": ('name = "concept-shift"', 'name = "random"\nneighbours = 3'),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", RUNS)
+def test_the_simulator_is_the_system(tmp_path, options):
+    """Five processes and the simulated federation of the same seed end with the same bits, and the same bytes."""
+    task, policy = RUNS[options]
+    settings = "rounds = 6\nseed = 3\ndeadline = 60.0\n"
+    with processes(tmp_path, NAMES, f"{settings}[task]\n{task}\n[policy]\n{policy}\n") as federation:
+        federation.start()
+        federation.wait()
+        assert [p.returncode for p in federation.running.values()] == [0] * 5
+        checkpoints = {name: federation.checkpoint(name) for name in NAMES}
+        statuses = {name: federation.status(name) for name in NAMES}
+
+    toml = f'nodes = 5\ntrainer = "one-by-one"\n{settings}[task]\n{task}\n[policy]\n{policy}\n'
+    simulated = run(resolve(tomllib.loads(toml), [], "same", ".").runs[0])
+    assert simulated.expired == 0
+    for name in NAMES:
+        assert statuses[name]["deadlines_expired"] == 0
+        assert statuses[name]["rejected"] == {}
+        node = simulated.nodes[name]
+        assert checkpoints[name].params == node.me.params.tobytes()
+        assert checkpoints[name].judge["best"] == node.judge.best.tobytes()
+        counts = node.exchange.traffic.as_dict()
+        for way in ("sent", "received"):
+            for kind in ("models", *KINDS):
+                assert statuses[name]["traffic"][way][kind] == counts[way][kind], (name, way, kind)
+        assert statuses[name]["result"] == pytest.approx(simulated.recorder.results[name])
+
+
+DIGITS = """
+deadline = 10.0
+seed = 0
+[task]
+name = "digits"
+samples = 60
+[policy]
+name = "random"
+"""
+ABC = ("alice", "bob", "carol")
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp_path):
+    with processes(tmp_path, ABC, "rounds = 150" + DIGITS) as federation:
+        federation.start()
+        federation.until_round("carol", 5)
+        federation.signal("carol", signal.SIGKILL)
+        federation.wait("carol")
+        kept = federation.checkpoint("carol").round
+        gone = federation.status("alice")["round"]
+        assert kept >= 5
+        federation.until_round("alice", gone + 12)
+        federation.start("carol")
+        federation.until(
+            lambda: any(p["name"] == "carol" and p["state"] == "connected" for p in federation.status("alice")["peers"]),
+            "alice knows carol",
+        )
+        back = federation.status("alice")["round"]
+        printed = federation.wait()
+        history = {row["round"]: row for row in federation.status("alice")["history"]}
+        assert "carol" not in history[gone + 10]["weights"]
+        first = min(round for round in history if round > gone + 3 and "carol" in history[round]["weights"])
+        assert first <= back + 2
+        assert [p.returncode for p in federation.running.values()] == [0, 0, 0]
+        assert "with carol again" in printed["alice"]
+        assert federation.checkpoint("carol").round == 150
+        assert not any(status["rejected"] for status in map(federation.status, ABC))
+
+
+@pytest.mark.slow
+def test_a_process_that_falls_silent_costs_one_deadline(tmp_path):
+    with processes(tmp_path, ABC, "rounds = 60" + DIGITS.replace("10.0", "3.0")) as federation:
+        federation.start()
+        federation.until_round("carol", 5)
+        federation.signal("carol", signal.SIGSTOP)  # its sockets stay open, and nothing answers
+        printed = federation.wait("alice", "bob")
+        for name in ("alice", "bob"):
+            assert federation.status(name)["deadlines_expired"] == 1
+            assert federation.status(name)["round"] == 60
+            assert "without carol: " in printed[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_node_goes_on_later_and_ends_as_if_it_had_not_been_stopped(tmp_path, number):
+    rounds = 'rounds = 40\ndeadline = 10.0\n[task]\nname = "digits"\n[policy]\nname = "local"\n'
+    with processes(tmp_path / "whole", ("alice",), rounds) as whole:
+        whole.start()
+        whole.wait()
+        expected = whole.checkpoint("alice").params
+    with processes(tmp_path / "halves", ("alice",), rounds) as halves:
+        halves.start()
+        halves.until_round("alice", 5)
+        halves.signal("alice", number)
+        printed = halves.wait("alice")["alice"]
+        assert halves.running["alice"].returncode == 130
+        assert "stopping after this round" in printed
+        stopped = halves.checkpoint("alice").round
+        assert printed.splitlines()[-1] == f"stopped after round {stopped}; run again to go on"
+        assert 5 <= stopped < 40
+        halves.start()
+        printed = halves.wait("alice")["alice"]
+        assert printed.startswith(f"round {stopped} of 40")  # whose metrics were not looked at yet
+        assert (
+            np.frombuffer(halves.checkpoint("alice").params, np.float32).tolist()
+            == np.frombuffer(expected, np.float32).tolist()
+        )
+
+
+@pytest.mark.slow
+def test_nodes_whose_tasks_differ_refuse_each_other_and_end_with_code_2(tmp_path):
+    with processes(tmp_path, ("alice", "bob"), "rounds = 5" + DIGITS) as federation:
+        federation.start("alice")
+        federation.start("bob", changes=["task.hidden=32"])
+        printed = federation.wait()
+        assert [p.returncode for p in federation.running.values()] == [2, 2]
+        for name, (ours, theirs) in {"alice": (4810, 2410), "bob": (2410, 4810)}.items():
+            assert f"layout differs: ours is {ours} values in 4 tensors" in printed[name]
+            assert f"theirs {theirs} values in 4 tensors" in printed[name]
+
+
+@pytest.mark.slow
+def test_a_process_that_joins_late_is_taken_along(tmp_path):
+    with processes(tmp_path, ABC, "rounds = 100000" + DIGITS.replace("10.0", "2.0")) as federation:
+        federation.start("alice", "bob")
+        federation.until_round("alice", 10)
+        federation.start("carol")
+
+        def last(name):
+            return federation.status(name)["history"][-1]["weights"] if federation.status(name)["history"] else {}
+
+        federation.until(lambda: set(last("alice")) == set(last("carol")) == set(ABC), "all three learn together")
+        assert federation.status("carol")["history"][0]["round"] > 10

@@ -1,0 +1,223 @@
+"""Scenarios: one file for one table, and one clear line for what is wrong in it."""
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.policies import make_policy
+from p2pfl.task import Part, make_task
+from sim.cli import parse_seeds
+from sim.run import check
+from sim.scenario import load, resolve, shipped
+
+TOML = """
+name = "study"
+nodes = 8
+rounds = 2
+seeds = [4, 5]
+policy = { name = "dac", tau = 7.0 }
+
+[task]
+name = "concept-shift"
+lr = 0.01
+
+[forms.smoke]
+nodes = 3
+
+[[run]]
+name = "alone"
+policy = { name = "local" }
+paper = 1.5
+
+[[run]]
+name = "hot"
+policy.tau = 100.0
+task.samples = 10
+
+[[run]]
+name = "as it is"
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(TOML)
+    return str(path)
+
+
+def refusal(name, *changes):
+    with pytest.raises(ConfigurationError) as refused:
+        scenario = load(name, changes)
+        for run in scenario.runs:
+            check(run)
+    text = str(refused.value)
+    assert "\n" not in text
+    return text
+
+
+def test_runs_vary_the_base(file):
+    alone, hot, plain = load(file).runs
+    assert (alone.name, alone.policy, alone.paper) == ("alone", {"name": "local"}, 1.5)
+    assert hot.policy == {"name": "dac", "tau": 100.0}
+    assert hot.task == {"name": "concept-shift", "lr": 0.01, "samples": 10}
+    assert plain.policy == {"name": "dac", "tau": 7.0}
+    assert load(file).seeds == (4, 5)
+
+
+def test_changes_apply_to_all_runs(file):
+    for run in load(file, ["nodes=20", "network.latency=0.5", "task.lr=0.1", "budget.models=3"]).runs:
+        assert (run.nodes, run.network.latency, run.task["lr"], run.budget.models) == (20, 0.5, 0.1, 3)
+    assert load(file, ["network.latency=[0.1, 0.2]"]).runs[0].network.latency == (0.1, 0.2)
+
+
+def test_the_last_change_counts(file):
+    assert load(file, ["nodes=20", "nodes=30"]).runs[0].nodes == 30
+
+
+def test_to_name_another_thing_drops_the_options_of_the_one_before(file):
+    runs = load(file, ["policy.name=random", "policy.neighbours=2", "topology.name=ring"]).runs
+    assert {tuple(run.policy.items()) for run in runs} == {(("name", "random"), ("neighbours", 2))}
+    assert {run.topology["name"] for run in runs} == {"ring"}
+
+
+def test_rows_that_changes_have_made_alike_are_one_row_of_a_fitting_name(file):
+    assert [run.name for run in load(file, ["policy.name=random"]).runs] == ["random", "random (2)"]  # tasks differ
+    assert [run.name for run in load("dac-synthetic", ["policy.name=local", "task.lr=0.1"]).runs] == ["local"]
+
+
+def test_forms(file):
+    assert {run.nodes for run in load(file, ["form=smoke"]).runs} == {3}
+    assert {run.nodes for run in load(file, ["form=smoke", "nodes=5"]).runs} == {5}
+    assert {run.nodes for run in load(file, ["form=full"]).runs} == {8}
+    assert "unknown form 'smok'; did you mean 'smoke'?" in refusal(file, "form=smok")
+
+
+def test_a_seed_given_by_hand_replaces_the_files(file):
+    assert load(file, ["seed=9"]).seeds == (9,)
+
+
+def test_only_some_runs(file):
+    assert [run.name for run in load(file).only("a").runs] == ["alone", "as it is"]
+    with pytest.raises(ConfigurationError, match="no run of study has 'x' in its name: alone, hot, as it is"):
+        load(file).only("x")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_scenarios_name_what_exists(name):
+    file = load(name)
+    assert file.description
+    for run in file.runs:
+        task, policy = dict(run.task), dict(run.policy)
+        make_task(task.pop("name"), task, Part(0, run.nodes), 0)
+        make_policy(policy.pop("name"), policy)
+    assert load(name, ["form=smoke"]).runs[0].nodes < file.runs[0].nodes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "nodes=6",
+        "rounds=1",
+        "policy.name=random",
+        "topology.name=ring",
+        "seed=3",
+        "fidelity=wire",
+        "form=smoke",
+        "task.name=digits",
+    ],
+)
+@pytest.mark.parametrize("name", shipped())
+def test_every_scenario_takes_every_common_key(name, change):
+    assert load(name, ["form=smoke", change]).runs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("ndoes=3", "unknown key 'ndoes'; did you mean 'nodes'?"),
+        ("network.latncy=3", "unknown key 'network.latncy'; did you mean 'network.latency'?"),
+        ("policy.name=dax", "unknown policy 'dax'; did you mean 'dac'?"),
+        ("task.name=digit", "unknown task 'digit'; did you mean 'digits'?"),
+        ("topology.name=rings", "unknown topology 'rings'; did you mean 'ring'?"),
+        ("topology.degre=3", "run 'alone': unknown key 'topology.degre'; known: none"),
+        ("nodes=many", "Expected `int`, got `str` - at `$.nodes`"),
+        ("nodes=2.5", "Expected `int`, got `float` - at `$.nodes`"),
+        ("rounds=-1", "rounds must be 0 or more, got -1"),
+        ("nodes=0", "nodes must be 1 or more, got 0"),
+        ("seed=-1", "seed must be 0 or more, got -1"),
+        ("patience=-1", "patience must be 0 or more"),
+        ("deadline=0", "deadline must be more than 0 seconds"),
+        ("deadline=nan", "deadline must be more than 0 seconds"),
+        ("budget.models=-1", "a budget cannot be negative"),
+        ("network.loss=1.5", "network.loss must be from 0 to below 1"),
+        ("network.latency=-1.0", "network.latency must be a number from 0"),
+        ("network.latency=[2.0, 1.0]", "network.latency must be a number from 0, or a pair"),
+        ("network.latency=inf", "network.latency must be a number from 0"),
+        ("compute.seconds=-1.0", "compute.seconds must be 0 or more"),
+        ("compute.slowdown=[1.0]", "compute.slowdown"),
+        ("mode=sync", "Invalid enum value 'sync'"),
+        ("fidelity=high", "Invalid enum value 'high'"),
+        ("policy=dac", "Expected `object`, got `str` - at `$.policy`"),
+        ("policy.tau=-1.0", "run 'alone': unknown key 'policy.tau'; known: none"),
+        ("task.lr=fast", "run 'alone': task.lr is 'fast': Expected `float`"),
+        ("device=tpu", "unknown device 'tpu'"),
+        ("nodes", "'nodes' is not of the form key=value"),
+        ("=3", "is not of the form key=value"),
+        ("nodes.x=3", "nodes is not a table"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(file, change, message):
+    assert message in refusal(file, change)
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        (["topology.name=k-regular", "topology.degree=8"], "no graph of 8 nodes has degree 8 everywhere"),
+        (["topology.name=k-regular", "topology.degree=3", "nodes=5"], "no graph of 5 nodes has degree 3 everywhere"),
+        (["topology.name=small-world", "topology.degree=9"], "degree must be from 2 to 7 for 8 nodes, got 9"),
+        (["topology.name=small-world", "topology.rewire=1.5"], "rewire must be from 0 to 1"),
+        (["topology.name=erdos-renyi", "topology.p=-0.5"], "p must be from 0 to 1"),
+    ],
+)
+def test_graphs_that_do_not_exist(file, topology, message):
+    assert message in refusal(file, *topology)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("nodes = ", "Invalid value (at end of document)"),
+        ("nodes = 3\nnodes = 4\n", "Cannot overwrite a value (at line 2"),
+        ("run = 3", "[[run]] must be a list of tables"),
+        ("seeds = [-1]", "seeds must be a list of numbers from 0"),
+        ("seeds = 3", "seeds must be a list of numbers from 0"),
+        ("[policy]\ntau = 3.0", "policy.name is missing"),
+        ('[[run]]\nname = "a"\n[[run]]\nname = "a"\nrounds = 3', "two runs are called 'a'"),
+        ("\xff", "codec"),
+    ],
+)
+def test_broken_files(tmp_path, toml, message):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(toml.encode("latin-1"))
+    assert message in refusal(str(path))
+
+
+def test_scenarios_that_do_not_exist(tmp_path):
+    assert "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic'?" in refusal("dac-synthetc")
+    assert "there is no scenario file" in refusal(str(tmp_path / "none.toml"))
+
+
+def test_without_runs_the_base_is_the_run():
+    (run,) = resolve({"nodes": 3}, [], "plain", ".").runs
+    assert (run.name, run.nodes) == ("plain", 3)
+
+
+def test_seeds():
+    assert parse_seeds("0:3") == [0, 1, 2]
+    assert parse_seeds(":2") == [0, 1]
+    assert parse_seeds("7") == [7]
+    assert parse_seeds("3,1") == [3, 1]
+    for wrong in ("", "a", "3:3", "-1", "1:x", ":"):
+        with pytest.raises(ConfigurationError, match="not of the form"):
+            parse_seeds(wrong)
