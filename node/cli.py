@@ -60,7 +60,8 @@ def _init(options: argparse.Namespace) -> int:
 
     name = options.name or options.folder.resolve().name
     identity = create(options.folder, name, options.port, options.part, options.task, options.policy)
-    print(f"made {options.folder}; the other members add these lines to their {CONFIG}, and theirs come into this one:\n")
+    said = f"made {options.folder}; the other members add the lines below to their {CONFIG}, and theirs come into this one"
+    print(said, file=sys.stderr)
     print(entry(name, identity, f"127.0.0.1:{options.port}"))
     return 0
 

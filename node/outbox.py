@@ -33,8 +33,7 @@ class Outbox:
         update = model.update
         if update.round > self.round:
             self.round = update.round
-            if len(self.models) > 4:
-                self.models = {key: kept for key, kept in self.models.items() if not 0 < key[0] < update.round - 1}
+            self.models = {key: kept for key, kept in self.models.items() if not 0 < key[0] < update.round - 1}
         self.models[update.round, update.stage] = model
 
     def find(self, round: int, stage: Stage) -> Published | Missing:

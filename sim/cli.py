@@ -131,7 +131,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     for row in rows:
         paper = f"{row['paper']:.2f}" if "paper" in row else ""
-        table.add_row(row["name"], _figure(row["mean"]), _figure(row["std"]), *([paper] if papers else []))
+        deviation = _figure(row["std"]) if seeds > 1 else ""
+        table.add_row(row["name"], _figure(row["mean"]), deviation, *([paper] if papers else []))
     print(f"{summary['scenario']}: test {metric}, mean over nodes and {seeds} seed{'s' * (seeds > 1)}")
     Console(highlight=False).print(table)
 
