@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError, Diverged
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from p2pfl.torch_task import TorchTask
 
 CHUNK = 2**18  # values of inputs evaluated at once: 1 MiB, which stays in the cache
+MOST_CONVOLUTION = 500_000  # FLOP per sample from which on torch's grouped convolutions lose against a loop over nodes
 LARGEST_MIX = 2**26  # values of models that are averaged together: 256 MiB if none occurs twice
 
 
@@ -94,11 +96,14 @@ class Stacked:
     """TorchLearners of one architecture, computed together.
 
     Raises:
-        ConfigurationError: the learners' tasks differ in more than their data, or their module cannot be stacked.
+        ConfigurationError: the learners' tasks differ in more than their data, or their module cannot be stacked, or would
+            be slower so.
     """
 
     def __init__(self, learners: Sequence[TorchLearner], dense: bool = True) -> None:
         self._task = _common_task(learners)
+        if learners[0].device.type == "cpu" and convolution_flops(self._task) > MOST_CONVOLUTION:
+            raise ConfigurationError("large convolutions are faster one by one on a CPU")
         self._draws = [learner.draws for learner in learners]
         self._device = learners[0].device
         self._kernel = kernel_for(self._task, dense)
@@ -338,6 +343,18 @@ def _common_task(learners: Sequence[TorchLearner]) -> TorchTask:
             if not same:
                 raise ConfigurationError(f"nodes cannot be stacked: their tasks differ in {what}")
     return first
+
+
+def convolution_flops(task: TorchTask) -> int:
+    """Return how many FLOP a task's module spends on convolutions for one sample."""
+    if not any(isinstance(part, nn.modules.conv._ConvNd) for part in task.template.modules()):
+        return 0
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = deepcopy(task.template).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(task.data["train"].x[:1])
+    return int(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0))
 
 
 def _by_value(values: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:

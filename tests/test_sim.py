@@ -282,6 +282,22 @@ def dropping(part, seed):
     return p2pfl.classification(module, data, data, data)
 
 
+@pytest.mark.parametrize(("side", "stacked"), [(8, True), (32, False)])
+def test_large_convolutions_are_trained_one_by_one_on_a_cpu(side, stacked):
+    task = {"name": "test_sim:convolving", "side": side}
+    result = run(scenario(nodes=2, rounds=1, task=task, policy={"name": "random"}))
+    assert result.notes == ([] if stacked else ["trained one by one: large convolutions are faster one by one on a CPU"])
+
+
+def convolving(part, seed, side: int):
+    from torch import nn
+
+    rng = np.random.default_rng(part.index)
+    data = rng.normal(size=(4, 1, side, side)), rng.integers(0, 2, 4)
+    parts = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    return p2pfl.classification(lambda: nn.Sequential(*parts), data, data, data)
+
+
 def test_summaries_are_json_even_of_nothing():
     (result,) = p2pfl.simulate(SMALL | {"rounds": 0})
     json.dumps(result.summary)
