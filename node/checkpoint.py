@@ -1,4 +1,4 @@
-"""What survives a crash: one file, replaced as a whole, with the hash of its content.
+"""What survives a crash: a file replaced as a whole, with the hash of its content, and the two before it.
 
 A checkpoint is written when a model is published, before any peer can get it, and after every round. So a node that was
 killed at any moment comes back with its last finished round and still serves the bytes that it has served before.
@@ -7,7 +7,7 @@ killed at any moment comes back with its last finished round and still serves th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -85,41 +85,72 @@ class Store(Protocol):
 
 
 class FileStore:
-    """Keeps a checkpoint in a file."""
+    """Keeps the last three checkpoints in files: `path`, and before it `path`.1 and `path`.2.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        say: is told when a damaged one was set aside.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda line: None) -> None:
         self.path = path
+        self._say = say
+        self._generations = [path, path.with_name(f"{path.name}.1"), path.with_name(f"{path.name}.2")]
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; when this returns it is on the disk."""
         content = msgspec.msgpack.encode(checkpoint)
-        replace_file(self.path, [_MAGIC, sha256(content).digest(), content])
+        replace_file(self.path, [_MAGIC, sha256(content).digest(), content], before=self._shift)
 
     def load(self) -> Checkpoint | None:
-        """Return the last checkpoint, or None if there is none.
+        """Return the last checkpoint that is whole, or None if there never was one. Damaged ones before it are set aside.
 
         Raises:
-            ConfigurationError: the file is damaged; it is left as it is.
+            ConfigurationError: all are damaged; they are left as they are.
         """
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return None
-        head = len(_MAGIC) + 32
-        content = data[head:]
-        if data[:head] != _MAGIC + sha256(content).digest():
-            raise ConfigurationError(f"{self.path} is damaged; move it away to start from round 0")
-        try:
-            return msgspec.msgpack.decode(content, type=Checkpoint)
-        except msgspec.MsgspecError as error:
-            raise ConfigurationError(f"{self.path} is of another version: {error}; move it away to start anew") from error
+        damaged: list[Path] = []
+        for path in self._generations:
+            if not path.exists():
+                continue
+            checkpoint = _read(path)
+            if checkpoint is not None:
+                for bad in damaged:
+                    aside = bad.with_name(f"{bad.name}.damaged")
+                    bad.replace(aside)
+                    self._say(f"{bad} is damaged: kept as {aside.name}, and the checkpoint before it is used")
+                return checkpoint
+            damaged.append(path)
+        if damaged:
+            raise ConfigurationError(f"{', '.join(map(str, damaged))}: damaged; move away to start from round 0")
+        return None
+
+    def _shift(self) -> None:
+        newest, *older = self._generations
+        for target, source in zip(reversed(older), [*reversed(older[:-1]), newest], strict=True):
+            if source.exists():
+                source.replace(target)
 
 
-def replace_file(path: Path, parts: Iterable[bytes], durable: bool = True) -> None:
+def _read(path: Path) -> Checkpoint | None:
+    """Return a checkpoint, or None if the file is not as it was written."""
+    data = path.read_bytes()
+    head = len(_MAGIC) + 32
+    content = data[head:]
+    if data[:head] != _MAGIC + sha256(content).digest():
+        return None
+    try:
+        return msgspec.msgpack.decode(content, type=Checkpoint)
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"{path} is of another version: {error}; move it away to start anew") from error
+
+
+def replace_file(
+    path: Path, parts: Iterable[bytes], durable: bool = True, before: Callable[[], None] = lambda: None
+) -> None:
     """Replace a file by new content, so that at every moment it holds the old or the new one, whole.
 
     Args:
         durable: also after a power cut (costs the time of a flush to the disk).
+        before: called when the new content is on the disk, before it takes its place.
     """
     temporary = path.with_name(path.name + ".new")
     with temporary.open("wb") as file:
@@ -128,6 +159,7 @@ def replace_file(path: Path, parts: Iterable[bytes], durable: bool = True) -> No
         if durable:
             file.flush()
             os.fsync(file.fileno())
+    before()
     temporary.replace(path)
     if durable and os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)

@@ -2,7 +2,7 @@
 
 node.toml     written by `init`, edited by its owner
 key.pem       the private key, mode 0600
-checkpoint    the state after the last round
+checkpoint    the state after the last round; beside it the two before
 boot          how often the node has started
 status.json   what `status` shows
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from p2pfl.errors import ConfigurationError
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
 SAMPLES = 40  # training images of each node: few enough that peers have something to give
+OUTPUT = "output"  # a file in the node's folder
 States = dict[str, dict[str, Any]]
 
 
@@ -37,6 +39,7 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool) -> int:
     if rounds < 1:
         raise ConfigurationError(f"--rounds must be 1 or more, got {rounds}")
     names = NAMES[:nodes]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no folder then either
     with tempfile.TemporaryDirectory(prefix="p2pfl-demo-") as folder:
         together = _run(_federation(Path(folder) / "together", names, rounds, policy), "together", as_json)
         alone = _run(_hermits(Path(folder) / "alone", names, rounds), "alone", as_json)
@@ -90,23 +93,25 @@ def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
             name: stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-m", "node", "run", str(folder)],
-                    stdout=subprocess.PIPE,
+                    stdout=stack.enter_context((folder / OUTPUT).open("wb")),
                     stderr=subprocess.STDOUT,
-                    text=True,
                 )
             )
             for name, folder in folders.items()
         }
-        for process in processes.values():  # runs first on the way out, so that no process outlives the demo
-            stack.callback(process.terminate)
+        for process in processes.values():  # on the way out, so that no process outlives the demo
+            stack.callback(process.wait)
+        for process in processes.values():  # these run before those
+            stack.callback(process.kill)
         show = _lines(title) if quiet or not sys.stdout.isatty() else stack.enter_context(_LiveTable(title))
         while any(process.poll() is None for process in processes.values()):
             if not quiet:
                 show({name: status.read(folder / config.STATUS) or {} for name, folder in folders.items()})
             time.sleep(0.1)
         states: States = {}
-        for name, process in processes.items():
-            states[name] = (status.read(folders[name] / config.STATUS) or {}) | {"output": process.communicate()[0]}
+        for name, folder in folders.items():
+            output = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            states[name] = (status.read(folder / config.STATUS) or {}) | {"output": output}
         if not quiet:
             show(states)
     return states

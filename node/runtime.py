@@ -82,7 +82,7 @@ async def _run(folder: Path, config: NodeConfig, say: Say) -> int:
         trainer=trainer,
         exchange=exchange,
         settings=config,
-        store=FileStore(folder / folders.CHECKPOINT),
+        store=FileStore(folder / folders.CHECKPOINT, say),
         observer=board,
     )
     board.begin(node)

@@ -22,7 +22,7 @@ def read(path: Path) -> dict[str, Any]:
         ConfigurationError: it cannot be read, or is broken; the text says in which line.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,8 @@ from p2pfl.policy import Merge, Stage, Update
 from sim.clock import VirtualLoop
 from sim.trace import Trace
 
-_NOTHING: tuple[str, list[int]] = ("", [])
+_Got = tuple[list[str], list[int]]
+_NOTHING: _Got = ([], [])
 
 
 class Recorder:
@@ -32,19 +33,21 @@ class Recorder:
         self.rounds_done = 0
         self.progress: Callable[[int], None] = lambda rounds: None
         self._rounds: list[tuple[int, float, int, int, int, int]] = []
-        self._edges: list[tuple[int, int, Mapping[str, float], tuple[str, list[int]]]] = []
-        self._got: dict[str, tuple[str, list[int]]] = {}  # senders and bytes, of the round that a node is in
+        self._edges: list[tuple[int, int, Mapping[str, float], _Got]] = []
+        self._got: dict[str, _Got] = {}  # senders and bytes, of the round that a node is in
         self._metrics: list[tuple[int, int, Mapping[Stage, Mapping[str, float]]]] = []
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
         self.trace.published(self._loop.now, id, stage, round, params)
 
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
-        senders = ",".join([update.sender for update in updates])
-        self.trace.received(self._loop.now, id, round, senders)
+        senders = [update.sender for update in updates]
+        self.trace.received(self._loop.now, id, round, ",".join(senders))
+        if not round:  # the preparation is no round, and has no edges
+            return
         got = senders, [update.size for update in updates]
         if id in self._got:
-            self._got[id] = f"{self._got[id][0]},{got[0]}", self._got[id][1] + got[1]
+            self._got[id] = self._got[id][0] + got[0], self._got[id][1] + got[1]
         else:
             self._got[id] = got
 
@@ -65,6 +68,15 @@ class Recorder:
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self.results[node.name] = result
+        self.trace.published(self._loop.now, node.name, "finished", node.round, node.me.params)
+
+    def close(self, nodes: Mapping[str, Node]) -> None:
+        """Note what was sent after the nodes' last rounds, while others were still in theirs: it counts to the last one."""
+        last = {place: k for k, (_, _, place, *_) in enumerate(self._rounds)}
+        for name, node in nodes.items():
+            if (k := last.get(self._place[name])) is not None:
+                traffic = node.exchange.traffic
+                self._rounds[k] = (*self._rounds[k][:3], traffic.received, traffic.sent, self._rounds[k][5])
 
     def rounds_table(self) -> dict[str, np.ndarray]:
         """Return one row for each round of each node; a metric that was not computed is NaN.
@@ -73,7 +85,8 @@ class Recorder:
         """
         names = ("round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in")
         columns = list(zip(*self._rounds, strict=True)) or [()] * len(names)
-        table = {name: np.array(column) for name, column in zip(names, columns, strict=True)}
+        kinds = (np.int64, np.float64, np.int64, np.int64, np.int64, np.int64)
+        table = {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
         for name in ("bytes_in", "bytes_out"):  # they were noted as sums since the start
             for node in range(len(self._place)):
                 rows = table["node"] == node
@@ -94,7 +107,7 @@ class Recorder:
         rows = [
             (round, self._place[src], dst, weights.get(src, 0.0), size)
             for round, dst, weights, (senders, sizes) in self._edges
-            for src, size in zip(senders.split(",") if sizes else (), sizes, strict=True)
+            for src, size in zip(senders, sizes, strict=True)
             if weights.get(src, 0.0) > 0
         ]
         columns = list(zip(*rows, strict=True)) or [()] * 5

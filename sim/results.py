@@ -48,7 +48,7 @@ def result_of(run: Run) -> Result:
         "seed": scenario.seed,
         "nodes": scenario.nodes,
         "rounds": scenario.rounds,
-        "topology": scenario.topology["name"],
+        "topology": run.topology,
         "metric": metric,
         "test": _test(run, metric, groups),
         "traffic": {
@@ -166,16 +166,17 @@ def _write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]
     """Write tables below each other, with the run's name and seed as first columns."""
     import duckdb
 
-    names = list(dict.fromkeys(name for _, table in tables for name in table))
+    kinds = {name: column.dtype for _, table in tables for name, column in table.items()}
     lengths = [len(next(iter(table.values()))) for _, table in tables]
     stacked: Table = {
         "run": np.repeat(np.array([summary["name"] for summary, _ in tables], object), lengths),
         "seed": np.repeat([summary["seed"] for summary, _ in tables], lengths),
     }
-    for name in names:
+    for name in kinds:  # a metric that some runs lack is not a number there
         parts = [table.get(name, np.full(n, np.nan)) for (_, table), n in zip(tables, lengths, strict=True)]
         stacked[name] = np.concatenate(parts)
     with duckdb.connect() as connection:
         connection.register("stacked", stacked)
         target = str(path).replace("'", "''")
-        connection.execute(f"COPY (SELECT * FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+        columns = '"run"::VARCHAR AS run, * EXCLUDE (run)'  # without a row its type would be unknown
+        connection.execute(f"COPY (SELECT {columns} FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")

@@ -40,12 +40,14 @@ class Run:
     """A finished run.
 
     Attributes:
+        topology: its name.
         nodes: as they were at the end, by name.
         batches: by kind, how often jobs were computed, and how many.
         notes: what the user should know about how it was computed.
     """
 
     scenario: Scenario
+    topology: str
     nodes: dict[str, Node]
     recorder: Recorder
     batches: dict[str, tuple[int, int]]
@@ -121,6 +123,7 @@ class Simulation:
         self.scenario = scenario
         self.notes: list[str] = []
         self.names = names(scenario.nodes)
+        self.topology = str(scenario.topology["name"]) if graph is None else "a graph of one's own"
         around = neighbours(topology(scenario) if graph is None else graph)
         if len(around) != scenario.nodes:
             raise ConfigurationError(f"the topology has {len(around)} nodes, the scenario {scenario.nodes}")
@@ -152,7 +155,10 @@ class Simulation:
         wall = time.perf_counter() - begun
         expired = sum(node.exchange.expired for node in self.nodes.values())
         batches = {kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()}
-        return Run(self.scenario, self.nodes, self.recorder, batches, self.loop.time(), wall, expired, self.notes)
+        self.recorder.close(self.nodes)
+        return Run(
+            self.scenario, self.topology, self.nodes, self.recorder, batches, self.loop.time(), wall, expired, self.notes
+        )
 
     async def _main(self) -> None:
         try:

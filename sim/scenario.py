@@ -86,7 +86,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
 
     Attributes:
         seeds: what every run is repeated with.
-        folder: where the file lies; modules that it names may lie there too.
+        folder: where modules that it names may lie: beside the file, unless its key `modules` names another folder.
     """
 
     name: str
@@ -98,7 +98,10 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     def raw(self) -> dict[str, Any]:
         """Return the TOML tables that give the same scenario again."""
         runs = [{k: v for k, v in msgspec.to_builtins(run).items() if v is not None} for run in self.runs]
-        return {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
+        table = {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
+        if any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy)):
+            table["modules"] = str(Path(self.folder).resolve())
+        return table
 
     def only(self, text: str) -> ScenarioFile:
         """Return the scenario with those runs whose name contains `text`.
@@ -141,6 +144,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     entries = base.pop("run", None) or [{}]
     forms = base.pop("forms", {})
     base_name, description = str(base.pop("name", name)), str(base.pop("description", ""))
+    folder = str(Path(folder, str(base.pop("modules", "."))))
     seeds = base.pop("seeds", None)
     if seeds is not None and not (isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)):
         raise ConfigurationError(f"{name}: seeds must be a list of numbers from 0, got {seeds}")

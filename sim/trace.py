@@ -34,14 +34,19 @@ class Trace:
 
     def digest(self) -> str:
         """Return the SHA-256 of all events so far, in hexadecimal."""
-        self._flush(self._instant)
-        return self._hash.hexdigest()
+        whole = self._hash.copy()
+        whole.update(self._held())
+        return whole.hexdigest()
 
     def _flush(self, now: float) -> None:
         """Hash what was held, and begin another instant."""
-        if self._lines:
-            self._lines.sort(key=itemgetter(0))  # one node's events are in their own order, and stay in it
-            text = "\n".join([line for _, line in self._lines])
-            self._hash.update(f"{self._instant!r}\n{text}\n".encode())
-            self._lines.clear()
+        self._hash.update(self._held())
+        self._lines.clear()
         self._instant = now
+
+    def _held(self) -> bytes:
+        """The events of this instant, in order of nodes; one node's are in their own order, and stay in it."""
+        if not self._lines:
+            return b""
+        lines = [line for _, line in sorted(self._lines, key=itemgetter(0))]
+        return f"{self._instant!r}\n{chr(10).join(lines)}\n".encode()

@@ -146,7 +146,7 @@ def test_a_change_of_any_byte_is_found(store):
     whole = store.path.read_bytes()
     for position in range(len(whole)):
         store.path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
-        assert refusal(store.load).endswith("checkpoint is damaged; move it away to start from round 0")
+        assert refusal(store.load).endswith("checkpoint: damaged; move away to start from round 0")
 
 
 def test_a_file_that_was_cut_off_or_grew_is_found(store):
@@ -154,9 +154,9 @@ def test_a_file_that_was_cut_off_or_grew_is_found(store):
     whole = store.path.read_bytes()
     for size in range(len(whole)):
         store.path.write_bytes(whole[:size])
-        assert "is damaged" in refusal(store.load)
+        assert "damaged; move away" in refusal(store.load)
     store.path.write_bytes(whole + b"\0")
-    assert "is damaged" in refusal(store.load)
+    assert "damaged; move away" in refusal(store.load)
 
 
 def test_a_damaged_file_is_kept_for_its_owner_to_look_at(store):
@@ -333,3 +333,36 @@ def test_a_node_refuses_the_checkpoint_of_another_layout(tmp_path):
     with pytest.raises(ConfigurationError, match=r"^the checkpoint has layout '[0-9a-f]{32}', the configuration "):
         start_again(tmp_path, task=task)
     assert len(unpack(FileStore(tmp_path / "a").load().params)) == 11  # it is left as it was
+
+
+# Generations
+
+
+def test_three_generations_are_kept(store):
+    for round in (1, 2, 3, 4, 5):
+        store.save(checkpoint(round))
+    assert sorted(files(store)) == ["checkpoint", "checkpoint.1", "checkpoint.2"]
+    for round in (5, 4, 3):
+        assert store.load() == checkpoint(round)
+        next(path for path in store._generations if path.exists()).unlink()
+    assert store.load() is None
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_loaded(tmp_path):
+    said = []
+    store = FileStore(tmp_path / "checkpoint", said.append)
+    for round in (1, 2, 3):
+        store.save(checkpoint(round))
+    damaged = store.path.read_bytes()[:-1]
+    store.path.write_bytes(damaged)
+    assert store.load() == checkpoint(2)
+    assert files(store)["checkpoint.damaged"] == damaged
+    (line,) = said
+    assert line == f"{store.path} is damaged: kept as checkpoint.damaged, and the checkpoint before it is used"
+
+
+def test_a_crash_between_two_renames_loses_nothing(store):
+    for round in (1, 2):
+        store.save(checkpoint(round))
+    store._shift()
+    assert store.load() == checkpoint(2)

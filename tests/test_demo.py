@@ -81,14 +81,17 @@ def test_with_json_one_object_says_it_all(tmp_path):
         assert set(node["history"][-1]["weights"]) == {"alice", "bob"}
 
 
-@pytest.mark.parametrize("whom", ["the demo", "everyone, as a terminal does"])
-def test_an_interrupted_demo_says_so_and_ends_with_code_130(tmp_path, whom):
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGINT, "the demo"), (signal.SIGINT, "everyone, as a terminal does"), (signal.SIGTERM, "the demo")],
+)
+def test_an_interrupted_demo_takes_its_nodes_along(tmp_path, number, whom):
     with demo(tmp_path, "--nodes", "3", "--rounds", "300") as process:
         assert process.stdout.readline().startswith("together: ")
         if whom == "the demo":
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
         else:
-            os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
+            os.killpg(process.pid, number)
+        out, err = end(process, tmp_path)
     assert (process.returncode, err) == (130, "interrupted\n")
     assert "alone" not in out

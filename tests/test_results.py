@@ -6,6 +6,7 @@ import statistics
 from hashlib import sha256
 
 import duckdb
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -561,3 +562,75 @@ def test_whatever_else_differs_shows(place, event):
 def test_an_event_that_is_missing_or_doubled_shows(place):
     assert digest(EVENTS[:place] + EVENTS[place + 1 :]) != digest(EVENTS)
     assert digest([*EVENTS[: place + 1], *EVENTS[place:]]) != digest(EVENTS)
+
+
+# What is easily lost
+
+SMALL = {"nodes": 12, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "random"}}
+
+
+def test_a_fetch_that_brings_nothing_does_no_harm():
+    slow = {"mode": "asynchronous", "compute": {"slowdown": [1.0, 9.0]}, "policy": {"name": "test_results:InTwoGoes"}}
+    (found,) = p2pfl.simulate({"nodes": 4, "rounds": 3, "task": {"name": "concept-shift"}} | slow)
+    assert found.summary["traffic"]["models"] >= len(found.edges["src"]) > 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}}, {"rounds": 12, "patience": 1}]
+)
+def test_bytes_add_up_whenever_nodes_end(change):
+    (found,) = p2pfl.simulate(SMALL | change)
+    assert found.rounds["bytes_out"].sum() == found.summary["traffic"]["bytes"]
+
+
+class Prepared(Random):
+    async def prepare(self, me, peers):
+        await peers.publish(me.params, stage="prepared")
+        updates = await peers.models(peers.ids, stage="prepared")
+        return await merge(me, me.params, updates, fedavg(samples(me, updates)))
+
+
+def test_what_was_fetched_for_the_preparation_is_no_edge_of_round_1():
+    found = with_policy("test_results:Prepared")
+    first = (found.edges["round"] == 1) & (found.edges["dst"] == 0)
+    assert found.edges["weight"][first].sum() == pytest.approx(0.75)
+
+
+def test_the_trace_of_nodes_alone_depends_on_the_seed():
+    first, second = p2pfl.simulate(SMALL | {"policy": {"name": "local"}, "seeds": [0, 1]})
+    assert first.summary["trace"] != second.summary["trace"]
+
+
+def test_a_graph_of_ones_own_is_not_called_complete():
+    (found,) = p2pfl.simulate(SMALL, graph=nx.star_graph(3))
+    assert found.summary["topology"] == "a graph of one's own"
+
+
+def test_types_do_not_depend_on_the_number_of_rows(tmp_path):
+    full, empty = (leave(resolve(SMALL | {"rounds": r}, [], "n", "."), tmp_path / str(r)) for r in (2, 0))
+    for table in ("rounds", "edges"):
+        assert columns(empty, table).items() <= columns(full, table).items()
+
+
+def test_a_run_of_no_rounds_does_not_change_the_types_of_another(tmp_path):
+    path = leave(resolve(SMALL | {"run": [{"name": "a"}, {"name": "b", "rounds": 0}]}, [], "n", "."), tmp_path / "o")
+    assert columns(path, "rounds")["round"] == "BIGINT"
+
+
+def test_the_scenario_left_behind_finds_the_modules_that_lay_beside_the_first(tmp_path):
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "beside.py").write_text("from p2pfl.policies.random import Random as Own\n")
+    (study / "study.toml").write_text('nodes = 4\nrounds = 1\ntask.name = "concept-shift"\npolicy.name = "beside:Own"\n')
+    path = leave(load(str(study / "study.toml")), tmp_path / "o")
+    assert load(str(path / "scenario.toml")).folder == str(study)
+
+
+def test_looking_at_the_digest_changes_nothing():
+    looked, plain = Trace(), Trace()
+    for trace in (looked, plain):
+        trace.published(1.0, "a", "trained", 1, MODEL_A)
+        if trace is looked:
+            trace.digest()
+        trace.published(1.0, "b", "trained", 1, MODEL_A)
+    assert looked.digest() == plain.digest()

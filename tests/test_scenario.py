@@ -175,7 +175,7 @@ def test_what_is_wrong_is_said_in_one_line(file, change, message):
     [
         (["topology.name=k-regular", "topology.degree=8"], "no graph of 8 nodes has degree 8 everywhere"),
         (["topology.name=k-regular", "topology.degree=3", "nodes=5"], "no graph of 5 nodes has degree 3 everywhere"),
-        (["topology.name=small-world", "topology.degree=9"], "degree must be from 2 to 7 for 8 nodes, got 9"),
+        (["topology.name=small-world", "topology.degree=9"], "degree must be even, from 2 to 7 for 8 nodes, got 9"),
         (["topology.name=small-world", "topology.rewire=1.5"], "rewire must be from 0 to 1"),
         (["topology.name=erdos-renyi", "topology.p=-0.5"], "p must be from 0 to 1"),
     ],

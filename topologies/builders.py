@@ -28,8 +28,10 @@ def k_regular(n: int, seed: int, *, degree: int = 4) -> nx.Graph:
 def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -> nx.Graph:
     """A small world: a ring with `degree` nearest neighbours, each edge rewired with probability `rewire`; connected."""
     _probability("rewire", rewire)
-    if not 2 <= degree < n:
-        raise ValueError(f"degree must be from 2 to {n - 1} for {n} nodes, got {degree}")
+    if n < 3:
+        raise ValueError(f"a small world has 3 nodes or more, got {n}")
+    if not 2 <= degree < n or degree % 2:
+        raise ValueError(f"degree must be even, from 2 to {n - 1} for {n} nodes, got {degree}")
     try:
         return nx.connected_watts_strogatz_graph(n, degree, rewire, tries=100, seed=seed)
     except nx.NetworkXError as error:
