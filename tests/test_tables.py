@@ -1,27 +1,25 @@
-"""The tables of papers, as the shipped scenarios reproduce them."""
+"""The tables of papers, as the shipped scenarios reproduce them with the commands of the README."""
 
 import json
+import re
 
 import pytest
-from msgspec.structs import replace
-
-from sim.engine import run_all
-from sim.results import summarise
-from sim.scenario import load
+from readme import TEXT, bash, block
 
 COSINE = [f"cosine-{kind}/{mean}" for kind in ("weights", "gradients") for mean in ("fedavg", "fedsim")]
+COLUMNS = ("dac-synthetic", "dac-synthetic-default")
 
 
 @pytest.fixture(scope="module")
-def tables():
-    """Both tables with five seeds: by scenario, the mean of each row; and all runs."""
-    found = {}
-    for name in ("dac-synthetic", "dac-synthetic-default"):
-        file = replace(load(name), seeds=tuple(range(5)))
-        summary = summarise(file, run_all(file, "process"))
-        json.dumps(summary)
-        found[name] = {row["name"]: row["mean"] for row in summary["table"]}, summary["runs"]
-    return found
+def tables(tmp_path_factory):
+    """By scenario, the mean of each row over five seeds; and all runs."""
+    folder = tmp_path_factory.mktemp("tables")
+    bash(block("dac-synthetic"), folder)
+    summaries = [json.loads((folder / "runs" / name / "summary.json").read_text()) for name in ("table", "default")]
+    assert [summary["scenario"] for summary in summaries] == list(COLUMNS)
+    assert [summary["seeds"] for summary in summaries] == [[0, 1, 2, 3, 4]] * 2
+    rows = [{row["name"]: row["mean"] for row in summary["table"]} for summary in summaries]
+    return dict(zip(COLUMNS, zip(rows, [summary["runs"] for summary in summaries], strict=True), strict=True))
 
 
 def within(value, low, high):
@@ -58,3 +56,12 @@ def test_dac_synthetic_by_default(tables):
 @pytest.mark.slow
 def test_nobody_waits_in_vain(tables):
     assert all(run["deadlines_expired"] == 0 for _, runs in tables.values() for run in runs)
+
+
+@pytest.mark.slow
+def test_the_readme_prints_what_comes_out(tables):
+    printed = re.findall(r"^\| ([\w/-]+) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", TEXT, re.M)
+    assert {name for name, *_ in printed} == set(tables["dac-synthetic"][0])
+    for name, *figures in printed:
+        for column, figure in zip(COLUMNS, figures, strict=True):  # another processor rounds otherwise
+            assert float(figure) == pytest.approx(tables[column][0][name], rel=0.02 if name != "random" else 0.2)
