@@ -41,8 +41,9 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         round: the last finished one.
         params: as that round left them.
         judge: the state of early stopping, with the best model.
-        unjudged: the models of the last round, by stage, whose metrics were not looked at yet.
-        policy: the policy's own state, msgpack.
+        unjudged: the models of `unjudged_round`, by stage, whose metrics were not looked at yet.
+        policy: which policy it is.
+        policy_state: the policy's own state, msgpack.
         outbox: what may still be asked for.
         final: nothing more will be published.
     """
@@ -54,7 +55,9 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     params: bytes
     judge: dict[str, Any]
     unjudged: dict[Stage, bytes]
-    policy: bytes
+    unjudged_round: int
+    policy: str
+    policy_state: bytes
     outbox: list[Model]
     final: bool
 
@@ -124,10 +127,14 @@ class FileStore:
         return None
 
     def _shift(self) -> None:
-        newest, *older = self._generations
-        for target, source in zip(reversed(older), [*reversed(older[:-1]), newest], strict=True):
-            if source.exists():
-                source.replace(target)
+        newest, before, oldest = self._generations
+        if before.exists():
+            before.replace(oldest)
+        if newest.exists():
+            try:
+                os.link(newest, before)  # so that there is a newest one at every moment
+            except OSError:  # a file system without links
+                newest.replace(before)
 
 
 def _read(path: Path) -> Checkpoint | None:
@@ -170,9 +177,12 @@ def replace_file(
 
 
 def same_federation(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if a checkpoint was made under another name, seed or layout."""
+    """Raise ConfigurationError if a checkpoint was made under another name, seed, layout or policy."""
     for key, value in expected.items():
         found = getattr(checkpoint, key)
         if found != value:
             shown = (found.hex(), value.hex()) if isinstance(value, bytes) else (found, value)
-            raise ConfigurationError(f"the checkpoint has {key} {shown[0]!r}, the configuration {shown[1]!r}")
+            raise ConfigurationError(
+                f"the checkpoint has {key} {shown[0]!r}, the configuration {shown[1]!r};"
+                " change that back, or move the checkpoint away to start from round 0"
+            )

@@ -43,5 +43,8 @@ class Exchange(Protocol):
     def finish(self) -> None:
         """Say that what was published is final. Serving goes on."""
 
+    def leave(self) -> None:
+        """Do not wait for peers to appear any more: this node is about to stop."""
+
     async def close(self) -> None:
         """Leave."""

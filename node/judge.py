@@ -32,7 +32,8 @@ class Judge:
         else:
             better = loss < self.loss or (self.best is None and not isnan(loss))
         if better or self.best is None:
-            self.best, self.round = params, round
+            # A row of a stack would keep all of the stack in memory.
+            self.best, self.round = params if params.base is None else params.copy(), round
             self.loss = inf if loss is None or isnan(loss) else loss
         return better
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future, Task, TaskGroup
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from itertools import count
 from math import inf, isfinite
 from typing import Any
@@ -27,13 +27,14 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Extras, Stage, Update
 from p2pfl.randomness import Draws
 from protocols import messages as m
-from protocols.envelope import EMPTY, OVERHEAD, Door, Payload, Sealer
+from protocols.envelope import EMPTY, OVERHEAD, Door, Opened, Payload, Sealer
 from protocols.errors import ProtocolError, TransportError
 from protocols.payload import EXTRAS_LIMIT, decode, encode_extras
 from protocols.transport import Link, Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between attempts to reach a silent peer
 INTRODUCTION = 5.0  # seconds for the answer to a hello
+GONE_AFTER = 3  # unanswered probes after which nobody waits for a peer to finish
 LARGEST_RATIO = 1000.0  # between the norm of a peer's model and that of the own one
 SCORES_AT_ONCE = 2  # losses computed for one peer at a time
 
@@ -53,11 +54,14 @@ class _Peer:
         self.key = member.key
         self.address = member.address
         self.link: Link | None = None  # over which it was introduced
+        self.boot = 0  # how often it has started
         self.about: Mapping[str, Any] = {}
         self.round = 0
         self.stopped = False  # its model is final
         self.problem = ""  # why it is kept out for good
         self.requests: dict[int, Future[Any]] = {}  # what it was asked and has not answered
+        self.asked: dict[int, tuple[int, Stage]] = {}  # the models among them
+        self.unanswered = 0  # probes since it was heard
         self.waiting: dict[tuple[int, Stage], int] = {}  # what it has asked and is not published yet: its request number
         self.scoring = 0
         self.trouble = asyncio.Event()  # it is not connected, or suspected
@@ -72,6 +76,8 @@ class MessageExchange:
     Args:
         name: this node's.
         neighbours: the members with which it may exchange anything.
+        sources: those of them that it may fetch from; by default all.
+        askers: those that may fetch from it; by default all.
         agreed: what all nodes must have alike, in words, by key.
         size: P, the number of parameters.
         loss: computes the mean loss of a model on the own training data, for peers that ask.
@@ -91,16 +97,20 @@ class MessageExchange:
         size: int,
         n_samples: int,
         loss: Callable[[Parameters], Awaitable[float]],
+        sources: Collection[str] | None = None,
+        askers: Collection[str] | None = None,
     ) -> None:
         self.name = name
         self.outbox = Outbox(settings.mode == "synchronous")
-        self.roster = Roster(neighbours)
+        self.roster = Roster(neighbours if sources is None else sources)
         self.traffic = Traffic()
         self.expired = 0
         self.rejected: Counter[str] = Counter()
         self.durable: Callable[[Published], Awaitable[None]] | None = None
         self.round = 0
         self.peers = {id: _Peer(id, neighbours[id]) for id in sorted(neighbours)}
+        self._askers = frozenset(neighbours if askers is None else askers)
+        self._leaving = False
         self._transport = transport
         self._sealer = sealer
         self._door = door
@@ -126,7 +136,9 @@ class MessageExchange:
         await self._transport.listen(self)
         for peer in self.peers.values():
             self._begin(self._keep_in_touch(peer), f"{self.name} keeps in touch with {peer.name}")
-        await self._until(lambda: all(p.introduced or p.problem for p in self.peers.values()), self._settings.deadline)
+        await self._until(
+            lambda: self._leaving or all(p.introduced or p.problem for p in self.peers.values()), self._settings.deadline
+        )
         for peer in self.peers.values():
             if not peer.introduced:
                 self._suspect(peer, peer.problem or "not there at the start")
@@ -140,9 +152,18 @@ class MessageExchange:
         for peer in self._introduced():
             self._tell(peer, m.Bye(self.round, leaving=False))
 
+    def leave(self) -> None:
+        self._leaving = True
+        self._moved()
+
     async def others_done(self) -> None:
         """Wait until no neighbour that is there needs this node any more."""
-        await self._until(lambda: all(p.stopped or p.name in self.roster.suspected for p in self.peers.values()), inf)
+
+        def done(peer: _Peer) -> bool:
+            gone = peer.name in self.roster.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
+            return peer.stopped or gone
+
+        await self._until(lambda: all(done(peer) for peer in self.peers.values()), inf)
 
     async def close(self) -> None:
         for peer in self._introduced():
@@ -183,7 +204,8 @@ class MessageExchange:
         """
 
         def behind() -> list[_Peer]:
-            live = (p for p in self._introduced() if not p.stopped and p.name not in self.roster.suspected)
+            askers = (p for p in self._introduced() if p.name in self._askers)
+            live = (p for p in askers if not p.stopped and p.name not in self.roster.suspected)
             return [p for p in live if p.round == round - 2]  # further behind: it will go on where the others are
 
         if not await self._until(lambda: not behind(), self._settings.deadline / 2):
@@ -196,6 +218,7 @@ class MessageExchange:
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         def ask(peer: _Peer, number: int) -> None:
             stage = stages if isinstance(stages, str) else stages[peer.name]
+            peer.asked[number] = round, stage
             self._say(peer, m.Get(number, round, stage))
             self.traffic.sent_get += OVERHEAD
 
@@ -230,6 +253,7 @@ class MessageExchange:
         self.expired += bool(late)
         for peer, number, answer in asked:
             peer.requests.pop(number, None)
+            peer.asked.pop(number, None)
             if answer in late:
                 self._suspect(peer, f"missed the deadline of round {round}")
         answers = [answer.result() for *_, answer in asked if answer not in late]
@@ -246,8 +270,10 @@ class MessageExchange:
                     raise ProtocolError("differs", peer.problem)
                 if not peer.introduced:
                     raise ProtocolError("not introduced", peer.name)
+                if isinstance(opened.message, m.Get | m.Absent | m.Have | m.Pong | m.Bye):
+                    self._reached(peer, opened.message.round)
                 self._heard(peer)
-            self._handle(peer, link, opened.message, opened.payload)
+            self._handle(peer, link, opened)
         except ProtocolError as error:
             self.rejected[error.cause] += 1
         except TransportError:
@@ -262,12 +288,12 @@ class MessageExchange:
                 self._suspect(peer, reason)
                 self._give_up(peer)
 
-    def _handle(self, peer: _Peer, link: Link, message: m.Message, payload: memoryview) -> None:
+    def _handle(self, peer: _Peer, link: Link, opened: Opened) -> None:
+        message, payload = opened.message, opened.payload
         size = OVERHEAD + len(payload)
         match message:
             case m.Get():
                 self.traffic.received_get += size
-                self._reached(peer, message.round)
                 self._serve(peer, message)
                 return
             case m.Answer():
@@ -287,32 +313,34 @@ class MessageExchange:
         self.traffic.received_control += size
         match message:
             case m.Hello() | m.Welcome():
+                if peer.boot != opened.boot:  # what an earlier life of it was asked is lost
+                    peer.boot = opened.boot
+                    self._give_up(peer)
                 self._introduce(peer, link, m.decode_terms(payload), answer=isinstance(message, m.Hello))
             case m.Absent():
-                self._reached(peer, message.round)
                 self._resolve(peer, message.request, None)
-            case m.Have():
-                self._reached(peer, message.round)
             case m.Ping():
                 self._say(peer, m.Pong(message.request, self.round))
-            case m.Pong():
-                self._reached(peer, message.round)
+            case m.Bye() if message.leaving:
+                peer.link = None
+                self._suspect(peer, "has left")
+                self._give_up(peer)
             case m.Bye():
                 peer.stopped = True
-                if message.leaving:
-                    peer.link = None
-                    self._suspect(peer, "has left")
-                    self._give_up(peer)
+                self._heard(peer)
                 self._moved()
 
     def _serve(self, peer: _Peer, get: m.Get) -> None:
+        if peer.name not in self._askers:
+            self._say(peer, m.Absent(get.request, self.round, "not allowed"))
+            return
         found = self.outbox.find(get.round, get.stage)
         if isinstance(found, Published):
             self._answer(peer, get.request, found)
         elif found == "wait":
             peer.waiting[get.round, get.stage] = get.request
             if len(peer.waiting) > 4:  # no honest peer waits for more; the newest request replaces the oldest
-                del peer.waiting[min(peer.waiting)]
+                del peer.waiting[min(peer.waiting, key=lambda key: peer.waiting[key])]
         else:
             self._say(peer, m.Absent(get.request, self.round, found))
 
@@ -346,6 +374,7 @@ class MessageExchange:
         if answer.request not in peer.requests:
             return  # it came too late
         try:
+            self._check_asked(peer, answer)
             params, extras = decode(payload, self._size)
             self._check_norm(params)
         except ProtocolError:
@@ -359,6 +388,15 @@ class MessageExchange:
             peer.stopped = True
         self._resolve(peer, answer.request, update)
 
+    def _check_asked(self, peer: _Peer, answer: m.Answer) -> None:
+        """Refuse another model than the one that was asked for, and another number of samples than was introduced."""
+        round, stage = peer.asked.get(answer.request, (answer.round, answer.stage))
+        newest = answer.final or (self._settings.mode == "asynchronous" and stage != "prepared")
+        if answer.stage != stage or (answer.round != round and not newest):
+            raise ProtocolError("not asked for", f"{answer.stage} of round {answer.round}, not {stage} of {round}")
+        if answer.n_samples != peer.about.get("n_samples"):
+            raise ProtocolError("differs", f"{answer.n_samples} samples, {peer.about.get('n_samples')} at the introduction")
+
     def _check_norm(self, params: Parameters) -> None:
         """Refuse a model so large that its mean with ours would be useless."""
         if norm(params) > LARGEST_RATIO * (1.0 + self._norm):
@@ -370,8 +408,9 @@ class MessageExchange:
             self._say(peer, m.Absent(score.request, self.round, "busy"))
             return
 
+        peer.scoring += 1
+
         async def reply() -> None:
-            peer.scoring += 1
             try:
                 loss = await self._loss(params)
             finally:
@@ -399,6 +438,7 @@ class MessageExchange:
             self._suspect(peer, problem)
             raise ProtocolError("differs", problem)
         peer.problem = ""
+        link.trust()
         peer.link, peer.about, peer.stopped = link, terms.about, terms.stopped
         peer.round = terms.round  # also back: a peer that has lost its disk starts anew
         self._heard(peer)
@@ -413,7 +453,9 @@ class MessageExchange:
                 peer.trouble.clear()
                 await peer.trouble.wait()
             if peer.introduced:
+                peer.unanswered += 1
                 self._tell(peer, m.Ping(next(self._numbers)))
+                self._moved()
             else:
                 await self._dial(peer)
             jitter = self._draws.generator(attempt, f"probe {peer.name}").uniform(0.75, 1.25)
@@ -432,7 +474,10 @@ class MessageExchange:
             link.close()
 
     def _heard(self, peer: _Peer) -> None:
-        if peer.name in self.roster.suspected:
+        """Something authentic came from a peer. It is learned with again if it keeps up, so that no deadline is lost."""
+        peer.unanswered = 0
+        keeps_up = peer.stopped or self._settings.mode == "asynchronous" or peer.round >= self.round - 1
+        if keeps_up and peer.name in self.roster.suspected:
             self.roster.heard(peer.name)
             self._moved()
 
@@ -447,6 +492,7 @@ class MessageExchange:
             if not future.done():
                 future.set_result(None)
         peer.waiting.clear()
+        self._moved()
 
     def _reached(self, peer: _Peer, round: int) -> None:
         if round > peer.round:

@@ -24,7 +24,7 @@ from node.trainer import Trainer
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, problem
 from p2pfl.policy import Merge, Policy, Split, Stage
-from p2pfl.randomness import Draws, federation_draws
+from p2pfl.randomness import Draws
 from p2pfl.task import Task
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -90,7 +90,7 @@ class Node:
         first = task.initial(settings.seed) if initial is None else initial
         draws = Draws(settings.seed, name)
         self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, settings.budget)
-        self.peers = NodePeers(self.me, exchange, federation_draws(settings.seed), sorted(names))
+        self.peers = NodePeers(self.me, exchange, settings.seed, sorted(names))
         self.peers.observer = observer
         self._saved: Checkpoint | None = None
         if store is not None:
@@ -109,6 +109,7 @@ class Node:
     def stop(self) -> None:
         """Leave after the round in progress. What is finished is in the checkpoint."""
         self._stopping = True
+        self.exchange.leave()
 
     async def run(self, linger: Callable[[], Awaitable[None]] | None = None) -> None:
         """Do all rounds, then serve until `linger()` is done (without it, end).
@@ -159,12 +160,14 @@ class Node:
         self._take(merge)
         if settings.evaluate_every and me.round % settings.evaluate_every == 0:
             await self._evaluate()
+        if self._store is not None:  # first: who is told of a round may rely on it
+            await self._save()
         if self._observer is not None:
             self._observer.merged(self, merge)
-        if self._store is not None:
-            await self._save()
 
     def _take(self, merge: Merge) -> None:
+        if not isinstance(merge, Merge):
+            raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {type(merge).__name__}, not a Merge")
         params = merge.params
         if params.shape != self.me.params.shape or params.dtype != self.me.params.dtype:
             reason = problem(params, self.me.layout.size)
@@ -216,11 +219,25 @@ class Node:
             params=self.me.params.tobytes(),
             judge=self.judge.state(),
             unjudged={} if unjudged is None else {s: p.tobytes() for s, p in unjudged.snapshots.items()},
-            policy=msgspec.msgpack.encode(self.policy.state()),
+            unjudged_round=0 if unjudged is None else unjudged.round,
+            policy=self._policy_name,
+            policy_state=self._policy_state(),
             outbox=[],
             final=False,
         )
         await self._save_outbox()
+
+    @property
+    def _policy_name(self) -> str:
+        return f"{type(self.policy).__module__}:{type(self.policy).__qualname__}"
+
+    def _policy_state(self) -> bytes:
+        try:
+            return msgspec.msgpack.encode(self.policy.state())
+        except TypeError as error:
+            raise ConfigurationError(
+                f"the policy {self._policy_name} has a state of more than numbers, strings, lists and dicts: {error}"
+            ) from error
 
     async def _save_outbox(self, coming: Published | None = None) -> None:
         """Write down what was published beside the state after the last round: a round that has begun is done again."""
@@ -236,19 +253,26 @@ class Node:
         checkpoint = self._store.load() if self._store is not None else None
         if checkpoint is None:
             return
-        same = {"name": self.name, "seed": self.settings.seed, "layout": self.me.layout.fingerprint}
-        same_federation(checkpoint, same)
+        same_federation(
+            checkpoint,
+            {
+                "name": self.name,
+                "seed": self.settings.seed,
+                "layout": self.me.layout.fingerprint,
+                "policy": self._policy_name,
+            },
+        )
         self._saved = checkpoint
         self.me.round, self.me.params = checkpoint.round, unpack(checkpoint.params)
         self.judge.restore(checkpoint.judge)
-        self.policy.restore(msgspec.msgpack.decode(checkpoint.policy))
+        self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         if checkpoint.unjudged:
             snapshots = {stage: unpack(params) for stage, params in checkpoint.unjudged.items()}
-            self._evaluation = _Evaluation(checkpoint.round, snapshots, None)
+            self._evaluation = _Evaluation(checkpoint.unjudged_round, snapshots, None)
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
-        outbox.final = checkpoint.final
+        outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

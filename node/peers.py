@@ -12,7 +12,7 @@ from node.trainer import Trainer
 from p2pfl.errors import BudgetExceeded
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Budget, Extras, Split, Stage, Update
-from p2pfl.randomness import Draws
+from p2pfl.randomness import Draws, common_order
 
 
 class Observer(Protocol):
@@ -76,14 +76,13 @@ class NodePeers:
         published: what was published in this round, by stage.
     """
 
-    def __init__(self, me: Me, exchange: Exchange, federation: Draws, names: Sequence[str]) -> None:
+    def __init__(self, me: Me, exchange: Exchange, seed: int, names: Sequence[str]) -> None:
         self._me = me
         self._exchange = exchange
-        self._federation = federation
-        self._names = names
+        self._seed = seed
+        self._names = tuple(names)
         self.observer: Observer | None = None
         self._bytes_before = 0
-        self._order: tuple[int, Mapping[str, int]] = (-1, {})
         self.models_in = 0
         self.published: dict[Stage, Parameters] = {}
 
@@ -100,10 +99,7 @@ class NodePeers:
         return self._exchange.about(id)
 
     def order(self, round: int) -> Mapping[str, int]:
-        if self._order[0] != round:
-            places = self._federation.generator(round, "order").permutation(len(self._names)).tolist()
-            self._order = round, dict(zip(self._names, places, strict=True))
-        return self._order[1]
+        return common_order(self._seed, round, self._names)
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
         self.published[stage] = params

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ async def _run(folder: Path, config: NodeConfig, say: Say) -> int:
         observer=board,
     )
     board.begin(node)
-    leave = _on_signals(node, say)
+    leave = _on_signals(node, board, say)
     strays = _on_stray_errors()
     try:
         await node.run(lambda: _until_nobody_needs_it(exchange, leave))
@@ -101,7 +102,7 @@ async def _run(folder: Path, config: NodeConfig, say: Say) -> int:
         raise
     finally:
         trainer.close()
-    if leave.is_set():
+    if leave.is_set() and not node.done:
         board.ended("stopped")
         say(f"stopped after round {node.round}; run again to go on")
         return INTERRUPTED
@@ -118,16 +119,16 @@ async def _until_nobody_needs_it(exchange: MessageExchange, leave: asyncio.Event
             wait.cancel()
 
 
-def _on_signals(node: Node, say: Say) -> asyncio.Event:
+def _on_signals(node: Node, board: StatusBoard, say: Say) -> asyncio.Event:
     """Stop after the round in progress on the first Ctrl-C or SIGTERM, at once on the second."""
     leave = asyncio.Event()
-    task = asyncio.current_task()
-    assert task is not None
 
     def stop() -> None:
         if leave.is_set():
-            task.cancel()
-            return
+            board.ended("stopped")
+            say("stopped at once; run again to go on after the last finished round")
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)  # Python itself would wait for the thread that trains
         leave.set()
         node.stop()
         say("stopping after this round (once more to stop at once)")

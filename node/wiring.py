@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -30,12 +30,15 @@ def message_exchange(
     trainer: Trainer,
     settings: Settings,
     agreed: Mapping[str, str],
+    sources: Collection[str] | None = None,
+    askers: Collection[str] | None = None,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
     Args:
         boot: how often the node has started; durable before this is called.
         agreed: what all nodes must have alike beyond settings and layout; see `describe`.
+        sources, askers: see MessageExchange.
     """
     layout = task.layout
     code = federation_id(federation)
@@ -55,6 +58,8 @@ def message_exchange(
         size=layout.size,
         n_samples=task.n_samples,
         loss=loss,
+        sources=sources,
+        askers=askers,
     )
 
 

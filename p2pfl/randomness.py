@@ -7,6 +7,8 @@ run can be computed again alone.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -48,3 +50,14 @@ class Draws:
 def federation_draws(seed: int) -> Draws:
     """Return the draws that all nodes of a federation have in common (the initial model, the order of a round)."""
     return Draws(seed, "")
+
+
+@lru_cache(maxsize=4)
+def common_order(seed: int, round: int, names: tuple[str, ...]) -> Mapping[str, int]:
+    """Return each name's place in an order that is drawn for the round.
+
+    It is the same between any two names, whoever else is in `names`, so that nodes that know different others do not wait
+    for each other in a circle.
+    """
+    keys = {name: Draws(seed, name).digest(round, "order") for name in names}
+    return {name: place for place, name in enumerate(sorted(names, key=keys.__getitem__))}

@@ -9,7 +9,7 @@ import numpy as np
 
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Budget, Extras, Merge, Policy, Split, Stage, Update
-from p2pfl.randomness import Draws, federation_draws
+from p2pfl.randomness import Draws, common_order
 from p2pfl.task import Learner, Task
 
 T = TypeVar("T")
@@ -77,12 +77,11 @@ class Actor:
         return tuple(id for id in sorted(self._cast) if id != self.id)
 
     def about(self, id: str) -> Mapping[str, Any]:
-        return self._cast[id]._task.about
+        task = self._cast[id]._task
+        return {**task.about, "n_samples": task.n_samples}
 
     def order(self, round: int) -> Mapping[str, int]:
-        names = sorted(self._cast)
-        places = federation_draws(self._draws.seed).generator(round, "order").permutation(len(names))
-        return dict(zip(names, places.tolist(), strict=True))
+        return common_order(self._draws.seed, round, tuple(sorted(self._cast)))
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
         self.published[self.round, stage] = Update(self.id, self.round, stage, params, self.n_samples, extras or {})

@@ -107,7 +107,8 @@ class Stacked:
         self._draws = [learner.draws for learner in learners]
         self._device = learners[0].device
         self._kernel = kernel_for(self._task, dense)
-        self._data = {split: _Shelf([learner.data.get(split) for learner in learners]) for split in learners[0].data}
+        splits = dict.fromkeys(split for learner in learners for split in learner.data)
+        self._data = {split: _Shelf([learner.data.get(split) for learner in learners]) for split in splits}
         self._trained = self._means = _Block(np.empty((0, 0), np.float32))
         self._equal_counts = len(set(self._data["train"].counts.tolist())) == 1
 
@@ -277,17 +278,18 @@ class _Shelf:
     """The nodes' samples of one split, end to end; data that several nodes share stands there once."""
 
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor] | None]) -> None:
-        starts: dict[int, int] = {}
+        starts: dict[tuple[int, int], int] = {}
         kept: list[tuple[Tensor, Tensor]] = []
         total, offsets = 0, []
         for part in parts:
             if part is None:
                 raise ConfigurationError("some nodes lack a split that others have")
-            if id(part[0]) not in starts:
-                starts[id(part[0])] = total
+            key = id(part[0]), id(part[1])
+            if key not in starts:
+                starts[key] = total
                 kept.append(part)
                 total += len(part[0])
-            offsets.append(starts[id(part[0])])
+            offsets.append(starts[key])
         self.counts = np.array([len(part[0]) for part in parts if part is not None])
         self.offsets = np.array(offsets)
         self._x = torch.cat([x for x, _ in kept])

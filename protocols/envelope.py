@@ -59,12 +59,13 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Opened(NamedTuple):
-    """What came through the door: the member who said it, the message, and its payload (a view of the frame)."""
+    """What came through the door: the member who said it, the message, its payload (a view of the frame), and how often the
+    member has started."""
 
     sender: str
     message: Message
     payload: memoryview
-    layout: bytes
+    boot: int
 
 
 class Payload(NamedTuple):
@@ -162,7 +163,7 @@ class Door:
             raise ProtocolError("wrong signature", "the payload is not the one that was signed")
         # Only now: a forger must not use up the sequence numbers of an honest peer.
         window.commit(header.boot, header.sequence)
-        return Opened(self._names[header.sender], header.body, payload, header.layout)
+        return Opened(self._names[header.sender], header.body, payload, header.boot)
 
 
 def _signed(header: bytes | memoryview, payload_digest: bytes) -> bytes:

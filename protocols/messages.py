@@ -96,8 +96,6 @@ class Bye(_Message, frozen=True, tag="bye"):
 
 Message = Hello | Welcome | Get | Answer | Absent | Score | Scored | Have | Ping | Pong | Bye
 
-KINDS = tuple(kind.__struct_config__.tag for kind in Message.__args__)
-
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | bool | Text
 
 

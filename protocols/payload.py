@@ -91,5 +91,8 @@ def _decode_extras(data: memoryview) -> dict[str, np.ndarray]:
         dtype = DTYPES[array.dtype]
         if len(array.data) != prod(array.shape) * dtype.itemsize:
             raise ProtocolError("malformed", f"extra {array.name!r} has another length than its shape")
-        extras[array.name] = np.frombuffer(array.data, dtype).reshape(array.shape)
+        try:
+            extras[array.name] = np.frombuffer(array.data, dtype).reshape(array.shape)
+        except ValueError as error:  # of no values, but with dimensions whose product is beyond NumPy
+            raise ProtocolError("malformed", f"extra {array.name!r}: {error}") from error
     return extras

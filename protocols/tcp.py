@@ -12,10 +12,15 @@ import socket
 from collections.abc import Sequence
 from typing import cast
 
+from protocols.envelope import OVERHEAD
 from protocols.errors import AddressError, TransportError
+from protocols.messages import Terms
 from protocols.transport import Handler, Part
 
 PREFIX = 4
+GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is trusted
+PATIENCE = 5.0  # seconds for a link to become trusted
+STRANGERS = 64  # links that are not trusted yet; with more, the oldest is ended
 BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
 
 
@@ -26,16 +31,25 @@ def split_address(address: str) -> tuple[str, int]:
         AddressError: it has another form.
     """
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 65536):
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not (colon and host and port.isdecimal() and int(port) < 65536) or "[" in host or "]" in host:
         raise AddressError(f"address {address!r} is not of the form 127.0.0.1:4100")
-    return host.strip("[]"), int(port)
+    return host, int(port)
 
 
-def _is_loopback(host: str) -> bool:
+def check_loopback(address: str) -> None:
+    """Raise AddressError unless an address is on this machine."""
+    host, _ = split_address(address)
     try:
-        return ipaddress.ip_address(host).is_loopback
+        loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        loopback = host == "localhost"
+    if not loopback:
+        raise AddressError(
+            f"{address} is not a loopback address; connections are not encrypted yet, so nodes use 127.0.0.1 only"
+        )
 
 
 class TcpTransport:
@@ -43,21 +57,20 @@ class TcpTransport:
 
     Args:
         address: "host:port"; port 0 takes a free one, which `address` names after `listen`.
-        max_frame: the most bytes of a frame; a longer one ends its connection before memory is taken for it.
+        max_frame: the most bytes of a frame; a longer one ends its connection before memory is taken for it. Of a link that
+            is not trusted yet they are GREETING.
 
     Raises:
         AddressError: the address is malformed, or not on loopback.
     """
 
     def __init__(self, address: str, max_frame: int) -> None:
+        check_loopback(address)
         self._host, self._port = split_address(address)
-        if not _is_loopback(self._host):
-            raise AddressError(
-                f"{address} is not a loopback address; connections are not encrypted yet, so nodes listen on 127.0.0.1 only"
-            )
         self.address = address
         self.max_frame = max_frame
         self.links: set[TcpLink] = set()
+        self.strangers: dict[TcpLink, None] = {}  # links that are not trusted yet, the oldest first
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
 
@@ -73,13 +86,14 @@ class TcpTransport:
 
     async def dial(self, address: str) -> TcpLink:
         host, port = split_address(address)
+        check_loopback(address)
         handler = self._handler
         if handler is None:
             raise TransportError("the transport does not listen yet")
         loop = asyncio.get_running_loop()
         try:
             _, link = await loop.create_connection(lambda: TcpLink(self, handler), host, port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name that cannot be one
             raise TransportError(f"{host}:{port}: {_words(error)}") from error
         return link
 
@@ -100,6 +114,8 @@ class TcpLink(asyncio.BufferedProtocol):
         self._handler = handler
         self._tcp: asyncio.Transport | None = None
         self._closed = False
+        self._limit = min(GREETING, transport.max_frame)
+        self._expiry: asyncio.TimerHandle | None = None
         self._prefix = bytearray(PREFIX)
         self._frame: bytearray | None = None
         self._view = memoryview(self._prefix)
@@ -113,20 +129,40 @@ class TcpLink(asyncio.BufferedProtocol):
             raise TransportError(f"{self.remote} does not read what it is sent")
         self._tcp.writelines([size.to_bytes(PREFIX, "big"), *parts])
 
+    def trust(self) -> None:
+        self._limit = self._owner.max_frame
+        self._forget_expiry()
+
     def close(self) -> None:
         self._closed = True
         self._owner.links.discard(self)
+        self._forget_expiry()
         if self._tcp is not None:
             self._tcp.close()
+
+    def _forget_expiry(self) -> None:
+        self._owner.strangers.pop(self, None)
+        if self._expiry is not None:
+            self._expiry.cancel()
 
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._tcp = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-        host, port = transport.get_extra_info("peername")[:2]
+        try:
+            host, port = transport.get_extra_info("peername")[:2]
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (TypeError, OSError):  # the other side is gone already
+            self._closed = True
+            self._tcp.abort()
+            return
         self.remote = f"{host}:{port}"
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        strangers = self._owner.strangers
+        if len(strangers) >= STRANGERS:
+            next(iter(strangers)).close()
+        strangers[self] = None
         self._owner.links.add(self)
+        self._expiry = asyncio.get_running_loop().call_later(PATIENCE, self._fail, "was not introduced in time")
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._view[self._filled :]
@@ -137,8 +173,8 @@ class TcpLink(asyncio.BufferedProtocol):
             return
         if self._frame is None:
             size = int.from_bytes(self._prefix, "big")
-            if not 0 < size <= self._owner.max_frame:
-                self._fail(f"announced a frame of {size} bytes, at most {self._owner.max_frame} are allowed")
+            if not 0 < size <= self._limit:
+                self._fail(f"announced a frame of {size} bytes, at most {self._limit} are allowed")
                 return
             self._frame = bytearray(size)
             self._view = memoryview(self._frame)
@@ -153,6 +189,7 @@ class TcpLink(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._owner.links.discard(self)
+        self._forget_expiry()
         if not self._closed:
             self._closed = True
             self._handler.lost(self, _words(error) if error else "closed by the other side")

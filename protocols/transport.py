@@ -26,6 +26,9 @@ class Link(Protocol):
             TransportError: the link is closed, or the other side does not read what was sent before.
         """
 
+    def trust(self) -> None:
+        """Let the other side send frames of full size, and keep the link: it was introduced as a member."""
+
     def close(self) -> None:
         """Close the link; frames on their way may be lost. Closing twice does nothing."""
 

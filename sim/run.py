@@ -199,9 +199,13 @@ class Simulation:
         network = MemoryNetwork(self.links)
         seed = self.scenario.seed
         keys = {name: Identity.from_seed(Draws(seed, name).digest(0, "key of a simulation")) for name in self.names}
+        askers: dict[str, list[str]] = {name: [] for name in self.names}
+        for name, sources in zip(self.names, self.neighbours, strict=True):
+            for id in sources:
+                askers[id].append(name)
         exchanges: list[Exchange] = []
         for k, name in enumerate(self.names):
-            around = {id: Member(keys[id].public, f"memory:{id}") for id in self.neighbours[k]}
+            around = {id: Member(keys[id].public, f"memory:{id}") for id in {*self.neighbours[k], *askers[name]}}
             exchange = message_exchange(
                 name,
                 around,
@@ -213,6 +217,8 @@ class Simulation:
                 trainer=self.trainers[k],
                 settings=self.scenario,
                 agreed={},
+                sources=self.neighbours[k],
+                askers=askers[name],
             )
             exchanges.append(exchange)
         return exchanges

@@ -79,7 +79,7 @@ class World:
     def _expire(self) -> None:
         queue, now = self._open, self.loop.now
         while queue and (queue[0].future.done() or queue[0].expires <= now):
-            queue.popleft().expire()
+            queue.popleft().close()
         self._alarm = bool(queue)
         if queue:
             self.loop.call_at(queue[0].expires, self._expire)
@@ -117,6 +117,10 @@ class _Gathering:
         if not self.future.done():
             self.future.set_result(complete)
 
+    def close(self) -> None:
+        """The deadline has come."""
+        self.expire()
+
 
 class _Fetch(_Gathering):
     """One node's requests to several peers for models of a round."""
@@ -146,8 +150,8 @@ class _Fetch(_Gathering):
     def advance(self) -> None:
         """Serve the requests, the last first, until one must wait for a model to be published.
 
-        That one keeps the others waiting, which changes nothing, since the fetch needs all of them. So it waits about once,
-        for the node that is likely to publish last, and not once for each peer.
+        That one keeps the others waiting, which changes nothing before the deadline, since the fetch needs all of them. So
+        it waits about once, for the node that is likely to publish last, and not once for each peer.
         """
         pending, round, stages = self.pending, self.round, self.stages
         while pending:
@@ -159,6 +163,18 @@ class _Fetch(_Gathering):
                 return
             pending.pop()
             self.take(peer, found, asked)
+
+    def close(self) -> None:
+        """Serve those who were kept waiting by another one, and go on without the rest."""
+        waiting, self.pending = self.pending, []
+        for peer, asked in waiting:
+            stage = self.stages if isinstance(self.stages, str) else self.stages[peer.name]
+            found = peer.outbox.find(self.round, stage)
+            if found == "wait":
+                self.pending.append((peer, asked))
+            else:
+                self.take(peer, found, asked)
+        self.expire()
 
     def serve(self, peer: ModelledExchange, asked: float) -> None:
         """Serve one request, now or when its model is published."""
@@ -174,8 +190,7 @@ class _Fetch(_Gathering):
         asker, links = self.asker, self.links
         sent, received = peer.traffic, asker.traffic
         sent.received_get += OVERHEAD
-        if peer.roster.suspected:
-            peer.roster.heard(asker.name)
+        peer.heard(asker, asker.round)
         if not isinstance(found, Published):
             sent.sent_control += OVERHEAD
             received.received_control += OVERHEAD
@@ -195,7 +210,7 @@ class _Fetch(_Gathering):
         if when > published or peer.outbox.final:  # else the update is handed over as it is
             update = replace(update, age=when - published, final=peer.outbox.final)
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is there
-            self.loop.call_at(arrives, asker.roster.heard, peer.name)
+            self.loop.call_at(arrives, asker.heard, peer, peer.round)
 
 
 class _Turn:
@@ -233,9 +248,10 @@ class ModelledExchange:
         self.durable: Callable[[Published], Awaitable[None]] | None = None
         self.round: float = 0
         self.requesters: list[ModelledExchange] = []  # whoever may fetch from this node
+        self.suspected_by: set[ModelledExchange] = set()
         self.trainer = trainer
         self.n_samples = n_samples
-        self._about = about
+        self._about = {**about, "n_samples": n_samples}
         self._size = OVERHEAD + 4 * size
         self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []  # whom to call when a model is published
         self._paces: dict[int, list[tuple[ModelledExchange, _Gathering]]] = {}
@@ -244,6 +260,9 @@ class ModelledExchange:
 
     async def start(self, tasks: TaskGroup) -> None:
         """There is nobody to wait for: all nodes of a world are there from the start."""
+
+    def leave(self) -> None:
+        """There is nobody to wait for."""
 
     async def close(self) -> None:
         """Nodes of a world go on serving until it ends."""
@@ -254,7 +273,7 @@ class ModelledExchange:
     def newest_round(self) -> int:
         if self.world.fastest <= self.round + 1:  # the usual case, without looking at each neighbour
             return 0
-        rounds = [self.world.nodes[id].round for id in self.roster.ids]
+        rounds = [self.world.nodes[id].round for id in self.roster.neighbours]
         return credible_round([int(round) for round in rounds if round < inf])
 
     # Publishing
@@ -288,6 +307,10 @@ class ModelledExchange:
             self._announced[round] = world.loop.now
             if len(self._announced) > 4:
                 del self._announced[min(self._announced)]
+        for other in list(self.suspected_by):
+            when = world.links.arrival(self.name, other.name, OVERHEAD, world.loop.now)
+            if when is not None:
+                world.loop.call_at(when, other.heard, self, round)
         if self._paces:
             for waited in [r for r in self._paces if r <= round]:
                 for other, gathering in self._paces.pop(waited):
@@ -382,7 +405,7 @@ class ModelledExchange:
             sent.sent_update += update.size
             size += update.size
             if peer.roster.suspected:
-                peer.roster.heard(self.name)
+                peer.heard(self, self.round)
             if model.time < now or peer.outbox.final:
                 update = replace(update, age=now - model.time, final=peer.outbox.final)
             updates.append(update)
@@ -421,15 +444,34 @@ class ModelledExchange:
 
         future.add_done_callback(reply)
 
-    # Suspicion
+    # Suspicion: see node.messaging.MessageExchange._heard
+
+    def heard(self, peer: ModelledExchange, round: float) -> None:
+        """A message of a peer has come that says that it is at a round."""
+        if peer.name in self.roster.suspected and (not self.world.synchronous or round >= self.round - 1):
+            self.roster.heard(peer.name)
+            peer.suspected_by.discard(self)
 
     def _suspect(self, peer: ModelledExchange, reason: str) -> None:
-        """Leave a peer out, and probe it: it is back when its answer arrives."""
+        """Leave a peer out, and probe it."""
         self.roster.suspect(peer.name, reason)
-        links, now = self.world.links, self.world.loop.now
-        there = links.arrival(self.name, peer.name, OVERHEAD, now)
-        back = None if there is None else links.arrival(peer.name, self.name, OVERHEAD, there)
-        if back is None:
-            self.world.loop.call_at(now + 1.0, self._suspect, peer, reason)
+        peer.suspected_by.add(self)
+        self._probe(peer)
+
+    def _probe(self, peer: ModelledExchange) -> None:
+        there = self.world.links.arrival(self.name, peer.name, OVERHEAD, self.world.loop.now)
+        if there is None:
+            self.world.loop.call_later(1.0, self._probe_again, peer)
         else:
-            self.world.loop.call_at(back, self.roster.heard, peer.name)
+            self.world.loop.call_at(there, self._probed, peer)
+
+    def _probed(self, peer: ModelledExchange) -> None:
+        back = self.world.links.arrival(peer.name, self.name, OVERHEAD, self.world.loop.now)
+        if back is None:
+            self.world.loop.call_later(1.0, self._probe_again, peer)
+        else:
+            self.world.loop.call_at(back, self.heard, peer, peer.round)
+
+    def _probe_again(self, peer: ModelledExchange) -> None:
+        if peer.name in self.roster.suspected:
+            self._probe(peer)

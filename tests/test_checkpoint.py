@@ -45,7 +45,9 @@ def checkpoint(round=3, **changes):
         "params": PARAMS.tobytes(),
         "judge": judge.state(),
         "unjudged": {"trained": PARAMS.tobytes(), "merged": PARAMS[:2].tobytes()},
-        "policy": msgspec.msgpack.encode({"met": {"bob": 0.5}}),
+        "unjudged_round": round,
+        "policy": "p2pfl.policies.dac:Dac",
+        "policy_state": msgspec.msgpack.encode({"met": {"bob": 0.5}}),
         "outbox": [pack_model(published(), now=5.0)],
         "final": False,
     }
@@ -81,7 +83,7 @@ def test_what_is_saved_is_loaded(store):
 
 
 def test_the_checkpoint_before_the_first_round(store):
-    first = checkpoint(0, judge=Judge(0).state(), unjudged={}, policy=msgspec.msgpack.encode({}), outbox=[])
+    first = checkpoint(0, judge=Judge(0).state(), unjudged={}, policy_state=msgspec.msgpack.encode({}), outbox=[])
     store.save(first)
     assert store.load() == first
 
@@ -235,7 +237,7 @@ from node.checkpoint import Checkpoint, FileStore
 store = FileStore(Path(sys.argv[1]))
 for round in range(1, 10_000):
     params = np.full(2**20, round, np.float32).tobytes()
-    store.save(Checkpoint("alice", 0, b"", round, params, {}, {}, b"", [], False))
+    store.save(Checkpoint("alice", 0, b"", round, params, {}, {}, 0, "", b"", [], False))
     print(round, flush=True)
 """
 
@@ -279,7 +281,7 @@ def test_at_every_moment_there_is_a_whole_checkpoint(store):
 
 # Whose it is
 
-MINE = {"name": "alice", "seed": 7, "layout": LAYOUT}
+MINE = {"name": "alice", "seed": 7, "layout": LAYOUT, "policy": "p2pfl.policies.dac:Dac"}
 
 
 def test_a_checkpoint_of_the_same_federation_is_taken():
@@ -290,12 +292,14 @@ def test_a_checkpoint_of_the_same_federation_is_taken():
     ("change", "message"),
     [
         ({"name": "bob"}, "the checkpoint has name 'alice', the configuration 'bob'"),
+        ({"policy": "a:B"}, "the checkpoint has policy 'p2pfl.policies.dac:Dac', the configuration 'a:B'"),
         ({"seed": 8}, "the checkpoint has seed 7, the configuration 8"),
         ({"layout": b"\xff" * 16}, f"the checkpoint has layout '{LAYOUT.hex()}', the configuration '{'ff' * 16}'"),
     ],
 )
 def test_a_checkpoint_of_another_federation_is_refused(change, message):
-    assert refusal(same_federation, checkpoint(), MINE | change) == message
+    hint = "; change that back, or move the checkpoint away to start from round 0"
+    assert refusal(same_federation, checkpoint(), MINE | change) == message + hint
 
 
 def start_again(folder, name="a", **options):
@@ -325,7 +329,7 @@ def test_a_node_takes_its_own_checkpoint(tmp_path):
 
 def test_a_node_refuses_the_checkpoint_of_another_name(tmp_path):
     message = refusal(start_again, tmp_path, "b")
-    assert message == "the checkpoint has name 'a', the configuration 'b'"
+    assert message.startswith("the checkpoint has name 'a', the configuration 'b'; change that back, or")
 
 
 def test_a_node_refuses_the_checkpoint_of_another_layout(tmp_path):

@@ -2,9 +2,11 @@
 
 import asyncio
 
+import msgspec
 import numpy as np
 import pytest
 from federation import LATENCY, Federation
+from msgspec.structs import replace
 
 from node.settings import Settings
 from p2pfl.errors import BudgetExceeded, ConfigurationError
@@ -416,10 +418,11 @@ def hostile(script, **options):
     return play(test, ("a", "b", "c"), settings(**options))
 
 
-def answer(params, extras=b""):
+def answer(params, extras=b"", **change):
     def script(say, message):
         if isinstance(message, m.Get):
-            say(m.Answer(message.request, message.round, message.stage, 50, False, 0.0), params.tobytes() + extras)
+            said = m.Answer(message.request, message.round, message.stage, 50, False, 0.0)
+            say(replace(said, **change), params.tobytes() + extras)
         if isinstance(message, m.Have):  # keep up, so as not to be left out for being slow
             say(message)
 
@@ -437,7 +440,28 @@ def answer(params, extras=b""):
     ],
 )
 def test_models_that_cannot_be_used_are_counted_and_left_out(params, cause):
-    federation = hostile(answer(params))
+    refused(answer(params), cause)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"round": 77}, "not asked for"),
+        ({"stage": "prepared"}, "not asked for"),
+        ({"n_samples": 4_000_000_000}, "differs"),
+    ],
+)
+def test_another_model_than_was_asked_for_is_counted_and_left_out(change, cause):
+    refused(answer(np.zeros(11, np.float32), **change), cause)
+
+
+def test_an_array_beyond_numpy_is_counted_and_left_out():
+    shape = 0, 2**24, 2**24, 2**24
+    refused(answer(np.zeros(11, np.float32), msgspec.msgpack.encode([["x", "f8", shape, b""]])), "malformed")
+
+
+def refused(script, cause):
+    federation = hostile(script)
     exchange = federation.nodes["a"].exchange
     assert exchange.rejected[cause] >= 4
     assert exchange.expired == 0 or exchange.expired == 1
@@ -462,3 +486,123 @@ def test_a_round_from_the_far_future_is_no_reason_to_leave_ones_own():
 
     federation = hostile(script)
     assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
+
+
+def test_losses_are_computed_a_few_at_a_time_for_one_peer():
+    busy = []
+
+    def script(say, message):
+        if isinstance(message, m.Have):
+            for request in range(20):
+                say(m.Score(request, 1), bytes(44))
+        if isinstance(message, m.Absent):
+            busy.append(message.reason)
+
+    hostile(script)
+    assert busy.count("busy") >= 18
+
+
+# What was found later
+
+
+def test_a_slow_peer_costs_one_deadline_and_is_waited_for_at_the_end():
+    async def test(federation):
+        federation.start()
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=8, deadline=5.0), speeds={"b": 20.0})
+    quick = [name for name in federation.names if name != "b"]
+    for name in quick:
+        assert federation.nodes[name].exchange.expired <= 2  # one for its model, one for its pace
+        assert federation.watch[name].times[8] < 8 * 1.1 + 2 * 5.0 + 1
+        assert all("b" not in federation.partners(name, round) for round in range(1, 9))
+    for round in federation.watch["b"].weights:  # the others' last models are there for it
+        assert federation.partners("b", round) == set(quick)
+
+
+def test_more_rounds_than_before_are_done_together(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.done()
+        federation.settings = settings(rounds=6)
+        federation.start()
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=3), folder=tmp_path, policy=lambda: Random(neighbours=9))
+    for name in federation.names:
+        assert all(federation.partners(name, round) == set(federation.names) - {name} for round in range(1, 7))
+        assert federation.nodes[name].exchange.expired == 0
+
+
+def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
+    async def test(federation):
+        federation.start("a")
+        await federation.done()
+        federation.policy = Dac
+        federation.start("a")
+        await federation.done()
+
+    with pytest.raises(ConfigurationError, match=r"has policy 'p2pfl.policies.random:Random', the configuration '.*:Dac'"):
+        play(test, ("a",), settings(rounds=1), folder=tmp_path)
+
+
+def test_an_evaluation_that_was_not_looked_at_keeps_its_round(tmp_path):
+    async def test(federation):
+        federation.start("a")
+        await federation.round("a", 8)
+        federation.nodes["a"].stop()
+        await federation.done()
+        federation.start("a")
+        await federation.done()
+
+    federation = play(test, ("a",), settings(rounds=11, evaluate_every=5), folder=tmp_path)
+    assert sorted(federation.watch["a"].metrics) == [5, 10]
+
+
+def test_a_node_that_stops_is_not_taken_for_done():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 2)
+        federation.nodes["b"].stop()
+        await federation.done("b")
+        await asyncio.sleep(0.1)
+        assert not federation.nodes["a"].exchange.peers["b"].stopped
+        assert federation.nodes["a"].exchange.roster.ids == ("c", "d")
+        await federation.done("a", "c", "d")
+
+    play(test, NAMES, settings())
+
+
+def test_a_node_that_is_stopped_while_it_waits_for_peers_does_not_wait_on():
+    async def test(federation):
+        federation.start("a")
+        await asyncio.sleep(1.0)
+        federation.nodes["a"].stop()
+        await federation.done()
+        assert asyncio.get_running_loop().time() < 2.0
+
+    play(test, NAMES, settings())
+
+
+def test_sequential_nodes_on_a_line_do_not_wait_in_a_circle():
+    edges = [("a", "b"), ("b", "c"), ("c", "d")]
+    federation = play(to_the_end, NAMES, settings(rounds=8), edges=edges, policy=lambda: Random(schedule="sequential"))
+    assert [federation.nodes[name].exchange.expired for name in federation.names] == [0, 0, 0, 0]
+
+
+def test_a_state_that_cannot_be_written_down_is_said(tmp_path):
+    class Hoarder(Local):
+        def state(self):
+            return {"array": np.zeros(3)}
+
+    with pytest.raises(ConfigurationError, match=r"policy .*Hoarder has a state of more than numbers, strings"):
+        play(to_the_end, ("a",), settings(), policy=Hoarder, folder=tmp_path)
+
+
+def test_a_policy_that_returns_nothing():
+    class Forgetful(Local):
+        async def round(self, me, peers):
+            await me.train()
+
+    with pytest.raises(ConfigurationError, match="Forgetful returned NoneType, not a Merge"):
+        play(to_the_end, ("a",), settings(), policy=Forgetful)

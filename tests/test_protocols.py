@@ -261,7 +261,7 @@ def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, paylo
     frame = pair.frame(message, Payload.of(payload))
     assert len(frame) == OVERHEAD + len(payload)
     opened = pair.door.open(frame)
-    assert (opened.sender, opened.message, bytes(opened.payload), opened.layout) == ("alice", message, payload, LAYOUT)
+    assert (opened.sender, opened.message, bytes(opened.payload), opened.boot) == ("alice", message, payload, 1)
 
 
 def test_the_header_is_plain_msgpack(pair):

@@ -1,13 +1,15 @@
 """One contract for every transport."""
 
 import asyncio
+import socket
+import struct
 from dataclasses import dataclass, field
 
 import pytest
 
 from protocols.errors import AddressError, TransportError
 from protocols.memory import MemoryNetwork
-from protocols.tcp import BACKLOG_FRAMES, TcpTransport, split_address
+from protocols.tcp import BACKLOG_FRAMES, GREETING, STRANGERS, TcpTransport, split_address
 from sim.clock import VirtualLoop, run, virtual_loop
 
 MAX = 1_000_000
@@ -23,6 +25,7 @@ class Ear:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def received(self, link, frame):
+        link.trust()
         self.frames.append(bytes(frame))
         self.links.append(link)
         self.news.set()
@@ -95,9 +98,10 @@ def test_a_frame_arrives_whole(contract, size):
     async def test(a, b, ear_a, ear_b):
         frame = bytes(range(256)) * (size // 256) + bytes(size % 256)
         link = await a.dial(b.address)
+        link.send([b"hello"])
         link.send([frame[:1], memoryview(frame[1:])])
-        await ear_b.until(lambda ear: ear.frames)
-        assert ear_b.frames == [frame]
+        await ear_b.until(lambda ear: len(ear.frames) == 2)
+        assert ear_b.frames == [b"hello", frame]
 
     contract(test)
 
@@ -209,7 +213,9 @@ def test_only_loopback_is_listened_on_and_a_sentence_says_why(address):
         TcpTransport(address, MAX)
 
 
-@pytest.mark.parametrize("address", ["", "4100", "127.0.0.1", "127.0.0.1:", ":4100", "127.0.0.1:x", "127.0.0.1:70000"])
+@pytest.mark.parametrize(
+    "address", ["", "4100", "127.0.0.1", "127.0.0.1:", ":4100", "127.0.0.1:x", "127.0.0.1:70000", "[::1:41", "::1]:41"]
+)
 def test_malformed_addresses(address):
     with pytest.raises(AddressError, match="not of the form"):
         split_address(address)
@@ -223,6 +229,87 @@ def test_addresses():
 async def raw(transport):
     host, port = split_address(transport.address)
     return await asyncio.open_connection(host, port)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:41", "example.org:41", "a..b:41"])
+def test_only_loopback_is_dialled(address):
+    async def main():
+        transport = TcpTransport("127.0.0.1:0", MAX)
+        await transport.listen(Ear())
+        with pytest.raises(AddressError, match="not a loopback address"):
+            await transport.dial(address)
+        await transport.close()
+
+    asyncio.run(main())
+
+
+def test_a_stranger_may_not_send_much():
+    async def main():
+        ear = Ear()
+        transport = TcpTransport("127.0.0.1:0", MAX)
+        await transport.listen(ear)
+        reader, writer = await raw(transport)
+        writer.write((GREETING + 1).to_bytes(4, "big"))
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+        reader, writer = await raw(transport)
+        writer.write((5).to_bytes(4, "big") + b"hello" + MAX.to_bytes(4, "big") + bytes(MAX))
+        await ear.until(lambda ear: len(ear.frames) == 2)  # once it is trusted it may
+        writer.close()
+        await transport.close()
+
+    asyncio.run(main())
+
+
+def test_of_many_strangers_the_oldest_go():
+    async def main():
+        transport = TcpTransport("127.0.0.1:0", MAX)
+        await transport.listen(Ear())
+        connections = [await raw(transport) for _ in range(STRANGERS + 10)]
+        for reader, _ in connections[:10]:
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert len(transport.links) == len(transport.strangers) == STRANGERS
+        for _, writer in connections:
+            writer.close()
+        await transport.close()
+
+    asyncio.run(main())
+
+
+def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch):
+    async def main():
+        monkeypatch.setattr("protocols.tcp.PATIENCE", 0.01)
+        ear = Ear()
+        transport = TcpTransport("127.0.0.1:0", MAX)
+        await transport.listen(ear)
+        reader, writer = await raw(transport)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        assert ear.lost_links[0][1] == "was not introduced in time"
+        assert transport.links == set()
+        writer.close()
+        await transport.close()
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_is_reset_at_once_does_no_harm():
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        ear = Ear()
+        transport = TcpTransport("127.0.0.1:0", MAX)
+        await transport.listen(ear)
+        for _ in range(50):
+            with socket.create_connection(split_address(transport.address)) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        _, writer = await raw(transport)
+        writer.write((1).to_bytes(4, "big") + b"x")
+        await ear.until(lambda ear: ear.frames)
+        assert faults == []
+        writer.close()
+        await transport.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("size", [0, MAX + 1, 2**32 - 1])
