@@ -159,3 +159,30 @@ def test_a_process_that_joins_late_is_taken_along(tmp_path):
 
         federation.until(lambda: set(last("alice")) == set(last("carol")) == set(ABC), "all three learn together")
         assert federation.status("carol")["history"][0]["round"] > 10
+
+
+ENDLESS = """
+import asyncio
+import threading
+from p2pfl.policies.local import Local
+
+class Endless(Local):
+    async def round(self, me, peers):
+        await asyncio.to_thread(threading.Event().wait)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_node_at_once_whatever_it_is_doing(tmp_path):
+    with processes(
+        tmp_path, ("alice",), '[task]\nname = "concept-shift"\n[policy]\nname = "endless:Endless"\n'
+    ) as federation:
+        (federation.folders["alice"] / "endless.py").write_text(ENDLESS)
+        federation.start()
+        federation.until(lambda: federation.status("alice")["state"] == "running", "alice runs")
+        federation.signal("alice", signal.SIGINT)
+        assert federation.running["alice"].stdout.readline() == "stopping after this round (once more to stop at once)\n"
+        federation.signal("alice", signal.SIGINT)
+        assert federation.wait()["alice"] == "stopped at once; run again to go on after the last finished round\n"
+        assert federation.running["alice"].returncode == 130
+        assert federation.status("alice")["state"] == "stopped"
