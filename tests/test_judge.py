@@ -195,3 +195,11 @@ def test_a_state_is_a_copy_of_what_was():
     judge.see(2, params(2), 1.0)
     assert state["round"] == 1
     assert state["best"] == params(1).tobytes()
+
+
+def test_the_best_model_does_not_keep_its_neighbours_in_memory():
+    stack = np.arange(12, dtype=np.float32).reshape(3, 4)
+    judge = Judge(0)
+    judge.see(1, stack[1], 0.5)
+    assert judge.best.tolist() == [4, 5, 6, 7]
+    assert judge.best.base is None

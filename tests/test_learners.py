@@ -300,3 +300,21 @@ def test_devices():
     if not torch.cuda.is_available():
         with pytest.raises(ConfigurationError, match="not available"):
             choose_device("cuda")
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_nodes_may_share_inputs_and_have_targets_of_their_own(kind):
+    x = torch.tensor(np.random.default_rng(0).normal(size=(8, 6)), dtype=torch.float32)
+    tasks = [classification(mlp, (x, [k] * 8), (x, [k] * 8)) for k in range(3)]
+    learners = [made.learner(Draws(0, str(k))) for k, made in enumerate(tasks)]
+    together = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    model = models(1)[0]
+    losses = [float(found[0]) for found in together.loss([LossJob(k, [model], "validation") for k in range(3)])]
+    logits = torch.nn.functional.log_softmax(_outputs(tasks[0], model, x), 1).mean(0)
+    assert losses == pytest.approx((-logits).tolist(), rel=1e-5)
+
+
+def _outputs(made, model, x):
+    return torch.func.functional_call(
+        made.template, {name: torch.tensor(t) for name, t in made.layout.split(model).items()}, (x,)
+    )

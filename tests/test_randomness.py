@@ -1,6 +1,6 @@
 import numpy as np
 
-from p2pfl.randomness import Draws, federation_draws
+from p2pfl.randomness import Draws, common_order, federation_draws
 
 
 def first(draws, round, purpose):
@@ -35,3 +35,19 @@ def test_generators_are_uniform():
 
 def test_torch_seed_is_one_that_torch_takes():
     assert 0 <= federation_draws(5).torch_seed(7, "x") < 2**63
+
+
+def test_two_nodes_have_the_same_order_whoever_else_is_known():
+    everyone = tuple(f"node-{k}" for k in range(9))
+    for round in range(20):
+        order = common_order(3, round, everyone)
+        assert sorted(order.values()) == list(range(9))
+        some = common_order(3, round, everyone[2:5])
+        assert sorted(some, key=some.get) == sorted(everyone[2:5], key=order.get)
+    assert len({tuple(common_order(0, round, everyone)) for round in range(50)}) > 40
+
+
+def test_everyone_is_first_about_as_often():
+    names = ("a", "b", "c")
+    firsts = [min(order, key=order.get) for order in (common_order(0, round, names) for round in range(3000))]
+    assert all(900 < firsts.count(name) < 1100 for name in names)

@@ -97,6 +97,39 @@ def test_both_take_the_same_virtual_time(world):
     assert np.allclose(times[0] - times[0].min(), times[1] - times[1].min(), atol=1e-9)
 
 
+@pytest.mark.parametrize("slow", [0, 2, 4])
+@pytest.mark.parametrize("latency", [0.0, 0.1])
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
+def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
+    """The slow one misses deadlines; what the others have published by then is served in both worlds."""
+    policy = {"name": "random", "neighbours": 4, "schedule": schedule}
+    options = {"nodes": 5, "rounds": 8, "policy": policy, "deadline": 5.0, "network": {"latency": latency}}
+    models = []
+    for fidelity in ("modelled", "wire"):
+        simulation = Simulation(scenario(fidelity=fidelity, trainer="one-by-one", **options))
+        simulation.trainers[slow]._seconds = 20.0
+        result = simulation.run()
+        assert result.expired == 8  # each of the others: one for its model, one for its pace
+        table = result.recorder.rounds_table()
+        models.append(table["models_in"][np.lexsort((table["round"], table["node"]))].reshape(5, 8).tolist())
+    assert models[0] == models[1]
+    quick = [row for k, row in enumerate(models[0]) if k != slow]
+    assert all(count == 3 for row in quick for count in row[1:])
+    assert models[0][slow] == [4] * 8
+
+
+def test_a_directed_topology_by_messages():
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 0)])
+    modelled, wire = (
+        run(scenario(fidelity=fidelity, trainer="one-by-one", nodes=4, policy={"name": "random"}), graph=graph)
+        for fidelity in ("modelled", "wire")
+    )
+    assert params(modelled) == params(wire)
+    assert bytes_by_kind(modelled) == bytes_by_kind(wire)
+    assert wire.expired == 0
+    assert wire.nodes["node-0"].exchange.roster.ids == ("node-2", "node-3")
+
+
 # Determinism
 
 
@@ -280,6 +313,20 @@ def dropping(part, seed):
     data = rng.normal(size=(8, 3)), rng.integers(0, 2, 8)
     module = lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 2))  # noqa: E731
     return p2pfl.classification(module, data, data, data)
+
+
+def test_nodes_of_which_some_lack_a_split_are_trained_one_by_one_with_a_note():
+    result = run(scenario(nodes=3, rounds=2, task={"name": "test_sim:unvalidated"}, policy={"name": "random"}))
+    assert result.notes == ["trained one by one: some nodes lack a split that others have"]
+    losses = [result.recorder.results[name].get("validation_loss") for name in result.nodes]
+    assert [loss is None for loss in losses] == [True, False, False]
+
+
+def unvalidated(part, seed):
+    made = make_task("concept-shift", {}, part, seed)
+    if part.index == 0:
+        del made.data["validation"]
+    return made
 
 
 @pytest.mark.parametrize(("side", "stacked"), [(8, True), (32, False)])
