@@ -22,16 +22,18 @@ def _main(arguments: Sequence[str] | None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     init = commands.add_parser("init", help="make a node's folder with a key and a configuration")
-    init.add_argument("folder", type=Path)
-    init.add_argument("--name", help="by which the others know the node (the folder's name)")
-    init.add_argument("--port", type=int, default=4100, help="to listen on, on loopback (4100)")
-    init.add_argument("--part", default="0/1", metavar="I/N", help="which part of a built-in data set, such as 0/3")
-    init.add_argument("--task", default="digits", help="digits, concept-shift, or package.module:factory")
-    init.add_argument("--policy", default="dac", help="dac, random, local, or package.module:factory")
+    init.add_argument("folder", type=Path, help="the node's folder, to be made")
+    init.add_argument("--name", help="by which the others know the node (default: the folder's name)")
+    init.add_argument("--port", type=int, default=4100, help="to listen on, on loopback (default: 4100)")
+    init.add_argument(
+        "--part", default="0/1", metavar="I/N", help="which part of a built-in data set, such as 0/3 (default: 0/1)"
+    )
+    init.add_argument("--task", default="digits", help="digits, concept-shift, or package.module:factory (default: digits)")
+    init.add_argument("--policy", default="dac", help="dac, random, local, or package.module:factory (default: dac)")
     init.set_defaults(do=_init)
 
     run = commands.add_parser("run", help="run a node; run again, it goes on where it was")
-    run.add_argument("folder", type=Path)
+    run.add_argument("folder", type=Path, help="the node's folder, made by init")
     run.add_argument(
         "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of node.toml"
     )
@@ -39,14 +41,14 @@ def _main(arguments: Sequence[str] | None) -> int:
     run.set_defaults(do=_run)
 
     status = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
-    status.add_argument("folder", type=Path)
+    status.add_argument("folder", type=Path, help="the node's folder, made by init")
     status.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     status.set_defaults(do=_status)
 
     demo = commands.add_parser("demo", help="run a throw-away federation of processes on this machine")
-    demo.add_argument("--nodes", type=int, default=3, help="how many (3)")
-    demo.add_argument("--rounds", type=int, default=10, help="how many (10)")
-    demo.add_argument("--policy", default="dac", help="dac, random, or package.module:factory")
+    demo.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
+    demo.add_argument("--rounds", type=int, default=10, help="how many (default: 10)")
+    demo.add_argument("--policy", default="dac", help="dac, random, or package.module:factory (default: dac)")
     demo.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     demo.set_defaults(do=_demo)
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, Failed
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
@@ -26,7 +26,7 @@ def guarded(command: Callable[[], int]) -> int:
         return command()
     except ConfigurationError as error:
         return fail(str(error), WRONG_USAGE)
-    except (BudgetExceeded, Diverged) as error:
+    except Failed as error:
         return fail(str(error), FAILED)
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,9 @@ from node.checkpoint import replace_file
 from node.messaging import Member
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError
+from p2pfl.names import locate
+from p2pfl.policies import POLICIES
+from p2pfl.task import TASKS, Part
 from protocols.errors import AddressError, IdentityError
 from protocols.identity import Identity, read_public
 from protocols.tcp import split_address
@@ -65,9 +69,14 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             check_name(name)
         if len(set(names)) < len(names):
             raise ConfigurationError(f"two members have the same name: {', '.join(sorted(names))}")
-        tables.named("task", self.task)
-        tables.named("policy", self.policy)
-        self.members()
+        Part.parse(self.part)
+        locate("task", tables.named("task", self.task)[0], TASKS, "p2pfl.tasks")
+        locate("policy", tables.named("policy", self.policy)[0], POLICIES, "p2pfl.policies")
+        owners: dict[bytes, str] = {}
+        for name, member in self.members().items():
+            if member.key in owners:
+                raise ConfigurationError(f"{owners[member.key]} and {name} have the same key; every node has its own")
+            owners[member.key] = name
 
     def members(self) -> dict[str, Member]:
         """Return the peers by name.
@@ -99,20 +108,39 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     if not path.exists():
         raise ConfigurationError(f"{folder} is not a node's folder: it has no {CONFIG}; make one with p2pfl-node init")
     config = tables.typed(str(path), tables.changed(tables.read(path), changes), NodeConfig)
-    try:
+    with said_of(path):
         config.check()
+        _check_own_key(folder, config)
+    return config
+
+
+@contextmanager
+def said_of(path: Path) -> Iterator[None]:
+    """Name the file of which a ConfigurationError speaks."""
+    try:
+        yield
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    return config
+
+
+def _check_own_key(folder: Path, config: NodeConfig) -> None:
+    with suppress(IdentityError):  # `run` says what is wrong with the key file; `status` does without
+        own = Identity.load(folder / KEY).public
+        for name, member in config.members().items():
+            if member.key == own:
+                raise ConfigurationError(f"{name} has this node's own key; every node has its own")
 
 
 def create(folder: Path, name: str, port: int, part: str = "0/1", task: str = "digits", policy: str = "dac") -> Identity:
     """Make a node's folder with a key and a configuration to be completed.
 
     Raises:
-        ConfigurationError: the folder holds a node already, or cannot be made.
+        ConfigurationError: the folder holds a node already, or cannot be made, or the configuration would be wrong; then
+            nothing is written. (A "package.module:factory" need not exist yet.)
     """
-    check_name(name)
+    if not 0 <= port < 65536:
+        raise ConfigurationError(f"port must be from 0 to 65535, got {port}")
+    NodeConfig(name=name, listen=f"127.0.0.1:{port}", part=part, task={"name": task}, policy={"name": policy}).check()
     if (folder / CONFIG).exists():
         raise ConfigurationError(f"{folder} holds a node already")
     try:
@@ -157,6 +185,22 @@ def lock(folder: Path) -> IO[bytes]:
     return file
 
 
+def locked(folder: Path) -> bool:
+    """Return whether a process runs the node of a folder. (Where there are no locks: whether one may.)"""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: not to be taken for a node by another who looks
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def entry(name: str, identity: Identity, address: str) -> str:
     """Return the lines by which others add a node to their configuration."""
     return f'[[peer]]\nname = "{name}"\nkey = "{identity.public.hex()}"\naddress = "{address}"\n'
@@ -165,15 +209,18 @@ def entry(name: str, identity: Identity, address: str) -> str:
 _TEMPLATE = """\
 # A p2pfl node. All members of a federation need the same values, but for `name`, `listen`, `part` and `device`.
 
-name = "{name}"
-federation = "home"
+name = "{name}"               # by which the others know this node
+federation = "home"        # nodes of another one are not talked to
 listen = "127.0.0.1:{port}"   # connections are not encrypted yet: loopback only
 part = "{part}"               # which part of a built-in data set is this node's
 
-rounds = 10
+rounds = 10                # how often the node trains and learns with peers
 seed = 0                   # with the name, the round and the purpose it makes every random draw
+mode = "synchronous"       # wait for models of the same round; "asynchronous" takes the newest that there is
 deadline = 30.0            # seconds to wait for a peer before going on without it
+max_staleness = inf        # seconds; an asynchronous node leaves out models that are older
 patience = 0               # rounds without a better validation loss before learning stops; 0 never
+evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only
 device = "cpu"             # cpu, cuda, mps, or auto
 
 [task]
@@ -181,6 +228,10 @@ name = "{task}"            # digits, concept-shift, or your own "package.module:
 
 [policy]
 name = "{policy}"          # local, random, dac, or your own "package.module:factory"
+
+[budget]                   # what a node may receive in a round; 0 is no limit
+models = 0                 # how many models
+bytes = 0                  # how many bytes of models
 
 # The other members: each prints these lines when it is made.
 # [[peer]]

@@ -21,6 +21,7 @@ from rich.table import Table
 from node import config, status
 from node.commands import fail
 from p2pfl.errors import ConfigurationError
+from p2pfl.policies import make_policy
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
 SAMPLES = 40  # training images of each node: few enough that peers have something to give
@@ -32,12 +33,15 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool) -> int:
     """Run so many processes that learn digits together, then each of them alone, and compare; return the exit code.
 
     Raises:
-        ConfigurationError: a number that makes no sense.
+        ConfigurationError: a number that makes no sense, or a policy that cannot be made.
     """
     if not 2 <= nodes <= len(NAMES):
         raise ConfigurationError(f"--nodes must be from 2 to {len(NAMES)}, got {nodes}")
     if rounds < 1:
         raise ConfigurationError(f"--rounds must be 1 or more, got {rounds}")
+    if (here := str(Path.cwd())) not in sys.path:  # where the nodes will look for a policy of the user's own, too
+        sys.path.insert(0, here)
+    make_policy(policy, {})
     names = NAMES[:nodes]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no folder then either
     with tempfile.TemporaryDirectory(prefix="p2pfl-demo-") as folder:

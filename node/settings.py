@@ -18,7 +18,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         seed: of the federation: with a node's name, the round and a purpose it makes every random draw.
         mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` ones take the
             newest that there is.
-        deadline: seconds to wait for a peer before going on without it.
+        deadline: seconds to wait for a peer before going on without it; inf waits for ever.
         max_staleness: seconds; an asynchronous node leaves out models that are older.
         patience: rounds without a better validation loss before a node stops learning (it goes on serving its model); 0
             never stops.

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from node import config
 from node.checkpoint import replace_file
 from node.messaging import MessageExchange
 from node.node import Node
+from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Merge, Stage, Update
 
@@ -125,20 +127,32 @@ def _line(row: Mapping[str, Any], rounds: int, metric: str) -> str:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Return a node's status, or None if it never ran."""
+    """Return a node's status, or None if it never ran.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is damaged.
+    """
     try:
-        status: dict[str, Any] = json.loads(path.read_bytes())
+        status = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    if status["state"] in ("starting", "running", "finished") and not _alive(status["pid"]):
-        status["state"] = "finished" if status["state"] == "finished" else "gone"
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except ValueError:
+        status = None
+    kinds = {"state": str, "pid": int, "history": list}
+    if not isinstance(status, dict) or not all(isinstance(status.get(key), kind) for key, kind in kinds.items()):
+        raise ConfigurationError(f"{path} is damaged; it is only for show, and the node's next run writes it anew")
+    # The number alone says little: since a restart of the machine it may be another process. A node holds its folder's lock.
+    if status["state"] in ("starting", "running") and not (_alive(status["pid"]) and config.locked(path.parent)):
+        status["state"] = "gone"
     return status
 
 
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

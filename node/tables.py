@@ -6,13 +6,22 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.errors import ConfigurationError, none_of, unknown
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+EXAMPLES = {
+    "task": '{ name = "digits" }',
+    "policy": '{ name = "dac" }',
+    "topology": '{ name = "ring" }',
+    "network": "{ latency = 0.1 }",
+    "compute": "{ seconds = 2.0 }",
+    "budget": "{ models = 3 }",
+}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -70,7 +79,7 @@ def typed(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
     """Return a table as `kind`.
 
     Raises:
-        ConfigurationError: an unknown key, with the nearest known one, or a value of another type.
+        ConfigurationError: an unknown key or word, with the nearest known one, or a value of another type.
     """
     _check_keys(where, table, kind)
     try:
@@ -81,9 +90,11 @@ def typed(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
 
 def named(where: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Split a table such as `policy` into its name and its options."""
-    name = table.get("name")
-    if not isinstance(name, str):
+    if "name" not in table:
         raise ConfigurationError(f"{where}.name is missing")
+    name = table["name"]
+    if not isinstance(name, str):
+        raise ConfigurationError(f"{where}.name must be a string, got {name!r}")
     return name, {key: value for key, value in table.items() if key != "name"}
 
 
@@ -92,9 +103,22 @@ def _check_keys(where: str, table: Mapping[str, Any], kind: Any, prefix: str = "
     for key, value in table.items():
         if key not in fields:
             raise ConfigurationError(f"{where}: {unknown('key', prefix + key, [prefix + name for name in fields])}")
-        inner = fields[key]
-        if isinstance(value, Mapping) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            _check_keys(where, value, inner, f"{prefix}{key}.")
+        inner, name = fields[key], prefix + key
+        if get_origin(inner) is Literal and value not in get_args(inner):
+            raise ConfigurationError(f"{where}: {none_of(name, value, get_args(inner))}")
+        if get_origin(inner) is tuple and _is_struct(get_args(inner)[0]) and not isinstance(value, Sequence):
+            raise ConfigurationError(f"{where}: {name} must be a list of tables, each headed [[{name}]], got {value!r}")
+        if not (_is_struct(inner) or get_origin(inner) is dict):
+            continue
+        if not isinstance(value, Mapping):
+            example = f" such as {EXAMPLES[name]}" if name in EXAMPLES else ""
+            raise ConfigurationError(f"{where}: {name} must be a table{example}, got {value!r}")
+        if _is_struct(inner):
+            _check_keys(where, value, inner, f"{name}.")
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def changed(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -10,15 +10,23 @@ class ConfigurationError(Exception):
     """Something the user wrote is wrong: its text says what, where, and what would be right, in one line."""
 
 
-class BudgetExceeded(Exception):
+class Failed(Exception):
+    """A run cannot go on, and not because of its configuration: the text says why, in one line."""
+
+
+class BudgetExceeded(Failed):
     """A policy asked for more than its node's budget allows."""
 
 
-class Diverged(Exception):
+class Diverged(Failed):
     """Training has made a parameter that is not finite."""
 
     def __init__(self, name: str, round: int) -> None:
-        super().__init__(f"the training of {name} diverged in round {round}; a lower learning rate may help")
+        super().__init__(name, round)  # of which pickle makes it again when it comes from another process
+
+    def __str__(self) -> str:
+        name, round = self.args
+        return f"the training of {name} diverged in round {round}; a lower learning rate may help"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
@@ -27,3 +35,11 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
     return ConfigurationError(f"unknown {what} {name!r}; {hint}")
+
+
+def none_of(where: str, value: object, allowed: Iterable[object]) -> ConfigurationError:
+    """Return the error for a `value` that is none of the few `allowed` ones, with all of them and the nearest."""
+    words = [str(word) for word in allowed]
+    near = difflib.get_close_matches(str(value), words, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ConfigurationError(f"{where} must be one of {', '.join(words)}, got {value!r}{hint}")

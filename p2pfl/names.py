@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 import typing
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.errors import ConfigurationError, none_of, unknown
+
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
 
 
-def resolve(what: str, name: str, table: Mapping[str, str], group: str) -> Callable[..., Any]:
-    """Find the factory called `name`.
+def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
+    """Return the "package.module:attribute" of the factory called `name`; nothing is imported.
 
     Args:
         what: the kind of thing, for the error ("policy", "task").
@@ -27,14 +31,27 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str) -> Calla
         group: the entry point group through which other distributions add names.
 
     Raises:
+        ConfigurationError: the name is unknown, or malformed.
+    """
+    if name in table:
+        return table[name]
+    if ":" in name:
+        if not _PATH.fullmatch(name):
+            raise ConfigurationError(f"{what} {name!r} is not of the form package.module:factory")
+        return name
+    others = {point.name: point.value for point in entry_points(group=group)}
+    if name not in others:
+        raise unknown(what, name, {*table, *others})
+    return others[name]
+
+
+def resolve(what: str, name: str, table: Mapping[str, str], group: str) -> Callable[..., Any]:
+    """Find the factory called `name`; see `locate`.
+
+    Raises:
         ConfigurationError: the name is unknown, or its module cannot be imported.
     """
-    path = table.get(name) or (name if ":" in name else None)
-    if path is None:
-        others = {point.name: point.value for point in entry_points(group=group)}
-        if name not in others:
-            raise unknown(what, name, {*table, *others})
-        path = others[name]
+    path = locate(what, name, table, group)
     try:
         factory = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -88,6 +105,8 @@ def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
 
 def convert(where: str, value: Any, kind: Any) -> Any:
     """Return `value` as `kind`, or say at which key it is of another one."""
+    if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+        raise none_of(where, value, typing.get_args(kind))
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -21,12 +22,25 @@ class Optimizer(Protocol):
         """Write the new parameters to `out`, which may be `params`; change `state` in place; `grad` is scratch."""
 
 
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < inf:
+            raise ValueError(f"{name} must be 0 or more, and finite, got {value}")
+
+
 class SGD(msgspec.Struct, frozen=True):
-    """Stochastic gradient descent, as torch.optim.SGD (without dampening and Nesterov)."""
+    """Stochastic gradient descent, as torch.optim.SGD (without dampening and Nesterov).
+
+    Raises:
+        ValueError: a value that is negative or not finite.
+    """
 
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def start(self, params: Tensor, steps: int) -> State:
         if self.momentum and steps > 1:
@@ -42,12 +56,21 @@ class SGD(msgspec.Struct, frozen=True):
 
 
 class Adam(msgspec.Struct, frozen=True):
-    """Adam, as torch.optim.Adam (Kingma and Ba 2015)."""
+    """Adam, as torch.optim.Adam (Kingma and Ba 2015).
+
+    Raises:
+        ValueError: a value that is negative or not finite, or a beta that is not below 1.
+    """
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be from 0 to below 1, got {self.betas}")
 
     def start(self, params: Tensor, steps: int) -> State:
         count = torch.zeros_like(params[..., :1])

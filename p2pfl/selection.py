@@ -37,7 +37,7 @@ def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.f
 
     Args:
         similarities: shape [K]; 0 is unknown.
-        tau: inverse temperature: 0 is uniform over the known, infinity takes the greatest.
+        tau: inverse temperature, finite: 0 is uniform over the known; the greater, the more the greatest gets.
 
     Returns:
         shape [K], greater than 0, summing to 1.

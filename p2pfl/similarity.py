@@ -1,10 +1,12 @@
 """How alike two models are (Listo Zec et al., "On the effects of similarity metrics in decentralized deep learning under
-distributional shift", section 3). Each function compares one node's model with K others'; greater is more alike.
+distributional shift", section 3). Each function compares one node's model with K others'; greater is more alike. The result
+is finite: 0, which counts as unknown, where there is no such number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,17 +18,16 @@ EPSILON = 1e-6  # keeps the inverses finite
 
 
 def inverse_loss(losses: ArrayLike) -> Scores:
-    """1 / (L + 1e-6), L the mean loss of each model; shape [K].
+    """1 / (L + 1e-6), L the mean loss of each model; 0 where L is negative or not finite; shape [K].
 
     The paper writes the sum of the losses; its table comes out with the mean.
     """
-    return np.asarray(1.0 / (np.asarray(losses, np.float64) + EPSILON))
+    return _inverse(np.asarray(losses, np.float64))
 
 
 def inverse_l2(own: Parameters, others: Sequence[Parameters]) -> Scores:
     """1 / (||w_i - w_j|| + 1e-6); shape [K]."""
-    distances = [np.linalg.norm(other.astype(np.float64) - own) for other in others]
-    return np.asarray(1.0 / (np.array(distances) + EPSILON))
+    return _inverse(np.array([np.linalg.norm(other.astype(np.float64) - own) for other in others], np.float64))
 
 
 def cosine_weights(own: Parameters, others: Sequence[Parameters]) -> Scores:
@@ -39,8 +40,13 @@ def cosine_gradients(own: Parameters, others: Sequence[Parameters], initial: Par
     return _cosine(own.astype(np.float64) - initial, [other.astype(np.float64) - initial for other in others])
 
 
+def _inverse(values: NDArray[np.float64]) -> Scores:
+    usable = np.isfinite(values) & (values >= 0)
+    return np.where(usable, 1.0 / (np.where(usable, values, 0.0) + EPSILON), 0.0)
+
+
 def _cosine(own: NDArray[np.float64], others: Iterable[NDArray[np.float64]]) -> Scores:
     # In float64, so that no model that float32 can hold makes a sum of squares overflow.
     length = np.linalg.norm(own)
     pairs = [(float(other @ own), float(length * np.linalg.norm(other))) for other in others]
-    return np.array([product / norms if norms > 0 else 0.0 for product, norms in pairs])
+    return np.array([product / norms if 0 < norms < inf else 0.0 for product, norms in pairs])

@@ -22,6 +22,10 @@ TASKS = {
 }
 
 
+# What a node can say of itself when it meets a peer (the limits of protocols.messages.Terms, which adds n_samples).
+MOST_FACTS, LONGEST_KEY, LONGEST_TEXT, GREATEST_INT = 31, 64, 256, 2**53
+
+
 @dataclass(frozen=True)
 class Part:
     """Which part of the data a node has: number `index` of `count`, counted from 0."""
@@ -78,7 +82,7 @@ class Task(Protocol):
     n_samples: int  # of training
     metric: str  # the name of what is reported, such as "accuracy"
     higher_is_better: bool
-    about: Mapping[str, Any]  # public facts, sent to peers (`group` for the oracle); never preferences
+    about: Mapping[str, Any]  # public facts, sent to peers (`group` for the oracle); never preferences; see check_about
 
     def initial(self, seed: int) -> Parameters:
         """Return the model that all nodes of a federation start from."""
@@ -91,11 +95,40 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
     """Make the task called `name`: one of TASKS, an entry point of `p2pfl.tasks`, or "package.module:factory".
 
     Raises:
-        ConfigurationError: an unknown name, or an option that the task does not take.
+        ConfigurationError: an unknown name, an option that the task does not take, or something that is no task.
     """
     factory = resolve("task", name, TASKS, "p2pfl.tasks")
     task: Task = build("task", factory, options, part=part, seed=seed)
-    missing = [m for m in ("layout", "n_samples", "metric", "initial", "learner") if not hasattr(task, m)]
+    needed = ("layout", "n_samples", "metric", "higher_is_better", "about", "initial", "learner")
+    missing = [m for m in needed if not hasattr(task, m)]
     if missing:
         raise ConfigurationError(f"task {name!r} is no task: it lacks {', '.join(missing)}")
+    try:
+        check_about(task.about)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"task {name!r}: {error}") from error
     return task
+
+
+def check_about(about: Mapping[str, Any]) -> None:
+    """Check that a task's `about` is something that peers can be told.
+
+    Raises:
+        ConfigurationError: it is no mapping, has too many entries, or one that is no plain number, bool or short string.
+    """
+    if not isinstance(about, Mapping) or len(about) > MOST_FACTS:
+        raise ConfigurationError(f"about must be a dict of at most {MOST_FACTS} entries")
+    for key, value in about.items():
+        if type(key) is not str or not 1 <= len(key) <= LONGEST_KEY:
+            raise ConfigurationError(f"about has the key {key!r}; keys must be strings of 1 to {LONGEST_KEY} characters")
+        allowed = (  # by the very type, as a NumPy number is no message
+            type(value) in (bool, float)
+            or (type(value) is int and abs(value) <= GREATEST_INT)
+            or (type(value) is str and len(value) <= LONGEST_TEXT)
+        )
+        if not allowed:
+            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+            raise ConfigurationError(
+                f"about[{key!r}] is of type {kind}; it must be a bool, a float, an int of at most 2**53, or a string of at"
+                f" most {LONGEST_TEXT} characters"
+            )

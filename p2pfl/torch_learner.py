@@ -66,7 +66,7 @@ class TorchLearner:
     def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
         if split not in self.data:
             return np.full(len(stack), np.nan)
-        return np.array([self._evaluate(params, split)[f"{split}_loss"] for params in stack])
+        return np.array([self._evaluate(params, split).get(f"{split}_loss", np.nan) for params in stack])
 
     def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
         results: list[dict[str, float]] = []
@@ -125,14 +125,21 @@ def choose_device(name: str) -> torch.device:
     """Return the torch device for `auto`, `cpu`, `cuda` or `mps`; `auto` takes the best that there is.
 
     Raises:
-        ConfigurationError: an unknown name, or a device that this machine lacks.
+        ConfigurationError: an unknown or malformed name, or a device that this machine lacks.
     """
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = {"cuda": cards, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if name == "auto":
-        return torch.device(next(kind for kind, there in present.items() if there))
+        return torch.device(next(kind for kind, count in present.items() if count))
     kind = name.partition(":")[0]
     if kind not in present:
         raise ConfigurationError(f"unknown device {name!r}; known: auto, cpu, cuda, mps")
-    if not present[kind]:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or str(device) != name:  # a great number is not refused, but becomes another
+        raise ConfigurationError(f"device {name!r} is not of the form {kind} or {kind}:0")
+    if (device.index or 0) >= present[kind]:
         raise ConfigurationError(f"device {name!r} is not available on this machine; auto takes the best that is")
-    return torch.device(name)
+    return device

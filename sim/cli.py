@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,16 +42,18 @@ def _main(arguments: Sequence[str] | None) -> int:
         default=[],
         help="change a key of all runs, such as nodes=20, policy.name=random or network.latency=0.05",
     )
-    running.add_argument("--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (the scenario's)")
+    running.add_argument("--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (default: the scenario's)")
     running.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
-    running.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/SCENARIO-TIME)")
+    running.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: runs/SCENARIO-TIME)")
     running.add_argument(
         "--engine",
         choices=("local", "process"),
         default="process",
-        help="all runs in this process, or side by side in worker processes (process)",
+        help="all runs in this process, or side by side in worker processes (default: process)",
     )
-    running.add_argument("--workers", type=int, metavar="N", help="worker processes (one for each core)")
+    running.add_argument(
+        "--workers", type=int, metavar="N", help="how many processes for engine process (default: one for each core)"
+    )
     running.add_argument("--json", action="store_true", help="print summary.json and nothing else")
     running.set_defaults(do=_run)
 
@@ -77,33 +80,53 @@ def _run(options: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
     from sim import results
-    from sim.engine import run_all
+    from sim.engine import check_all, run_all
     from sim.scenario import load
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no empty folder then either
     file = load(options.scenario, options.changes).only(options.only)
     if options.seeds is not None:
         file = replace(file, seeds=tuple(parse_seeds(options.seeds)))
     if options.workers is not None and options.workers < 1:
         raise ConfigurationError(f"--workers must be 1 or more, got {options.workers}")
+    if options.workers is not None and options.engine == "local":
+        raise ConfigurationError("--workers is for --engine process; --engine local has no workers")
+    check_all(file)
     out = options.out or Path("runs") / f"{file.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    results.open_folder(out)
     node_rounds = len(file.seeds) * sum(scenario.nodes * scenario.rounds for scenario in file.runs)
-    with _progress(node_rounds, quiet=options.json) as (progress, finished):
-        outcome = run_all(file, options.engine, options.workers, progress, finished)
-    summary = results.summarise(file, outcome)
-    results.write(out, file, outcome, summary)
+    with _gone_if_empty(out):
+        results.open_folder(out)
+        with _progress(node_rounds, quiet=options.json) as (progress, finished):
+            outcome = run_all(file, options.engine, options.workers, progress, finished)
+        summary = results.summarise(file, outcome)
+        results.write(out, file, outcome, summary)
     if options.json:
         print(results.to_json(summary))
         return 0
     print_table(summary)
-    for note in dict.fromkeys(note for result in outcome for note in result.notes):
+    for note in dict.fromkeys([*file.notes, *(note for result in outcome for note in result.notes)]):
         print(f"note: {note}")
     print(f"written to {out}")
     return 0
 
 
+@contextmanager
+def _gone_if_empty(folder: Path) -> Iterator[None]:
+    """Leave no folder that was not there before if nothing comes to be in it."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in made:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+        raise
+
+
 def parse_seeds(text: str) -> list[int]:
     """Read "0:5" (0 to 4), "3" or "3,5"."""
+    from sim.scenario import check_seeds
+
     try:
         if ":" in text:
             first, _, end = text.partition(":")
@@ -114,6 +137,7 @@ def parse_seeds(text: str) -> list[int]:
         seeds = []
     if not seeds or min(seeds) < 0:
         raise ConfigurationError(f"--seeds {text!r} is not of the form 0:5 or 3,5")
+    check_seeds("--seeds", seeds)
     return seeds
 
 

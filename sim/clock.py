@@ -17,10 +17,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from p2pfl.errors import Failed
+
 T = TypeVar("T")
 
 
-class Deadlock(RuntimeError):
+class Deadlock(Failed):
     """Nothing can run, no timer is set, and something is still waited for."""
 
 

@@ -32,10 +32,14 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise ConfigurationError for a value that makes no sense."""
         for key in ("latency", "bandwidth"):
             check_range(f"network.{key}", getattr(self, key))
-        if self.jitter < 0:
-            raise ConfigurationError(f"network.jitter must be 0 or more, got {self.jitter}")
+        check_number("network.jitter", self.jitter)
         if not 0 <= self.loss < 1:
             raise ConfigurationError(f"network.loss must be from 0 to below 1, got {self.loss}")
+
+
+def check_number(key: str, value: float) -> None:
+    if not 0 <= value < inf:
+        raise ConfigurationError(f"{key} must be 0 or more, and finite, got {value}")
 
 
 def check_range(key: str, value: float | Range) -> None:

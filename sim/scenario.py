@@ -19,8 +19,10 @@ paper = 0.9            # a figure to print beside this row
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +31,7 @@ import msgspec
 from node import tables
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError, unknown
-from sim.network import Network, Range, check_range
+from sim.network import Network, Range, check_number, check_range
 
 SHIPPED = Path(__file__).parent / "scenarios"
 
@@ -76,8 +78,9 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for key in ("task", "policy", "topology"):
             tables.named(key, getattr(self, key))
         self.network.check()
-        if self.compute.seconds < 0:
-            raise ConfigurationError(f"compute.seconds must be 0 or more, got {self.compute.seconds}")
+        if self.paper is not None and not isfinite(self.paper):
+            raise ConfigurationError(f"paper must be a finite number, got {self.paper}")
+        check_number("compute.seconds", self.compute.seconds)
         check_range("compute.slowdown", self.compute.slowdown)
 
 
@@ -87,6 +90,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     Attributes:
         seeds: what every run is repeated with.
         folder: where modules that it names may lie: beside the file, unless its key `modules` names another folder.
+        notes: what the user should know about how it was resolved.
     """
 
     name: str
@@ -94,6 +98,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     runs: tuple[Scenario, ...]
     seeds: tuple[int, ...]
     folder: str
+    notes: tuple[str, ...] = ()
 
     def raw(self) -> dict[str, Any]:
         """Return the TOML tables that give the same scenario again."""
@@ -141,54 +146,94 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     """Make a scenario of parsed TOML; see `load`."""
     base: dict[str, Any] = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
     base |= deepcopy(dict(raw))
-    entries = base.pop("run", None) or [{}]
-    forms = base.pop("forms", {})
-    base_name, description = str(base.pop("name", name)), str(base.pop("description", ""))
-    folder = str(Path(folder, str(base.pop("modules", "."))))
-    seeds = base.pop("seeds", None)
-    if seeds is not None and not (isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)):
-        raise ConfigurationError(f"{name}: seeds must be a list of numbers from 0, got {seeds}")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigurationError(f"{name}: [[run]] must be a list of tables")
+    top = _FileKeys(**{key: base.pop(key) for key in _FileKeys.__struct_fields__ if key in base})
+    top.check(name)
+    base_name = name if top.name is None else top.name
     parsed = [tables.parse_change(change) for change in changes]
-    form = next((value for key, value in reversed(parsed) if key == "form"), base.pop("form", "full"))
-    base.pop("form", None)
-    if form != "full" and form not in forms:
-        raise unknown("form", str(form), {"full", *forms})
-    runs: list[dict[str, Any]] = []
-    for entry in entries:
-        run = tables.merged(tables.merged(base, forms.get(form, {})), entry)
+    form = next((value for key, value in reversed(parsed) if key == "form"), top.form)
+    if form != "full" and form not in list(top.forms):
+        raise ConfigurationError(f"{name}: {unknown('form', str(form), {'full', *top.forms})}")
+    entries = [tables.merged(tables.merged(base, top.forms.get(form, {})), entry) for entry in top.run or [{}]]
+    runs = deepcopy(entries)
+    for run in runs:
         for key, value in parsed:
             if key != "form":
                 tables.apply(run, key, value)
-        runs.append({"name": base_name} | run)
-    scenarios = tuple(_scenario(name, run) for run in _distinct(runs, parsed))
-    if any(key == "seed" for key, _ in parsed):
-        seeds = None
-    return ScenarioFile(base_name, description, scenarios, tuple(seeds or [scenarios[0].seed]), folder)
+        run.setdefault("name", base_name)
+    kept, notes = _distinct(name, entries, runs, parsed)
+    scenarios = tuple(_scenario(name, run) for run in kept)
+    seeds = None if any(key == "seed" for key, _ in parsed) else top.seeds
+    folder = str(Path(folder, top.modules))
+    return ScenarioFile(base_name, top.description, scenarios, tuple(seeds or [scenarios[0].seed]), folder, notes)
 
 
-def _distinct(runs: Sequence[dict[str, Any]], changes: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Drop runs that the changes have made equal to an earlier one, and give the rest names that fit.
+class _FileKeys(msgspec.Struct):
+    """The keys that a scenario file has beside those of a run, as they were found: `check` looks at their types."""
+
+    name: str | None = None
+    description: str = ""
+    modules: str = "."
+    seeds: list[int] | None = None
+    form: str = "full"
+    forms: dict[str, dict[str, Any]] = {}
+    run: list[dict[str, Any]] = []
+
+    def check(self, where: str) -> None:
+        """Raise ConfigurationError for a value of another type."""
+        for key in ("name", "description", "modules", "form"):
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, str):
+                raise ConfigurationError(f"{where}: {key} must be a string, got {value!r}")
+        if not isinstance(self.forms, dict) or not all(isinstance(form, dict) for form in self.forms.values()):
+            raise ConfigurationError(f"{where}: forms must be tables such as [forms.smoke], got {self.forms!r}")
+        if not isinstance(self.run, list) or not all(isinstance(entry, dict) for entry in self.run):
+            raise ConfigurationError(f"{where}: [[run]] must be a list of tables, got {self.run!r}")
+        if self.seeds is not None:
+            if not isinstance(self.seeds, list):
+                raise ConfigurationError(f"{where}: seeds must be a list of numbers from 0, got {self.seeds!r}")
+            check_seeds(f"{where}: seeds", self.seeds)
+
+
+def check_seeds(where: str, seeds: Sequence[Any]) -> None:
+    """Raise ConfigurationError for a seed that is no number from 0, or that occurs twice."""
+    if not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {list(seeds)}")
+    twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
+    if twice:
+        raise ConfigurationError(f"{where} must be different, got {', '.join(map(str, twice))} more than once")
+
+
+def _distinct(
+    where: str, entries: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]], changes: Sequence[tuple[str, Any]]
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Drop runs that the changes have made equal to an earlier one, with a note, and give the rest names that fit.
 
     With `policy.name` changed, the names of rows that stand for policies would be wrong.
+
+    Args:
+        entries: the runs as they were before the changes.
     """
     renamed = next((str(value) for key, value in reversed(changes) if key == "policy.name"), None)
-    kept: list[dict[str, Any]] = []
-    for run in runs:
-        settings = {key: value for key, value in run.items() if key not in ("name", "paper")}
-        if any(settings == {k: v for k, v in other.items() if k not in ("name", "paper")} for other in kept):
-            continue
-        kept.append(run if renamed is None else {**settings, "name": renamed})
+    kept: list[int] = []
+    for k, run in enumerate(runs):
+        alike = [j for j in kept if _settings(runs[j]) == _settings(run)]
+        if all(_settings(entries[j]) == _settings(entries[k]) for j in alike):
+            kept.append(k)
+    dropped = [str(run["name"]) for k, run in enumerate(runs) if k not in kept]
+    result = [runs[k] if renamed is None else {**_settings(runs[k]), "name": renamed} for k in kept]
     names: dict[str, int] = {}
-    for run in kept:
+    for run in result:
         name = str(run["name"])
         names[name] = names.get(name, 0) + 1
         if names[name] > 1:
             if renamed is None:
-                raise ConfigurationError(f"two runs are called {name!r}")
+                raise ConfigurationError(f"{where}: two runs are called {name!r}")
             run["name"] = f"{name} ({names[name]})"
-    return kept
+    return result, (f"left out, as the changes have made them equal to others: {', '.join(dropped)}",) if dropped else ()
+
+
+def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key not in ("name", "paper")}
 
 
 def _scenario(where: str, table: Mapping[str, Any]) -> Scenario:

@@ -1,10 +1,12 @@
 """The virtual loop, and work that is put off until it is due."""
 
 import asyncio
+import pickle
 from math import inf
 
 import pytest
 
+from p2pfl.errors import Failed
 from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, TrainJob
 from sim.batching import BatchedTrainer, Batcher
 from sim.clock import Deadlock, run, virtual_loop
@@ -98,6 +100,12 @@ def test_a_wait_that_cannot_end_is_a_deadlock_that_names_who_waits():
 
     with pytest.raises(Deadlock, match=r"at 3 s .* 3 tasks wait: .*alice waits for bob, bob sleeps for ever"):
         run(main())
+
+
+def test_a_deadlock_can_come_from_another_process():
+    error = pickle.loads(pickle.dumps(Deadlock("at 3 s nothing can happen any more")))
+    assert isinstance(error, Failed)
+    assert str(error) == "at 3 s nothing can happen any more"
 
 
 def test_an_error_in_a_callback_ends_the_run():

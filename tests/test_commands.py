@@ -2,17 +2,26 @@
 
 import json
 import os
+import pickle
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import duckdb
 import pytest
+from processes import PATIENCE
 
 from node import cli as node_cli
-from node.config import CONFIG, KEY
+from node.config import CONFIG, KEY, STATUS, NodeConfig, lock
+from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged, Failed
+from p2pfl.policy import Budget
+from protocols.errors import ProtocolError
+from protocols.identity import Identity
 from sim import cli as sim_cli
+from sim.engine import WorkerLost
 
 SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weights", "--engine", "local"]
 
@@ -127,7 +136,13 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_run(capsys, tmp_path):
         (["run", "dac-synthetic", "--set", "nodez=3"], "dac-synthetic: unknown key 'nodez'; did you mean 'nodes'?"),
         (["run", "dac-synthetic", "--set", "policy.name=dax"], "run 'dax': unknown policy 'dax'; did you mean 'dac'?"),
         (["run", "dac-synthetic", "--seeds", "x"], "--seeds 'x' is not of the form 0:5 or 3,5"),
+        (["run", "dac-synthetic", "--seeds", "0,0"], "--seeds must be different, got 0 more than once"),
         (["run", "dac-synthetic", "--workers", "0"], "--workers must be 1 or more, got 0"),
+        (["run", "dac-synthetic", "--workers", "2", "--engine", "local"], "--workers is for --engine process"),
+        (
+            ["run", "dac-synthetic", "--set", "device=cpu:abc"],
+            "run 'local': device 'cpu:abc' is not of the form cpu or cpu:0",
+        ),
         (["run", "dac-synthetic", "--only", "x"], "no run of dac-synthetic has 'x' in its name"),
         (["run", "none.toml"], "there is no scenario file none.toml"),
     ],
@@ -137,6 +152,7 @@ def test_wrong_configuration_is_one_line_and_exit_code_2(capsys, arguments, mess
     assert (code, out) == (2, "")
     assert err.startswith(message)
     assert err.count("\n") == 1
+    assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -153,23 +169,119 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys, main, arguments, messag
     assert message in usage(capsys, main, *arguments)
 
 
-def test_a_run_that_fails_ends_with_code_1(capsys):
-    code, _, err = sim(capsys, *SMOKE, "--set", "task.lr=50.0", "--set", "rounds=40")
-    assert code == 1
-    assert "diverged in round" in err
-    assert err.strip().count("\n") == 0
+BREAKING = """
+import asyncio, os, signal
+from p2pfl.policies.local import Local
+
+class Stuck(Local):
+    async def round(self, me, peers):
+        await asyncio.Event().wait()
+
+class Killed(Local):
+    async def round(self, me, peers):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+BREAKING_SCENARIO = """
+nodes = 3
+rounds = 2
+task = { name = "concept-shift" }
+[[run]]
+name = "stuck"
+policy = { name = "breaking:Stuck" }
+[[run]]
+name = "killed"
+policy = { name = "breaking:Killed" }
+[[run]]
+name = "diverging"
+policy = { name = "local" }
+task.lr = 1e9
+"""
 
 
-def test_an_interrupted_run_ends_with_code_130_and_without_a_summary(tmp_path):
-    arguments = ["run", "dac-synthetic", "--seeds", "0:200", "--out", "here", "--engine", "local"]
+@pytest.mark.parametrize(
+    ("engine", "run", "message"),
+    [
+        ("local", "stuck", "at 0 s nothing can happen any more, but 4 tasks wait: "),
+        ("process", "stuck", "at 0 s nothing can happen any more, but 4 tasks wait: "),
+        ("process", "killed", "a worker process has ended with code -9 (if it was killed for want of memory"),
+        ("local", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
+        ("process", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
+    ],
+)
+def test_a_run_that_fails_ends_with_one_line_and_code_1_and_leaves_no_folder(capsys, tmp_path, engine, run, message):
+    (tmp_path / "breaking.py").write_text(BREAKING)
+    (tmp_path / "breaking.toml").write_text(BREAKING_SCENARIO)
+    code, out, err = sim(capsys, "run", "breaking.toml", "--only", run, "--engine", engine)
+    assert (code, out) == (1, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Diverged("alice", 3),
+        BudgetExceeded("3 models"),
+        ConfigurationError("no such thing"),
+        WorkerLost("killed"),
+        ProtocolError("malformed", "a frame"),
+    ],
+)
+def test_errors_can_come_from_another_process(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_what_a_run_can_end_with_is_a_failure():
+    assert all(issubclass(kind, Failed) for kind in (Diverged, BudgetExceeded, WorkerLost))
+
+
+def start_long_run(folder, *options):
+    """A run of some minutes; what it prints on standard error ends when all of its processes have."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sim", *arguments], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ
+        [sys.executable, "-m", "sim", "run", "dac-synthetic", "--seeds", "0:200", "--out", "runs/here", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        start_new_session=True,
     )
-    assert "local, seed 0" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1].splitlines()[-1] == "interrupted"
+    assert "local, seed " in process.stderr.readline()
+    return process
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+@pytest.mark.parametrize("engine", ["local", "process"])
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        lambda process: process.send_signal(signal.SIGINT),
+        lambda process: process.send_signal(signal.SIGTERM),
+        lambda process: os.killpg(process.pid, signal.SIGINT),  # as a terminal does
+    ],
+)
+def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_no_folder(tmp_path, engine, interrupt):
+    process = start_long_run(tmp_path, "--engine", engine)
+    interrupt(process)
+    err = process.communicate(timeout=PATIENCE)[1]
+    *before, last = err.splitlines()
+    assert last == "interrupted"
+    assert all(line.startswith("local, seed ") for line in before)
     assert process.returncode == 130
-    assert not (tmp_path / "here/summary.json").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
+    process = start_long_run(tmp_path, "--workers", "2")
+    process.kill()
+    process.communicate(timeout=PATIENCE)  # ends when the workers have
+
+
+def test_rows_that_a_change_has_made_alike_are_mentioned(capsys):
+    code, out, _ = sim(capsys, *SMOKE, "--set", "policy.name=local", "--only", "local", "--set", "task.lr=0.001")
+    assert code == 0
+    assert "note: left out, as the changes have made them equal to others: random, oracle, " in out
 
 
 # p2pfl-node
@@ -189,6 +301,44 @@ def test_init_makes_a_folder_and_prints_what_others_need(capsys, tmp_path):
     text = (tmp_path / "alice" / CONFIG).read_text()
     assert 'listen = "127.0.0.1:4101"' in text
     assert 'part = "1/3"' in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--port", "99999", "port must be from 0 to 65535, got 99999"),
+        ("--port", "-4", "port must be from 0 to 65535, got -4"),
+        ("--part", "5/3", "part 5/3 does not exist; the first of 3 is 0/3"),
+        ("--part", '1"', "part '1\"' is not of the form 0/3"),
+        ("--policy", "dax", "unknown policy 'dax'; did you mean 'dac'?"),
+        ("--task", 'a"b', "unknown task 'a\"b'; known: concept-shift, digits"),
+        ("--task", 'a"b:c', "task 'a\"b:c' is not of the form package.module:factory"),
+        ("--name", "a b", "name 'a b' may have letters, digits"),
+    ],
+)
+def test_init_writes_nothing_that_run_would_refuse(capsys, option, value, message):
+    code, out, err = node(capsys, "init", "alice", f"{option}={value}")
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+    assert not Path("alice").exists()
+
+
+def test_a_policy_and_a_task_of_ones_own_need_not_exist_when_a_node_is_made(capsys):
+    init(capsys, "alice", 0, "--policy", "not.there.yet:Policy", "--task", "nor_this:task")
+    code, _, err = node(capsys, "run", "alice")
+    assert code == 2
+    assert "'nor_this:task' cannot be imported" in err
+
+
+def test_every_setting_is_in_the_file_with_a_comment_and_its_default(capsys):
+    init(capsys)
+    text = Path("alice", CONFIG).read_text()
+    written = tomllib.loads(text)
+    defaults = NodeConfig(name="alice", listen="127.0.0.1:0")
+    assert written.keys() == set(NodeConfig.__struct_fields__) - {"peer"}  # which is there as an example
+    assert NodeConfig(**written | {"budget": Budget(**written["budget"])}) == defaults
+    assert all("#" in line for line in text.splitlines() if "=" in line)
 
 
 def test_init_does_not_overwrite(capsys):
@@ -231,6 +381,30 @@ def test_status_of_a_node_that_never_ran(capsys):
     assert node(capsys, "status", "alice") == (1, "", "this node has never run\n")
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", '{"state": "running"}', "\xff"])
+def test_a_damaged_status_is_one_line(capsys, text):
+    init(capsys)
+    Path("alice", STATUS).write_bytes(text.encode("latin-1"))
+    code, out, err = node(capsys, "status", "alice")
+    assert (code, out) == (2, "")
+    assert err.startswith("alice/status.json is damaged")
+    assert err.count("\n") == 1
+    assert node(capsys, "run", "alice", "--set", "rounds=1")[0] == 0
+    assert node(capsys, "status", "alice")[0] == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no locks")
+def test_a_node_runs_if_a_process_of_its_number_holds_its_lock(capsys):
+    """After a restart of the machine the number may be that of any process: here it is that of this test."""
+    init(capsys)
+    said = {"name": "alice", "state": "running", "pid": os.getpid(), "history": []}
+    Path("alice", STATUS).write_text(json.dumps(said))
+    assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "gone"
+    with lock(Path("alice")):
+        assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "running"
+    assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "gone"
+
+
 PEER = '\n[[peer]]\nname = "bob"\nkey = "{key}"\naddress = "{address}"\n'
 KEY_OF_BOB = "3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29"
 
@@ -242,20 +416,32 @@ KEY_OF_BOB = "3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29"
         ("rounds=-3", "alice/node.toml: rounds must be 0 or more, got -3"),
         ("budget.models=-3", "alice/node.toml: a budget cannot be negative"),
         ("rounds=many", "alice/node.toml: Expected `int`, got `str` - at `$.rounds`"),
-        ("policy.name=dax", "unknown policy 'dax'; did you mean 'dac'?"),
-        ("task.name=digit", "unknown task 'digit'; did you mean 'digits'?"),
+        ("deadline=nan", "alice/node.toml: deadline must be more than 0 seconds, got nan"),
+        ("max_staleness=nan", "alice/node.toml: max_staleness must be more than 0 seconds, got nan"),
+        ("mode=sync", "alice/node.toml: mode must be one of synchronous, asynchronous, got 'sync'; did you mean"),
+        ("policy=dac", "alice/node.toml: policy must be a table such as { name = \"dac\" }, got 'dac'"),
+        ("policy.name=dax", "alice/node.toml: unknown policy 'dax'; did you mean 'dac'?"),
+        ("task.name=digit", "alice/node.toml: unknown task 'digit'; did you mean 'digits'?"),
         ("task.label=3", "unknown key 'task.label'; did you mean 'task.labels'?"),
+        ("task.lr=nan", "task: lr must be 0 or more, and finite, got nan"),
         ("part=3", "alice/node.toml: Expected `str`, got `int` - at `$.part`"),
-        ('part="3/3"', "part 3/3 does not exist; the first of 3 is 0/3"),
+        ('part="3/3"', "alice/node.toml: part 3/3 does not exist; the first of 3 is 0/3"),
         ('listen="0.0.0.0:4100"', "0.0.0.0:4100 is not a loopback address; connections are not encrypted yet"),
         ('listen="4100"', "alice/node.toml: address '4100' is not of the form 127.0.0.1:4100"),
         ("device=tpu", "unknown device 'tpu'; known: auto, cpu, cuda, mps"),
+        ("device=cpu:abc", "device 'cpu:abc' is not of the form cpu or cpu:0"),
         ("name=../x", "alice/node.toml: name '../x' may have letters"),
+        ('peer={name="bob"}', "alice/node.toml: peer must be a list of tables, each headed [[peer]], got {'name': 'bob'}"),
         ('peer=[{name="bob"}]', "alice/node.toml: Object missing required field `key`"),
         ('peer=[{name="bob", key="00", address="127.0.0.1:1"}]', "alice/node.toml: '00' is not a public key"),
         (
             f'peer=[{{name="alice", key="{KEY_OF_BOB}", address="127.0.0.1:1"}}]',
             "alice/node.toml: two members have the same name",
+        ),
+        (
+            f'peer=[{{name="bob", key="{KEY_OF_BOB}", address="127.0.0.1:1"}},'
+            f' {{name="carol", key="{KEY_OF_BOB.upper()}", address="127.0.0.1:2"}}]',
+            "alice/node.toml: bob and carol have the same key; every node has its own",
         ),
     ],
 )
@@ -265,6 +451,13 @@ def test_a_wrong_node_configuration_is_one_line_and_exit_code_2(capsys, change, 
     assert (code, out) == (2, "")
     assert err.startswith(message)
     assert err.count("\n") == 1
+
+
+def test_a_peer_with_the_nodes_own_key_is_refused(capsys):
+    init(capsys)
+    own = Identity.load(Path("alice", KEY)).public.hex()
+    code, out, err = node(capsys, "run", "alice", "--set", f'peer=[{{name="bob", key="{own}", address="127.0.0.1:1"}}]')
+    assert (code, out, err) == (2, "", "alice/node.toml: bob has this node's own key; every node has its own\n")
 
 
 def test_a_folder_that_is_no_nodes(capsys):
@@ -321,13 +514,12 @@ def test_a_checkpoint_of_another_federation_is_refused(capsys):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
     code, _, err = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "seed=7")
-    assert (code, err) == (2, "the checkpoint has seed 0, the configuration 7\n")
+    assert code == 2
+    assert err.startswith("the checkpoint has seed 0, the configuration 7")
 
 
 def test_two_processes_do_not_run_one_node(capsys):
     init(capsys)
-    from node.config import lock
-
     with lock(Path("alice")):
         code, _, err = node(capsys, "run", "alice")
     assert (code, err) == (2, "alice is in use: another process runs this node\n")
@@ -339,6 +531,17 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
         done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True)
         assert done.returncode == 0
         assert "COMMAND" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("main", "command"), [(node_cli.main, c) for c in ("init", "run", "status", "demo")] + [(sim_cli.main, "run")]
+)
+def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out.partition("\n\n")[2]  # after the usage
+    assert not re.search(r"^ +(folder|-\S+( \S+)?)$\n(?! {20})", text, re.M)  # an option without a word
+    assert all(remark.startswith("default: ") for remark in re.findall(r"\(([^)]*)\)", " ".join(text.split())))
 
 
 @pytest.mark.parametrize(

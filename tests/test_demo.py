@@ -47,6 +47,19 @@ def end(process, folder):
     return out, err
 
 
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("nope", "unknown policy 'nope'; known: dac, local, oracle, random\n"),
+        ("nowhere:Policy", "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'\n"),
+    ],
+)
+def test_a_policy_that_cannot_be_made_is_said_before_anything_is_started(tmp_path, policy, message):
+    with demo(tmp_path, "--policy", policy) as process:
+        out, err = end(process, tmp_path)
+    assert (process.returncode, out, err) == (2, "", message)
+
+
 def test_three_nodes_together_and_alone(tmp_path):
     with demo(tmp_path, "--nodes", "3", "--rounds", "3") as process:
         out, err = end(process, tmp_path)

@@ -19,6 +19,15 @@ def test_inverse_loss():
     assert similarity.inverse_loss([0.0]).tolist() == pytest.approx([1e6])
 
 
+def test_what_has_no_finite_similarity_is_unknown():
+    infinite = floats(np.inf, 1)
+    assert similarity.inverse_loss([np.nan, np.inf, -1e-6, -3.0, 1.0]).tolist() == pytest.approx([0, 0, 0, 0, 1], rel=1e-5)
+    assert similarity.inverse_l2(OWN, [infinite, floats(np.nan, 0)]).tolist() == [0, 0]
+    assert similarity.cosine_weights(OWN, [infinite, floats(np.nan, 0)]).tolist() == [0, 0]
+    assert similarity.cosine_gradients(OWN, [infinite], floats(0, 0)).tolist() == [0]
+    assert similarity.inverse_loss([]).tolist() == []
+
+
 def test_inverse_l2():
     assert similarity.inverse_l2(OWN, [floats(0, 0), floats(3, 2)]).tolist() == pytest.approx([0.2, 0.5], rel=1e-5)
     assert similarity.inverse_l2(OWN, [OWN]).tolist() == pytest.approx([1e6])

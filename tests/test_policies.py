@@ -13,6 +13,7 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Budget, Merge, Update, merge, samples
 from p2pfl.rehearsal import rehearse
 from p2pfl.task import Part, make_task
+from p2pfl.torch_learner import TorchLearner
 
 NAMES = [f"node-{k}" for k in range(6)]
 TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
@@ -110,6 +111,16 @@ def test_dac_without_two_hop_borrows_nothing():
     assert all(not policy.estimated for policy in policies.values())
 
 
+@pytest.mark.parametrize("score_on", ["own", "peer"])
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -1e-6])
+def test_dac_does_not_know_a_peer_of_which_there_is_no_proper_loss(monkeypatch, loss, score_on):
+    monkeypatch.setattr(TorchLearner, "loss", lambda self, stack, split: np.full(len(stack), loss))
+    policies = {name: Dac(neighbours=2, similarity="inverse-loss", score_on=score_on) for name in NAMES}
+    _, history = rehearse(policies, TASKS, 3)
+    assert all(set(policy.met.values()) == {0.0} for policy in policies.values())
+    assert history[-1]["node-0"].weights["node-0"] == 1.0
+
+
 @pytest.mark.parametrize(
     "extras",
     [
@@ -171,10 +182,17 @@ def test_merge_sums_in_the_order_of_ids():
         ("dac", {"tua": 3.0}, "did you mean 'policy.tau'"),
         ("dac", {"tau": "hot"}, "policy.tau is 'hot': Expected `float`"),
         ("dac", {"tau": -1.0}, "tau must be 0 or more"),
+        ("dac", {"tau": float("nan")}, "tau must be 0 or more, and finite, got nan"),
+        ("dac", {"tau": float("inf")}, "tau must be 0 or more, and finite, got inf"),
         ("dac", {"neighbours": -1}, "neighbours must be 0 or more"),
         ("random", {"neighbours": -1}, "neighbours must be 0 or more"),
-        ("dac", {"similarity": "cosine"}, "policy.similarity is 'cosine': Invalid enum value"),
+        (
+            "dac",
+            {"similarity": "cosine"},
+            "policy.similarity must be one of cosine-weights, .*; did you mean 'cosine-weights'",
+        ),
         ("nowhere:Policy", {}, "cannot be imported"),
+        ("nowhere:", {}, "policy 'nowhere:' is not of the form package.module:factory"),
         ("p2pfl:Draws", {"seed": 0, "name": ""}, "no policy: it lacks judged, prepare"),
     ],
 )

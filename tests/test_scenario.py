@@ -1,7 +1,14 @@
 """Scenarios: one file for one table, and one clear line for what is wrong in it."""
 
-import pytest
+import gc
+import sys
+from contextlib import nullcontext
+from math import inf
 
+import pytest
+import torch
+
+from p2pfl import simulate
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.task import Part, make_task
@@ -85,11 +92,24 @@ def test_rows_that_changes_have_made_alike_are_one_row_of_a_fitting_name(file):
     assert [run.name for run in load("dac-synthetic", ["policy.name=local", "task.lr=0.1"]).runs] == ["local"]
 
 
+def test_rows_that_are_left_out_are_named():
+    changed = resolve({"run": [{"name": "a"}, {"name": "b", "nodes": 7}, {"name": "c"}]}, ["nodes=5"], "study", ".")
+    assert [run.name for run in changed.runs] == ["a", "c"]  # c was equal to a before
+    assert changed.notes == ("left out, as the changes have made them equal to others: b",)
+
+
+def test_rows_that_the_file_has_twice_are_both_run(file):
+    twice = resolve({"run": [{"name": "a"}, {"name": "again", "paper": 3.0}]}, [], "study", ".")
+    assert [run.name for run in twice.runs] == ["a", "again"]
+    assert twice.notes == load(file).notes == ()
+
+
 def test_forms(file):
     assert {run.nodes for run in load(file, ["form=smoke"]).runs} == {3}
     assert {run.nodes for run in load(file, ["form=smoke", "nodes=5"]).runs} == {5}
     assert {run.nodes for run in load(file, ["form=full"]).runs} == {8}
     assert "unknown form 'smok'; did you mean 'smoke'?" in refusal(file, "form=smok")
+    assert "study: unknown form" in refusal(file, 'form=["smoke"]')
 
 
 def test_a_seed_given_by_hand_replaces_the_files(file):
@@ -153,14 +173,31 @@ def test_every_scenario_takes_every_common_key(name, change):
         ("network.latency=-1.0", "network.latency must be a number from 0"),
         ("network.latency=[2.0, 1.0]", "network.latency must be a number from 0, or a pair"),
         ("network.latency=inf", "network.latency must be a number from 0"),
+        ("network.jitter=nan", "network.jitter must be 0 or more, and finite, got nan"),
+        ("network.jitter=inf", "network.jitter must be 0 or more, and finite, got inf"),
+        ("network.loss=nan", "network.loss must be from 0 to below 1"),
+        ("network.bandwidth=nan", "network.bandwidth must be a number from 0"),
+        ("max_staleness=nan", "max_staleness must be more than 0 seconds"),
+        ("paper=nan", "paper must be a finite number, got nan"),
         ("compute.seconds=-1.0", "compute.seconds must be 0 or more"),
+        ("compute.seconds=nan", "compute.seconds must be 0 or more, and finite, got nan"),
+        ("compute.seconds=inf", "compute.seconds must be 0 or more, and finite, got inf"),
+        ("compute.slowdown=nan", "compute.slowdown must be a number from 0"),
         ("compute.slowdown=[1.0]", "compute.slowdown"),
-        ("mode=sync", "Invalid enum value 'sync'"),
-        ("fidelity=high", "Invalid enum value 'high'"),
-        ("policy=dac", "Expected `object`, got `str` - at `$.policy`"),
+        (
+            "mode=sync",
+            "study: mode must be one of synchronous, asynchronous, got 'sync'; did you mean 'synchronous'?",
+        ),
+        ("fidelity=3", "study: fidelity must be one of modelled, wire, got 3"),
+        ("policy=dac", "study: policy must be a table such as { name = \"dac\" }, got 'dac'"),
+        ("network=3", "study: network must be a table such as { latency = 0.1 }, got 3"),
+        ("budget=3", "study: budget must be a table such as { models = 3 }, got 3"),
+        ("task={name=3}", "study: task.name must be a string, got 3"),
         ("policy.tau=-1.0", "run 'alone': unknown key 'policy.tau'; known: none"),
         ("task.lr=fast", "run 'alone': task.lr is 'fast': Expected `float`"),
+        ("task.lr=nan", "run 'alone': task: lr must be 0 or more, and finite, got nan"),
         ("device=tpu", "unknown device 'tpu'"),
+        ("device=cpu:abc", "run 'alone': device 'cpu:abc' is not of the form cpu or cpu:0"),
         ("nodes", "'nodes' is not of the form key=value"),
         ("=3", "is not of the form key=value"),
         ("nodes.x=3", "nodes is not a table"),
@@ -189,7 +226,17 @@ def test_graphs_that_do_not_exist(file, topology, message):
     [
         ("nodes = ", "Invalid value (at end of document)"),
         ("nodes = 3\nnodes = 4\n", "Cannot overwrite a value (at line 2"),
-        ("run = 3", "[[run]] must be a list of tables"),
+        ("run = 3", "broken: [[run]] must be a list of tables, got 3"),
+        ("run = 0", "broken: [[run]] must be a list of tables, got 0"),
+        ("name = 3", "broken: name must be a string, got 3"),
+        ("[[run]]\nname = 3", "broken: Expected `str`, got `int` - at `$.name`"),
+        ("description = 3", "broken: description must be a string, got 3"),
+        ("modules = 3", "broken: modules must be a string, got 3"),
+        ('form = ["x"]', "broken: form must be a string, got ['x']"),
+        ("forms = 3", "broken: forms must be tables such as [forms.smoke], got 3"),
+        ("[forms]\nsmoke = 3", "broken: forms must be tables such as [forms.smoke], got {'smoke': 3}"),
+        ('seeds = "x"', "broken: seeds must be a list of numbers from 0, got 'x'"),
+        ("seeds = [3, 1, 3]", "broken: seeds must be different, got 3 more than once"),
         ("seeds = [-1]", "seeds must be a list of numbers from 0"),
         ("seeds = 3", "seeds must be a list of numbers from 0"),
         ("[policy]\ntau = 3.0", "policy.name is missing"),
@@ -221,3 +268,38 @@ def test_seeds():
     for wrong in ("", "a", "3:3", "-1", "1:x", ":"):
         with pytest.raises(ConfigurationError, match="not of the form"):
             parse_seeds(wrong)
+    with pytest.raises(ConfigurationError, match="--seeds must be different, got 0 more than once"):
+        parse_seeds("0,1,0")
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_a_deadline_may_be_infinite(fidelity):
+    tables = {"nodes": 3, "rounds": 2, "task": {"name": "concept-shift"}, "deadline": inf, "fidelity": fidelity}
+    (result,) = simulate(tables)
+    assert result.summary["deadlines_expired"] == 0
+    assert result.summary["traffic"]["models"] == 12
+
+
+def test_simulate_takes_a_seed_once():
+    with pytest.raises(ConfigurationError, match="seeds must be different, got 1 more than once"):
+        simulate("dac-synthetic", seeds=[1, 1])
+
+
+@pytest.mark.parametrize("policy", ["local", "nowhere:Policy"])
+def test_simulate_leaves_the_process_as_it_was(policy, tmp_path):
+    def state():
+        return torch.get_num_threads(), gc.get_threshold(), gc.get_freeze_count(), list(sys.path)
+
+    thresholds = gc.get_threshold()
+    torch.set_num_threads(2)
+    gc.set_threshold(700, 10, 10)
+    gc.unfreeze()  # what a command has frozen in an earlier test
+    try:
+        before = state()
+        tables = {"nodes": 3, "rounds": 1, "task": {"name": "concept-shift"}, "modules": str(tmp_path)}
+        with nullcontext() if policy == "local" else pytest.raises(ConfigurationError):
+            simulate(tables | {"policy": {"name": policy}})
+        assert state() == before
+    finally:
+        torch.set_num_threads(1)
+        gc.set_threshold(*thresholds)

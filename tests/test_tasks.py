@@ -1,16 +1,32 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.task import Part, make_task
+from p2pfl.optimizers import SGD, Adam
+from p2pfl.randomness import Draws
+from p2pfl.task import MOST_FACTS, Part, check_about, make_task
 from p2pfl.tasks.digits import _images, _shares, node_labels
+from p2pfl.torch_learner import choose_device
 from p2pfl.torch_task import classification, flatten, layout_of
+from protocols.messages import Terms, decode_terms
 
 
 def no_task(part, seed):
     return object()
+
+
+def tells(part, seed, *, key: str, kind: str):
+    """A task that says something of itself that no peer can be told."""
+    value = {"numpy": np.int64(3), "list": [1], "long": "x" * 257, "large": 2**53 + 1, "none": None}[kind]
+    return classification(linear, ([[1.0, 2.0]], [0]), about={key: value})
+
+
+def tells_nothing(part, seed):
+    return SimpleNamespace(layout=None, n_samples=1, metric="mse", initial=None, learner=None)
 
 
 def make(name, index=0, count=4, seed=0, **options):
@@ -102,16 +118,43 @@ def test_parts_that_do_not_exist_are_refused(text):
         ("digits", {"labels": "three"}, "task.labels"),
         ("digits", {"labels": 11}, "from 1 to 10"),
         ("digits", {"samples": -1}, "0 or more"),
+        ("digits", {"lr": -0.1}, "task: lr must be 0 or more, and finite, got -0.1"),
+        ("digits", {"momentum": float("nan")}, "task: momentum must be 0 or more, and finite, got nan"),
         ("concept-shift", {"clusters": 0}, "1 or more"),
+        ("concept-shift", {"validation": -1}, "task.validation must be 0 or more, got -1"),
+        ("concept-shift", {"lr": float("nan")}, "task: lr must be 0 or more, and finite, got nan"),
+        ("concept-shift", {"noise": float("nan")}, "task.noise must be 0 or more, and finite, got nan"),
+        ("concept-shift", {"noise": -1.0}, "task.noise must be 0 or more"),
         ("no_such_module:make", {}, "cannot be imported"),
         ("math:pi", {}, "not callable"),
         ("builtins:dict", {}, "no signature"),
         ("test_tasks:no_task", {}, "no task: it lacks layout"),
+        ("test_tasks:tells_nothing", {}, "no task: it lacks higher_is_better, about$"),
+        ("test_tasks:tells", {"key": "a", "kind": "numpy"}, r"tells': about\['a'\] is of type numpy.int64; it must be"),
+        ("test_tasks:tells", {"key": "a", "kind": "list"}, "is of type list; it must be a bool"),
+        ("test_tasks:tells", {"key": "a", "kind": "long"}, "a string of at most 256 characters"),
+        ("test_tasks:tells", {"key": "a", "kind": "large"}, r"an int of at most 2\*\*53"),
+        ("test_tasks:tells", {"key": "a", "kind": "none"}, "is of type NoneType"),
+        ("test_tasks:tells", {"key": "", "kind": "list"}, "about has the key ''; keys must be strings of 1 to 64"),
     ],
 )
 def test_wrong_tasks_are_refused_with_a_reason(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make(name, **options)
+
+
+@pytest.mark.parametrize("about", [None, [], {str(k): k for k in range(MOST_FACTS + 1)}])
+def test_facts_that_are_no_table_or_too_many_are_refused(about):
+    with pytest.raises(ConfigurationError, match="about must be a dict of at most 31 entries"):
+        check_about(about)
+
+
+def test_what_a_task_may_say_is_what_a_peer_can_be_told():
+    values = ["x" * 256, 2**53, -(2**53), 0.5, True]
+    about = {f"{k:064d}": values[k % len(values)] for k in range(MOST_FACTS)}
+    check_about(about)
+    told = Terms({}, about | {"n_samples": 3}, 0, False)
+    assert decode_terms(told.encode()) == told
 
 
 def test_more_nodes_than_digits_are_refused():
@@ -179,6 +222,49 @@ def linear():
 def test_wrong_arrays_are_refused(data, message):
     with pytest.raises(ConfigurationError, match=message):
         classification(linear, data)
+
+
+def test_without_samples_a_loss_is_not_a_number():
+    nothing = np.zeros((0, 2)), np.zeros(0)
+    task = classification(linear, ([[1.0, 2.0]], [0]), validation=nothing)
+    learner, model = task.learner(Draws(0, "a")), task.initial(0)
+    assert np.isnan(learner.loss([model, model], split="validation")).all()
+    assert np.isnan(learner.loss([model], split="test")).all()
+    assert learner.evaluate([model], ("validation", "test")) == [{}]
+
+
+@pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay"])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_sgd_takes_no_nonsense(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be 0 or more, and finite, got"):
+        SGD(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["lr", "eps", "weight_decay"])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_adam_takes_no_nonsense(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be 0 or more, and finite, got"):
+        Adam(**{name: value})
+
+
+@pytest.mark.parametrize("betas", [(-0.1, 0.9), (0.9, 1.0), (float("nan"), 0.9)])
+def test_adam_forgets_a_little(betas):
+    with pytest.raises(ValueError, match="betas must be from 0 to below 1"):
+        Adam(betas=betas)
+
+
+@pytest.mark.parametrize("name", ["cpu:abc", "cpu:", "cpu:-1", "cpu:300", "cuda:x", "cuda:999"])
+def test_malformed_devices_are_refused(name):
+    with pytest.raises(ConfigurationError, match=f"device '{name}' is not of the form {name[:3]}"):
+        choose_device(name)
+
+
+def test_a_card_that_this_machine_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1").index == 1
+    with pytest.raises(ConfigurationError, match="device 'cuda:2' is not available"):
+        choose_device("cuda:2")
 
 
 def test_a_batch_size_of_nothing_is_refused():

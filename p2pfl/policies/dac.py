@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ class Dac:
         neighbours: m, the peers sampled each round; a node with fewer takes all.
         similarity: the measure; greater is more alike.
         aggregation: `fedavg` weighs by training samples, `fedsim` by similarity.
-        tau: inverse temperature of the softmax; 0 takes the paper's value for the synthetic problem.
+        tau: inverse temperature of the softmax, finite; 0 takes the paper's value for the synthetic problem.
         two_hop: which of several sampled peers lends its similarity to an unmet one: the `most` similar (default), the
             `least` (literal), or `none`.
         weights: what FedSim weighs by: the `similarity` after this round's measurement (default), or the sampling
@@ -61,8 +61,8 @@ class Dac:
     def __post_init__(self) -> None:
         if self.neighbours < 0:
             raise ValueError(f"neighbours must be 0 or more, got {self.neighbours}")
-        if self.tau < 0:
-            raise ValueError(f"tau must be 0 or more, got {self.tau}")
+        if not 0 <= self.tau < inf:
+            raise ValueError(f"tau must be 0 or more, and finite, got {self.tau}")
         self.tau = self.tau or TAU[self.similarity]
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 import torch
@@ -43,6 +44,11 @@ def concept_shift(
     for name, value in {"clusters": clusters, "dimensions": dimensions, "samples": samples}.items():
         if value < 1:
             raise ConfigurationError(f"task.{name} must be 1 or more, got {value}")
+    for name, value in {"validation": validation, "test": test}.items():
+        if value < 0:
+            raise ConfigurationError(f"task.{name} must be 0 or more, got {value}")
+    if not 0 <= noise < inf:
+        raise ConfigurationError(f"task.noise must be 0 or more, and finite, got {noise}")
     cluster = part.index * clusters // part.count
     theta = Draws(seed, f"concept-shift/{cluster}").generator(0, "theta").uniform(-10, 10, dimensions)
     own = _draw(Draws(seed, f"concept-shift/{cluster}/{part.index}").generator(0, "train"), theta, samples, noise)
