@@ -28,7 +28,7 @@ from p2pfl.policies import POLICIES
 from p2pfl.task import TASKS, Part
 from protocols.errors import AddressError, IdentityError
 from protocols.identity import Identity, read_public
-from protocols.tcp import split_address
+from protocols.tcp import check_loopback
 
 CONFIG, KEY, CHECKPOINT, BOOT, STATUS, LOCK = "node.toml", "key.pem", "checkpoint", "boot", "status.json", "lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -82,11 +82,11 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Return the peers by name.
 
         Raises:
-            ConfigurationError: a key or an address is malformed.
+            ConfigurationError: a key or an address is malformed, or an address is not on this machine.
         """
         try:
             for address in (self.listen, *(peer.address for peer in self.peer)):
-                split_address(address)
+                check_loopback(address)
             return {peer.name: Member(read_public(peer.key), peer.address) for peer in self.peer}
         except (AddressError, IdentityError) as error:
             raise ConfigurationError(str(error)) from error

@@ -59,8 +59,10 @@ async def _run(folder: Path, config: NodeConfig, say: Say) -> int:
     members = config.members()
     identity = Identity.load(folder / folders.KEY)
     task_name, task_options = tables.named("task", config.task)
-    task = make_task(task_name, task_options, Part.parse(config.part), config.seed)
-    trainer = ThreadTrainer(task.learner(Draws(config.seed, config.name), config.device))
+    with folders.said_of(folder / folders.CONFIG):
+        task = make_task(task_name, task_options, Part.parse(config.part), config.seed)
+        policy = make_policy(*tables.named("policy", config.policy))
+        trainer = ThreadTrainer(task.learner(Draws(config.seed, config.name), config.device))
     size = task.layout.size
     exchange = message_exchange(
         config.name,
@@ -79,7 +81,7 @@ async def _run(folder: Path, config: NodeConfig, say: Say) -> int:
         config.name,
         [config.name, *members],
         task=task,
-        policy=make_policy(*tables.named("policy", config.policy)),
+        policy=policy,
         trainer=trainer,
         exchange=exchange,
         settings=config,

@@ -113,7 +113,10 @@ class StatusBoard:
 
     def _peer(self, name: str) -> dict[str, Any]:
         peer, reason = self._exchange.peers[name], self._exchange.roster.suspected.get(name, "")
-        state = "connected" if not reason else "done" if peer.stopped else "suspected"
+        if reason:
+            state = "done" if peer.stopped else "suspected"
+        else:
+            state = "connected" if peer.introduced else "connecting"
         return {"name": name, "state": state, "reason": reason, "round": peer.round}
 
 

@@ -168,6 +168,7 @@ from p2pfl.policies.local import Local
 
 class Endless(Local):
     async def round(self, me, peers):
+        print("begun", flush=True)
         await asyncio.to_thread(threading.Event().wait)
 """
 
@@ -179,7 +180,7 @@ def test_a_second_signal_ends_a_node_at_once_whatever_it_is_doing(tmp_path):
     ) as federation:
         (federation.folders["alice"] / "endless.py").write_text(ENDLESS)
         federation.start()
-        federation.until(lambda: federation.status("alice")["state"] == "running", "alice runs")
+        assert federation.running["alice"].stdout.readline() == "begun\n"
         federation.signal("alice", signal.SIGINT)
         assert federation.running["alice"].stdout.readline() == "stopping after this round (once more to stop at once)\n"
         federation.signal("alice", signal.SIGINT)
