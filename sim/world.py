@@ -391,14 +391,15 @@ class ModelledExchange:
     def _take_at_once(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update] | None:
         """Do what _Fetch does where links cost nothing and every model is there, or return None where one is not."""
         nodes, now = self.world.nodes, self.world.loop.now
-        peers = [nodes[id] for id in ids]
-        keys = [(round, stages)] * len(ids) if isinstance(stages, str) else [(round, stages[id]) for id in ids]
-        models = [peer.outbox.models.get(key) for peer, key in zip(peers, keys, strict=True)]
+        found: list[tuple[ModelledExchange, Published]] = []
+        for id in ids:
+            peer = nodes[id]
+            model = peer.outbox.models.get((round, stages if isinstance(stages, str) else stages[id]))
+            if model is None:
+                return None
+            found.append((peer, model))
         updates, size = [], 0
-        if None in models:
-            return None
-        for peer, model in zip(peers, models, strict=True):
-            assert model is not None
+        for peer, model in found:
             update, sent = model.update, peer.traffic
             sent.received_get += OVERHEAD
             sent.sent_models += 1
