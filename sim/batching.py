@@ -95,7 +95,7 @@ class Batcher:
         return future
 
     def evaluate(self, job: EvaluateJob) -> Future[list[dict[str, float]]]:
-        """Ask for metrics, which cost no virtual time and are in no hurry: they are computed along with other jobs."""
+        """Ask for metrics, which cost no virtual time and are in no hurry: they are computed along with trainings."""
         future = _Unhurried(self, loop=self._loop)
         self.queues["evaluate"].entries.append((job, self._loop.now, future))
         return future
@@ -105,13 +105,13 @@ class Batcher:
         self.queues["evaluate"].due = self.due = min(self.due, self._loop.now)
 
     def run(self) -> None:
-        """Compute every kind of which something is due, and evaluations with it."""
+        """Compute every kind of which something is due, and evaluations along with trainings."""
         now = self._loop.now
+        if self.queues["train"].due <= now and self.queues["evaluate"].entries:
+            self.queues["evaluate"].due = now
         for queue in self.queues.values():
             if queue.due <= now:
                 queue.run(self._loop)
-        if self.queues["evaluate"].entries:
-            self.queues["evaluate"].run(self._loop)
         self.due = min(queue.due for queue in self.queues.values())
 
 

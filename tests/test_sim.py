@@ -208,6 +208,9 @@ def test_asynchronous_nodes_of_very_different_speeds_still_train_in_batches():
     batches, jobs = result.batches["train"]
     assert jobs == 600
     assert jobs / batches >= 20
+    evaluations, models = result.batches["evaluate"]
+    assert evaluations <= batches + 2 * len(result.nodes)  # along with trainings, but for each node's last ones
+    assert models == jobs + len(result.nodes)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
