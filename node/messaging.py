@@ -307,6 +307,9 @@ class MessageExchange:
                 return
             case m.Scored():
                 self.traffic.received_scored += size
+                if message.request in peer.asked:
+                    self._resolve(peer, message.request, None)
+                    raise ProtocolError("not asked for", "a loss, where a model was")
                 loss = message.loss
                 self._resolve(peer, message.request, (peer.name, loss) if isfinite(loss) else None)
                 return
@@ -373,6 +376,9 @@ class MessageExchange:
     def _take(self, peer: _Peer, answer: m.Answer, payload: memoryview) -> None:
         if answer.request not in peer.requests:
             return  # it came too late
+        if answer.request not in peer.asked:
+            self._resolve(peer, answer.request, None)
+            raise ProtocolError("not asked for", "a model, where a loss was")
         try:
             self._check_asked(peer, answer)
             params, extras = decode(payload, self._size)
@@ -390,7 +396,7 @@ class MessageExchange:
 
     def _check_asked(self, peer: _Peer, answer: m.Answer) -> None:
         """Refuse another model than the one that was asked for, and another number of samples than was introduced."""
-        round, stage = peer.asked.get(answer.request, (answer.round, answer.stage))
+        round, stage = peer.asked[answer.request]
         newest = answer.final or (self._settings.mode == "asynchronous" and stage != "prepared")
         if answer.stage != stage or (answer.round != round and not newest):
             raise ProtocolError("not asked for", f"{answer.stage} of round {answer.round}, not {stage} of {round}")

@@ -135,10 +135,6 @@ class _Fetch(_Gathering):
         self.stages = stages
         self.links = links = world.links
         nodes, now = world.nodes, self.latest
-        if world.synchronous and links.instant:
-            self.pending = [(nodes[id], now) for id in ids]
-            self.advance()
-            return
         arrivals = [(nodes[id], links.arrival(asker.name, id, OVERHEAD, now)) for id in ids]
         self.pending = [(peer, when) for peer, when in arrivals if when is not None]
         if world.synchronous and links.steady:

@@ -386,7 +386,7 @@ def test_one_that_differs_is_left_out_by_the_others():
 # Hostile peers: a member that says what it should not
 
 
-def hostile(script, **options):
+def hostile(script, policy=Random, **options):
     """Run a script against node a of a federation with c, and return a's exchange."""
 
     async def test(federation):
@@ -415,7 +415,7 @@ def hostile(script, **options):
         for name in ("a", "c"):  # they would serve b for ever
             await federation.kill(name)
 
-    return play(test, ("a", "b", "c"), settings(**options))
+    return play(test, ("a", "b", "c"), settings(**options), policy=policy)
 
 
 def answer(params, extras=b"", **change):
@@ -458,6 +458,29 @@ def test_another_model_than_was_asked_for_is_counted_and_left_out(change, cause)
 def test_an_array_beyond_numpy_is_counted_and_left_out():
     shape = 0, 2**24, 2**24, 2**24
     refused(answer(np.zeros(11, np.float32), msgspec.msgpack.encode([["x", "f8", shape, b""]])), "malformed")
+
+
+def test_a_loss_where_a_model_was_asked_for_is_counted_and_left_out():
+    def script(say, message):
+        if isinstance(message, m.Get):
+            say(m.Scored(message.request, 1.0))
+        if isinstance(message, m.Have):
+            say(message)
+
+    refused(script, "not asked for")
+
+
+def test_a_model_where_a_loss_was_asked_for_is_counted_and_left_out():
+    honest = answer(np.zeros(11, np.float32))
+
+    def script(say, message):
+        honest(say, message)
+        if isinstance(message, m.Score):
+            say(m.Answer(message.request, message.round, "trained", 50, False, 0.0), bytes(44))
+
+    federation = hostile(script, policy=lambda: Dac(similarity="inverse-loss", score_on="peer"))
+    assert federation.nodes["a"].exchange.rejected["not asked for"] >= 4
+    assert "b" not in federation.nodes["a"].policy.met
 
 
 def refused(script, cause):
