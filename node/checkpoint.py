@@ -7,14 +7,15 @@ killed at any moment comes back with its last finished round and still serves th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from hashlib import sha256
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from node.crashpoints import reached
+from node.files import Damaged, Tries, read_sealed, reason, write_sealed
 from node.outbox import Published
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
@@ -80,7 +81,14 @@ def unpack(data: bytes) -> Parameters:
 
 
 class Store(Protocol):
-    """Keeps one checkpoint."""
+    """Keeps one checkpoint.
+
+    Attributes:
+        problem: why the last one could not be kept; "" if it was.
+    """
+
+    @property
+    def problem(self) -> str: ...
 
     def save(self, checkpoint: Checkpoint) -> None: ...
 
@@ -91,42 +99,58 @@ class FileStore:
     """Keeps the last three checkpoints in files: `path`, and before it `path`.1 and `path`.2.
 
     Args:
-        say: is told when a damaged one was set aside.
+        say: is told when a damaged one was set aside, when none can be written, and when they can be again.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda line: None) -> None:
         self.path = path
         self._say = say
+        self._tries = Tries(path, "checkpoints", say)
         self._generations = [path, path.with_name(f"{path.name}.1"), path.with_name(f"{path.name}.2")]
 
+    @property
+    def problem(self) -> str:
+        return self._tries.problem
+
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; when this returns it is on the disk."""
+        """Write a checkpoint; when this returns it is on the disk, or `problem` says why not and the one before it is."""
         content = msgspec.msgpack.encode(checkpoint)
-        replace_file(self.path, [_MAGIC, sha256(content).digest(), content], before=self._shift)
+        with self._tries.go_on():
+            write_sealed(self.path, _MAGIC, content, before=self._shift)
+            reached("checkpoint-saved")
 
     def load(self) -> Checkpoint | None:
         """Return the last checkpoint that is whole, or None if there never was one. Damaged ones before it are set aside.
 
         Raises:
-            ConfigurationError: all are damaged; they are left as they are.
+            ConfigurationError: all are damaged; they are left as they are. Or they cannot be read.
         """
+        try:
+            return self._load()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {self.path}: {reason(error)}") from error
+
+    def _load(self) -> Checkpoint | None:
         damaged: list[Path] = []
         for path in self._generations:
             if not path.exists():
                 continue
-            checkpoint = _read(path)
-            if checkpoint is not None:
-                for bad in damaged:
-                    aside = bad.with_name(f"{bad.name}.damaged")
-                    bad.replace(aside)
-                    self._say(f"{bad} is damaged: kept as {aside.name}, and the checkpoint before it is used")
-                return checkpoint
-            damaged.append(path)
+            try:
+                checkpoint = _read(path)
+            except Damaged:
+                damaged.append(path)
+                continue
+            for bad in damaged:
+                aside = bad.with_name(f"{bad.name}.damaged")
+                bad.replace(aside)
+                self._say(f"{bad} is damaged: kept as {aside.name}, and the checkpoint before it is used")
+            return checkpoint
         if damaged:
             raise ConfigurationError(f"{', '.join(map(str, damaged))}: damaged; move away to start from round 0")
         return None
 
     def _shift(self) -> None:
+        reached("checkpoint-written")
         newest, before, oldest = self._generations
         if before.exists():
             before.replace(oldest)
@@ -135,45 +159,14 @@ class FileStore:
                 os.link(newest, before)  # so that there is a newest one at every moment
             except OSError:  # a file system without links
                 newest.replace(before)
+        reached("checkpoint-shifted")
 
 
-def _read(path: Path) -> Checkpoint | None:
-    """Return a checkpoint, or None if the file is not as it was written."""
-    data = path.read_bytes()
-    head = len(_MAGIC) + 32
-    content = data[head:]
-    if data[:head] != _MAGIC + sha256(content).digest():
-        return None
+def _read(path: Path) -> Checkpoint:
     try:
-        return msgspec.msgpack.decode(content, type=Checkpoint)
+        return msgspec.msgpack.decode(read_sealed(path, _MAGIC), type=Checkpoint)
     except msgspec.MsgspecError as error:
         raise ConfigurationError(f"{path} is of another version: {error}; move it away to start anew") from error
-
-
-def replace_file(
-    path: Path, parts: Iterable[bytes], durable: bool = True, before: Callable[[], None] = lambda: None
-) -> None:
-    """Replace a file by new content, so that at every moment it holds the old or the new one, whole.
-
-    Args:
-        durable: also after a power cut (costs the time of a flush to the disk).
-        before: called when the new content is on the disk, before it takes its place.
-    """
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        for part in parts:
-            file.write(part)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    before()
-    temporary.replace(path)
-    if durable and os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def same_federation(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> None:

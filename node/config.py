@@ -2,94 +2,85 @@
 
 node.toml     written by `init`, edited by its owner
 key.pem       the private key, mode 0600
+federation.toml, membership   what the members have agreed on, and who they are: signed (see node.admission)
 checkpoint    the state after the last round; beside it the two before
-boot          how often the node has started
+boot          how often the node has started; beside it the count before
 status.json   what `status` shows
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-from node import tables
-from node.checkpoint import replace_file
-from node.messaging import Member
+from node import boot, tables
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError
 from p2pfl.names import locate
 from p2pfl.policies import POLICIES
 from p2pfl.task import TASKS, Part
+from protocols.addresses import split_address
 from protocols.errors import AddressError, IdentityError
-from protocols.identity import Identity, read_public
-from protocols.tcp import check_loopback
+from protocols.identity import Identity
 
 CONFIG, KEY, CHECKPOINT, BOOT, STATUS, LOCK = "node.toml", "key.pem", "checkpoint", "boot", "status.json", "lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Neighbour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A `[[peer]]` entry: a peer's name, its public key in hexadecimal, and where it listens."""
-
-    name: str
-    key: str
-    address: str
-
-
 class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What node.toml holds, beside the settings.
+    """What node.toml holds, beside the settings. Of a member, what the federation has agreed on stands instead.
 
     Attributes:
         name: by which the federation knows this node.
-        federation: its name; nodes of another one are not talked to.
-        listen: host:port.
+        listen: host:port; without a host, on all addresses.
+        advertise: addresses by which others reach this node, if they are not those of this machine.
         part: which part of a task's built-in data is this node's, such as "0/3".
+        data: a file of the node's own, for tasks that take one.
+        mdns: whether to look for members on the local network, and be found there.
+        broker: an MQTT broker through which members may be reached, "mqtt://host:1883" or "mqtts://host:8883".
+        metrics: host:port, on loopback, to serve figures at for Prometheus; "" does not.
         task, policy: each a table with a `name`, and options.
-        peer: the other members.
+        addresses: of members, by name, that need not be looked for.
     """
 
     name: str
     listen: str
-    federation: str = "home"
+    advertise: tuple[str, ...] = ()
     part: str = "0/1"
+    data: str = ""
+    mdns: bool = True
+    broker: str = ""
+    metrics: str = ""
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
     policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "dac"})
-    peer: tuple[Neighbour, ...] = ()
+    addresses: dict[str, str] = msgspec.field(default_factory=dict)
 
     def check(self) -> None:
         super().check()
-        names = [self.name, *(peer.name for peer in self.peer)]
-        for name in names:
+        for name in (self.name, *self.addresses):
             check_name(name)
-        if len(set(names)) < len(names):
-            raise ConfigurationError(f"two members have the same name: {', '.join(sorted(names))}")
         Part.parse(self.part)
         locate("task", tables.named("task", self.task)[0], TASKS, "p2pfl.tasks")
         locate("policy", tables.named("policy", self.policy)[0], POLICIES, "p2pfl.policies")
-        owners: dict[bytes, str] = {}
-        for name, member in self.members().items():
-            if member.key in owners:
-                raise ConfigurationError(f"{owners[member.key]} and {name} have the same key; every node has its own")
-            owners[member.key] = name
-
-    def members(self) -> dict[str, Member]:
-        """Return the peers by name.
-
-        Raises:
-            ConfigurationError: a key or an address is malformed, or an address is not on this machine.
-        """
         try:
-            for address in (self.listen, *(peer.address for peer in self.peer)):
-                check_loopback(address)
-            return {peer.name: Member(read_public(peer.key), peer.address) for peer in self.peer}
-        except (AddressError, IdentityError) as error:
+            for address in (self.listen, *self.advertise, *self.addresses.values()):
+                split_address(address)
+        except AddressError as error:
             raise ConfigurationError(str(error)) from error
+        if self.broker and not re.fullmatch(r"mqtts?://[^/\s]+", self.broker):
+            raise ConfigurationError("broker is not of the form mqtt://host:1883")
+
+    def task_options(self) -> dict[str, Any]:
+        """Return the options of the task, with the node's own file if it has one."""
+        _, options = tables.named("task", self.task)
+        return options | ({"data": self.data} if self.data else {})
 
 
 def check_name(name: str) -> None:
@@ -110,7 +101,6 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     config = tables.typed(str(path), tables.changed(tables.read(path), changes), NodeConfig)
     with said_of(path):
         config.check()
-        _check_own_key(folder, config)
     return config
 
 
@@ -123,32 +113,30 @@ def said_of(path: Path) -> Iterator[None]:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
-def _check_own_key(folder: Path, config: NodeConfig) -> None:
-    with suppress(IdentityError):  # `run` says what is wrong with the key file; `status` does without
-        own = Identity.load(folder / KEY).public
-        for name, member in config.members().items():
-            if member.key == own:
-                raise ConfigurationError(f"{name} has this node's own key; every node has its own")
-
-
-def create(folder: Path, name: str, port: int, part: str = "0/1", task: str = "digits", policy: str = "dac") -> Identity:
+def create(
+    folder: Path,
+    name: str,
+    listen: str = ":4100",
+    part: str = "0/1",
+    task: str = "digits",
+    policy: str = "dac",
+    data: str = "",
+) -> Identity:
     """Make a node's folder with a key and a configuration to be completed.
 
     Raises:
         ConfigurationError: the folder holds a node already, or cannot be made, or the configuration would be wrong; then
             nothing is written. (A "package.module:factory" need not exist yet.)
     """
-    if not 0 <= port < 65536:
-        raise ConfigurationError(f"port must be from 0 to 65535, got {port}")
-    NodeConfig(name=name, listen=f"127.0.0.1:{port}", part=part, task={"name": task}, policy={"name": policy}).check()
+    NodeConfig(name=name, listen=listen, part=part, data=data, task={"name": task}, policy={"name": policy}).check()
     if (folder / CONFIG).exists():
         raise ConfigurationError(f"{folder} holds a node already")
+    values = {"name": name, "listen": listen, "part": part, "data": data, "task": task, "policy": policy}
+    text = _TEMPLATE.format(**{key: json.dumps(value) for key, value in values.items()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         identity = Identity.create(folder / KEY)
-        (folder / CONFIG).write_text(
-            _TEMPLATE.format(name=name, port=port, part=part, task=task, policy=policy), encoding="utf-8"
-        )
+        (folder / CONFIG).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error
     except IdentityError as error:
@@ -156,15 +144,9 @@ def create(folder: Path, name: str, port: int, part: str = "0/1", task: str = "d
     return identity
 
 
-def next_boot(folder: Path) -> int:
-    """Count a start of this node; the count is on the disk when this returns, so no frame is ever numbered twice."""
-    path = folder / BOOT
-    try:
-        boot = int(path.read_text()) + 1 if path.exists() else 1
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is damaged: it must hold a number, greater than any before") from error
-    replace_file(path, [f"{boot}\n".encode()])
-    return boot
+def next_boot(folder: Path, say: Callable[[str], None] = lambda line: None) -> int:
+    """Count a start of this node (see node.boot.count_start)."""
+    return boot.count_start(folder / BOOT, say)
 
 
 def lock(folder: Path) -> IO[bytes]:
@@ -201,41 +183,42 @@ def locked(folder: Path) -> bool:
     return False
 
 
-def entry(name: str, identity: Identity, address: str) -> str:
-    """Return the lines by which others add a node to their configuration."""
-    return f'[[peer]]\nname = "{name}"\nkey = "{identity.public.hex()}"\naddress = "{address}"\n'
-
-
 _TEMPLATE = """\
-# A p2pfl node. All members of a federation need the same values, but for `name`, `listen`, `part` and `device`.
+# A p2pfl node.
 
-name = "{name}"               # by which the others know this node
-federation = "home"        # nodes of another one are not talked to
-listen = "127.0.0.1:{port}"   # connections are not encrypted yet: loopback only
-part = "{part}"               # which part of a built-in data set is this node's
+name = {name}        # by which the others know this node
+listen = {listen}          # host:port for other members; without a host, on all addresses of this machine
+advertise = []             # addresses by which others reach this node, if not by those of this machine
+part = {part}               # which part of a built-in data set is this node's
+data = {data}                  # a file of its own data, for the task "classification": data.npz or data.csv
+device = "cpu"             # cpu, cuda, mps, or auto
+mdns = true                # look for members on the local network, and be found there
+broker = ""                # an MQTT broker for members that cannot reach each other, mqtt://host:1883
+metrics = ""               # host:port, on loopback, where Prometheus may read figures
+evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only
+
+# What follows is the federation's business: `federation create` takes it from here, and a node that joins takes it from
+# the federation's signed file, whatever it says here. But a task and a policy are run only if they are named here too.
 
 rounds = 10                # how often the node trains and learns with peers
 seed = 0                   # with the name, the round and the purpose it makes every random draw
+members = 1                # how many, this node included, must be there before the first round
 mode = "synchronous"       # wait for models of the same round; "asynchronous" takes the newest that there is
 deadline = 30.0            # seconds to wait for a peer before going on without it
+adaptive = true            # wait no longer than a few times what a peer usually takes
 max_staleness = inf        # seconds; an asynchronous node leaves out models that are older
 patience = 0               # rounds without a better validation loss before learning stops; 0 never
-evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only
-device = "cpu"             # cpu, cuda, mps, or auto
 
 [task]
-name = "{task}"            # digits, concept-shift, or your own "package.module:factory"
+name = {task}            # digits, concept-shift, classification, or your own "package.module:factory"
 
 [policy]
-name = "{policy}"          # local, random, dac, or your own "package.module:factory"
+name = {policy}               # local, random, dac, or your own "package.module:factory"
 
 [budget]                   # what a node may receive in a round; 0 is no limit
 models = 0                 # how many models
 bytes = 0                  # how many bytes of models
 
-# The other members: each prints these lines when it is made.
-# [[peer]]
-# name = "bob"
-# key = "..."
-# address = "127.0.0.1:4102"
+[addresses]                # of members that need not be looked for
+# bob = "192.168.1.6:4100"
 """

@@ -17,10 +17,14 @@ class Exchange(Protocol):
     """A peer that does not answer by the deadline is left out of the answer and suspected; nothing is raised for it."""
 
     outbox: Outbox
-    roster: Roster
-    traffic: Traffic
     expired: int  # deadlines that have passed
     durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
+
+    @property
+    def roster(self) -> Roster: ...
+
+    @property
+    def traffic(self) -> Traffic: ...
 
     async def start(self, tasks: TaskGroup) -> None:
         """Be reachable, and wait for the neighbours, at most one deadline."""

@@ -15,6 +15,7 @@ import msgspec
 
 from node import peers
 from node.checkpoint import Checkpoint, Store, pack_model, same_federation, unpack, unpack_model
+from node.crashpoints import reached
 from node.exchange import Exchange
 from node.judge import Judge
 from node.outbox import Published
@@ -106,6 +107,11 @@ class Node:
         """Whether there is nothing left to learn: all rounds done, or stopped early."""
         return self.me.round >= self.settings.rounds or self.judge.stop
 
+    @property
+    def disk(self) -> str:
+        """Why the last checkpoint could not be written; "" if it was."""
+        return "" if self._store is None else self._store.problem
+
     def stop(self) -> None:
         """Leave after the round in progress. What is finished is in the checkpoint."""
         self._stopping = True
@@ -162,6 +168,7 @@ class Node:
             await self._evaluate()
         if self._store is not None:  # first: who is told of a round may rely on it
             await self._save()
+            reached("round-saved")
         if self._observer is not None:
             self._observer.merged(self, merge)
 
@@ -248,6 +255,8 @@ class Node:
         packed = [pack_model(model, loop.time()) for model in models]
         checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final)
         await loop.run_in_executor(None, self._store.save, checkpoint)
+        if coming is not None:
+            reached("published")
 
     def _restore(self) -> None:
         checkpoint = self._store.load() if self._store is not None else None

@@ -19,6 +19,17 @@ class Roster:
         self.suspected: dict[str, str] = {}
         self.on_change: Callable[[], None] = lambda: None
 
+    def add(self, id: str) -> None:
+        """There is one more that may be learned with."""
+        self.neighbours = tuple(sorted({*self.neighbours, id}))
+        self._update()
+
+    def remove(self, id: str) -> None:
+        """One of them is no neighbour any more."""
+        self.neighbours = tuple(known for known in self.neighbours if known != id)
+        self.suspected.pop(id, None)
+        self._update()
+
     def suspect(self, id: str, reason: str) -> None:
         """Leave a peer out until it is heard again. Nothing else is decided by this: it is an opinion of this node."""
         if id not in self.suspected:

@@ -6,42 +6,45 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from node import agreement, setup, tables
 from node import config as folders
-from node import tables
 from node.checkpoint import FileStore
 from node.commands import INTERRUPTED
-from node.config import NodeConfig
+from node.members import Members
 from node.messaging import MessageExchange
-from node.node import Node
+from node.node import Node, first_error
+from node.reach import Reach
+from node.setup import Setup
 from node.status import StatusBoard
 from node.trainer import ThreadTrainer
-from node.wiring import describe, max_frame, message_exchange
+from node.wiring import federation_id, message_exchange
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.randomness import Draws
-from p2pfl.task import Part, make_task
-from protocols.errors import AddressError, IdentityError, TransportError
+from p2pfl.task import Task
+from protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from protocols.identity import Identity
-from protocols.tcp import TcpTransport
+from protocols.memory import MemoryNetwork
 
 Say = Callable[[str], None]
+PROBING = 1.0  # seconds between probes of peers that are silent
 
 
-def run(folder: Path, changes: Sequence[str], say: Say) -> int:
-    """Run the node of a folder until its rounds are done and its peers need it no more; return the exit code.
+def run(folder: Path, changes: Sequence[str], say: Say, until_done: bool = False) -> int:
+    """Run the node of a folder, until it is told to stop; return the exit code.
+
+    Args:
+        until_done: end when its rounds are done and no peer needs it any more.
 
     Raises:
         ConfigurationError: the configuration is wrong, the key is readable by others, the port is in use.
     """
-    config = folders.load(folder, changes)
-    for path in (str(folder), str(Path.cwd())):  # where a user's own policy and task may lie
-        if path not in sys.path:
-            sys.path.insert(0, path)
+    ready = setup.load(folder, changes)
     with folders.lock(folder):
         loop_factory = None
         with suppress(ImportError):  # not on Windows
@@ -50,75 +53,134 @@ def run(folder: Path, changes: Sequence[str], say: Say) -> int:
             loop_factory = uvloop.new_event_loop
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             try:
-                return runner.run(_run(folder, config, say))
-            except (IdentityError, AddressError, TransportError) as error:  # of transport errors only: cannot listen
+                return runner.run(_run(ready, say, until_done))
+            except (IdentityError, AddressError, FederationError, TransportError) as error:  # of the last: cannot listen
                 raise ConfigurationError(str(error)) from error
 
 
-async def _run(folder: Path, config: NodeConfig, say: Say) -> int:
-    members = config.members()
-    identity = Identity.load(folder / folders.KEY)
-    task_name, task_options = tables.named("task", config.task)
-    with folders.said_of(folder / folders.CONFIG):
-        task = make_task(task_name, task_options, Part.parse(config.part), config.seed)
-        policy = make_policy(*tables.named("policy", config.policy))
-        trainer = ThreadTrainer(task.learner(Draws(config.seed, config.name), config.device))
-    size = task.layout.size
-    exchange = message_exchange(
-        config.name,
-        members,
-        identity=identity,
-        transport=TcpTransport(config.listen, max_frame(size)),
-        boot=folders.next_boot(folder),
-        federation=config.federation,
-        task=task,
-        trainer=trainer,
-        settings=config,
-        agreed=describe("task", config.task) | describe("policy", config.policy),
-    )
-    board = StatusBoard(folder / folders.STATUS, exchange, say)
-    node = Node(
-        config.name,
-        [config.name, *members],
-        task=task,
-        policy=policy,
-        trainer=trainer,
-        exchange=exchange,
-        settings=config,
-        store=FileStore(folder / folders.CHECKPOINT, say),
-        observer=board,
-    )
-    board.begin(node)
-    leave = _on_signals(node, board, say)
-    strays = _on_stray_errors()
-    try:
-        await node.run(lambda: _until_nobody_needs_it(exchange, leave))
-    except asyncio.CancelledError:
-        if strays:
-            board.ended("failed", str(strays[0]))
-            raise strays[0] from None
-        board.ended("stopped")
-        return INTERRUPTED
-    except BaseException as error:
-        board.ended("failed", str(error) or type(error).__name__)
-        raise
-    finally:
-        trainer.close()
-    if leave.is_set() and not node.done:
-        board.ended("stopped")
-        say(f"stopped after round {node.round}; run again to go on")
-        return INTERRUPTED
-    board.ended("finished")
-    return 0
+class _Parts:
+    """What a node is made of."""
+
+    def __init__(self, ready: Setup, say: Say, close: ExitStack) -> None:
+        folder, config = ready.folder, ready.config
+        self.identity = Identity.load(folder / folders.KEY)
+        self.task: Task = setup.task_of(ready)
+        self.initial = self.task.initial(config.seed)
+        if ready.agreement is not None:
+            agreement.same_model(ready.agreement, self.task, self.initial)
+        with folders.said_of(folder / folders.CONFIG):
+            policy = make_policy(*tables.named("policy", config.policy))
+            trainer = ThreadTrainer(self.task.learner(Draws(config.seed, config.name), config.device))
+        close.callback(trainer.close)
+        self.reach: Reach | None = None
+        self.members: Members | None = None
+        self.exchange = self._exchange(ready, trainer, say)
+        self.board = StatusBoard(folder / folders.STATUS, self.exchange, say)
+        names = [config.name] if ready.membership is None else list(ready.membership.members)
+        self.node = Node(
+            config.name,
+            names,
+            task=self.task,
+            policy=policy,
+            trainer=trainer,
+            exchange=self.exchange,
+            settings=config,
+            store=FileStore(folder / folders.CHECKPOINT, say),
+            observer=self.board,
+            initial=self.initial,
+        )
+        if config.metrics:
+            from node.metrics import serve
+
+            close.callback(serve(config.metrics, lambda: self.board.state))
+
+    def _exchange(self, ready: Setup, trainer: ThreadTrainer, say: Say) -> MessageExchange:
+        config, membership, agreed = ready.config, ready.membership, ready.agreement
+        common: dict[str, Any] = {
+            "identity": self.identity,
+            "boot": folders.next_boot(ready.folder, say),
+            "task": self.task,
+            "trainer": trainer,
+            "settings": config,
+            "initial": agreement.digest(self.initial),
+        }
+        if membership is None or agreed is None:  # alone: nothing is listened on
+            transport = MemoryNetwork().transport(config.name)
+            return message_exchange(
+                config.name, {}, transport=transport, federation=federation_id(config.name), agreed={}, **common
+            )
+        self.reach = Reach(config, self.identity, membership, self.task.layout.size, common["boot"], say)
+        members = Members(ready, self.identity.public, self.reach.addresses, say)
+        around = members.around()
+        exchange = message_exchange(
+            config.name,
+            around,
+            transport=self.reach.transport,
+            federation=membership.federation,
+            agreed=agreement.describe("task", config.task) | agreement.describe("policy", config.policy),
+            edges=agreed.edges,
+            sources=[name for name in around if members.learned_from(name)],
+            gate=membership,
+            period=PROBING,
+            **common,
+        )
+        members.keep(exchange.contacts)
+        self.reach.serve(exchange.contacts, ready.folder)
+        self.members = members
+        return exchange
 
 
-async def _until_nobody_needs_it(exchange: MessageExchange, leave: asyncio.Event) -> None:
-    waits = [asyncio.create_task(exchange.others_done()), asyncio.create_task(leave.wait())]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+async def _run(ready: Setup, say: Say, until_done: bool) -> int:
+    with ExitStack() as close:
+        parts = _Parts(ready, say, close)
+        node, board = parts.node, parts.board
+        board.begin(node)
+        leave = _on_signals(node, board, say)
+        strays = _on_stray_errors()
+        try:
+            async with asyncio.TaskGroup() as beside:
+                tasks = [beside.create_task(work) for work in _beside(parts)]
+                await node.run(lambda: _serve(parts, leave, until_done or parts.members is None))
+                for task in tasks:
+                    task.cancel()
+        except asyncio.CancelledError:
+            if strays:
+                board.ended("failed", str(strays[0]))
+                raise strays[0] from None
+            board.ended("stopped")
+            return INTERRUPTED
+        except BaseException as failure:
+            error = first_error(failure)
+            board.ended("failed", str(error) or type(error).__name__)
+            raise error from None
+        finally:
+            if parts.reach is not None:
+                await parts.reach.close()
+        if leave.is_set() and not node.done:
+            board.ended("stopped")
+            say(f"stopped after round {node.round}; run again to go on")
+            return INTERRUPTED
+        board.ended("finished")
+        return 0
+
+
+def _beside(parts: _Parts) -> list[Coroutine[Any, Any, None]]:
+    """What goes on beside the rounds: finding members, and following who is one."""
+    return [part.run() for part in (parts.reach, parts.members) if part is not None]
+
+
+async def _serve(parts: _Parts, leave: asyncio.Event, until_done: bool) -> None:
+    """Answer peers until told to stop; or, if asked to, until none of them needs this node any more."""
+    if until_done:
+        waits = [asyncio.create_task(parts.exchange.others_done()), asyncio.create_task(leave.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return
+    parts.board.serving()
+    await leave.wait()
 
 
 def _on_signals(node: Node, board: StatusBoard, say: Say) -> asyncio.Event:
@@ -133,7 +195,8 @@ def _on_signals(node: Node, board: StatusBoard, say: Say) -> asyncio.Event:
             os._exit(INTERRUPTED)  # Python itself would wait for the thread that trains
         leave.set()
         node.stop()
-        say("stopping after this round (once more to stop at once)")
+        if not node.done:
+            say("stopping after this round (once more to stop at once)")
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -18,7 +18,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         seed: of the federation: with a node's name, the round and a purpose it makes every random draw.
         mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` ones take the
             newest that there is.
+        members: how many, this node included, must be there before the first round begins.
         deadline: seconds to wait for a peer before going on without it; inf waits for ever.
+        adaptive: wait for no longer than a few times what a peer usually takes; never for longer than `deadline`.
         max_staleness: seconds; an asynchronous node leaves out models that are older.
         patience: rounds without a better validation loss before a node stops learning (it goes on serving its model); 0
             never stops.
@@ -30,7 +32,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rounds: int = 10
     seed: int = 0
     mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    members: int = 1
     deadline: float = 30.0
+    adaptive: bool = False
     max_staleness: float = inf
     patience: int = 0
     evaluate_every: int = 1
@@ -39,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def check(self) -> None:
         """Raise ConfigurationError for a value that makes no sense."""
-        for key in ("rounds", "seed", "patience", "evaluate_every"):
+        for key in ("rounds", "seed", "members", "patience", "evaluate_every"):
             if getattr(self, key) < 0:
                 raise ConfigurationError(f"{key} must be 0 or more, got {getattr(self, key)}")
         for key in ("deadline", "max_staleness"):

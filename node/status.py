@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from node import config
-from node.checkpoint import replace_file
+from node.files import Tries, replace_file
 from node.messaging import MessageExchange
 from node.node import Node
 from p2pfl.errors import ConfigurationError
@@ -28,6 +28,7 @@ class StatusBoard:
 
     def __init__(self, path: Path, exchange: MessageExchange, say: Callable[[str], None]) -> None:
         self._path = path
+        self._tries = Tries(path, "its status", say)
         self._exchange = exchange
         self._say = say
         self._rounds: dict[int, dict[str, Any]] = {}
@@ -43,6 +44,7 @@ class StatusBoard:
             "round": node.round,
             "rounds": node.settings.rounds,
             "metric": node.task.metric,
+            "disk": node.disk,
         }
         self.write()
 
@@ -61,7 +63,7 @@ class StatusBoard:
             "weights": {id: round(weight, 4) for id, weight in merge.weights.items()},
         }
         self._before = now
-        self.state["round"] = node.round
+        self.state |= {"round": node.round, "disk": node.disk}
         self.state["history"] = [*self.state["history"], row][-1000:]
         if not node.settings.evaluate_every:
             self._say(_line(row, node.settings.rounds, node.task.metric))
@@ -76,7 +78,7 @@ class StatusBoard:
         self.write()
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
-        self.state |= {"state": "finished", "result": dict(result), "best_round": node.judge.round}
+        self.state |= {"disk": node.disk, "state": "finished", "result": dict(result), "best_round": node.judge.round}
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
         self._say(f"finished; the model of round {node.judge.round} was best on validation: {shown or 'not evaluated'}")
         self.write()
@@ -95,7 +97,8 @@ class StatusBoard:
             "rejected": dict(exchange.rejected),
             "deadlines_expired": exchange.expired,
         }
-        replace_file(self._path, [json.dumps(self.state).encode()], durable=False)
+        with self._tries.go_on():
+            replace_file(self._path, [json.dumps(self.state).encode()], durable=False)
 
     def _peers_changed(self) -> None:
         """Say who is missing and who is back. A peer that has done its rounds may leave without a word."""

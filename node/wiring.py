@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import Any
+from math import inf
 
-from node.messaging import Member, MessageExchange, payload_limit
+from node.agreement import Edges, terms
+from node.messaging import MessageExchange, payload_limit
+from node.peer import Member
 from node.settings import Settings
 from node.trainer import Trainer
-from p2pfl.parameters import Layout, Parameters
+from p2pfl.parameters import Parameters
 from p2pfl.task import Task
 from protocols.envelope import OVERHEAD, Door, Sealer
 from protocols.identity import Identity
-from protocols.transport import Transport
-
-LONGEST_TERM = 200
+from protocols.transport import Gate, Transport
 
 
 def message_exchange(
@@ -25,41 +25,52 @@ def message_exchange(
     identity: Identity,
     transport: Transport,
     boot: int,
-    federation: str,
+    federation: bytes,
     task: Task,
     trainer: Trainer,
     settings: Settings,
     agreed: Mapping[str, str],
+    initial: str = "made by the task from the seed",
+    edges: Edges = "all",
     sources: Collection[str] | None = None,
     askers: Collection[str] | None = None,
+    gate: Gate | None = None,
+    period: float = inf,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
     Args:
         boot: how often the node has started; durable before this is called.
-        agreed: what all nodes must have alike beyond settings and layout; see `describe`.
-        sources, askers: see MessageExchange.
+        federation: 16 bytes; see `federation_id` where there is no signed file.
+        agreed: what all nodes must have alike beyond what `node.agreement.terms` says; see `node.agreement.describe`.
+        initial: the hash of the initial model.
+        edges: who may exchange models.
+        sources, askers, gate, period: see MessageExchange.
     """
     layout = task.layout
-    code = federation_id(federation)
 
     async def loss(params: Parameters) -> float:
         return float((await trainer.loss([params], split="train"))[0])
 
     return MessageExchange(
         name,
+        identity.public,
         neighbours,
         transport=transport,
-        sealer=Sealer(identity, code, layout.fingerprint, boot),
-        door=Door({id: member.key for id, member in neighbours.items()}, identity.public, code, payload_limit(layout.size)),
+        sealer=Sealer(identity, federation, layout.fingerprint, boot),
+        door=Door(
+            {id: member.key for id, member in neighbours.items()}, identity.public, federation, payload_limit(layout.size)
+        ),
         settings=settings,
-        agreed=terms(layout, settings) | dict(agreed),
+        agreed=terms(layout, settings, initial, edges) | dict(agreed),
         about=task.about,
         size=layout.size,
         n_samples=task.n_samples,
         loss=loss,
         sources=sources,
         askers=askers,
+        gate=gate,
+        period=period,
     )
 
 
@@ -71,25 +82,3 @@ def max_frame(size: int) -> int:
 def federation_id(name: str) -> bytes:
     """Return the 16 bytes by which frames of a federation are known."""
     return sha256(b"p2pfl federation 1\0" + name.encode()).digest()[:16]
-
-
-def terms(layout: Layout, settings: Settings) -> dict[str, str]:
-    """Return what all nodes must have alike of their settings and their model, in words."""
-    return {
-        "layout": f"{layout.size} values in {len(layout.shapes)} tensors ({layout.fingerprint.hex()})",
-        "seed": str(settings.seed),
-        "mode": settings.mode,
-        "rounds": str(settings.rounds),
-        "deadline": f"{settings.deadline:g}",
-    }
-
-
-def describe(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return a configuration table in words, such as {"policy.tau": "30.0"}; a long value by its hash."""
-    words = {}
-    for key, value in options.items():
-        text = repr(value)
-        if len(text) > LONGEST_TERM:
-            text = f"{text[:40]}... ({sha256(text.encode()).hexdigest()[:16]})"
-        words[f"{prefix}.{key}"[:64]] = text
-    return words

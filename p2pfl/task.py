@@ -17,6 +17,7 @@ from p2pfl.policy import Split
 from p2pfl.randomness import Draws
 
 TASKS = {
+    "classification": "p2pfl.tasks.table:table",
     "concept-shift": "p2pfl.tasks.concept_shift:concept_shift",
     "digits": "p2pfl.tasks.digits:digits",
 }

@@ -20,11 +20,12 @@ from protocols.errors import ProtocolError
 from protocols.identity import SIGNATURE_SIZE, Identity, Verifier
 from protocols.messages import Message, UInt32
 from protocols.replay import ReplayWindow
+from protocols.transport import NO_SESSION
 
-VERSION = 1
+VERSION = 2
 HEADER_SIZE = 256
 OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
-_LABEL = b"p2pfl envelope 1\0"
+_LABEL = b"p2pfl envelope 2\0"
 
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -36,6 +37,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     Attributes:
         federation: 16 bytes, the same for all its members.
         sender, recipient: public keys.
+        session: of the link over which this is said; see protocols.transport.Link.
         boot: how often the sender has started; made durable before its first frame.
         sequence: counts the sender's frames since it started.
         term: of the coordinator's election; 0 where there is none.
@@ -48,6 +50,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     federation: Bytes16
     sender: Bytes32
     recipient: Bytes32
+    session: Bytes16
     boot: UInt32
     sequence: UInt32
     term: UInt32
@@ -96,12 +99,14 @@ class Sealer:
         self._boot = boot
         self._sequence = 0
 
-    def seal(self, message: Message, recipient: bytes, payload: Payload = EMPTY) -> list[bytes | memoryview]:
-        """Return the parts of the frame that says `message` to the member with the key `recipient`."""
+    def seal(
+        self, message: Message, recipient: bytes, payload: Payload = EMPTY, session: bytes = NO_SESSION
+    ) -> list[bytes | memoryview]:
+        """Return the parts of the frame that says `message` to the member with the key `recipient` over a link."""
         self._sequence += 1
         fields = (
-            *(VERSION, self._federation, self._identity.public, recipient, self._boot, self._sequence, 0),
-            *(self._layout, payload.size, payload.digest, message),
+            *(VERSION, self._federation, self._identity.public, recipient, session),
+            *(self._boot, self._sequence, 0, self._layout, payload.size, payload.digest, message),
         )
         used = len(msgspec.msgpack.encode(Header(*fields, b"")))
         header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
@@ -122,19 +127,35 @@ class Door:
     """
 
     def __init__(self, members: Mapping[str, bytes], me: bytes, federation: bytes, limit: int) -> None:
-        self._names = {key: name for name, key in members.items()}
-        self._verifiers = {key: Verifier(key) for key in members.values()}
-        self._windows = {key: ReplayWindow() for key in members.values()}
+        self._names: dict[bytes, str] = {}
+        self._verifiers: dict[bytes, Verifier] = {}
+        self._windows: dict[bytes, ReplayWindow] = {}
         self._me = me
         self._federation = federation
         self._limit = limit
+        for name, key in members.items():
+            self.admit(name, key)
 
-    def open(self, frame: bytes | bytearray | memoryview) -> Opened:
+    def admit(self, name: str, key: bytes) -> None:
+        """Let a member in from now on."""
+        self._names[key] = name
+        self._verifiers[key] = Verifier(key)
+        self._windows.setdefault(key, ReplayWindow())
+
+    def expel(self, key: bytes) -> None:
+        """Keep a key out from now on. What was seen of it stays known."""
+        self._names.pop(key, None)
+
+    def open(self, frame: bytes | bytearray | memoryview, session: bytes = NO_SESSION, key: bytes | None = None) -> Opened:
         """Return the message of a frame.
 
+        Args:
+            session: of the link over which it came.
+            key: that the other end of the link has proven; None where nothing is proven.
+
         Raises:
-            ProtocolError: its `cause` is one of malformed, version, other federation, other recipient, stranger, replay,
-                wrong signature, wrong length.
+            ProtocolError: its `cause` is one of malformed, version, other federation, other recipient, stranger, other
+                sender, other session, replay, wrong signature, wrong length.
         """
         view = memoryview(frame)
         if len(view) < OVERHEAD or len(view) > OVERHEAD + self._limit:
@@ -152,6 +173,10 @@ class Door:
             raise ProtocolError("other recipient")
         if header.sender not in self._names:
             raise ProtocolError("stranger", header.sender.hex())
+        if key is not None and header.sender != key:
+            raise ProtocolError("other sender", f"{self._names[header.sender]}'s, from another member")
+        if header.session != session:
+            raise ProtocolError("other session", f"{self._names[header.sender]} has said this before")
         if header.payload_size != len(payload):
             raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes, {header.payload_size} announced")
         window = self._windows[header.sender]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from protocols.errors import TransportError
-from protocols.transport import Handler, Link, Part
+from protocols.transport import NO_SESSION, Handler, Link, Part
 
 
 class Model(Protocol):
@@ -70,9 +70,9 @@ class MemoryTransport:
         self.network._listen(self)
         self.handler = handler
 
-    async def dial(self, address: str) -> Link:
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
         other = self.network._find(address)
-        near, far = MemoryLink(self, other.name), MemoryLink(other, self.name)
+        near, far = MemoryLink(self, other.name, dialled=True), MemoryLink(other, self.name, dialled=False)
         near.peer, far.peer = far, near
         self.links.add(near)
         other.links.add(far)
@@ -85,11 +85,18 @@ class MemoryTransport:
 
 
 class MemoryLink:
-    """One end of a connection."""
+    """One end of a connection. Who is at the other end is proven by what they sign."""
 
-    def __init__(self, transport: MemoryTransport, far: str) -> None:
+    key: bytes | None = None
+    session = NO_SESSION
+    direct = True
+    joining = False
+    backlog = 0
+
+    def __init__(self, transport: MemoryTransport, far: str, dialled: bool) -> None:
         self.local, self.far = transport.name, far
         self.remote = f"memory:{far}"
+        self.dialled = dialled
         self.peer: MemoryLink
         self.newest_arrival = 0.0
         self._transport = transport

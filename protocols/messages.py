@@ -17,6 +17,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 Stage = Literal["prepared", "trained", "merged"]
 Text = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -87,6 +88,28 @@ class Pong(_Message, frozen=True, tag="pong"):
     round: UInt32
 
 
+class Probe(_Message, frozen=True, tag="probe"):
+    """Asks the recipient to ping the member `subject`, which does not answer the sender."""
+
+    request: UInt32
+    subject: Key
+
+
+class Vouch(_Message, frozen=True, tag="vouch"):
+    """The answer to a probe: the subject has answered. Without an answer nothing is said."""
+
+    request: UInt32
+    subject: Key
+
+
+class Entries(_Message, frozen=True, tag="entries"):
+    """News of the membership log in the payload: what follows the epoch that the recipient was last known to have."""
+
+    epoch: UInt32
+
+    LIMIT = 1 << 20  # bytes of entries in one message
+
+
 class Bye(_Message, frozen=True, tag="bye"):
     """The sender's model is final: it is not waited for any more. With `leaving`, it will not answer either."""
 
@@ -94,7 +117,7 @@ class Bye(_Message, frozen=True, tag="bye"):
     leaving: bool
 
 
-Message = Hello | Welcome | Get | Answer | Absent | Score | Scored | Have | Ping | Pong | Bye
+Message = Hello | Welcome | Get | Answer | Absent | Score | Scored | Have | Ping | Pong | Probe | Vouch | Entries | Bye
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | float | bool | Text
 
@@ -107,12 +130,14 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         about: public facts of the sender's task.
         round: where the sender is.
         stopped: its model is final.
+        epoch: the newest entry of the membership log that the sender knows.
     """
 
     agreed: Annotated[dict[Name, Text], Meta(max_length=128)]
     about: Annotated[dict[Name, Scalar], Meta(max_length=32)]
     round: UInt32
     stopped: bool
+    epoch: UInt32 = 0
 
     LIMIT = 65_536
 

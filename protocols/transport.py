@@ -3,7 +3,9 @@
 A transport carries whole frames over links. A frame that arrives is the frame that was sent: never altered, split or
 joined. It may not arrive at all. Frames of one link arrive in the order in which they were sent.
 
-Addresses are plain strings, "tcp://127.0.0.1:4100" or "memory:alice"; only the transport reads them.
+Between machines a link stands only after both sides have proven their keys to each other, and to nobody else than members:
+who is one is the business of a `Gate`. Addresses are plain strings, "tcp://192.168.1.5:4100", "mqtt:", or "memory:alice";
+only the transport reads them.
 """
 
 from __future__ import annotations
@@ -13,14 +15,35 @@ from typing import Protocol
 
 Part = bytes | bytearray | memoryview
 
+NO_SESSION = bytes(16)
+
 
 class Link(Protocol):
-    """A connection with one other transport, in both directions."""
+    """A connection with one other transport, in both directions.
 
-    remote: str  # for messages to people, not an identity
+    Attributes:
+        remote: for messages to people, not an identity.
+        key: the public key that the other side has proven to have; None within one process, where nothing is proven.
+        session: 16 bytes, other ones for every link and the same at both ends. Signed messages name them, so that what was
+            said over one link is refused on every other.
+        dialled: from this side.
+        direct: not through a broker.
+        joining: the other side is no member and may ask for one thing only, to become one.
+        backlog: bytes that were sent and that the other side, or the network, has not taken yet.
+    """
+
+    remote: str
+    key: bytes | None
+    session: bytes
+    dialled: bool
+    direct: bool
+    joining: bool
+
+    @property
+    def backlog(self) -> int: ...
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Send the frame that `parts` make when joined. Does not wait.
+        """Send the frame that `parts` make when joined. Does not wait. The parts must not change afterwards.
 
         Raises:
             TransportError: the link is closed, or the other side does not read what was sent before.
@@ -39,12 +62,50 @@ class Handler(Protocol):
     def received(self, link: Link, frame: memoryview) -> None:
         """A frame came. `frame` may be kept: its memory is not used again."""
 
+    def drained(self, link: Link) -> None:
+        """The backlog of a link has become small."""
+
     def lost(self, link: Link, reason: str) -> None:
         """A link ended that was not closed from this side."""
 
+    def refused(self, cause: str, detail: str) -> None:
+        """Somebody was kept out before there was a link: a stranger, a forger, a member of another federation."""
+
+
+class Gate(Protocol):
+    """Who may have a link.
+
+    Attributes:
+        federation: 16 bytes, by which it is known.
+        epoch: the number of the newest entry of the membership log that is known here.
+        invites: whether those who are no members may ask to become one here.
+    """
+
+    federation: bytes
+    epoch: int
+    invites: bool
+
+    def refusal(self, key: bytes) -> str:
+        """Return why a key is kept out, "stranger" or "revoked"; "" for a member's."""
+
+    def after(self, epoch: int, limit: int) -> bytes:
+        """Return the entries of the membership log that follow `epoch`, as many as fit into `limit` bytes."""
+
+    def extend(self, entries: bytes) -> int:
+        """Take in entries of the membership log that another node knows; return how many were new.
+
+        Raises:
+            ProtocolError: they are malformed, or not signed by the federation's admission key.
+        """
+
 
 class Transport(Protocol):
-    address: str  # where others can dial; known after `listen`
+    """Attributes:
+    address: where others can dial; known after `listen`.
+    """
+
+    @property
+    def address(self) -> str: ...
 
     async def listen(self, handler: Handler) -> None:
         """Begin to accept links.
@@ -53,11 +114,11 @@ class Transport(Protocol):
             TransportError: the address is in use or cannot be listened on.
         """
 
-    async def dial(self, address: str) -> Link:
-        """Open a link.
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
+        """Open a link with the one who has `key`; where it is proven, before anything is said to it.
 
         Raises:
-            TransportError: nobody answers there.
+            TransportError: nobody answers there, or somebody else, or it keeps this node out. The text says which.
         """
 
     async def close(self) -> None:

@@ -11,9 +11,10 @@ import networkx as nx
 
 from node import tables
 from node.exchange import Exchange
-from node.messaging import Member, MessageExchange
+from node.messaging import MessageExchange
 from node.node import Node, first_error
-from node.wiring import message_exchange
+from node.peer import Member
+from node.wiring import federation_id, message_exchange
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.names import build
 from p2pfl.policies import make_policy
@@ -205,14 +206,14 @@ class Simulation:
                 askers[id].append(name)
         exchanges: list[Exchange] = []
         for k, name in enumerate(self.names):
-            around = {id: Member(keys[id].public, f"memory:{id}") for id in {*self.neighbours[k], *askers[name]}}
+            around = {id: Member(keys[id].public, (f"memory:{id}",)) for id in {*self.neighbours[k], *askers[name]}}
             exchange = message_exchange(
                 name,
                 around,
                 identity=keys[name],
                 transport=network.transport(name),
                 boot=1,
-                federation="simulation",
+                federation=federation_id("simulation"),
                 task=self.tasks[k],
                 trainer=self.trainers[k],
                 settings=self.scenario,

@@ -4,10 +4,10 @@ import asyncio
 from contextlib import suppress
 
 from node.checkpoint import FileStore
-from node.messaging import Member
 from node.node import Node
+from node.peer import Member
 from node.settings import Settings
-from node.wiring import message_exchange
+from node.wiring import federation_id, message_exchange
 from p2pfl.policies.random import Random
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne
@@ -94,11 +94,11 @@ class Federation:
         task = task or self.tasks[name]
         exchange = message_exchange(
             name,
-            {other: Member(self.keys[other].public, f"memory:{other}") for other in self.neighbours(name)},
+            {other: Member(self.keys[other].public, (f"memory:{other}",)) for other in self.neighbours(name)},
             identity=self.keys[name],
             transport=self.network.transport(name),
             boot=self.boots[name],
-            federation="test",
+            federation=federation_id("test"),
             task=task,
             trainer=self.trainers[name],
             settings=self.settings,

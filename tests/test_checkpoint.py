@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,8 @@ from federation import Federation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.checkpoint import Checkpoint, FileStore, Model, pack_model, replace_file, same_federation, unpack, unpack_model
+from node.checkpoint import Checkpoint, FileStore, Model, pack_model, same_federation, unpack, unpack_model
+from node.files import replace_file, write_sealed
 from node.judge import Judge
 from node.outbox import Published
 from node.settings import Settings
@@ -183,7 +183,7 @@ def test_a_whole_file_of_another_version_is_refused(store, change):
     data, content = store.path.read_bytes(), msgspec.msgpack.encode(checkpoint())
     magic = data[: -len(content) - 32]
     other = msgspec.msgpack.encode(change(msgspec.to_builtins(checkpoint(), builtin_types=(bytes,))))
-    store.path.write_bytes(magic + sha256(other).digest() + other)
+    write_sealed(store.path, magic, other)
     assert "is of another version" in refusal(store.load)
 
 

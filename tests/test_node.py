@@ -335,6 +335,7 @@ def test_a_budget_that_a_policy_ignores_ends_the_node():
         async def round(self, me, peers):
             await peers.publish(await me.train())
             await peers.models(peers.ids)
+            return Merge(me.params, {})  # when all the others have ended
 
     with pytest.raises(BudgetExceeded, match="3 models in a round, the budget is 2"):
         play(to_the_end, NAMES, settings(budget=Budget(models=2)), policy=Greedy)
@@ -391,24 +392,24 @@ def hostile(script, policy=Random, **options):
 
     async def test(federation):
         federation.start("a", "c")
-        peer = federation.make("b").exchange
+        peer = federation.make("b").exchange.contacts
         transport = federation.network.transport("b")
         key = federation.keys["a"].public
 
         class Ear:
             def received(self, link, frame):
-                opened = peer._door.open(frame)
+                opened = peer.door.open(frame)
                 if opened.sender == "a":
                     script(lambda message, payload=b"": say(link, message, payload), opened.message)
 
             def lost(self, link, reason): ...
 
         def say(link, message, payload=b""):
-            link.send(peer._sealer.seal(message, key, Payload.of(payload)))
+            link.send(peer.sealer.seal(message, key, Payload.of(payload)))
 
         await transport.listen(Ear())
         await asyncio.sleep(0.01)
-        link = await transport.dial("memory:a")
+        link = await transport.dial("memory:a", key)
         say(link, m.Hello(), peer._terms().parts[0])
         while federation.watch["a"].result is None:
             await asyncio.sleep(0.1)

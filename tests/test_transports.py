@@ -2,14 +2,20 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
+from gates import Club, identities
 
+from protocols import handshake
+from protocols.addresses import split_address
+from protocols.certificates import client_context, make_certificate, server_context
 from protocols.errors import AddressError, TransportError
 from protocols.memory import MemoryNetwork
-from protocols.tcp import BACKLOG_FRAMES, GREETING, STRANGERS, TcpTransport, split_address
+from protocols.tls import BACKLOG_FRAMES, GREETING, PIECES, STRANGERS, TlsTransport, _Buffers
 from sim.clock import VirtualLoop, run, virtual_loop
 
 MAX = 1_000_000
@@ -22,16 +28,28 @@ class Ear:
     frames: list = field(default_factory=list)
     links: list = field(default_factory=list)
     lost_links: list = field(default_factory=list)
+    drained_links: list = field(default_factory=list)
+    refusals: list = field(default_factory=list)
+    trusting: bool = True
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def received(self, link, frame):
-        link.trust()
+        if self.trusting:
+            link.trust()
         self.frames.append(bytes(frame))
         self.links.append(link)
         self.news.set()
 
     def lost(self, link, reason):
         self.lost_links.append((link, reason))
+        self.news.set()
+
+    def drained(self, link):
+        self.drained_links.append(link)
+        self.news.set()
+
+    def refused(self, cause, detail):
+        self.refusals.append((cause, detail))
         self.news.set()
 
     async def until(self, condition):
@@ -48,23 +66,33 @@ class Memory:
 
     def transport(self):
         self.count += 1
-        return self.network.transport(f"node-{self.count}")
+        transport = self.network.transport(f"node-{self.count}")
+        transport.public = b""  # nothing is proven
+        return transport
 
 
-class Tcp:
+class Tls:
+    def __init__(self):
+        self.people = identities(2)
+        self.gate = Club(*self.people)
+        self.left = list(self.people)
+
     def transport(self):
-        return TcpTransport("127.0.0.1:0", MAX)
+        identity = self.left.pop()
+        transport = TlsTransport("127.0.0.1:0", identity, self.gate, MAX)
+        transport.public = identity.public
+        return transport
 
 
 KINDS = {
     "memory": (Memory, asyncio.new_event_loop),
     "memory on virtual time": (Memory, virtual_loop),
-    "tcp": (Tcp, asyncio.new_event_loop),
+    "tls": (Tls, asyncio.new_event_loop),
 }
 try:
     import uvloop
 
-    KINDS["tcp on uvloop"] = (Tcp, uvloop.new_event_loop)
+    KINDS["tls on uvloop"] = (Tls, uvloop.new_event_loop)
 except ImportError:
     pass
 
@@ -97,7 +125,7 @@ def contract(request):
 def test_a_frame_arrives_whole(contract, size):
     async def test(a, b, ear_a, ear_b):
         frame = bytes(range(256)) * (size // 256) + bytes(size % 256)
-        link = await a.dial(b.address)
+        link = await a.dial(b.address, b.public)
         link.send([b"hello"])
         link.send([frame[:1], memoryview(frame[1:])])
         await ear_b.until(lambda ear: len(ear.frames) == 2)
@@ -108,7 +136,7 @@ def test_a_frame_arrives_whole(contract, size):
 
 def test_frames_keep_their_order_and_their_bounds(contract):
     async def test(a, b, ear_a, ear_b):
-        link = await a.dial(b.address)
+        link = await a.dial(b.address, b.public)
         sent = [bytes([k]) * (1 + 37 * k % 5000) for k in range(200)]
         for frame in sent:
             link.send([frame])
@@ -120,7 +148,7 @@ def test_frames_keep_their_order_and_their_bounds(contract):
 
 def test_a_link_carries_both_ways(contract):
     async def test(a, b, ear_a, ear_b):
-        link = await a.dial(b.address)
+        link = await a.dial(b.address, b.public)
         link.send([b"question"])
         await ear_b.until(lambda ear: ear.frames)
         ear_b.links[0].send([b"answer"])
@@ -133,8 +161,8 @@ def test_a_link_carries_both_ways(contract):
 
 def test_both_may_dial_each_other(contract):
     async def test(a, b, ear_a, ear_b):
-        (await a.dial(b.address)).send([b"from a"])
-        (await b.dial(a.address)).send([b"from b"])
+        (await a.dial(b.address, b.public)).send([b"from a"])
+        (await b.dial(a.address, a.public)).send([b"from b"])
         await ear_b.until(lambda ear: ear.frames)
         await ear_a.until(lambda ear: ear.frames)
         assert (ear_a.frames, ear_b.frames) == ([b"from b"], [b"from a"])
@@ -146,7 +174,7 @@ def test_a_frame_that_came_stays_as_it_is(contract):
     async def test(a, b, ear_a, ear_b):
         kept = []
         ear_b.received = lambda link, frame: (kept.append(frame), Ear.received(ear_b, link, frame))
-        link = await a.dial(b.address)
+        link = await a.dial(b.address, b.public)
         for k in range(20):
             link.send([bytes([k]) * 1000])
         await ear_b.until(lambda ear: len(ear.frames) == 20)
@@ -157,7 +185,7 @@ def test_a_frame_that_came_stays_as_it_is(contract):
 
 def test_closing_is_noticed_by_the_other_side_and_by_nobody_twice(contract):
     async def test(a, b, ear_a, ear_b):
-        link = await a.dial(b.address)
+        link = await a.dial(b.address, b.public)
         link.send([b"hello"])
         await ear_b.until(lambda ear: ear.frames)
         link.close()
@@ -174,13 +202,13 @@ def test_closing_is_noticed_by_the_other_side_and_by_nobody_twice(contract):
 
 def test_a_transport_that_closes_ends_its_links(contract):
     async def test(a, b, ear_a, ear_b):
-        link = await a.dial(b.address)
+        link = await a.dial(b.address, b.public)
         link.send([b"hello"])
         await ear_b.until(lambda ear: ear.frames)
         await b.close()
         await ear_a.until(lambda ear: ear.lost_links)
         with pytest.raises(TransportError):
-            await a.dial(b.address)
+            await a.dial(b.address, b.public)
 
     contract(test)
 
@@ -190,31 +218,28 @@ def test_nobody_there(contract):
         address = b.address
         await b.close()
         with pytest.raises(TransportError):
-            await a.dial(address)
+            await a.dial(address, b.public)
 
     contract(test)
 
 
 def test_an_address_is_listened_on_once(contract):
     async def test(a, b, ear_a, ear_b):
-        other = TcpTransport(a.address, MAX) if isinstance(a, TcpTransport) else a.network.transport(a.name)
+        if isinstance(a, TlsTransport):
+            other = TlsTransport(a.address, a.identity, a.gate, MAX)
+        else:
+            other = a.network.transport(a.name)
         with pytest.raises(TransportError, match="in use"):
             await other.listen(Ear())
 
     contract(test)
 
 
-# TCP alone
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0:4100", "192.168.1.5:4100", "[::]:4100", "example.org:4100"])
-def test_only_loopback_is_listened_on_and_a_sentence_says_why(address):
-    with pytest.raises(AddressError, match="not a loopback address; connections are not encrypted yet"):
-        TcpTransport(address, MAX)
+# TLS alone
 
 
 @pytest.mark.parametrize(
-    "address", ["", "4100", "127.0.0.1", "127.0.0.1:", ":4100", "127.0.0.1:x", "127.0.0.1:70000", "[::1:41", "::1]:41"]
+    "address", ["", "4100", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000", "[::1:41", "::1]:41", "fe80::1:41"]
 )
 def test_malformed_addresses(address):
     with pytest.raises(AddressError, match="not of the form"):
@@ -224,70 +249,325 @@ def test_malformed_addresses(address):
 def test_addresses():
     assert split_address("tcp://127.0.0.1:41") == ("127.0.0.1", 41)
     assert split_address("[::1]:41") == ("::1", 41)
+    assert split_address(":41") == ("", 41)
+
+
+class Party:
+    """A transport over TLS that listens, with its ear and its key."""
+
+    def __init__(self, identity, gate, address="127.0.0.1:0"):
+        self.identity, self.gate, self.ear = identity, gate, Ear()
+        self.transport = TlsTransport(address, identity, gate, MAX)
+
+    async def __aenter__(self):
+        await self.transport.listen(self.ear)
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.transport.close()
+
+    async def dial(self, other, key=None, **options):
+        return await self.transport.dial(other.transport.address, key or other.identity.public, **options)
+
+    def refusals(self):
+        return [cause for cause, _ in self.ear.refusals]
+
+
+def pair(count=2, **options):
+    people = identities(count)
+    club = Club(*people, **options)
+    return [Party(person, club) for person in people]
 
 
 async def raw(transport):
-    host, port = split_address(transport.address)
-    return await asyncio.open_connection(host, port)
+    return await asyncio.open_connection(*split_address(transport.address))
 
 
-@pytest.mark.parametrize("address", ["192.0.2.1:41", "example.org:41", "a..b:41"])
-def test_only_loopback_is_dialled(address):
+async def raw_tls(transport):
+    return await asyncio.open_connection(*split_address(transport.address), ssl=client_context())
+
+
+async def read_frame(reader):
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+def frame(data):
+    return len(data).to_bytes(4, "big") + data
+
+
+def test_both_ends_know_each_other_and_name_the_session_alike():
     async def main():
-        transport = TcpTransport("127.0.0.1:0", MAX)
-        await transport.listen(Ear())
-        with pytest.raises(AddressError, match="not a loopback address"):
-            await transport.dial(address)
-        await transport.close()
+        async with pair()[0] as a, Party(identities(1)[0], a.gate) as b:
+            a.gate.members.add(b.identity.public)
+            link = await a.dial(b)
+            again = await a.dial(b)
+            link.send([b"x"])
+            again.send([b"y"])
+            await b.ear.until(lambda ear: len(ear.frames) == 2)
+            assert link.key == b.identity.public
+            assert {one.key for one in b.ear.links} == {a.identity.public}
+            assert {link.session, again.session} == {one.session for one in b.ear.links}
+            assert link.session != again.session
+            assert link.dialled
+            assert not b.ear.links[0].dialled
 
     asyncio.run(main())
 
 
-def test_a_stranger_may_not_send_much():
+@pytest.mark.parametrize("address", ["[::1]:0", ":0"])
+def test_ipv6_and_all_addresses(address):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+
     async def main():
-        ear = Ear()
-        transport = TcpTransport("127.0.0.1:0", MAX)
-        await transport.listen(ear)
-        reader, writer = await raw(transport)
-        writer.write((GREETING + 1).to_bytes(4, "big"))
-        assert await asyncio.wait_for(reader.read(), 20) == b""
-        writer.close()
-        reader, writer = await raw(transport)
-        writer.write((5).to_bytes(4, "big") + b"hello" + MAX.to_bytes(4, "big") + bytes(MAX))
-        await ear.until(lambda ear: len(ear.frames) == 2)  # once it is trusted it may
-        writer.close()
-        await transport.close()
+        a, b = pair()
+        b.transport = TlsTransport(address, b.identity, b.gate, MAX)
+        async with a, b:
+            port = split_address(b.transport.address)[1]
+            for host in ("[::1]",) if address.startswith("[") else ("[::1]", "127.0.0.1"):
+                link = await a.transport.dial(f"{host}:{port}", b.identity.public)
+                link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
 
     asyncio.run(main())
 
 
-def test_of_many_strangers_the_oldest_go():
+def test_a_stranger_with_a_valid_key_is_kept_out_on_both_sides():
     async def main():
-        transport = TcpTransport("127.0.0.1:0", MAX)
-        await transport.listen(Ear())
-        connections = [await raw(transport) for _ in range(STRANGERS + 10)]
-        for reader, _ in connections[:10]:
-            assert await asyncio.wait_for(reader.read(), 20) == b""
-        assert len(transport.links) == len(transport.strangers) == STRANGERS
-        for _, writer in connections:
+        a, b = pair()
+        stranger = Party(identities(1)[0], Club(a.identity, b.identity))  # whatever it believes of itself
+        async with a, b, stranger:
+            with pytest.raises(TransportError, match="keeps this node out: stranger"):
+                await stranger.dial(b)
+            assert b.refusals() == ["stranger"]
+            assert not b.transport.links
+            assert b.ear.frames == []
+
+    asyncio.run(main())
+
+
+def test_a_revoked_member_is_kept_out():
+    async def main():
+        a, b = pair()
+        async with a, b:
+            b.gate.gone.add(a.identity.public)
+            with pytest.raises(TransportError, match="keeps this node out: revoked"):
+                await a.dial(b)
+            assert b.refusals() == ["revoked"]
+
+    asyncio.run(main())
+
+
+def test_a_member_of_another_federation_is_kept_out():
+    async def main():
+        people = identities(2)
+        a, b = Party(people[0], Club(*people, federation=bytes(16))), Party(people[1], Club(*people))
+        async with a, b:
+            with pytest.raises(TransportError, match="keeps this node out: other federation"):
+                await a.dial(b)
+            assert b.refusals() == ["other federation"]
+
+    asyncio.run(main())
+
+
+def test_who_claims_a_members_key_is_found_out():
+    async def main():
+        a, b = pair()
+        claimed, own = a.identity.public, identities(1)[0]
+
+        class Liar:
+            public = claimed
+            private_pem = own.private_pem
+            sign = own.sign
+
+        async with b:
+            reader, writer = await raw_tls(b.transport)
+            challenge = handshake.decode(await read_frame(reader))
+            proof, _ = handshake.prove(Liar, b.gate, challenge, b.identity.public, b.transport.certificate, False)
+            writer.write(frame(handshake.encode(proof)))
+            answer = handshake.decode(await read_frame(reader))
+            assert answer.cause == "wrong proof"
+            assert await reader.read() == b""
+            assert b.refusals() == ["wrong proof"]
+            assert not b.transport.links
             writer.close()
-        await transport.close()
+
+    asyncio.run(main())
+
+
+def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another():
+    """Member m, dialled by a, asks b for a challenge and has a answer it."""
+
+    async def main():
+        a, b, m = pair(3)
+        async with a, b, m:
+            reader, writer = await raw_tls(b.transport)
+            challenge = handshake.decode(await read_frame(reader))
+            proof, _ = handshake.prove(a.identity, a.gate, challenge, m.identity.public, m.transport.certificate, False)
+            writer.write(frame(handshake.encode(proof)))
+            assert handshake.decode(await read_frame(reader)).cause == "wrong proof"
+            assert b.refusals() == ["wrong proof"]
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_recorded_proof_is_worth_nothing_in_another_connection():
+    async def main():
+        a, b = pair()
+        async with b:
+            recorded = None
+            for expected in (handshake.Accepted, handshake.Refused):
+                reader, writer = await raw_tls(b.transport)
+                challenge = handshake.decode(await read_frame(reader))
+                if recorded is None:
+                    proof, _ = handshake.prove(
+                        a.identity, a.gate, challenge, b.identity.public, b.transport.certificate, False
+                    )
+                    recorded = frame(handshake.encode(proof))
+                writer.write(recorded)
+                assert isinstance(handshake.decode(await read_frame(reader)), expected)
+                writer.close()
+            assert b.refusals() == ["wrong proof"]
+
+    asyncio.run(main())
+
+
+def test_the_right_address_with_another_key_hears_not_one_byte():
+    async def main():
+        a, b = pair()
+        other = identities(1)[0]
+        said = []
+
+        class Recorder(asyncio.Protocol):
+            def data_received(self, data):
+                said.append(data)
+
+        loop = asyncio.get_running_loop()
+        context = server_context(other, make_certificate(other))
+        server = await loop.create_server(Recorder, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        async with a:
+            with pytest.raises(TransportError, match="another key than the one that was dialled"):
+                await a.transport.dial(f"127.0.0.1:{port}", b.identity.public)
+            assert a.refusals() == ["wrong key"]
+        server.close()
+        await server.wait_closed()
+        assert said == []
+
+    asyncio.run(main())
+
+
+def test_one_who_wants_to_join_may_ask_where_members_are_invited():
+    async def main():
+        a, b = pair(invites=False)
+        newcomer = Party(identities(1)[0], b.gate)
+        async with a, b, newcomer:
+            with pytest.raises(TransportError, match="keeps this node out: not inviting"):
+                await newcomer.dial(b, joining=True)
+            b.gate.invites = True
+            link = await newcomer.dial(b, joining=True)
+            link.send([b"may I?"])
+            await b.ear.until(lambda ear: ear.frames)
+            assert b.ear.links[0].joining
+            assert b.ear.links[0].key == newcomer.identity.public
+            link.send([bytes(handshake.LIMIT + 1)])  # too much to ask
+            await b.ear.until(lambda ear: ear.lost_links)
+
+    asyncio.run(main())
+
+
+def test_nothing_but_tls_1_3_is_spoken():
+    async def main():
+        (b,) = pair(1)
+        async with b:
+            old = client_context()
+            old.minimum_version = ssl.TLSVersion.TLSv1_2
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection(*split_address(b.transport.address), ssl=old)
+            reader, writer = await raw(b.transport)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            assert not b.transport.links
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("said", [b"", b"\xc1", b"\x91" * 2000, b"\xdd\xff\xff\xff\xff", bytes(handshake.LIMIT)])
+def test_nonsense_before_the_proof_is_counted_and_ends_the_connection(said):
+    async def main():
+        (b,) = pair(1)
+        async with b:
+            reader, writer = await raw_tls(b.transport)
+            await read_frame(reader)
+            writer.write(frame(said))
+            await asyncio.wait_for(reader.read(), 20)
+            assert b.refusals() == ["malformed"]
+            assert not b.transport.strangers
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [0, handshake.LIMIT + 1, 2**32 - 1])
+def test_more_than_a_little_before_the_proof_ends_the_connection_before_memory_is_taken(size):
+    async def main():
+        (b,) = pair(1)
+        async with b:
+            reader, writer = await raw_tls(b.transport)
+            await read_frame(reader)
+            writer.write(size.to_bytes(4, "big"))
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            assert b.refusals() == ["malformed"]
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_member_that_was_not_introduced_may_not_send_much():
+    async def main():
+        a, b = pair()
+        b.ear.trusting = False
+        async with a, b:
+            link = await a.dial(b)
+            link.send([bytes(GREETING)])
+            await b.ear.until(lambda ear: ear.frames)
+            link.send([bytes(GREETING + 1)])
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert "announced a frame" in b.ear.lost_links[0][1]
+
+    asyncio.run(main())
+
+
+def test_of_many_strangers_the_oldest_go_and_members_come_through():
+    async def main():
+        a, b = pair()
+        async with a, b:
+            connections = [await raw(b.transport) for _ in range(STRANGERS + 10)]
+            for reader, _ in connections[:10]:
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            assert len(b.transport.strangers) == STRANGERS
+            (await a.dial(b)).send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            for _, writer in connections:
+                writer.close()
 
     asyncio.run(main())
 
 
 def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch):
     async def main():
-        monkeypatch.setattr("protocols.tcp.PATIENCE", 0.01)
-        ear = Ear()
-        transport = TcpTransport("127.0.0.1:0", MAX)
-        await transport.listen(ear)
-        reader, writer = await raw(transport)
-        assert await asyncio.wait_for(reader.read(), 20) == b""
-        assert ear.lost_links[0][1] == "was not introduced in time"
-        assert transport.links == set()
-        writer.close()
-        await transport.close()
+        monkeypatch.setattr("protocols.tls.PATIENCE", 0.05)
+        (b,) = pair(1)
+        async with b:
+            for connect in (raw, raw_tls):
+                reader, writer = await connect(b.transport)
+                await asyncio.wait_for(reader.read(), 20)
+                writer.close()
+            assert not b.transport.strangers
+            assert b.ear.lost_links == []  # it never was a link
 
     asyncio.run(main())
 
@@ -296,18 +576,14 @@ def test_a_connection_that_is_reset_at_once_does_no_harm():
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
-        ear = Ear()
-        transport = TcpTransport("127.0.0.1:0", MAX)
-        await transport.listen(ear)
-        for _ in range(50):
-            with socket.create_connection(split_address(transport.address)) as connection:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        _, writer = await raw(transport)
-        writer.write((1).to_bytes(4, "big") + b"x")
-        await ear.until(lambda ear: ear.frames)
-        assert faults == []
-        writer.close()
-        await transport.close()
+        a, b = pair()
+        async with a, b:
+            for _ in range(50):
+                with socket.create_connection(split_address(b.transport.address)) as connection:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            (await a.dial(b)).send([b"x"])
+            await b.ear.until(lambda ear: ear.frames)
+            assert faults == []
 
     asyncio.run(main())
 
@@ -315,58 +591,71 @@ def test_a_connection_that_is_reset_at_once_does_no_harm():
 @pytest.mark.parametrize("size", [0, MAX + 1, 2**32 - 1])
 def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(size):
     async def main():
-        ear = Ear()
-        transport = TcpTransport("127.0.0.1:0", MAX)
-        await transport.listen(ear)
-        reader, writer = await raw(transport)
-        writer.write(size.to_bytes(4, "big"))
-        assert await asyncio.wait_for(reader.read(), 20) == b""
-        assert ear.frames == []
-        assert "announced a frame" in ear.lost_links[0][1]
-        writer.close()
-        await transport.close()
+        a, b = pair()
+        async with a, b:
+            link = await a.dial(b)
+            link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            link._tls.write(size.to_bytes(4, "big"))
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.ear.frames == [b"hello"]
+            assert "announced a frame" in b.ear.lost_links[0][1]
 
     asyncio.run(main())
 
 
-def test_frames_that_come_in_pieces():
+def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch):
     async def main():
-        ear = Ear()
-        transport = TcpTransport("127.0.0.1:0", MAX)
-        await transport.listen(ear)
-        _, writer = await raw(transport)
-        for byte in (3).to_bytes(4, "big") + b"abc" + (1).to_bytes(4, "big") + b"d":
-            writer.write(bytes([byte]))
-            await writer.drain()
-        await ear.until(lambda ear: len(ear.frames) == 2)
-        assert ear.frames == [b"abc", b"d"]
-        writer.close()
-        await transport.close()
+        monkeypatch.setattr("protocols.tls.STALLED", 0.05)
+        a, b = pair()
+        async with a, b:
+            link = await a.dial(b)
+            link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            b.ear.links[0]._tls.pause_reading()
+            with pytest.raises(TransportError, match="does not read"):
+                for _ in range(100):
+                    link.send([bytes(MAX)])
+            assert link.backlog <= (BACKLOG_FRAMES + 1) * (MAX + 4) + PIECES
+            await a.ear.until(lambda ear: ear.lost_links)
+            assert a.ear.lost_links == [(link, "does not read what it is sent")]
 
     asyncio.run(main())
 
 
-def test_a_peer_that_does_not_read_costs_bounded_memory():
+def test_a_drained_link_says_so():
     async def main():
-        a, b = TcpTransport("127.0.0.1:0", MAX), TcpTransport("127.0.0.1:0", MAX)
-        await a.listen(Ear())
-        writers = []
-        server = await asyncio.start_server(lambda reader, writer: writers.append(writer), "127.0.0.1", 0, limit=1)
-        port = server.sockets[0].getsockname()[1]
-        link = await a.dial(f"127.0.0.1:{port}")
-        with pytest.raises(TransportError, match="does not read"):
-            for _ in range(100):
+        a, b = pair()
+        async with a, b:
+            link = await a.dial(b)
+            link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            b.ear.links[0]._tls.pause_reading()
+            while link.backlog < MAX:
                 link.send([bytes(MAX)])
-        assert link._tcp.get_write_buffer_size() <= (BACKLOG_FRAMES + 1) * (MAX + 4)
-        link._tcp.abort()
-        for writer in writers:
-            writer.transport.abort()
-        server.close()
-        await server.wait_closed()
-        await a.close()
-        await b.close()
+            b.ear.links[0]._tls.resume_reading()
+            await a.ear.until(lambda ear: ear.drained_links)
+            assert a.ear.drained_links[-1] is link
 
     asyncio.run(main())
+
+
+def test_memory_of_large_frames_is_used_again_once_nobody_looks_at_it():
+    buffers = _Buffers()
+    first = buffers.take(PIECES)
+    kept = np.frombuffer(first[:64], np.uint8)
+    second = buffers.take(PIECES)
+    second[0] = 1
+    assert kept[0] == 0
+    del first
+    third = buffers.take(PIECES)
+    third[0] = 2
+    assert kept[0] == 0  # an array still looks at it
+    del kept
+    fourth = buffers.take(PIECES)
+    assert fourth.obj is not second.obj
+    assert fourth.obj is not third.obj
+    assert len(buffers._spare) == 3
 
 
 # The simulated network
@@ -391,7 +680,7 @@ def test_a_slow_link_keeps_the_order_of_its_frames_and_may_lose_some():
         a, b, ear = network.transport("a"), network.transport("b"), Ear()
         await a.listen(Ear())
         await b.listen(ear)
-        link = await a.dial("memory:b")
+        link = await a.dial("memory:b", b"")
         for k in range(10):
             link.send([bytes([k])])
         await ear.until(lambda ear: len(ear.frames) == 8)

@@ -1,0 +1,412 @@
+"""How fast a model gets from one process to another on loopback, against other ways to carry it.
+
+The client asks, the server answers with the model, and the client has it as a float32 array:
+
+    p2pfl         two nodes' own exchange: authenticated, encrypted, signed, checked
+    tls-loop      bare TLS 1.3 on the same event loop, received into one buffer that is used again
+    tls-blocking  bare TLS 1.3 on blocking sockets, received into one buffer: the ceiling of one connection
+    grpc          gRPC, unary, not encrypted, without limits of size
+    grpc-tls      the same over TLS 1.3
+    pickle        pickle over a plain blocking socket, not encrypted
+
+Every server is a process of its own. The systems take turns, and every turn carries as many bytes; figures are gigabytes of
+model per second, the median over the turns. Beside them stands what the parts of an exchange cost of a core's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import multiprocessing
+import pickle
+import socket
+import ssl
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from protocols.certificates import client_context, make_certificate, server_context
+from protocols.identity import Identity, Verifier
+
+MB = 1_000_000
+SIZES = (4 * MB, 40 * MB)
+HOST = "127.0.0.1"
+PIECE = 256 << 10  # bytes that are given to TLS at once
+REQUEST = 8  # bytes of a request: the number of bytes that are asked for
+
+
+def model_of(size: int) -> np.ndarray:
+    """The model that servers answer with, and that clients compare with."""
+    return np.random.default_rng(size).random(size // 4, dtype=np.float32)
+
+
+class Client(Protocol):
+    """One side of a system; the other is a function that serves, in a process of its own, and tells its port."""
+
+    def exchange(self, size: int) -> np.ndarray:
+        """Ask for a model of `size` bytes and return it: float32, valid until the next exchange."""
+
+    def close(self) -> None: ...
+
+
+# The node's own exchange: asks a node in another process for a model of `size` bytes, and returns it as a node has it.
+exchange_p2pfl: Callable[[int], np.ndarray] | None = None
+
+
+# TLS on an event loop
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of real nodes."""
+    try:
+        import uvloop
+    except ImportError:  # on Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def tls_server() -> ssl.SSLContext:
+    """The context of a node that is dialled."""
+    identity = Identity.from_seed(bytes(32))
+    return server_context(identity, make_certificate(identity))
+
+
+class Answers(asyncio.Protocol):
+    """Answers requests in pieces, no faster than they are taken."""
+
+    def __init__(self, models: dict[int, bytes]) -> None:
+        self.models = models
+        self.left = memoryview(b"")
+        self.writing = True
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(4 * PIECE)
+
+    def data_received(self, data: bytes) -> None:
+        self.left = memoryview(self.models[int.from_bytes(data, "big")])
+        self.go_on()
+
+    def pause_writing(self) -> None:
+        self.writing = False
+
+    def resume_writing(self) -> None:
+        self.writing = True
+        self.go_on()
+
+    def go_on(self) -> None:
+        while self.writing and self.left:
+            piece, self.left = self.left[:PIECE], self.left[PIECE:]
+            self.transport.write(piece)
+
+
+def serve_tls_loop(tell: Connection) -> None:
+    models = {size: model_of(size).tobytes() for size in SIZES}
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Answers(models), HOST, 0, ssl=tls_server())
+        tell.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+class Receives(asyncio.BufferedProtocol):
+    """Receives answers into one buffer."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(max(SIZES)))
+        self.start(0)
+
+    def start(self, size: int) -> asyncio.Future[None]:
+        self.got, self.size = 0, size
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return self.done
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def get_buffer(self, hint: int) -> memoryview:
+        return self.buffer[self.got :]
+
+    def buffer_updated(self, count: int) -> None:
+        self.got += count
+        if self.got == self.size:
+            self.done.set_result(None)
+
+
+class TlsLoop:
+    def __init__(self, port: int) -> None:
+        self.loop = new_loop()
+
+        async def connect() -> Receives:
+            _, protocol = await self.loop.create_connection(Receives, HOST, port, ssl=client_context())
+            return protocol
+
+        self.protocol = self.loop.run_until_complete(connect())
+
+    def exchange(self, size: int) -> np.ndarray:
+        async def ask() -> None:
+            done = self.protocol.start(size)
+            self.protocol.transport.write(size.to_bytes(REQUEST, "big"))
+            await done
+
+        self.loop.run_until_complete(ask())
+        return np.frombuffer(self.protocol.buffer[:size], np.float32)
+
+    def close(self) -> None:
+        self.protocol.transport.abort()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+
+# Blocking sockets
+
+
+def serve_blocking(tell: Connection, wrap: Callable[[socket.socket], socket.socket], encode: Callable[[int], Any]) -> None:
+    """Answer each request on one connection with what `encode` makes of the model of that size."""
+    with socket.create_server((HOST, 0)) as listening:
+        tell.send(listening.getsockname()[1])
+        connection = wrap(listening.accept()[0])
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while request := connection.recv(REQUEST):
+        connection.sendall(encode(int.from_bytes(request, "big")))
+
+
+def receive(connection: socket.socket, buffer: memoryview) -> None:
+    """Fill a buffer."""
+    got = 0
+    while got < len(buffer):
+        got += connection.recv_into(buffer[got:])
+
+
+def serve_tls_blocking(tell: Connection) -> None:
+    models = {size: model_of(size).tobytes() for size in SIZES}
+    context = tls_server()
+    serve_blocking(tell, lambda accepted: context.wrap_socket(accepted, server_side=True), models.__getitem__)
+
+
+class TlsBlocking:
+    def __init__(self, port: int) -> None:
+        self.connection = client_context().wrap_socket(socket.create_connection((HOST, port)))
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.buffer = memoryview(bytearray(max(SIZES)))
+
+    def exchange(self, size: int) -> np.ndarray:
+        self.connection.sendall(size.to_bytes(REQUEST, "big"))
+        receive(self.connection, self.buffer[:size])
+        return np.frombuffer(self.buffer[:size], np.float32)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def serve_pickle(tell: Connection) -> None:
+    models = {size: model_of(size) for size in SIZES}
+
+    def encode(size: int) -> bytes:
+        content = pickle.dumps(models[size], protocol=5)
+        return len(content).to_bytes(REQUEST, "big") + content
+
+    serve_blocking(tell, lambda accepted: accepted, encode)
+
+
+class Pickle:
+    def __init__(self, port: int) -> None:
+        self.connection = socket.create_connection((HOST, port))
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def exchange(self, size: int) -> np.ndarray:
+        self.connection.sendall(size.to_bytes(REQUEST, "big"))
+        head = bytearray(REQUEST)
+        receive(self.connection, memoryview(head))
+        content = bytearray(int.from_bytes(head, "big"))
+        receive(self.connection, memoryview(content))
+        array: np.ndarray = pickle.loads(content)
+        return array
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+# gRPC
+
+METHOD = "/wire/Get"
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]  # of 2 GiB, that is
+
+
+class Get(grpc.GenericRpcHandler):
+    def __init__(self) -> None:
+        models = {size: model_of(size).tobytes() for size in SIZES}
+        self.handler = grpc.unary_unary_rpc_method_handler(lambda request, _: models[int.from_bytes(request, "big")])
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self.handler if details.method == METHOD else None
+
+
+def serve_grpc(tell: Connection, pem: tuple[bytes, bytes] | None = None) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), options=UNLIMITED)
+    server.add_generic_rpc_handlers((Get(),))
+    if pem is None:
+        port = server.add_insecure_port(f"{HOST}:0")
+    else:
+        port = server.add_secure_port(f"{HOST}:0", grpc.ssl_server_credentials([pem]))
+    server.start()
+    tell.send((port, pem[1]) if pem else port)
+    server.wait_for_termination()
+
+
+def serve_grpc_tls(tell: Connection) -> None:
+    serve_grpc(tell, ecdsa_certificate())
+
+
+def ecdsa_certificate() -> tuple[bytes, bytes]:
+    """A key and its certificate for localhost, PEM: gRPC's own TLS takes no Ed25519."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    certificate = builder.sign(key, hashes.SHA256())
+    pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, pkcs8, plain), certificate.public_bytes(serialization.Encoding.PEM)
+
+
+class Grpc:
+    def __init__(self, told: Any) -> None:
+        if isinstance(told, tuple):
+            port, certificate = told
+            name = ("grpc.ssl_target_name_override", "localhost")
+            credentials = grpc.ssl_channel_credentials(certificate)
+            self.channel = grpc.secure_channel(f"{HOST}:{port}", credentials, options=[*UNLIMITED, name])
+        else:
+            self.channel = grpc.insecure_channel(f"{HOST}:{told}", options=UNLIMITED)
+        self.get = self.channel.unary_unary(METHOD)
+
+    def exchange(self, size: int) -> np.ndarray:
+        return np.frombuffer(self.get(size.to_bytes(REQUEST, "big"), wait_for_ready=True), np.float32)
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+# Measuring
+
+SYSTEMS: dict[str, tuple[Callable[[Connection], None], Callable[[Any], Client]]] = {
+    "tls-loop": (serve_tls_loop, TlsLoop),
+    "tls-blocking": (serve_tls_blocking, TlsBlocking),
+    "grpc": (serve_grpc, Grpc),
+    "grpc-tls": (serve_grpc_tls, Grpc),
+    "pickle": (serve_pickle, Pickle),
+}
+
+
+def start(stack: ExitStack, serve: Callable[[Connection], None], connect: Callable[[Any], Client]) -> Client:
+    """Start a server in a process of its own, which ends with the stack, and return its client."""
+    context = multiprocessing.get_context("spawn")
+    told, tell = context.Pipe(duplex=False)
+    process = context.Process(target=serve, args=(tell,), daemon=True)
+    process.start()
+    stack.callback(process.join)
+    stack.callback(process.kill)
+    tell.close()  # so that a server that dies is noticed
+    client = connect(told.recv())
+    stack.callback(client.close)
+    return client
+
+
+def measure_exchanges(repeat: int) -> dict[str, dict[str, float]]:
+    """Return gigabytes per second, by size and system."""
+    with ExitStack() as stack:
+        exchanges: dict[str, Callable[[int], np.ndarray]] = {}
+        if exchange_p2pfl is not None:
+            exchanges["p2pfl"] = exchange_p2pfl
+        for name, ends in SYSTEMS.items():
+            exchanges[name] = start(stack, *ends).exchange
+        return {f"{size // MB} MB": _in_turns(exchanges, size, repeat) for size in SIZES}
+
+
+def _in_turns(exchanges: dict[str, Callable[[int], np.ndarray]], size: int, repeat: int) -> dict[str, float]:
+    expected, count = model_of(size), max(SIZES) // size
+    seconds: dict[str, list[float]] = {name: [] for name in exchanges}
+    for turn in range(repeat + 1):
+        for name, exchange in exchanges.items():
+            begun = time.perf_counter()
+            for _ in range(count):
+                model = exchange(size)
+            taken = time.perf_counter() - begun
+            assert np.array_equal(model, expected), name
+            if turn:  # the first is to warm up
+                seconds[name].append(taken)
+    return {name: count * size / statistics.median(taken) / 1e9 for name, taken in seconds.items()}
+
+
+def measure_parts(repeat: int) -> dict[str, float]:
+    """Return seconds of one core for a gigabyte, in models of the greatest size, of what a signed exchange is made of."""
+    model = model_of(max(SIZES))
+    content, copy = model.tobytes(), np.empty_like(model)
+    identity = Identity.from_seed(bytes(32))
+    verifier = Verifier(identity.public)
+    signature = identity.sign(hashlib.sha256(content).digest())
+
+    def verify() -> None:
+        assert verifier.valid(signature, hashlib.sha256(content).digest())
+
+    parts: dict[str, Callable[[], Any]] = {
+        "memcpy": lambda: np.copyto(copy, model),
+        "sha256": lambda: hashlib.sha256(content).digest(),
+        "sha256 and Ed25519 sign": lambda: identity.sign(hashlib.sha256(content).digest()),
+        "sha256 and Ed25519 verify": verify,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in parts}
+    for turn in range(repeat + 1):
+        for name, part in parts.items():
+            begun = time.process_time()
+            part()
+            if turn:
+                seconds[name].append(time.process_time() - begun)
+    return {name: statistics.median(taken) / len(content) * 1e9 for name, taken in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
+    parser.add_argument("--quick", action="store_true", help="one turn, to see that it works; the figures mean little")
+    parser.add_argument("--repeat", type=int, default=15, metavar="N", help="turns after one to warm up (15)")
+    options = parser.parse_args()
+    repeat = 1 if options.quick else options.repeat
+    exchanges, parts = measure_exchanges(repeat), measure_parts(repeat)
+    for size, speeds in exchanges.items():
+        print(f"models of {size}: gigabytes per second")
+        for system, speed in speeds.items():
+            ratios = f"{speed / speeds['tls-blocking']:5.2f} x tls-blocking, {speed / speeds['grpc']:5.2f} x grpc"
+            print(f"  {system:12s} {speed:6.2f}   {ratios}")
+    print("seconds of a core for a gigabyte")
+    for part, seconds in parts.items():
+        print(f"  {part:25s} {seconds:6.3f}")
+    if options.json:
+        figures = {"GB/s": exchanges, "CPU s/GB": parts}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

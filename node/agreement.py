@@ -1,0 +1,181 @@
+"""What the members of a federation have agreed on: the content of its signed file, and what follows from it for a node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from node import tables
+from node.config import NodeConfig
+from node.settings import Settings
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Budget
+from p2pfl.task import Task
+
+if TYPE_CHECKING:
+    from protocols.federation import Federation
+
+AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "budget")
+Edges = Literal["all"] | tuple[tuple[str, str], ...]
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all members' models have in common: layout fingerprint, number of values, hash of the initial ones."""
+
+    layout: str
+    values: int
+    initial: str
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        edges: pairs of names that may exchange models; "all" lets everyone exchange with everyone.
+        rounds, ...: see node.settings.Settings.
+    """
+
+    name: str
+    rounds: int
+    seed: int
+    members: int
+    mode: Literal["synchronous", "asynchronous"]
+    deadline: float
+    adaptive: bool
+    max_staleness: float
+    patience: int
+    budget: Budget
+    edges: Edges
+    task: dict[str, Any]
+    policy: dict[str, Any]
+    model: Model
+
+
+def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
+    """Return what a federation would agree on if all its members were as this node is configured."""
+    settings = msgspec.to_builtins({key: getattr(config, key) for key in AGREED})
+    model = Model(task.layout.fingerprint.hex(), task.layout.size, digest(task.initial(config.seed)))
+    pairs = edges if edges == "all" else [list(pair) for pair in edges]
+    return {
+        "name": name,
+        **settings,
+        "edges": pairs,
+        "task": config.task,
+        "policy": config.policy,
+        "model": msgspec.to_builtins(model),
+    }
+
+
+def read(federation: Federation) -> Agreement:
+    """Return what a signed file says.
+
+    Raises:
+        ConfigurationError: it was made by another version of p2pfl, or says what makes no sense.
+    """
+    where = f"the federation {federation.name}"
+    agreement = tables.typed(where, federation.tables, Agreement)
+    for kind in ("task", "policy"):
+        tables.named(f"{where}: {kind}", getattr(agreement, kind))
+    msgspec.convert({key: getattr(agreement, key) for key in AGREED}, Settings, from_attributes=True).check()
+    return agreement
+
+
+def applied(config: NodeConfig, agreement: Agreement) -> NodeConfig:
+    """Return a node's configuration with what the federation has agreed on.
+
+    Raises:
+        ConfigurationError: the node's own configuration names another task or policy. What a federation names is never
+            imported unless the node's owner has named it too.
+    """
+    for kind in ("task", "policy"):
+        own, theirs = getattr(config, kind)["name"], getattr(agreement, kind)["name"]
+        if own != theirs:
+            raise ConfigurationError(
+                f"{kind} differs: this node's configuration names {own!r}, the federation {agreement.name} {theirs!r}"
+            )
+    values = {key: getattr(agreement, key) for key in (*AGREED, "task", "policy")}
+    return msgspec.structs.replace(config, **values)
+
+
+def same_model(agreement: Agreement, task: Task, initial: Parameters) -> None:
+    """Raise ConfigurationError if this node's task makes another model than the federation's."""
+    ours = Model(task.layout.fingerprint.hex(), task.layout.size, digest(initial))
+    for key, words in (("values", "number of parameters"), ("layout", "layout"), ("initial", "initial model")):
+        mine, theirs = getattr(ours, key), getattr(agreement.model, key)
+        if mine != theirs:
+            raise ConfigurationError(f"the {words} differs: this node's task makes {mine}, the federation's {theirs}")
+
+
+def check_edges(edges: Sequence[Sequence[str]]) -> Edges:
+    """Return pairs of names as edges.
+
+    Raises:
+        ConfigurationError: one is no pair of two different names.
+    """
+    for pair in edges:
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise ConfigurationError(f"an edge is a pair of two names such as alice-bob, not {'-'.join(pair)!r}")
+    return tuple((pair[0], pair[1]) for pair in edges)
+
+
+def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
+    """Return with which of the members a node may exchange models."""
+    others = set(members) - {name}
+    if edges == "all":
+        return others
+    return others & {b if a == name else a for a, b in edges if name in (a, b)}
+
+
+def terms(layout: Layout, settings: Settings, initial: str, edges: Edges = "all") -> dict[str, str]:
+    """Return in words what both ends of a link must have alike: who decides what, when, on what, and what if it fails.
+
+    The list follows tables 6.2 and 6.3 of Hartmann, Multi-objective learning in federation (University of Luxembourg, 2026):
+    what a protocol of federated learning should make known before models are exchanged.
+    """
+    synchronous = settings.mode == "synchronous"
+    waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
+    topology = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
+    budget = settings.budget
+    return {
+        "system topology": f"no server; {topology}",
+        "coordinator": "none",
+        "layout": f"{layout.size} values in {len(layout.shapes)} tensors ({layout.fingerprint.hex()})",
+        "initial model": initial,
+        "seed": str(settings.seed),
+        "round mode": settings.mode,
+        "rounds": str(settings.rounds),
+        "local submission trigger": "the end of a round's training, and a peer's request",
+        "local submission format": "all parameters, float32, not compressed",
+        "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
+        "joint aggregation behaviour": "none; every node aggregates for itself",
+        "integration of a received model": "as the policy says, in place of the local model",
+        "model collection": f"fetched from peers; at most {budget.models or 'any number of'} models a round",
+        "failure handling": f"{waits}, goes on without a silent peer until it is heard",
+        "early stopping": f"after {settings.patience} rounds" if settings.patience else "never",
+    }
+
+
+def describe(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return a configuration table in words, such as {"policy.tau": "30.0"}; a long value by its hash."""
+    words = {}
+    for key, value in options.items():
+        text = repr(value)
+        if len(text) > LONGEST_TERM:
+            text = f"{text[:40]}... ({_hash(text)})"
+        words[f"{prefix}.{key}"[:64]] = text
+    return words
+
+
+LONGEST_TERM = 200
+
+
+def digest(params: Parameters) -> str:
+    """Return a model's hash, as it is written in the federation's file."""
+    return sha256(params.tobytes()).hexdigest()
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]

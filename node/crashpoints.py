@@ -1,0 +1,52 @@
+"""Named moments at which a test can have the process end as if it were killed.
+
+P2PFL_CRASH=published ends it when it is about to tell of a model for the first time, P2PFL_CRASH=published:3 for the third.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NoReturn
+
+VARIABLE = "P2PFL_CRASH"
+POINTS = {
+    "boot-counted": "the boot counter is on the disk, and nothing was sent",
+    "checkpoint-written": "a checkpoint is on the disk under its temporary name",
+    "checkpoint-shifted": "the checkpoints before it have moved, and it is not in its place yet",
+    "checkpoint-saved": "it is in its place, and nobody was told",
+    "published": "a model is in the checkpoint, and no peer can get it yet",
+    "membership-saved": "news of the membership are on the disk, and nobody was told",
+    "round-saved": "the state after a round is in the checkpoint, and nobody was told",
+}
+
+
+def parse(text: str) -> tuple[str, int]:
+    """Return the point and the time that "point" or "point:3" names; no point of "".
+
+    Raises:
+        ValueError: there is no such point, or no such time.
+    """
+    name, _, times = text.partition(":")
+    if text and (name not in POINTS or (":" in text and not times.isdecimal()) or times == "0"):
+        raise ValueError(f"{VARIABLE} is {text!r}; it may be one of {', '.join(POINTS)}, and :N for the N-th time")
+    return name, int(times or 1)
+
+
+_wanted, _left = parse(os.environ.get(VARIABLE, ""))
+
+
+def reached(name: str) -> None:
+    """End the process here if the environment says so."""
+    global _left
+    if name != _wanted:
+        return
+    _left -= 1
+    if _left == 0:
+        _end()
+
+
+def _end() -> NoReturn:
+    if hasattr(signal, "SIGKILL"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(137)  # Windows: as near as it gets

@@ -1,0 +1,143 @@
+"""Files that are replaced as a whole, sealed ones, of which every change from outside is noticed, and disks that are full.
+
+A sealed file is a magic line, the SHA-256 of that line and the content, and the content.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+PRIVATE = 0o600  # the mode of a file for its owner's eyes only
+_DIGEST_SIZE = 32
+
+
+class Damaged(Exception):
+    """A sealed file is not as it was written; the text is one line that names it."""
+
+
+def replace_file(
+    path: Path,
+    parts: Iterable[bytes],
+    durable: bool = True,
+    before: Callable[[], None] = lambda: None,
+    mode: int = 0o666,
+) -> None:
+    """Replace a file by new content, so that at every moment it holds the old or the new one, whole.
+
+    Args:
+        durable: also after a power cut (costs the time of a flush to the disk).
+        before: called when the new content is on the disk, before it takes its place.
+        mode: who may read it, less what the process's umask denies.
+
+    Raises:
+        OSError: it could not be written; the old file is as it was, and what was written of the new one is removed.
+    """
+    temporary = path.with_name(path.name + ".new")
+    try:
+        temporary.unlink(missing_ok=True)  # one that a crash left behind may be of another mode
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, mode), "wb") as file:
+            for part in parts:
+                file.write(part)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        before()
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in a folder survive a power cut."""
+    if os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_sealed(
+    path: Path, magic: bytes, content: bytes, mode: int = PRIVATE, before: Callable[[], None] = lambda: None
+) -> None:
+    """Replace a sealed file; when this returns it is on the disk.
+
+    Args:
+        magic: says what the file is and in which version; it is the same when the file is read.
+        before, mode: as of `replace_file`.
+
+    Raises:
+        OSError: as of `replace_file`.
+    """
+    replace_file(path, [magic, _digest(magic, content), content], before=before, mode=mode)
+
+
+def read_sealed(path: Path, magic: bytes) -> bytes:
+    """Return the content of a sealed file.
+
+    Raises:
+        Damaged: it is not what `write_sealed` wrote with this magic.
+        OSError: it cannot be read; FileNotFoundError if there is none.
+    """
+    data = path.read_bytes()
+    head = len(magic) + _DIGEST_SIZE
+    content = data[head:]
+    if data[:head] != magic + _digest(magic, content):
+        raise Damaged(f"{path} is damaged: it is not as it was written")
+    return content
+
+
+class Tries:
+    """Goes on where the disk is full, read-only or gone: says so once, and once more when writing works again.
+
+    Args:
+        path: what is written.
+        what: it in a word or two.
+        say: is told.
+
+    Attributes:
+        problem: why the last try failed; "" if it did not.
+    """
+
+    def __init__(self, path: Path, what: str, say: Callable[[str], None]) -> None:
+        self.problem = ""
+        self._path = path
+        self._what = what
+        self._say = say
+
+    @contextmanager
+    def go_on(self) -> Iterator[None]:
+        """Take it as said if what is done in here raises an OSError."""
+        try:
+            yield
+        except OSError as error:
+            before, self.problem = self.problem, reason(error)
+            if not before:
+                self._say(f"cannot write {self._path}: {self.problem}; going on from memory")
+            return
+        before, self.problem = self.problem, ""
+        if before:
+            self._say(f"writes {self._what} again")
+
+
+def reason(error: OSError) -> str:
+    """Return what the system says of an error, without file names."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _digest(magic: bytes, content: bytes) -> bytes:
+    digest = sha256(magic)
+    digest.update(content)
+    return digest.digest()
+
+
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends

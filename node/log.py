@@ -1,0 +1,30 @@
+"""How a node says what happens: lines for people, or one JSON object a line for machines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+Format = Literal["text", "json"]
+
+
+def printer(format: Format, name: str, stream: TextIO, now: Callable[[], float] = time.time) -> Callable[[str], None]:
+    """Return what prints an event, at once and on one line.
+
+    Args:
+        format: "text" prints the event as it is; "json" prints {"time": ISO 8601 in UTC, "node": name, "event": text}.
+        name: the node's.
+        now: returns seconds since 1970.
+    """
+
+    def text(event: str) -> None:
+        print(" ".join(event.splitlines()), file=stream, flush=True)
+
+    def as_json(event: str) -> None:
+        at = datetime.fromtimestamp(now(), UTC).isoformat(timespec="milliseconds")
+        print(json.dumps({"time": at, "node": name, "event": event}), file=stream, flush=True)
+
+    return as_json if format == "json" else text

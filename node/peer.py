@@ -1,0 +1,98 @@
+"""What a node knows of one of its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from p2pfl.policy import Stage
+from protocols.transport import Link
+
+MOST_ADDRESSES = 8
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A neighbour as it is known before anything was heard of it.
+
+    Attributes:
+        addresses: where it may be reached; more are found later.
+    """
+
+    key: bytes
+    addresses: tuple[str, ...] = ()
+
+
+class Peer:
+    """
+    Attributes:
+        addresses: where it may be, and who said so. Hints: who is really there is proven when it is dialled.
+        link: over which it was introduced; None while it is not connected.
+        boot: how often it has started.
+        about: what it says of itself.
+        round: where it is.
+        stopped: its model is final.
+        epoch: the newest entry of the membership log that it is known to have.
+        problem: why it is kept out for good.
+        requests: what it was asked and has not answered.
+        asked: the models among them.
+        unanswered: probes since it was heard.
+        waiting: what it has asked and is not published yet, with its request number.
+        queued: the model that it is sent when it has read what it was sent before.
+        scoring: losses that are computed for it.
+        age: in seconds, of the model last received from it when it was sent.
+        bytes_in, bytes_out: whole envelopes, of all kinds.
+        trouble: it is not connected, or suspected, or there is a new address of it.
+    """
+
+    def __init__(self, name: str, member: Member) -> None:
+        self.name = name
+        self.key = member.key
+        self.addresses: dict[str, str] = {address: "node.toml" for address in member.addresses}
+        self.link: Link | None = None
+        self.boot = 0
+        self.about: Mapping[str, Any] = {}
+        self.round = 0
+        self.stopped = False
+        self.epoch = 0
+        self.problem = ""
+        self.requests: dict[int, Future[Any]] = {}
+        self.asked: dict[int, tuple[int, Stage]] = {}
+        self.unanswered = 0
+        self.waiting: dict[tuple[int, Stage], int] = {}
+        self.queued: tuple[int, tuple[int, Stage]] | None = None
+        self.scoring = 0
+        self.age: float | None = None
+        self.bytes_in = self.bytes_out = 0
+        self.trouble = asyncio.Event()
+
+    @property
+    def introduced(self) -> bool:
+        return self.link is not None
+
+    def hint(self, address: str, source: str) -> bool:
+        """Note where the peer may be; return whether that is news. The oldest hint makes room for one too many."""
+        if address in self.addresses:
+            return False
+        hints = [known for known, said in self.addresses.items() if said != "node.toml"]
+        if len(hints) >= MOST_ADDRESSES:
+            del self.addresses[hints[0]]
+        self.addresses[address] = source
+        return True
+
+    def resolve(self, number: int, answer: Any) -> None:
+        """Give the answer to a request, or (None) the news that there is none."""
+        future = self.requests.pop(number, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def give_up(self) -> None:
+        """Nothing that the peer was asked will be answered, and nothing that it has asked is waited for."""
+        for future in self.requests.values():
+            if not future.done():
+                future.set_result(None)
+        self.waiting.clear()
+        self.queued = None

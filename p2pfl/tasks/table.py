@@ -1,0 +1,234 @@
+"""A node's own data from a file, .npz or .csv, with an MLP: the task for data that never leaves its machine.
+
+What is agreed upon by all nodes (classes, features, the model, how it is trained) are options; the path of a node's file is
+its own affair and is given apart from them.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from torch import nn
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.optimizers import SGD
+from p2pfl.policy import Split
+from p2pfl.randomness import Draws
+from p2pfl.task import Part
+from p2pfl.torch_task import TorchTask, classification
+
+Arrays = tuple[np.ndarray, np.ndarray]
+_HELD_OUT: tuple[Split, Split] = ("validation", "test")
+_BROKEN = (
+    ValueError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)  # what NumPy raises for files that are no .npz
+
+
+def table(
+    part: Part,
+    seed: int,
+    *,
+    classes: int,
+    features: int,
+    data: str = "",
+    target: str = "",
+    hidden: int | list[int] = 64,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    batch_size: int = 16,
+    validation: float = 0.1,
+    test: float = 0.1,
+    standardize: Literal["none", "local"] = "none",
+) -> TorchTask:
+    """Classes from numbers; an MLP features-hidden-classes with relu, trained by SGD on all rows of this node's file.
+
+    An .npz file has the arrays x [n, ...] and y [n], and, if the splits are already made, x_validation, y_validation, x_test
+    and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1.
+
+    Args:
+        part: is not looked at: the file is this node's part.
+        features: numbers in a sample; an array of more dimensions is flattened.
+        data: path of this node's file.
+        target: name of the label's column in a .csv file; the last one if not given.
+        hidden: width of the hidden layer, or a list of widths; an empty list makes a linear model.
+        validation, test: fractions of the rows that are held out where the file has no such split, drawn from the seed.
+        standardize: "local" makes each feature's mean 0 and deviation 1 over this node's training rows.
+
+    Raises:
+        ConfigurationError: an option makes no sense, or the file cannot be used; the text names the file, and its line.
+    """
+    widths = [hidden] if isinstance(hidden, int) else hidden
+    if classes < 2 or features < 1 or not all(width > 0 for width in widths):
+        raise ConfigurationError("task.classes must be 2 or more, task.features and task.hidden 1 or more")
+    if not (validation >= 0 and test >= 0 and validation + test < 1):
+        raise ConfigurationError("task.validation and task.test must be 0 or more, and together less than 1")
+    if not data:
+        raise ConfigurationError("the task classification needs `data`, the path of this node's .npz or .csv file")
+    path = Path(data).expanduser()
+    splits = _read(path, target, classes, features)
+    _hold_out(splits, {"validation": validation, "test": test}, seed)
+    if not len(splits["train"][0]):
+        raise ConfigurationError(f"{path}: no row is left to train on")
+    if standardize == "local":
+        _standardize(splits)
+    sizes = [features, *widths, classes]
+    return classification(
+        lambda: _mlp(sizes),
+        splits["train"],
+        splits.get("validation"),
+        splits.get("test"),
+        optimizer=SGD(lr, momentum),
+        batch_size=batch_size,
+    )
+
+
+def _mlp(sizes: Sequence[int]) -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _read(path: Path, target: str, classes: int, features: int) -> dict[Split, Arrays]:
+    """Return the file's splits, "train" at least: x float32 [n, features] and y int64 [n]."""
+    try:
+        if path.suffix == ".npz":
+            return _read_npz(path, classes, features)
+        if path.suffix == ".csv":
+            return {"train": _read_csv(path, target, classes, features)}
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    raise ConfigurationError(f"{path}: the name must end in .npz or .csv")
+
+
+def _read_npz(path: Path, classes: int, features: int) -> dict[Split, Arrays]:
+    with path.open("rb") as file:
+        try:
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile  # NumPy would take a lone array, too
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files if name.partition("_")[0] in ("x", "y")}
+        except _BROKEN as error:
+            reason = "is damaged, or no file of plain arrays as numpy.savez writes it"
+            raise ConfigurationError(f"{path} {reason}") from error
+    splits: dict[Split, Arrays] = {}
+    for split in cast(tuple[Split, ...], ("train", *_HELD_OUT)):
+        x_name, y_name = ("x", "y") if split == "train" else (f"x_{split}", f"y_{split}")
+        if split != "train" and x_name not in arrays and y_name not in arrays:
+            continue
+        for name in (x_name, y_name):
+            if name not in arrays:
+                raise ConfigurationError(f"{path} has no array {name}")
+            if arrays[name].dtype.kind not in "biuf":
+                raise ConfigurationError(f"{path}: {name} is {arrays[name].dtype}, and must be of numbers")
+        splits[split] = _checked(path, x_name, arrays[x_name], y_name, arrays[y_name], classes, features)
+    return splits
+
+
+def _checked(
+    path: Path, x_name: str, x: np.ndarray, y_name: str, y: np.ndarray, classes: int, features: int
+) -> tuple[np.ndarray, np.ndarray]:
+    if x.ndim < 2 or y.shape != x.shape[:1]:
+        raise ConfigurationError(
+            f"{path}: {x_name} is of shape {list(x.shape)} and {y_name} of {list(y.shape)}, expected [n, ...] and [n]"
+        )
+    width = int(np.prod(x.shape[1:]))
+    if width != features:
+        raise ConfigurationError(f"{path}: {x_name} has {width} features, task.features is {features}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
+        x = x.reshape(len(x), width).astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(x).all(1))
+    if len(bad):
+        raise ConfigurationError(f"{path}: {x_name}[{bad[0]}] has a value that is not finite, or too large for float32")
+    bad = np.flatnonzero(~_is_label(y, classes))
+    if len(bad):
+        raise ConfigurationError(f"{path}: {y_name}[{bad[0]}] is {y[bad[0]]}, {_expected(classes)}")
+    return x, y.astype(np.int64)
+
+
+def _is_label(y: Any, classes: int) -> Any:
+    return (y >= 0) & (y < classes) & (y == np.floor(y))
+
+
+def _expected(classes: int) -> str:
+    return f"a label must be a whole number from 0 to {classes - 1} (task.classes is {classes})"
+
+
+def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
+    x, y = array("f"), array("q")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, strict=True)
+            header = next(lines, [])
+            column = _label_column(path, header, target, features)
+            for row in lines:
+                if row:  # an empty line is none
+                    values = list(_numbers(f"{path}, line {lines.line_num}", header, row))
+                    label = values.pop(column)
+                    if not _is_label(label, classes):
+                        raise ConfigurationError(
+                            f"{path}, line {lines.line_num}: {header[column]} is {label:g}, {_expected(classes)}"
+                        )
+                    x.extend(values)
+                    y.append(int(label))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not UTF-8 text") from error
+    except csv.Error as error:
+        raise ConfigurationError(f"{path}, line {lines.line_num}: {error}") from error
+    return np.array(x, np.float32).reshape(-1, features), np.array(y, np.int64)
+
+
+def _label_column(path: Path, header: Sequence[str], target: str, features: int) -> int:
+    if target and target not in header:
+        raise ConfigurationError(f"{path} has no column {target!r}; its first line must name the columns")
+    if len(header) != features + 1:
+        found = max(len(header) - 1, 0)
+        raise ConfigurationError(f"{path} has {found} features beside the label, task.features is {features}")
+    return header.index(target) if target else features
+
+
+def _numbers(where: str, header: Sequence[str], row: Sequence[str]) -> Iterator[float]:
+    if len(row) != len(header):
+        raise ConfigurationError(f"{where}: {len(row)} values, but the first line names {len(header)} columns")
+    for name, text in zip(header, row, strict=True):
+        try:
+            value = float(text)
+        except ValueError:
+            raise ConfigurationError(f"{where}: {name} is {text[:40]!r}, and must be a number") from None
+        if not abs(value) <= float(np.finfo(np.float32).max):
+            raise ConfigurationError(f"{where}: {name} is {text[:40]!r}, and must be finite and fit into float32")
+        yield value
+
+
+def _hold_out(splits: dict[Split, Arrays], fractions: dict[Split, float], seed: int) -> None:
+    """Move a fraction of the rows to each split that the file does not have. A fraction of less than half a row is none."""
+    x, y = splits["train"]
+    order = Draws(seed, "classification").generator(0, "splits").permutation(len(x))
+    begin = 0
+    for split in _HELD_OUT:
+        if split not in splits and (size := round(fractions[split] * len(x))):
+            index = np.sort(order[begin : begin + size])
+            splits[split] = x[index], y[index]
+            begin += size
+    rest = np.sort(order[begin:])
+    splits["train"] = x[rest], y[rest]
+
+
+def _standardize(splits: dict[Split, Arrays]) -> None:
+    x = splits["train"][0]
+    mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    deviation[deviation == 0] = 1  # a feature that is the same in all rows stays 0
+    for split, (inputs, labels) in splits.items():
+        splits[split] = ((inputs - mean) / deviation).astype(np.float32), labels

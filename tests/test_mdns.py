@@ -1,0 +1,366 @@
+"""Nodes that find each other on the local network, which here is loopback; and what strangers may announce there."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from zeroconf import Zeroconf
+
+from protocols import mdns
+from protocols.addresses import split_address
+from protocols.mdns import MAX_SERVICES, MdnsFinder, dialable, read_text
+
+FEDERATION = b"f" * 16
+HERE = ["127.0.0.1"]
+GROUP = ("224.0.0.251", 5353)
+SERVICE = (b"_p2pfl", b"_tcp", b"local")
+PTR, TXT, SRV, A = 12, 16, 33, 1
+
+
+def key(number):
+    return bytes([number]) * 32
+
+
+class Node:
+    """A finder and what it has found."""
+
+    def __init__(self, number, federation=FEDERATION, port=None, interfaces=HERE):
+        self.finder = MdnsFinder(key(number), federation, port or 4000 + number, HERE, interfaces)
+        self.found = set()
+        self.news = asyncio.Event()
+
+    def hear(self, key, address):
+        self.found.add((key[0], address))
+        self.news.set()
+
+    async def until(self, *addresses):
+        """Wait until these have been found, each as (number, port)."""
+        wanted = {(number, f"tcp://127.0.0.1:{port}") for number, port in addresses}
+        async with asyncio.timeout(30):
+            while not wanted <= self.found:
+                self.news.clear()
+                await self.news.wait()
+
+    async def __aenter__(self):
+        await self.finder.start(self.hear)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.finder.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def labels(*names):
+    return b"".join(bytes([len(name)]) + name for name in names) + b"\0"
+
+
+def record(name, kind, data):
+    return labels(*name) + struct.pack(">HHIH", kind, 1, 4500, len(data)) + data
+
+
+def strings(*texts):
+    return b"".join(bytes([len(text)]) + text for text in texts)
+
+
+def of_node(number, federation=FEDERATION):
+    return strings(b"id=" + key(number).hex().encode(), b"fed=" + federation.hex().encode())
+
+
+def service(name, text, port=4000, host="127.0.0.1"):
+    """Return all the records of a service."""
+    owner = (name, b"local")
+    name = (name, *SERVICE)
+    return [
+        record(SERVICE, PTR, labels(*name)),
+        record(name, SRV, struct.pack(">HHH", 0, 0, port) + labels(*owner)),
+        record(name, TXT, text),
+        record(owner, A, socket.inet_aton(host)),
+    ]
+
+
+@contextlib.contextmanager
+def stranger():
+    """Somebody on the network who announces what it likes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        udp.bind(("127.0.0.1", 5353))
+        udp.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+
+        def announce(records):
+            udp.sendto(struct.pack(">HHHHHH", 0, 0x8400, 0, len(records), 0, 0) + b"".join(records), GROUP)
+
+        yield announce
+
+
+def test_nodes_of_a_federation_find_each_other_and_nobody_else():
+    async def main():
+        async with Node(1) as a, Node(2) as b, Node(3) as c, Node(4, federation=b"g" * 16) as other:
+            await asyncio.gather(a.until((2, 4002), (3, 4003)), b.until((1, 4001), (3, 4003)), c.until((1, 4001), (2, 4002)))
+            assert [len(node.found) for node in (a, b, c, other)] == [2, 2, 2, 0]
+            assert a.finder.problem == ""
+
+    asyncio.run(main())
+
+
+def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is_found_there():
+    async def main():
+        async with Node(1) as a:
+            async with Node(2) as b:
+                await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
+            found = set(a.found)
+            async with Node(3) as c:
+                await asyncio.gather(a.until((3, 4003)), c.until((1, 4001)))
+                assert a.found == found | {(3, "tcp://127.0.0.1:4003")}  # a goodbye is no news
+            async with Node(2, port=4022) as b:
+                await asyncio.gather(a.until((2, 4022)), b.until((1, 4001)))
+
+    asyncio.run(main())
+
+
+def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeypatch):
+    sent, cut = [], True
+    send = Zeroconf.async_send
+
+    def send_if_connected(self, out, *args, **kwargs):
+        sent.append(out.is_query())
+        if not cut:
+            send(self, out, *args, **kwargs)
+
+    monkeypatch.setattr(Zeroconf, "async_send", send_if_connected)
+    monkeypatch.setattr(mdns, "AGAIN", 0.3)
+
+    async def main():
+        nonlocal cut
+        async with Node(1) as a, Node(2) as b:
+            await until(lambda: sent.count(False) == 6)  # both have announced themselves three times, and will not again
+            assert a.found == b.found == set()
+            cut = False
+            await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
+
+    asyncio.run(main())
+
+
+def test_without_a_network_the_problem_is_told_and_it_is_tried_again(monkeypatch):
+    monkeypatch.setattr(mdns, "RETRY", 0.05)
+    interfaces = ["203.0.113.1"]
+
+    async def main():
+        async with Node(1) as a, Node(2, interfaces=interfaces) as b:
+            await until(lambda: b.finder.problem)
+            assert b.finder.problem == (
+                "cannot look for nodes on the local network: no network interface has the address 203.0.113.1"
+            )
+            interfaces[:] = HERE
+            await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
+            assert b.finder.problem == ""
+
+    asyncio.run(main())
+
+
+def test_errors_of_the_operating_system_are_told_in_one_line(monkeypatch):
+    def no_route(*_, **__):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(mdns, "AsyncZeroconf", no_route)
+
+    async def main():
+        async with Node(1) as a:
+            await until(lambda: a.finder.problem)
+            assert a.finder.problem == "cannot look for nodes on the local network: Network is unreachable"
+
+    asyncio.run(main())
+
+
+def test_closing_twice_or_before_the_start_does_nothing():
+    async def main():
+        finder = MdnsFinder(key(1), FEDERATION, 4001, HERE)
+        await finder.close()
+        await finder.start(lambda key, address: None)
+        await finder.close()
+        await finder.close()
+
+    asyncio.run(main())
+
+
+def test_an_error_of_who_is_told_is_not_swallowed():
+    def fail(key, address):
+        failed.append(key)
+        raise KeyError("a bug")
+
+    failed = []
+
+    async def main():
+        finder = MdnsFinder(key(1), FEDERATION, 4001, HERE)
+        await finder.start(fail)
+        async with Node(2):
+            await until(lambda: failed)
+        with pytest.raises(ExceptionGroup) as caught:
+            await finder.close()
+        assert caught.group_contains(KeyError, match="a bug")
+
+    asyncio.run(main())
+
+
+def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes():
+    hostile = [
+        b"",
+        b"\xff",
+        b"\0" * 300,
+        of_node(9, b"g" * 16),
+        of_node(1),  # the node's own key
+        of_node(9)[:-1],
+        of_node(9) + strings(b"x" * 200, b"y" * 200, b"z" * 200),
+        strings(b"id=", b"fed="),
+        strings(b"id=" + b"zz" * 32, b"fed=" + b"66" * 16),
+        strings(b"id=" + b"\xff" * 64, b"fed=" + b"66" * 16),
+        strings(b"fed=" + b"66" * 16),
+    ]
+    hostile += [bytes([i]) * i for i in range(100)]
+
+    async def main():
+        with stranger() as announce:
+            async with Node(1) as a:
+                await until(lambda: a.finder.problem == "" and a.finder._task)
+                async with Node(2) as b:
+                    await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
+                for i, text in enumerate(hostile):
+                    announce(service(b"%032x-%016x" % (i, i), text))
+                announce(service(b"%032x-%016x" % (500, 0), of_node(9), host="224.0.0.1"))
+                announce(service(b"%032x-%016x" % (501, 0), of_node(9), port=0))
+                for name in (b"\xff" * 63, b"somebody", b"a.b\0c", *(b"%d" % i for i in range(500))):
+                    announce([record(SERVICE, PTR, labels(name, *SERVICE))])
+                announce([record(SERVICE, PTR, labels(b"elsewhere", b"_http", b"_tcp", b"local"))])
+                announce(service(b"%032x-%016x" % (502, 0), of_node(8)))
+                await a.until((8, 4000))  # all that was announced before has been read
+                async with Node(3) as c:
+                    await asyncio.gather(a.until((3, 4003)), c.until((1, 4001)))
+                assert {number for number, _ in a.found} == {2, 3, 8}
+
+    asyncio.run(main())
+
+
+def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch):
+    """zeroconf repeats what it has cached in its questions, and fails at a name of 63 bytes that are not UTF-8."""
+    monkeypatch.setattr(mdns, "AGAIN", 0.3)
+    poison = record(SERVICE, PTR, labels(b"\xff" * 63, *SERVICE))
+
+    async def main():
+        errors, asked = [], []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        send = Zeroconf.async_send
+
+        def count(self, out, *args, **kwargs):
+            if out.is_query():
+                asked.append(out)
+            send(self, out, *args, **kwargs)
+
+        monkeypatch.setattr(Zeroconf, "async_send", count)
+        with stranger() as announce:
+            async with Node(1) as a:
+                await until(lambda: asked)
+                announce([poison])
+                announce(service(b"%032x-%016x" % (0, 0), of_node(8)))
+                await a.until((8, 4000))
+                before = len(asked)
+                await until(lambda: len(asked) > before + 3)
+        assert errors == []
+
+    asyncio.run(main())
+
+
+def test_so_many_services_are_kept_and_no_more():
+    async def main():
+        with stranger() as announce:
+            async with Node(255) as a:
+                await a.until()
+                async with Node(254) as b:
+                    await asyncio.gather(a.until((254, 4254)), b.until((255, 4255)))
+                for i in range(2 * MAX_SERVICES):
+                    announce(service(b"%032x-%016x" % (i, 0), of_node(1), port=5000 + i))
+                    if i % 16 == 0:
+                        await a.until(*[(1, 5000 + j) for j in range(0, min(i, 200), 16)])
+                announce(service(b"%032x-%016x" % (7, 0), of_node(2), port=9999))
+                await a.until((2, 9999))  # those that are known are still listened to
+                assert MAX_SERVICES // 2 <= len({entry for entry in a.found if entry[0] == 1}) <= MAX_SERVICES
+
+    asyncio.run(main())
+
+
+KEYS, FEDERATIONS = st.binary(min_size=32, max_size=32), st.binary(min_size=16, max_size=16)
+ITEMS = st.binary(max_size=80) | st.sampled_from(
+    [b"id=", b"ID=aa", b"fed", b"fed=" + b"6" * 32, b"id=" + b" " * 64, b"=", b""]
+)
+
+
+@given(st.binary(max_size=600) | st.lists(ITEMS, max_size=12).map(lambda items: strings(*items)))
+@example(b"\xff" * 600)
+@example(strings(b"id=" + b"0 " * 32, b"fed=" + b"66" * 16))
+@example(strings(b"id=" + b"\xc2\xb2" * 32, b"fed=" + b"66" * 16))
+def test_a_hostile_text_is_a_nodes_or_nothing(text):
+    node = read_text(text)
+    assert node is None or (len(node[0]), len(node[1])) == (32, 16)
+
+
+@given(KEYS, FEDERATIONS, st.lists(st.binary(max_size=40), max_size=4))
+def test_the_text_of_a_node_is_read_whatever_else_it_says(key, federation, others):
+    own = [b"Id=" + key.hex().encode(), b"fed=" + federation.hex().upper().encode()]
+    others = [other for other in others if other.partition(b"=")[0].lower() not in (b"id", b"fed")]
+    assert read_text(strings(*own, *others)) == (key, federation)
+    assert read_text(strings(*others, *own, b"id=later", b"fed")) == (key, federation)
+
+
+def test_a_text_of_more_than_512_bytes_is_not_looked_at():
+    text = of_node(1)
+    padding = strings(b"x" * 200, b"x" * (512 - len(text) - 202))
+    assert read_text(text + padding) == (key(1), FEDERATION)
+    assert read_text(text + padding + b"\0") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("192.168.1.5", "tcp://192.168.1.5:4100"),
+        ("169.254.3.4", "tcp://169.254.3.4:4100"),
+        ("2001:db8::1", "tcp://[2001:db8::1]:4100"),
+        ("fe80::1%2", "tcp://[fe80::1%2]:4100"),
+        ("fe80::1", None),  # of which link?
+        ("0.0.0.0", None),
+        ("::", None),
+        ("224.0.0.251", None),
+        ("ff02::fb%2", None),
+        ("255.255.255.255", None),
+        ("::ffff:127.0.0.1", None),
+        ("127.0.0.1", None),
+        ("::1", None),
+    ],
+)
+def test_addresses_are_as_they_are_dialled(host, address):
+    assert dialable([host], 4100, loopback=False) == ([address] if address else [])
+    if address:
+        assert split_address(address) == (host, 4100)
+
+
+def test_nodes_on_loopback_are_told_of_others_there():
+    assert dialable(["127.0.0.1", "::1"], 4100, loopback=True) == ["tcp://127.0.0.1:4100", "tcp://[::1]:4100"]
+
+
+@given(st.lists(st.ip_addresses().map(str), max_size=30), st.integers(0, 65535), st.booleans())
+def test_any_announced_address_can_be_split_again_and_they_are_few(hosts, port, loopback):
+    addresses = dialable(hosts, port, loopback)
+    assert len(addresses) <= 8
+    for address in addresses:
+        host, again = split_address(address)
+        assert str(ip_address(host)) in hosts
+        assert again == port > 0

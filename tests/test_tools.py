@@ -1,0 +1,240 @@
+"""What stands around a node: its exported model, its log, its figures."""
+
+import asyncio
+import io
+import json
+import sys
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from processes import free_ports
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from node import config, log, metrics
+from node.checkpoint import Checkpoint, FileStore
+from node.export import export, newest, write
+from node.judge import Judge
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Layout
+from p2pfl.task import Part, make_task
+
+LAYOUT = Layout((("weight", (2, 3)), ("bias", (2,)), ("scale", ())), 8)
+BEST, LAST = np.arange(9, dtype=np.float32), np.arange(9, dtype=np.float32) * 10
+
+
+def checkpoint(layout=LAYOUT, params=LAST, best=BEST):
+    judge = Judge(0)
+    if best is not None:
+        judge.see(3, best, 0.5)
+    return Checkpoint(
+        name="alice",
+        seed=0,
+        layout=layout.fingerprint,
+        round=4,
+        params=params.tobytes(),
+        judge=judge.state(),
+        unjudged={},
+        unjudged_round=0,
+        policy="p2pfl.policies.dac:Dac",
+        policy_state=b"\x80",
+        outbox=[],
+        final=False,
+    )
+
+
+def test_the_best_model_is_exported_tensor_by_tensor(tmp_path):
+    target = tmp_path / "model.safetensors"
+    assert write(target, checkpoint(), LAYOUT, "home") == 3
+    tensors = load_file(target)
+    assert {name: array.shape for name, array in tensors.items()} == dict(LAYOUT.shapes)
+    assert np.array_equal(LAYOUT.join(tensors), BEST)
+    with safe_open(target, "numpy") as file:
+        assert file.metadata() == {
+            "name": "alice",
+            "round": "3",
+            "federation": "home",
+            "fingerprint": LAYOUT.fingerprint.hex(),
+        }
+
+
+def test_before_an_evaluation_the_last_model_is_exported(tmp_path):
+    target = tmp_path / "model.safetensors"
+    assert write(target, checkpoint(best=None), LAYOUT, "home") == 4
+    assert np.array_equal(LAYOUT.join(load_file(target)), LAST)
+
+
+def test_a_file_is_overwritten_only_where_that_is_asked_for(tmp_path):
+    target = tmp_path / "model.safetensors"
+    target.write_text("mine")
+    with pytest.raises(ConfigurationError, match="exists; --force overwrites it"):
+        write(target, checkpoint(), LAYOUT, "home")
+    assert target.read_text() == "mine"
+    write(target, checkpoint(), LAYOUT, "home", force=True)
+    assert np.array_equal(LAYOUT.join(load_file(target)), BEST)
+
+
+def test_a_model_of_another_task_is_not_exported(tmp_path):
+    with pytest.raises(ConfigurationError, match="the checkpoint of alice is of the layout"):
+        write(tmp_path / "model", checkpoint(), Layout((("weight", (9,)),), 9), "home")
+    with pytest.raises(ConfigurationError, match=r"cannot write .*: No such file"):
+        write(tmp_path / "none" / "model", checkpoint(), LAYOUT, "home")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_is_exported_from_its_folder(tmp_path):
+    folder = tmp_path / "alice"
+    config.create(folder, "alice")
+    with pytest.raises(ConfigurationError, match="has no checkpoint: the node has not learnt anything yet"):
+        newest(folder)
+    task = make_task("digits", {}, Part(0, 1), 0)
+    model = task.initial(0)
+    FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, model, model))
+    assert export(folder, tmp_path / "model.safetensors") == 3
+    assert task.layout.join(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
+
+
+# Log
+
+
+def test_an_event_is_a_line_of_text():
+    stream = io.StringIO()
+    log.printer("text", "alice", stream)("round 1 of 3\nsecond line")
+    assert stream.getvalue() == "round 1 of 3 second line\n"
+
+
+def test_an_event_is_a_json_object_with_its_time_and_node():
+    stream = io.StringIO()
+    say = log.printer("json", "alice", stream, now=lambda: 1_600_000_000.25)
+    say('without "bob":\nsilent, ä')
+    say("with bob again")
+    first, second = stream.getvalue().splitlines()
+    assert json.loads(first) == {
+        "time": "2020-09-13T12:26:40.250+00:00",
+        "node": "alice",
+        "event": 'without "bob":\nsilent, ä',
+    }
+    assert json.loads(second)["event"] == "with bob again"
+
+
+# Figures
+
+STATE = {
+    "round": 4,
+    "rounds": 10,
+    "metric": "top-1 accuracy",
+    "history": [{"round": 3, "validation": 0.5, "test": 0.25}, {"round": 4, "validation": None}],
+    "peers": [{"name": "bob", "state": "connected"}, {"name": "carol", "state": "suspected"}],
+    "traffic": {"sent": {"models": 2, "update": 700, "control": 80}, "received": {"models": 1, "update": 350, "control": 9}},
+    "rejected": {"wrong signature": 5},
+    "deadlines_expired": 3,
+    "disk": "No space left on device",
+}
+
+
+def address():
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
+def scrape(where):
+    """Return {(name, labels): value} of what Prometheus would read."""
+    with urllib.request.urlopen(f"http://{where}/metrics", timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
+
+
+def test_the_figures_are_those_of_the_status():
+    where = address()
+    close = metrics.serve(where, lambda: STATE)
+    try:
+        assert scrape(where) == {
+            ("p2pfl_round", ()): 4,
+            ("p2pfl_rounds", ()): 10,
+            ("p2pfl_traffic_bytes_total", ("sent", "update")): 700,
+            ("p2pfl_traffic_bytes_total", ("sent", "control")): 80,
+            ("p2pfl_traffic_bytes_total", ("received", "update")): 350,
+            ("p2pfl_traffic_bytes_total", ("received", "control")): 9,
+            ("p2pfl_models_total", ("sent",)): 2,
+            ("p2pfl_models_total", ("received",)): 1,
+            ("p2pfl_rejected_total", ("wrong signature",)): 5,
+            ("p2pfl_peers", ("connecting",)): 0,
+            ("p2pfl_peers", ("connected",)): 1,
+            ("p2pfl_peers", ("suspected",)): 1,
+            ("p2pfl_peers", ("done",)): 0,
+            ("p2pfl_deadlines_expired_total", ()): 3,
+            ("p2pfl_disk_problem", ()): 1,
+            ("p2pfl_validation_top_1_accuracy", ()): 0.5,
+            ("p2pfl_test_top_1_accuracy", ()): 0.25,
+        }
+    finally:
+        close()
+    with pytest.raises(urllib.error.URLError):
+        scrape(where)
+
+
+def test_figures_are_read_anew_and_those_that_are_not_there_yet_are_left_out():
+    where, state = address(), {}
+    close = metrics.serve(where, lambda: state)
+    try:
+        before = scrape(where)
+        assert before["p2pfl_round", ()] == before["p2pfl_disk_problem", ()] == 0
+        assert not [name for name, _ in before if "validation" in name or "rejected" in name]
+        state |= {"round": 1, "peers": [{"name": "bob", "state": "sleeping"}]}
+        after = scrape(where)
+        assert after["p2pfl_round", ()] == 1
+        assert after["p2pfl_peers", ("sleeping",)] == 1
+    finally:
+        close()
+
+
+def test_two_nodes_of_one_process_have_their_own_figures():
+    places = [address(), address()]
+    closers = [metrics.serve(where, lambda k=k: {"round": k}) for k, where in enumerate(places)]
+    try:
+        assert [scrape(where)["p2pfl_round", ()] for where in places] == [0, 1]
+    finally:
+        for close in closers:
+            close()
+
+
+def test_a_node_on_an_event_loop_is_not_held_up_by_who_reads_its_figures():
+    async def main():
+        where = address()
+        close = metrics.serve(where, lambda: STATE)
+        try:
+            return await asyncio.to_thread(scrape, where)
+        finally:
+            await asyncio.to_thread(close)
+
+    assert asyncio.run(main())["p2pfl_round", ()] == 4
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("0.0.0.0:9464", "on loopback only, such as 127.0.0.1:9464"),
+        ("192.168.1.5:9464", "on loopback only"),
+        (":9464", "on loopback only"),
+        ("example.org:9464", "on loopback only"),
+        ("9464", "metrics: address '9464' is not of the form"),
+    ],
+)
+def test_figures_are_shown_on_loopback_only(where, message):
+    with pytest.raises(ConfigurationError, match=message):
+        metrics.serve(where, dict)
+
+
+def test_a_port_that_is_taken_and_a_missing_package_are_said_in_one_line(monkeypatch):
+    where = address()
+    close = metrics.serve(where, dict)
+    try:
+        with pytest.raises(ConfigurationError, match=f"metrics cannot be shown at {where}: Address already in use"):
+            metrics.serve(where, dict)
+    finally:
+        close()
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'p2pfl-node\[metrics\]'"):
+        metrics.serve(where, dict)
