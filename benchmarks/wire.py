@@ -4,7 +4,7 @@ The client asks, the server answers with the model, and the client has it as a f
 
     p2pfl         two nodes' own exchange: authenticated, encrypted, signed, checked
     tls-loop      bare TLS 1.3 on the same event loop, received into one buffer that is used again
-    tls-blocking  bare TLS 1.3 on blocking sockets, received into one buffer: the ceiling of one connection
+    tls-blocking  bare TLS 1.3 on blocking sockets, received into one buffer: no event loop, a system call for each record
     grpc          gRPC, unary, not encrypted, without limits of size
     grpc-tls      the same over TLS 1.3
     pickle        pickle over a plain blocking socket, not encrypted

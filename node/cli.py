@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from node.commands import FAILED, Parser, guarded
 
@@ -18,32 +18,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    from node import cli_members
+
     parser = Parser(prog="p2pfl-node", description="Learn with peers, without a server.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     init = commands.add_parser("init", help="make a node's folder with a key and a configuration")
-    init.add_argument("folder", type=Path, help="the node's folder, to be made")
+    _folder(init, "the node's folder, to be made")
     init.add_argument("--name", help="by which the others know the node (default: the folder's name)")
-    init.add_argument("--port", type=int, default=4100, help="to listen on, on loopback (default: 4100)")
+    init.add_argument("--port", type=int, default=4100, help="to listen on, on all addresses (default: 4100)")
+    init.add_argument("--listen", metavar="HOST:PORT", help="to listen on one address only")
     init.add_argument(
         "--part", default="0/1", metavar="I/N", help="which part of a built-in data set, such as 0/3 (default: 0/1)"
     )
-    init.add_argument("--task", default="digits", help="digits, concept-shift, or package.module:factory (default: digits)")
+    init.add_argument("--data", default="", metavar="FILE", help="the node's own data for --task classification: npz or csv")
+    init.add_argument("--task", help="digits, concept-shift, classification, or package.module:factory (default: digits)")
     init.add_argument("--policy", default="dac", help="dac, random, local, or package.module:factory (default: dac)")
     init.set_defaults(do=_init)
 
-    run = commands.add_parser("run", help="run a node; run again, it goes on where it was")
-    run.add_argument("folder", type=Path, help="the node's folder, made by init")
+    cli_members.add(commands, _folder)
+
+    run = commands.add_parser("run", help="run a node until it is told to stop; run again, it goes on where it was")
+    _folder(run)
     run.add_argument(
         "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of node.toml"
     )
+    run.add_argument("--data", metavar="FILE", help="the node's own data, instead of the file that node.toml names")
+    run.add_argument("--until-done", action="store_true", help="end when all rounds are done and no peer needs this node")
+    run.add_argument("--log-format", choices=("text", "json"), default="text", help="json: one object a line")
     run.add_argument("--json", action="store_true", help="print the final status and nothing else")
     run.set_defaults(do=_run)
 
     status = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
-    status.add_argument("folder", type=Path, help="the node's folder, made by init")
-    status.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    _folder(status)
+    status.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
+    status.add_argument("--json", action="store_true", help="print one JSON object (with --watch: a line) and nothing else")
     status.set_defaults(do=_status)
+
+    doctor = commands.add_parser("doctor", help="look for what keeps a node from working, and say how to mend it")
+    _folder(doctor)
+    doctor.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    doctor.set_defaults(do=_doctor)
+
+    export = commands.add_parser("export", help="write a node's best model as a safetensors file")
+    _folder(export)
+    export.add_argument("target", type=Path, help="the file to be written, such as model.safetensors")
+    export.add_argument("--force", action="store_true", help="overwrite it")
+    export.set_defaults(do=_export)
 
     demo = commands.add_parser("demo", help="run a throw-away federation of processes on this machine")
     demo.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
@@ -57,23 +78,29 @@ def _main(arguments: Sequence[str] | None) -> int:
     return do(options)
 
 
+def _folder(parser: argparse.ArgumentParser, help: str = "the node's folder, made by init") -> None:
+    parser.add_argument("folder", type=Path, help=help)
+
+
 def _init(options: argparse.Namespace) -> int:
-    from node.config import CONFIG, create, entry
+    from node.config import create
 
     name = options.name or options.folder.resolve().name
-    identity = create(options.folder, name, options.port, options.part, options.task, options.policy)
-    said = f"made {options.folder}; the other members add the lines below to their {CONFIG}, and theirs come into this one"
-    print(said, file=sys.stderr)
-    print(entry(name, identity, f"127.0.0.1:{options.port}"))
+    task = options.task or ("classification" if options.data else "digits")
+    listen = options.listen or f":{options.port}"
+    create(options.folder, name, listen, options.part, task, options.policy, options.data)
+    print(f"made {options.folder}; next: p2pfl-node federation create, or p2pfl-node join with an invitation")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
     from node import runtime
     from node.config import STATUS
+    from node.log import printer
 
-    say: Callable[[str], None] = (lambda line: None) if options.json else (lambda line: print(line, flush=True))
-    code = runtime.run(options.folder, options.changes, say)
+    changes = [*options.changes, *([f"data={json.dumps(options.data)}"] if options.data else [])]
+    say = printer(options.log_format, options.folder.resolve().name, sys.stdout)
+    code = runtime.run(options.folder, changes, (lambda line: None) if options.json else say, options.until_done)
     if options.json:
         print((options.folder / STATUS).read_text())
     return code
@@ -83,31 +110,42 @@ def _status(options: argparse.Namespace) -> int:
     from node import config, status
 
     config.load(options.folder)
-    state = status.read(options.folder / config.STATUS)
-    if state is None:
-        print("this node has never run", file=sys.stderr)
-        return FAILED
-    print(json.dumps(state) if options.json else "\n".join(_describe(state)))
+    while True:
+        state = status.read(options.folder / config.STATUS)
+        if state is None and not options.watch:
+            print("this node has never run", file=sys.stderr)
+            return FAILED
+        if state is not None:
+            text = json.dumps(state) if options.json else "\n".join(status.describe(state))
+            print(_CLEAR + text if options.watch and sys.stdout.isatty() else text, flush=True)
+        if not options.watch:
+            return 0
+        time.sleep(1.0)
+
+
+_CLEAR = "\033[2J\033[H"
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from node.doctor import report
+    from node.examination import examine
+
+    findings = examine(options.folder)
+    if options.json:
+        print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+    else:
+        print("\n".join(report(findings)))
+    return FAILED if any(finding.ok is False for finding in findings) else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from node.export import export
+
+    round = export(options.folder, options.target, options.force)
+    print(f"wrote the model of round {round} to {options.target}")
     return 0
-
-
-def _describe(state: dict[str, Any]) -> list[str]:
-    lines = [f"{state.get('name', '?')}: {state['state']}, round {state.get('round', 0)} of {state.get('rounds', '?')}"]
-    if state.get("reason"):
-        lines.append(f"  reason: {state['reason']}")
-    for row in state["history"][-1:]:
-        for split in ("validation", "test"):
-            if row.get(split) is not None:
-                lines.append(f"  {split} {state['metric']}: {row[split]:.3f}")
-    for peer in state.get("peers", []):
-        reason = f" ({peer['reason']})" if peer["reason"] else ""
-        lines.append(f"  {peer['name']}: {peer['state']}{reason}, round {peer['round']}")
-    for direction, counts in state.get("traffic", {}).items():
-        learning = sum(counts[kind] for kind in ("get", "update", "score", "scored"))
-        lines.append(f"  {direction}: {counts['models']} models, {learning} bytes, {counts['control']} bytes of control")
-    for cause, count in sorted(state.get("rejected", {}).items()):
-        lines.append(f"  rejected, {cause}: {count}")
-    return lines
 
 
 def _demo(options: argparse.Namespace) -> int:

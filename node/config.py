@@ -21,6 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from node import boot, tables
+from node.files import reason
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError
 from p2pfl.names import locate
@@ -155,7 +156,10 @@ def lock(folder: Path) -> IO[bytes]:
     Raises:
         ConfigurationError: another process runs this node.
     """
-    file = (folder / LOCK).open("ab")
+    try:
+        file = (folder / LOCK).open("ab")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {folder / LOCK}: {reason(error)}") from error
     if os.name == "posix":
         import fcntl
 

@@ -1,8 +1,8 @@
 """Who is there: a node's links with its neighbours, their introduction, suspicion and probing, and news of the membership.
 
-A peer is silent until it was introduced: both sides say what must be alike (`Terms`), and where something differs each of them
-keeps the other out and says what it was. Whatever a peer sends is opened by one door; what is wrong with it is counted by
-cause and dropped. What is not about being there is handed on to the exchange.
+A peer is silent until it was introduced: both sides say what must be alike (`Terms`), and where something differs each of
+them keeps the other out and says what it was. Whatever a peer sends is opened by one door; what is wrong with it is counted
+by cause and dropped. What is not about being there is handed on to the exchange.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from itertools import count
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from node.liveness import AskOthers, Dead, Detector, Ping, Suspect
 from node.peer import Member, Peer
@@ -97,6 +97,7 @@ class Contacts:
         self.door = door
         self.gate = gate
         self.numbers = count(1)
+        self.listening = asyncio.Event()
         self._key = key
         self._names = {peer.key: peer.name for peer in self.peers.values()}
         self._agreed = dict(agreed)
@@ -115,6 +116,7 @@ class Contacts:
     async def start(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
         await self.transport.listen(self)
+        self.listening.set()
         for peer in self.peers.values():
             self._keep(peer)
         if self._period < inf:
@@ -463,7 +465,7 @@ class Contacts:
     def _vouched(self, vouch: m.Vouch) -> None:
         name = self._names.get(vouch.subject)
         if name is not None:
-            self._detector.vouched(name)
+            self._detector.vouched(name, asyncio.get_running_loop().time())
 
     # Saying
 

@@ -17,6 +17,7 @@ POINTS = {
     "checkpoint-saved": "it is in its place, and nobody was told",
     "published": "a model is in the checkpoint, and no peer can get it yet",
     "membership-saved": "news of the membership are on the disk, and nobody was told",
+    "invitation-used": "a token is marked as used, and its node is no member yet",
     "round-saved": "the state after a round is in the checkpoint, and nobody was told",
 }
 

@@ -53,7 +53,7 @@ class Deadlines:
         """A peer did not answer in time: grant it twice as much, up to the ceiling, until it answers."""
         pace = self._paces.get(name)
         if pace is not None:
-            pace.estimate = min(self._ceiling, 2 * pace.estimate)
+            pace.estimate *= 2
 
     def wait(self, names: Collection[str]) -> float:
         """Return how many seconds to wait for the answers of these peers.

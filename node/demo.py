@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from node import config, status
+from node import admission, agreement, config, joining, setup, status
 from node.commands import fail
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
@@ -63,31 +63,41 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool) -> int:
 
 
 def _federation(root: Path, names: Sequence[str], rounds: int, policy: str) -> dict[str, Path]:
-    """Make the folders of nodes that know each other."""
-    ports = _free_ports(len(names))
-    entries = {}
-    for k, (name, port) in enumerate(zip(names, ports, strict=True)):
-        identity = config.create(root / name, name, port, f"{k}/{len(names)}", "digits", policy)
-        entries[name] = config.entry(name, identity, f"127.0.0.1:{port}")
-    for name in names:
-        with (root / name / config.CONFIG).open("a") as file:
-            file.write("\n" + "\n".join(entries[other] for other in names if other != name))
-        _complete(root / name, rounds)
+    """Make the folders of nodes of one federation, which find each other at fixed ports on loopback."""
+    addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in _free_ports(len(names))), strict=True))
+    for k, (name, address) in enumerate(addresses.items()):
+        config.create(root / name, name, address, f"{k}/{len(names)}", "digits", policy)
+        others = {other: where for other, where in addresses.items() if other != name}
+        _complete(root / name, rounds, len(names), others)
+    first = root / names[0]
+    ready = setup.load(first)
+    tables = agreement.draft("demo", ready.config, setup.task_of(ready))
+    admission.create_federation(first, tables, root / "backup.pem")
+    for name in names[1:]:
+        admission.admit(first, admission.request(root / name), "participant", root / f"{name}.admission")
+        joining.join(root / name, (root / f"{name}.admission").read_text())
     return {name: root / name for name in names}
 
 
 def _hermits(root: Path, names: Sequence[str], rounds: int) -> dict[str, Path]:
     """Make the folders of the same nodes, each without peers."""
     for k, name in enumerate(names):
-        config.create(root / name, name, 0, f"{k}/{len(names)}", "digits", "local")
-        _complete(root / name, rounds)
+        config.create(root / name, name, "127.0.0.1:0", f"{k}/{len(names)}", "digits", "local")
+        _complete(root / name, rounds, 1, {})
     return {name: root / name for name in names}
 
 
-def _complete(folder: Path, rounds: int) -> None:
+def _complete(folder: Path, rounds: int, members: int, addresses: Mapping[str, str]) -> None:
     path = folder / config.CONFIG
-    text = path.read_text().replace("rounds = 10", f"rounds = {rounds}")
-    path.write_text(text.replace("[policy]", f"samples = {SAMPLES}\n\n[policy]"))
+    text = path.read_text()
+    for before, after in {
+        "rounds = 10": f"rounds = {rounds}",
+        "members = 1": f"members = {members}",
+        "mdns = true": "mdns = false",
+        "[policy]": f"samples = {SAMPLES}\n\n[policy]",
+    }.items():
+        text = text.replace(before, after, 1)
+    path.write_text(text + "".join(f'{name} = "{address}"\n' for name, address in addresses.items()))
 
 
 def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
@@ -96,7 +106,7 @@ def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
         processes = {
             name: stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "node", "run", str(folder)],
+                    [sys.executable, "-m", "node", "run", str(folder), "--until-done"],
                     stdout=stack.enter_context((folder / OUTPUT).open("wb")),
                     stderr=subprocess.STDOUT,
                 )

@@ -122,7 +122,6 @@ class Detector:
         if late:
             for peer in self._probed.values():
                 peer.until = now + self._patience(peer.stage)
-            return []
         due = [(name, peer) for name, peer in self._probed.items() if peer.until <= now]
         steps = [step for name, peer in due for step in self._escalate(name, peer, now)]
         name = self._next(now)

@@ -71,7 +71,7 @@ class Members:
                 raise Revoked("this node was revoked: it is no member of its federation any more")
             await asyncio.sleep(LOOKING)
             if self._file.changed():
-                self._file.reload(self._log)
+                self._file.merge(self._log)
 
     def _changed(self) -> None:
         """The log has grown: first it is written down, then acted on, then told."""

@@ -284,9 +284,8 @@ class Node:
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
 
 
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group, out of whatever groups it is in."""
-    error: BaseException = group
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error of a group, out of whatever groups it is in; an error that is none is itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -51,7 +51,7 @@ class Peer:
     def __init__(self, name: str, member: Member) -> None:
         self.name = name
         self.key = member.key
-        self.addresses: dict[str, str] = {address: "node.toml" for address in member.addresses}
+        self.addresses: dict[str, str] = dict.fromkeys(member.addresses, "node.toml")
         self.link: Link | None = None
         self.boot = 0
         self.about: Mapping[str, Any] = {}

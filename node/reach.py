@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +11,10 @@ from node import admission
 from node.config import NodeConfig
 from node.contact import Contacts
 from node.wiring import max_frame
-from protocols.addresses import is_loopback, split_address
+from protocols.addresses import split_address
 from protocols.identity import Identity
 from protocols.mdns import MdnsFinder
 from protocols.membership import Membership
-from protocols.several import Several
 from protocols.tls import TlsTransport
 from protocols.transport import Transport
 
@@ -45,3 +45,30 @@ class Reach:
         self.addresses: tuple[str, ...] = ()
         self._contacts: Contacts
         self._mdns: MdnsFinder | None = None
+
+    def serve(self, contacts: Contacts, folder: Path) -> None:
+        """Tell the contacts what is found, and let in those whom this node has invited."""
+        self._contacts = contacts
+        contacts.on_refused = self._refused
+        if admission.may_admit(folder):
+            self._log.invites = True
+            desk = admission.Desk(folder, self._log, time.time)
+            desk.refused = contacts.refused
+            contacts.on_join = desk.answer
+
+    async def run(self) -> None:
+        """Look for members, for ever."""
+        await self._contacts.listening.wait()
+        _, port = split_address(self._tls.address)
+        if self._config.mdns:
+            self._mdns = MdnsFinder(self._identity.public, self._log.federation, port, self._tls.hosts)
+            await self._mdns.start(lambda key, address: self._contacts.found(key, address, "mdns"))
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        if self._mdns is not None:
+            await self._mdns.close()
+
+    def _refused(self, cause: str, detail: str) -> None:
+        if self._contacts.rejected[cause] == 1:  # the status counts the rest
+            self._say(f"refused, {detail}")

@@ -83,6 +83,12 @@ class StatusBoard:
         self._say(f"finished; the model of round {node.judge.round} was best on validation: {shown or 'not evaluated'}")
         self.write()
 
+    def serving(self) -> None:
+        """Note that all rounds are done, and the node answers its peers until it is told to stop."""
+        self.state |= {"state": "serving"}
+        self._say("all rounds are done; serving until stopped (Ctrl-C)")
+        self.write()
+
     def ended(self, state: str, reason: str = "") -> None:
         """Note how the node has ended."""
         self.state |= {"state": state, "reason": reason}
@@ -117,10 +123,50 @@ class StatusBoard:
     def _peer(self, name: str) -> dict[str, Any]:
         peer, reason = self._exchange.peers[name], self._exchange.roster.suspected.get(name, "")
         if reason:
-            state = "done" if peer.stopped else "suspected"
+            state = "done" if peer.stopped else "suspected" if peer.introduced else "not connected"
         else:
             state = "connected" if peer.introduced else "connecting"
-        return {"name": name, "state": state, "reason": reason, "round": peer.round}
+        return {
+            "name": name,
+            "state": state,
+            "reason": reason,
+            "round": peer.round,
+            "link": "" if peer.link is None else "direct" if peer.link.direct else "broker",
+            "addresses": dict(peer.addresses),
+            "staleness": peer.age,
+            "bytes_in": peer.bytes_in,
+            "bytes_out": peer.bytes_out,
+        }
+
+
+def describe(state: Mapping[str, Any]) -> list[str]:
+    """Return a node's status in words."""
+    lines = [f"{state.get('name', '?')}: {state['state']}, round {state.get('round', 0)} of {state.get('rounds', '?')}"]
+    if state.get("reason"):
+        lines.append(f"  reason: {state['reason']}")
+    if state.get("disk"):
+        lines.append(f"  disk: cannot write: {state['disk']}")
+    for row in state["history"][-1:]:
+        for split in ("validation", "test"):
+            if row.get(split) is not None:
+                lines.append(f"  {split} {state['metric']}: {row[split]:.3f}")
+    for peer in state.get("peers", []):
+        lines.append(f"  {peer['name']}: {_describe_peer(peer)}")
+    for direction, counts in state.get("traffic", {}).items():
+        learning = sum(counts[kind] for kind in ("get", "update", "score", "scored"))
+        lines.append(f"  {direction}: {counts['models']} models, {learning} bytes, {counts['control']} bytes of control")
+    for cause, count in sorted(state.get("rejected", {}).items()):
+        lines.append(f"  rejected, {cause}: {count}")
+    return lines
+
+
+def _describe_peer(peer: Mapping[str, Any]) -> str:
+    parts = [peer["state"] + (f" ({peer['reason']})" if peer["reason"] else ""), f"round {peer['round']}"]
+    if peer["link"]:
+        parts.append("through the broker" if peer["link"] == "broker" else "directly")
+    if peer["staleness"] is not None:
+        parts.append(f"its last model was {peer['staleness']:.1f} s old")
+    return ", ".join([*parts, f"{peer['bytes_in']} bytes in, {peer['bytes_out']} out"])
 
 
 def _line(row: Mapping[str, Any], rounds: int, metric: str) -> str:
@@ -150,7 +196,7 @@ def read(path: Path) -> dict[str, Any] | None:
     if not isinstance(status, dict) or not all(isinstance(status.get(key), kind) for key, kind in kinds.items()):
         raise ConfigurationError(f"{path} is damaged; it is only for show, and the node's next run writes it anew")
     # The number alone says little: since a restart of the machine it may be another process. A node holds its folder's lock.
-    if status["state"] in ("starting", "running") and not (_alive(status["pid"]) and config.locked(path.parent)):
+    if status["state"] in ("starting", "running", "serving") and not (_alive(status["pid"]) and config.locked(path.parent)):
         status["state"] = "gone"
     return status
 

@@ -21,3 +21,7 @@ class IdentityError(Exception):
 
 class AddressError(Exception):
     """An address that cannot be used, and so the user's fault: its text says what would be right."""
+
+
+class FederationError(Exception):
+    """What was brought to become a member, or to make one, is no good: its text says why, and never quotes a secret."""

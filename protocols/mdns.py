@@ -25,7 +25,9 @@ MAX_ADDRESSES = 8  # of one service
 MAX_TEXT = 512  # bytes
 LOOK_UPS = 8  # at once
 PATIENCE = 3000  # milliseconds for one of them
-AGAIN = 60.0  # seconds between searches: those who were missed while the network was cut are found by the next one
+# Seconds between searches. Who was missed while the network was cut is found by the next one; a new address of one who was
+# known before, by the first one after 120 s, when the old one's record has expired.
+AGAIN = 60.0
 RETRY = 30.0  # seconds
 
 Found = Callable[[bytes, str], object]
@@ -78,14 +80,26 @@ def interface_hosts() -> list[str]:
     return sorted({ip if isinstance(ip, str) else ip[0] for ip in found})
 
 
+def announced(listening: Iterable[str], local: Iterable[str]) -> list[str]:
+    """Return the IP addresses to announce of a machine that has `local`.
+
+    "0.0.0.0" and "::" are all of their kind but loopback. Scopes are left out: they mean nothing elsewhere.
+    """
+    hosts = []
+    for host in listening:
+        ip = ip_address(host)
+        own = [other for other in local if not is_loopback(other) and (":" in other) == (ip.version == 6)]
+        hosts += own if ip.is_unspecified else [host.partition("%")[0]]
+    return hosts
+
+
 class MdnsFinder:
     """
     Args:
         key: this node's public key, 32 bytes.
         federation: its 16 bytes.
         port: where this node listens.
-        addresses: the IP addresses on which it listens. "0.0.0.0" and "::" stand for all of this machine's of their kind but
-            loopback, and so does None for both.
+        addresses: the IP addresses on which it listens; None for all, as ["0.0.0.0", "::"].
         interfaces: the IP addresses of the network interfaces to use; by default all, or loopback alone for a node that
             listens nowhere else.
 
@@ -107,7 +121,7 @@ class MdnsFinder:
         self._port = port
         self._addresses = ("0.0.0.0", "::") if addresses is None else addresses
         self._interfaces = interfaces
-        self._name = f"{key.hex()[:32]}-{federation.hex()[:16]}"  # one label, of at most 63 bytes
+        self._label = f"{key.hex()[:32]}-{federation.hex()[:16]}"  # of at most 63 bytes
         self._services: dict[str, Task[None]] = {}  # by name: its newest look-up
         self._turns = Semaphore(LOOK_UPS)
         self._found: Found
@@ -149,7 +163,9 @@ class MdnsFinder:
             OSError, zeroconf.Error: there is no network, or none with multicast.
         """
         local = interface_hosts()
-        hosts = self._hosts(local)
+        hosts = announced(self._addresses, local)
+        if not hosts:
+            raise OSError("no network is connected")
         self._loopback = all(map(is_loopback, hosts))
         zeroconf = self._open(local)
         try:
@@ -162,17 +178,6 @@ class MdnsFinder:
         finally:
             self._services.clear()
             await zeroconf.async_close()
-
-    def _hosts(self, local: list[str]) -> list[str]:
-        """Return the IP addresses to announce, of all that this machine has."""
-        hosts = []
-        for host in self._addresses:
-            ip = ip_address(host)
-            own = [other for other in local if not is_loopback(other) and (":" in other) == (ip.version == 6)]
-            hosts += own if ip.is_unspecified else [host]
-        if not hosts:
-            raise OSError("no network is connected")
-        return hosts
 
     def _open(self, local: list[str]) -> AsyncZeroconf:
         interfaces = self._interfaces or (["127.0.0.1"] if self._loopback else [])
@@ -189,10 +194,10 @@ class MdnsFinder:
         text = {"id": self._key.hex(), "fed": self._federation.hex()}
         info = ServiceInfo(
             SERVICE,
-            f"{self._name}.{SERVICE}",
+            f"{self._label}.{SERVICE}",
             self._port,
             properties=text,
-            server=f"{self._name}.local.",
+            server=f"{self._label}.local.",
             parsed_addresses=hosts,
         )
         # A name that is unique by construction need not be probed for (RFC 6762, section 8.1), and nobody can occupy it.
@@ -223,7 +228,7 @@ class MdnsFinder:
                 record for record in zeroconf.cache.entries_with_name(SERVICE) if getattr(record, "alias", "") == name
             ]
             zeroconf.cache.async_remove_records(pointers)
-        else:
+        elif name != f"{self._label}.{SERVICE}":
             task = self._services.get(name)
             if task is None or task.done():
                 self._services[name] = look_ups.create_task(self._look_up(zeroconf, name))

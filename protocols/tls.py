@@ -70,10 +70,19 @@ class TlsTransport:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
+    def hosts(self) -> list[str]:
+        """The IP addresses that are listened on; 0.0.0.0 and :: stand for all."""
+        return [listening.getsockname()[0] for listening in self._sockets]
+
+    @property
     def handler(self) -> Handler:
         if self._handler is None:
             raise TransportError("the transport does not listen yet")
         return self._handler
+
+    def use(self, handler: Handler) -> None:
+        """Allow dialling without being there to be dialled."""
+        self._handler = handler
 
     async def listen(self, handler: Handler) -> None:
         self._handler = handler

@@ -82,8 +82,10 @@ class Gate(Protocol):
     """
 
     federation: bytes
-    epoch: int
     invites: bool
+
+    @property
+    def epoch(self) -> int: ...
 
     def refusal(self, key: bytes) -> str:
         """Return why a key is kept out, "stranger" or "revoked"; "" for a member's."""

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from node import config
+from node import admission, agreement, config, joining, setup
 from node.checkpoint import FileStore
 
 PATIENCE = 120  # seconds of real time after which something has gone wrong
@@ -24,11 +24,26 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
+def federate(root, names, edges="all"):
+    """Make one federation of nodes' folders, by hand."""
+    first = root / names[0]
+    ready = setup.load(first)
+    tables = agreement.draft("test", ready.config, setup.task_of(ready), edges)
+    admission.create_federation(first, tables, root / "backup.pem")
+    for name in names[1:]:
+        admission.admit(first, admission.request(root / name), "participant", root / f"{name}.admission")
+        joining.join(root / name, (root / f"{name}.admission").read_text())
+    # The first ones have the log as it was when they were admitted; here all know all from the start.
+    newest = (root / names[0] / "membership").read_bytes()
+    for name in names[1:]:
+        (root / name / "membership").write_bytes(newest)
+
+
 class Processes:
     """A federation of folders, and the processes that run them.
 
     Args:
-        toml: what every node.toml has beside name, listen, part and peers.
+        toml: what every node.toml has beside name, listen, part and addresses.
     """
 
     def __init__(self, root: Path, names, toml, cwd=None):
@@ -36,17 +51,19 @@ class Processes:
         self.folders = {name: root / name for name in self.names}
         self.running = {}
         ports = dict(zip(self.names, free_ports(len(self.names)), strict=True))
-        keys = {name: config.create(self.folders[name], name, ports[name]) for name in self.names}
         for k, name in enumerate(self.names):
-            head = f'name = "{name}"\nlisten = "127.0.0.1:{ports[name]}"\npart = "{k}/{len(self.names)}"\n'
-            peers = [config.entry(other, keys[other], f"127.0.0.1:{ports[other]}") for other in self.names if other != name]
-            (self.folders[name] / config.CONFIG).write_text(head + toml + "\n" + "\n".join(peers))
+            config.create(self.folders[name], name, f"127.0.0.1:{ports[name]}")
+            addresses = "".join(f'{other} = "127.0.0.1:{ports[other]}"\n' for other in self.names if other != name)
+            head = f'name = "{name}"\nlisten = "127.0.0.1:{ports[name]}"\npart = "{k}/{len(self.names)}"\nmdns = false\n'
+            (self.folders[name] / config.CONFIG).write_text(f"{head}{toml}\n[addresses]\n{addresses}")
+        if len(self.names) > 1:
+            federate(root, self.names)
 
     def start(self, *names, changes=()):
         for name in names or self.names:
             options = [part for change in changes for part in ("--set", change)]
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "node", "run", str(self.folders[name]), *options],
+                [sys.executable, "-m", "node", "run", str(self.folders[name]), "--until-done", *options],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

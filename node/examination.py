@@ -1,0 +1,32 @@
+"""What `p2pfl-node doctor` looks at, from the folder to the network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from node import config, setup
+from node.doctor import Finding, check_clock, check_disk, check_federation, check_key, check_layout
+from node.doctor_network import check_broker, check_multicast, check_port
+from p2pfl.errors import ConfigurationError
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Return what is found in a node's folder, on its machine and around it."""
+    findings = [check_key(folder), check_disk(folder), check_clock(), check_federation(folder)]
+    try:
+        ready = setup.load(folder)
+    except ConfigurationError as error:
+        return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
+    own = ready.config
+    findings.append(check_port(own.listen, running=config.locked(folder)))
+    if own.mdns:
+        findings.append(check_multicast())
+    if own.broker:
+        topic = ""
+        if ready.membership is not None:
+            topic = f"p2pfl/{ready.membership.federation.hex()}/doctor"
+        findings.append(check_broker(own.broker, topic, os.environ.get("P2PFL_MQTT_PASSWORD")))
+    if ready.agreement is not None:
+        findings.append(check_layout(lambda: setup.task_of(ready).layout, ready.agreement.model.layout))
+    return findings

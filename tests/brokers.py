@@ -1,0 +1,229 @@
+"""Brokers for tests: real ones on a free port of loopback, and one in memory that may be as hostile as a test wants."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from protocols.errors import TransportError
+
+PATIENCE = 60  # seconds of real time after which something has gone wrong
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def answers(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for(port, alive):
+    deadline = time.monotonic() + PATIENCE
+    while not answers(port):
+        assert alive(), "the broker has ended"
+        assert time.monotonic() < deadline, "the broker does not come up"
+        time.sleep(0.02)  # of real time: this is a real process
+
+
+class Broker:
+    """A broker process that can be killed and started again at the same port."""
+
+    def __init__(self, start):
+        self.port = free_port()
+        self.url = f"mqtt://127.0.0.1:{self.port}"
+        self._start = start
+        self.start()
+
+    def start(self):
+        self._process, alive = self._start(self.port)
+        wait_for(self.port, alive)
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait() if hasattr(self._process, "wait") else self._process.join()
+
+
+@contextlib.contextmanager
+def mosquitto(config_lines=()):
+    """Run Mosquitto, where it is installed; without lines about access everyone may do everything."""
+    program = shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")
+    if program is None:
+        pytest.skip("Mosquitto is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="mosquitto-"))
+    folder.chmod(0o755)
+    access = (
+        ()
+        if any("password_file" in line or "allow_anonymous" in line for line in config_lines)
+        else ("allow_anonymous true",)
+    )
+
+    def start(port):
+        config = folder / "mosquitto.conf"
+        config.write_text("\n".join([f"listener {port} 127.0.0.1", "persistence false", *access, *config_lines]) + "\n")
+        user = {"user": "nobody"} if os.geteuid() == 0 else {}
+        process = subprocess.Popen(
+            [program, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user
+        )
+        return process, lambda: process.poll() is None
+
+    broker = Broker(start)
+    try:
+        yield broker
+    finally:
+        broker.kill()
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def amqtt():
+    """Run amqtt, in a process of its own; everyone may do everything."""
+    pytest.importorskip("amqtt")
+    context = multiprocessing.get_context("spawn")
+
+    def start(port):
+        process = context.Process(target=_amqtt, args=(port,), daemon=True)
+        process.start()
+        return process, process.is_alive
+
+    broker = Broker(start)
+    try:
+        yield broker
+    finally:
+        broker.kill()
+
+
+def _amqtt(port):
+    import logging
+
+    from amqtt.broker import Broker
+
+    logging.disable(logging.CRITICAL)
+    config = {
+        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
+        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    }
+
+    async def serve():
+        broker = Broker(config)
+        await broker.start()
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+class MemoryBroker:
+    """
+    Attributes:
+        seen: all that was published, as (topic, content).
+        fate: says what becomes of something published: a list of (seconds, topic, content) that are delivered.
+        allowed: says whether something published is delivered at all.
+        up: whether it answers.
+    """
+
+    name = "memory:1883"
+
+    def __init__(self):
+        self.seen = []
+        self.fate = lambda topic, content: [(0.001, topic, content)]
+        self.allowed = lambda topic: True
+        self.up = True
+        self.retained = {}
+        self.connections = []
+        self.attempts = Counter()
+
+    def bus(self):
+        return MemoryBus(self)
+
+    def publish(self, topic, content, retain=False):
+        self.seen.append((topic, content))
+        if not self.allowed(topic):
+            return
+        if retain:
+            self.retained[topic] = content
+        for seconds, place, altered in self.fate(topic, content):
+            asyncio.get_running_loop().call_later(seconds, self.deliver, place, altered)
+
+    def deliver(self, topic, content):
+        for bus in list(self.connections):
+            if any(matches(topic, pattern) for pattern in bus.topics):
+                bus.listener.came(topic, content)
+
+    def go_away(self):
+        self.up = False
+        for bus in list(self.connections):
+            bus.end("has ended the connection: killed")
+
+    def drop(self, bus):
+        """Lose a node's connection, so that its last will is published."""
+        bus.end("has ended the connection: lost")
+
+
+class MemoryBus:
+    def __init__(self, broker):
+        self.broker = broker
+        self.name = broker.name
+        self.connected = False
+        self.queued = 0
+        self.topics = []
+
+    async def run(self, will, topics, listener):
+        self.broker.attempts[asyncio.get_running_loop().time() // 60] += 1
+        if not self.broker.up:
+            raise TransportError(f"the broker at {self.name} does not answer: connection refused")
+        self.topics, self.listener, self.will = list(topics), listener, will
+        self.ending = asyncio.get_running_loop().create_future()
+        self.connected = True
+        self.broker.connections.append(self)
+        listener.connected()
+        for pattern in topics:
+            self.subscribe(pattern)
+        reason = await self.ending
+        if reason:
+            raise TransportError(f"the broker at {self.name} {reason}")
+
+    def end(self, reason):
+        self.connected = False
+        self.broker.connections.remove(self)
+        if reason:
+            self.broker.publish(self.will.topic, self.will.content)
+        self.ending.set_result(reason)
+
+    def publish(self, topic, content, retain=False):
+        if self.connected:
+            self.broker.publish(topic, bytes(content), retain)
+
+    def subscribe(self, pattern):
+        if pattern not in self.topics:
+            self.topics.append(pattern)
+        for topic, content in self.broker.retained.items():
+            if matches(topic, pattern):
+                asyncio.get_running_loop().call_later(0.001, self.listener.came, topic, content)
+
+    async def close(self):
+        if self.connected:
+            self.end("")
+
+
+def matches(topic, pattern):
+    """Whether a subscription takes a topic in; of wildcards there is only +."""
+    parts, wanted = topic.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(
+        fnmatchcase(a, "*" if b == "+" else b) for a, b in zip(parts, wanted, strict=True)
+    )
