@@ -35,10 +35,12 @@ from typing import Any, Protocol
 
 import grpc
 import numpy as np
+from blake3 import blake3
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from nodes import BenchNode, handshakes_per_second, idle_traffic, raise_limits
 
 from protocols.certificates import client_context, make_certificate, server_context
 from protocols.identity import Identity, Verifier
@@ -64,8 +66,59 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
-# The node's own exchange: asks a node in another process for a model of `size` bytes, and returns it as a node has it.
-exchange_p2pfl: Callable[[int], np.ndarray] | None = None
+# Two nodes
+
+
+def serve_nodes(tell: Connection) -> None:
+    """Serve models of both sizes, each by a node of its own; a node has one size."""
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            addresses = {}
+            for number, size in enumerate(SIZES, 1):
+                node = BenchNode(number, {10 + number: ""}, size)
+                await node.exchange.contacts.start(tasks)
+                await node.exchange.publish(1, "trained", model_of(size), {})
+                addresses[size] = node.transport.address
+            tell.send(addresses)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+class Nodes:
+    def __init__(self, addresses: dict[int, str]) -> None:
+        self.loop = new_loop()
+        self.nodes = {size: BenchNode(10 + number, {number: addresses[size]}, size) for number, size in enumerate(SIZES, 1)}
+        self.kept: object = None
+        self.loop.run_until_complete(self._start())
+
+    async def _start(self) -> None:
+        self.ready, self.leave = asyncio.Event(), asyncio.Event()
+        self.task = asyncio.create_task(self._live())
+        await self.ready.wait()
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for size, node in self.nodes.items():
+                await node.exchange.start(tasks)
+                await node.exchange.publish(1, "trained", model_of(size), {})
+            self.ready.set()
+            await self.leave.wait()
+            for node in self.nodes.values():
+                await node.exchange.close()
+
+    def exchange(self, size: int) -> np.ndarray:
+        exchange = self.nodes[size].exchange
+        self.kept = None  # the model before; a node that has aggregated it lets it go, too
+        (update,) = self.loop.run_until_complete(exchange.fetch([*exchange.peers], 1, "trained"))
+        self.kept = update
+        return update.params
+
+    def close(self) -> None:
+        self.leave.set()
+        self.loop.run_until_complete(self.task)
+        self.loop.close()
 
 
 # TLS on an event loop
@@ -312,6 +365,7 @@ class Grpc:
 # Measuring
 
 SYSTEMS: dict[str, tuple[Callable[[Connection], None], Callable[[Any], Client]]] = {
+    "p2pfl": (serve_nodes, Nodes),
     "tls-loop": (serve_tls_loop, TlsLoop),
     "tls-blocking": (serve_tls_blocking, TlsBlocking),
     "grpc": (serve_grpc, Grpc),
@@ -337,11 +391,7 @@ def start(stack: ExitStack, serve: Callable[[Connection], None], connect: Callab
 def measure_exchanges(repeat: int) -> dict[str, dict[str, float]]:
     """Return gigabytes per second, by size and system."""
     with ExitStack() as stack:
-        exchanges: dict[str, Callable[[int], np.ndarray]] = {}
-        if exchange_p2pfl is not None:
-            exchanges["p2pfl"] = exchange_p2pfl
-        for name, ends in SYSTEMS.items():
-            exchanges[name] = start(stack, *ends).exchange
+        exchanges = {name: start(stack, *ends).exchange for name, ends in SYSTEMS.items()}
         return {f"{size // MB} MB": _in_turns(exchanges, size, repeat) for size in SIZES}
 
 
@@ -366,16 +416,18 @@ def measure_parts(repeat: int) -> dict[str, float]:
     content, copy = model.tobytes(), np.empty_like(model)
     identity = Identity.from_seed(bytes(32))
     verifier = Verifier(identity.public)
-    signature = identity.sign(hashlib.sha256(content).digest())
+    signature = identity.sign(blake3(content).digest())
 
     def verify() -> None:
-        assert verifier.valid(signature, hashlib.sha256(content).digest())
+        assert verifier.valid(signature, blake3(content).digest())
 
     parts: dict[str, Callable[[], Any]] = {
         "memcpy": lambda: np.copyto(copy, model),
-        "sha256": lambda: hashlib.sha256(content).digest(),
-        "sha256 and Ed25519 sign": lambda: identity.sign(hashlib.sha256(content).digest()),
-        "sha256 and Ed25519 verify": verify,
+        "SHA-256": lambda: hashlib.sha256(content).digest(),
+        "BLAKE3": lambda: blake3(content).digest(),
+        "BLAKE3 and Ed25519 sign": lambda: identity.sign(blake3(content).digest()),
+        "BLAKE3 and Ed25519 verify": verify,
+        "finite and norm": lambda: np.dot(model, model),
     }
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     for turn in range(repeat + 1):
@@ -395,16 +447,28 @@ def main() -> None:
     options = parser.parse_args()
     repeat = 1 if options.quick else options.repeat
     exchanges, parts = measure_exchanges(repeat), measure_parts(repeat)
+    raise_limits()
+    nodes, seconds_idle = (10, 3.0) if options.quick else (50, 20.0)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        handshakes = runner.run(handshakes_per_second(20 if options.quick else 200))
+        idle = runner.run(idle_traffic(nodes, seconds_idle))
     for size, speeds in exchanges.items():
         print(f"models of {size}: gigabytes per second")
         for system, speed in speeds.items():
-            ratios = f"{speed / speeds['tls-blocking']:5.2f} x tls-blocking, {speed / speeds['grpc']:5.2f} x grpc"
+            ratios = f"{speed / speeds['tls-loop']:5.2f} x tls-loop, {speed / speeds['grpc']:5.2f} x grpc"
             print(f"  {system:12s} {speed:6.2f}   {ratios}")
     print("seconds of a core for a gigabyte")
     for part, seconds in parts.items():
         print(f"  {part:25s} {seconds:6.3f}")
+    print(f"handshakes a second, both ends on one core: {handshakes:.0f}")
+    print(f"idle traffic of one node among {nodes}: {idle:.0f} bytes a second, in and out")
     if options.json:
-        figures = {"GB/s": exchanges, "CPU s/GB": parts}
+        figures = {
+            "GB/s": exchanges,
+            "CPU s/GB": parts,
+            "handshakes/s": handshakes,
+            "idle": {"nodes": nodes, "bytes/s": idle},
+        }
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 

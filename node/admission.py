@@ -18,14 +18,17 @@ from typing import Any
 import msgspec
 
 from node import config
+from node.agreement import applied, read
 from node.config import NodeConfig
 from node.crashpoints import reached
-from node.files import Damaged, read_sealed, reason, replace_file, sync_folder, write_sealed
+from node.files import PRIVATE, Damaged, read_sealed, reason, replace_file, sync_folder, write_sealed
 from p2pfl.errors import ConfigurationError
 from protocols.errors import FederationError, IdentityError, ProtocolError
-from protocols.federation import Federation
+from protocols.federation import NAME, Federation
 from protocols.identity import Identity
 from protocols.invitation import (
+    LONGEST_ADDRESS,
+    MOST_ADDRESSES,
     Invitation,
     Join,
     Joined,
@@ -42,6 +45,7 @@ from protocols.membership import Membership, Role
 FEDERATION, MEMBERSHIP, ADMISSION, INVITATIONS = "federation.toml", "membership", "admission.pem", "invitations"
 _MAGIC, _INVITATION_MAGIC = b"p2pfl membership 1\n", b"p2pfl invitation 1\n"
 GUESSES, LOCKED = 10, 600.0  # wrong tokens in a row after which none is taken, and for how many seconds
+LONGEST = 366 * 24 * 60  # minutes for which a token may be good
 
 
 class _Given(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,25 +69,30 @@ class MembershipFile:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MEMBERSHIP
-        self._seen = self._stamp()
+        self._seen = _NO_FILE
 
     def save(self, membership: Membership) -> None:
         """Write the log, with what another process has added meanwhile; when this returns it is on the disk.
 
+        `membership` itself stays as it is: where the disk has more, `changed` says so, and `merge` takes it in.
+
         Raises:
             OSError: it cannot be written.
-            ConfigurationError: what is there is damaged.
+            ConfigurationError: what is there is damaged, or differs.
         """
         with _alone(self._path):
-            self.merge(membership)
-            write_sealed(self._path, _MAGIC, membership.encode())
-            self._seen = self._stamp()
+            whole = Membership(membership.file)
+            self.merge(whole)
+            self._extend(whole, membership.encode())
+            write_sealed(self._path, _MAGIC, whole.encode())
+            if whole.epoch == membership.epoch:
+                self._seen = self._stamp()
 
     def merge(self, membership: Membership) -> None:
         """Take in what is on the disk.
 
         Raises:
-            ConfigurationError: it is damaged, or the log of another federation.
+            ConfigurationError: it cannot be read, is damaged, is the log of another federation, or differs.
         """
         try:
             content = read_sealed(self._path, _MAGIC)
@@ -91,23 +100,31 @@ class MembershipFile:
             return
         except Damaged as error:
             raise ConfigurationError(str(error)) from error
-        try:
-            membership.extend(content)
-        except ProtocolError as error:
-            raise ConfigurationError(f"{self._path}: {error}") from error
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {self._path}: {reason(error)}") from error
+        self._extend(membership, content)
 
     def changed(self) -> bool:
-        """Return whether the file is another one than was last read or written here."""
+        """Return whether the file may hold what this object has neither read nor written."""
         now = self._stamp()
         changed, self._seen = now != self._seen, now
         return changed
+
+    def _extend(self, membership: Membership, entries: bytes) -> None:
+        try:
+            membership.extend(entries)
+        except ProtocolError as error:
+            raise ConfigurationError(f"{self._path}: {error}") from error
 
     def _stamp(self) -> tuple[int, int, int]:
         try:
             found = self._path.stat()
         except OSError:
-            return 0, 0, 0
+            return _NO_FILE
         return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+_NO_FILE = 0, 0, 0
 
 
 def load_federation(folder: Path) -> Membership | None:
@@ -144,11 +161,25 @@ def _member_of(folder: Path) -> Membership:
     return membership
 
 
-def _admission_key(folder: Path) -> Identity:
-    if not may_admit(folder):
+def _admission_key(folder: Path, membership: Membership) -> Identity:
+    """Return the admission key. Called alone, since it ends a hand-over that was interrupted after it was signed.
+
+    Raises:
+        ConfigurationError: there is none here, or it is not the one in force.
+    """
+    path, successor = folder / ADMISSION, folder / f"{ADMISSION}.new"
+    if not path.exists():
         raise ConfigurationError(f"{folder} has no {ADMISSION}: only the node with the admission key can do this")
     with _as_configuration():
-        return Identity.load(folder / ADMISSION)
+        identity = Identity.load(path)
+        if identity.public == membership.admission:
+            return identity
+        if successor.exists() and (new := Identity.load(successor)).public == membership.admission:
+            replace_file(folder / f"{ADMISSION}.old", [path.read_bytes()], mode=PRIVATE)
+            successor.replace(path)
+            sync_folder(folder)
+            return new
+    raise ConfigurationError(f"{path} is not the admission key any more; it was handed over")
 
 
 @contextmanager
@@ -173,21 +204,21 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _append(folder: Path, change: Callable[[Membership], None], membership: Membership | None = None) -> Membership:
-    """Add to the log what `change` appends, and write it down before anyone is told.
+@contextmanager
+def _adding(folder: Path, known: bytes = b"") -> Iterator[Membership]:
+    """Yield the log to be added to, while no other process adds to it; afterwards it is on the disk, before anyone is told.
 
     Args:
-        membership: the running node's, whose own callback writes it.
+        known: entries that may not be on the disk.
     """
-    if membership is not None:
-        MembershipFile(folder).merge(membership)
-        change(membership)
-        return membership
-    membership = _member_of(folder)
-    with _as_configuration():
-        change(membership)
-        MembershipFile(folder).save(membership)
-    return membership
+    with _as_configuration(), _alone(folder / MEMBERSHIP):
+        membership = _member_of(folder)
+        if known:
+            MembershipFile(folder)._extend(membership, known)
+        before = membership.epoch
+        yield membership
+        if membership.epoch > before or known:
+            write_sealed(folder / MEMBERSHIP, _MAGIC, membership.encode())
 
 
 # Making a federation
@@ -206,28 +237,36 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path) -> 
     with _as_configuration():
         own = Identity.load(folder / config.KEY)
         admission = Identity.create(folder / ADMISSION)
-        _back_up(folder / ADMISSION, backup)
-        federation = Federation.sign(tables, admission)
-        membership = Membership(federation)
-        membership.append(admission, "add", name, own.public)
-        MembershipFile(folder).save(membership)
+        try:
+            federation = Federation.sign(tables, admission)
+            membership = Membership(federation)
+            membership.append(admission, "add", name, own.public)
+            _back_up(folder / ADMISSION, backup)
+        except BaseException:
+            (folder / ADMISSION).unlink()  # nobody depends on it yet
+            raise
+        write_sealed(folder / MEMBERSHIP, _MAGIC, membership.encode())
         replace_file(folder / FEDERATION, [federation.data])
     return federation
 
 
 def _back_up(key: Path, backup: Path) -> None:
-    """Copy a key file. Without a copy there is no key."""
+    """Copy a key file to a new file."""
     try:
-        handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+    except FileExistsError as error:
+        raise ConfigurationError(f"{backup} exists; a copy of the admission key never overwrites a file") from error
     except OSError as error:
-        key.unlink()
-        said = "exists; a key is never overwritten" if isinstance(error, FileExistsError) else reason(error)
-        raise ConfigurationError(f"cannot keep a copy of the admission key: {backup} {said}") from error
-    with os.fdopen(handle, "wb") as file:
-        file.write(key.read_bytes())
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(backup.parent)
+        raise ConfigurationError(f"cannot keep a copy of the admission key in {backup}: {reason(error)}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(key.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(backup.parent)
+    except OSError as error:
+        backup.unlink(missing_ok=True)
+        raise ConfigurationError(f"cannot keep a copy of the admission key in {backup}: {reason(error)}") from error
 
 
 def rotate(folder: Path, backup: Path) -> None:
@@ -236,16 +275,19 @@ def rotate(folder: Path, backup: Path) -> None:
     Raises:
         ConfigurationError: there is no admission key here, or a file cannot be written.
     """
-    old = _admission_key(folder)
-    new_path, old_path = folder / f"{ADMISSION}.new", folder / f"{ADMISSION}.old"
-    with _as_configuration():
+    new_path = folder / f"{ADMISSION}.new"
+    with _adding(folder) as log:
+        old = _admission_key(folder, log)
         new_path.unlink(missing_ok=True)  # of a hand-over that was interrupted before it was signed
         new = Identity.create(new_path)
-        _back_up(new_path, backup)
-        _append(folder, lambda log: log.append(old, "hand-over", "", new.public))
-        (folder / ADMISSION).replace(old_path)
-        new_path.replace(folder / ADMISSION)
-        sync_folder(folder)
+        try:
+            _back_up(new_path, backup)
+        except ConfigurationError:
+            new_path.unlink()
+            raise
+        log.append(old, "hand-over", "", new.public)
+    with _adding(folder) as log:
+        _admission_key(folder, log)  # puts the new one in the place of the old one
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -274,13 +316,15 @@ def invite(folder: Path, addresses: Sequence[str], role: Role, minutes: float, n
         now: seconds since 1970.
 
     Raises:
-        ConfigurationError: there is no admission key here, or the note cannot be written.
+        ConfigurationError: there is no admission key here, an argument is out of range, or the note cannot be written.
     """
-    admission, membership = _admission_key(folder), _member_of(folder)
-    if admission.public != membership.admission:
-        raise ConfigurationError(f"{folder / ADMISSION} is not the admission key any more; it was handed over")
+    if not 0 < minutes <= LONGEST:
+        raise ConfigurationError(f"a token is good for up to {LONGEST} minutes, not {minutes:g}")
+    if len(addresses) > MOST_ADDRESSES or any(len(address) > LONGEST_ADDRESS for address in addresses):
+        raise ConfigurationError(f"a token names {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters at most")
     expires = now + 60 * minutes
-    with _as_configuration():
+    with _adding(folder) as membership:
+        _admission_key(folder, membership)  # which this node must have when the token is used
         inviter = Identity.load(folder / config.KEY).public
         secret = new_secret()
         (folder / INVITATIONS).mkdir(mode=0o700, exist_ok=True)
@@ -334,25 +378,28 @@ class Desk:
         return encode_join(Joined(self._membership.file.data, self._membership.encode()))
 
     def _admit(self, key: bytes, join: Join) -> None:
-        now = self._now()
-        if now < self._locked_until:
+        if self._now() < self._locked_until:
             raise ProtocolError("invitation locked", "too many wrong tokens; try later")
-        note, given = self._find(join.secret)
-        if given.used_by == key and not self._membership.refusal(key):
-            return  # it has lost our answer
-        if given.used_by:
-            raise ProtocolError("invitation used", "a token is good for one node")
-        if now > given.expires:
-            raise ProtocolError("invitation expired", "ask for another one")
-        if join.name in self._membership.members:
-            raise ProtocolError("name taken", f"there is a member named {join.name} already; take another name")
-        if self._membership.refusal(key) != "stranger":
-            raise ProtocolError("known key", "this key is or was a member's; make another one")
-        admission = _admission_key(self._folder)
-        # Used first: a crash in between costs a token, and never lets two in with one.
-        _write_note(note, msgspec.structs.replace(given, used_by=key))
-        reached("invitation-used")
-        _append(self._folder, lambda log: log.append(admission, "add", join.name, key, given.role), self._membership)
+        with _adding(self._folder, self._membership.encode()) as log:
+            note, given = self._find(join.secret)
+            if given.used_by == key and not log.refusal(key):
+                return  # it has lost our answer
+            if given.used_by not in (b"", key):
+                raise ProtocolError("invitation used", "a token is good for one node")
+            if self._now() > given.expires:
+                raise ProtocolError("invitation expired", "ask for another one")
+            if join.name in log.members:
+                raise ProtocolError("name taken", f"there is a member named {join.name} already; take another name")
+            if not NAME.fullmatch(join.name):
+                raise ProtocolError("malformed", "no name: letters, digits, '.', '_' and '-', 64 at most")
+            if log.refusal(key) != "stranger":
+                raise ProtocolError("known key", "this key is or was a member's; make another one")
+            admission = _admission_key(self._folder, log)
+            # Used first: a crash in between lets nobody in but the node with this key, when it asks again.
+            _write_note(note, msgspec.structs.replace(given, used_by=key))
+            reached("invitation-used")
+            log.append(admission, "add", join.name, key, given.role)
+        self._membership.extend(log.encode())
 
     def _find(self, secret: bytes) -> tuple[Path, _Given]:
         note = _note(self._folder, secret)
@@ -393,14 +440,12 @@ def accept_bundle(folder: Path, text: str, own: NodeConfig, key: bytes) -> str:
 
 
 def _keep(folder: Path, federation: Federation, log: bytes, own: NodeConfig, key: bytes, admission: bytes | None) -> str:
-    from node.agreement import applied, read
-
     try:
         membership = Membership(federation, log)
     except ProtocolError as error:
         raise FederationError(str(error)) from error
-    if admission is not None and admission != membership.admission and admission != federation.admission:
-        raise FederationError("the answer is signed with another admission key than the token names")
+    if admission is not None and admission not in membership.admissions:
+        raise FederationError("the federation's admission key is another one than the token names")
     member = membership.members.get(own.name)
     if member is None or member.key != key:
         raise FederationError(f"this node, {own.name}, is not among the members with its key")
@@ -437,7 +482,7 @@ def request(folder: Path, new_key: bool = False) -> str:
         fresh.unlink(missing_ok=True)
         new = Identity.create(fresh)
         line = Request.make(new, own.name, identity)
-        (folder / config.KEY).replace(aside)
+        replace_file(aside, [(folder / config.KEY).read_bytes()], mode=PRIVATE)
         fresh.replace(folder / config.KEY)
         for name in (FEDERATION, MEMBERSHIP):  # it joins anew
             if (folder / name).exists():
@@ -452,23 +497,19 @@ def admit(folder: Path, line: str, role: Role, out: Path) -> str:
     Raises:
         ConfigurationError: there is no admission key here, the request is no good, or its name is taken.
     """
-    admission = _admission_key(folder)
     with _as_configuration():
         asked = Request.parse(line)
-
-        def change(log: Membership) -> None:
+        with _adding(folder) as log:
+            admission = _admission_key(folder, log)
             known = log.members.get(asked.name)
-            if known is not None and known.key == asked.key:
-                return  # the same request again
-            if asked.replaces is None:
-                log.append(admission, "add", asked.name, asked.key, role)
-            elif known is None or known.key != asked.replaces:
-                raise FederationError(f"{asked.name} is not a member with the key that it wants to replace")
-            else:
+            if known is None or asked.replaces is None:
+                if known is None or known.key != asked.key:  # not the same request again
+                    log.append(admission, "add", asked.name, asked.key, role)
+            elif known.key == asked.replaces:
                 log.append(admission, "replace", asked.name, asked.key)
-
-        membership = _append(folder, change)
-        replace_file(out, [encode_admission(Joined(membership.file.data, membership.encode())).encode()])
+            elif known.key != asked.key:
+                raise FederationError(f"{asked.name} is not a member with the key that it wants to replace")
+        replace_file(out, [encode_admission(Joined(log.file.data, log.encode())).encode()])
     return asked.name
 
 
@@ -478,12 +519,8 @@ def revoke(folder: Path, name: str) -> None:
     Raises:
         ConfigurationError: there is no admission key here, or no such member.
     """
-    admission = _admission_key(folder)
-
-    def change(log: Membership) -> None:
+    with _adding(folder) as log:
+        admission = _admission_key(folder, log)
         if name not in log.members:
             raise FederationError(f"there is no member named {name}; there are {', '.join(log.members)}")
         log.append(admission, "remove", name, log.members[name].key)
-
-    with _as_configuration():
-        _append(folder, change)

@@ -45,8 +45,8 @@ def newest(folder: Path) -> Checkpoint:
 def write(target: Path, checkpoint: Checkpoint, layout: Layout, federation: str, force: bool = False) -> int:
     """Write the best model of a checkpoint, and return its round.
 
-    The file has the layout's tensors, float32. Its metadata has the `name` of the node, the `round`, the `federation` ("" for a
-    node that is alone) and the layout's `fingerprint` in hexadecimal.
+    The file has the layout's tensors, float32. Its metadata has the `name` of the node, the `round`, the `federation` (none
+    for a node that is alone) and the layout's `fingerprint` in hexadecimal.
 
     Raises:
         ConfigurationError: see `export`.

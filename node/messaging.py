@@ -10,7 +10,8 @@ import asyncio
 from asyncio import Future, TaskGroup
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from math import inf, isfinite
+from functools import partial
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import numpy as np
@@ -253,7 +254,7 @@ class MessageExchange:
                 answer.set_result(None)
                 self.contacts.suspect(peer, str(error))
             else:
-                answer.add_done_callback(lambda answer, name=id: self._measure(name, answer, loop.time() - begun))
+                answer.add_done_callback(partial(self._measure, id, begun))
         if not asked:
             return []
         seconds = self.deadlines.wait([peer.name for peer, *_ in asked])
@@ -268,9 +269,9 @@ class MessageExchange:
         answers = [answer.result() for *_, answer in asked if answer not in late]
         return [answer for answer in answers if answer is not None]
 
-    def _measure(self, name: str, answer: Future[Any], seconds: float) -> None:
+    def _measure(self, name: str, begun: float, answer: Future[Any]) -> None:
         if not answer.cancelled() and answer.result() is not None:
-            self.deadlines.answered(name, seconds)
+            self.deadlines.answered(name, asyncio.get_running_loop().time() - begun)
 
     # What peers say about learning (see node.contact.Customer)
 
@@ -424,8 +425,9 @@ def credible_round(rounds: Sequence[int]) -> int:
 
 
 def norm(params: Parameters) -> float:
-    """Return the Euclidean norm, which float32 may be too small to hold."""
-    return float(np.linalg.norm(params.astype(np.float64)))
+    """Return the Euclidean norm."""
+    square = float(np.dot(params, params))
+    return sqrt(square) if isfinite(square) else float(np.linalg.norm(params.astype(np.float64)))
 
 
 def payload_limit(size: int) -> int:

@@ -80,10 +80,11 @@ class Proven(NamedTuple):
     session: bytes
 
 
-_decoder = msgspec.msgpack.Decoder(Challenge | Proof | Accepted | Refused)
+Steps = Challenge | Proof | Accepted | Refused
+_decoder: msgspec.msgpack.Decoder[Steps] = msgspec.msgpack.Decoder(Steps)
 
 
-def decode(data: bytes | memoryview) -> Challenge | Proof | Accepted | Refused:
+def decode(data: bytes | memoryview) -> Steps:
     """Read one step.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What it takes to become a member: a token, and the question with which it is used; or a request and an admission, by hand."""
+"""What it takes to become a member: a token and the question that goes with it; or a request and an admission, by hand."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Bytes64 = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 
 INVITATION, REQUEST, ADMISSION = "p2pfl-invite-", "p2pfl-request-", "p2pfl-admission-"
-JOIN_LIMIT = 4096
-MOST_ADDRESSES = 8
+JOIN_LIMIT = 4096  # bytes
+ANSWER_LIMIT = FILE_LIMIT + LOG_LIMIT + 64
+MOST_ADDRESSES, LONGEST_ADDRESS = 8, 256
 _LABEL = b"p2pfl request 1\0"
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ class _Invitation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     name: Name
     admission: Bytes32
     inviter: Bytes32
-    addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MOST_ADDRESSES)]
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=LONGEST_ADDRESS)], ...], Meta(max_length=MOST_ADDRESSES)]
     secret: Bytes16
     expires: Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -128,6 +129,8 @@ def decode_answer(data: bytes) -> Joined | JoinRefused:
     Raises:
         FederationError: it is none.
     """
+    if len(data) > ANSWER_LIMIT:
+        raise FederationError(f"the node that has invited answers with {len(data)} bytes")
     try:
         return msgspec.msgpack.decode(data, type=Joined | JoinRefused)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -209,7 +212,7 @@ def _pack(data: bytes) -> str:
 
 
 def _unpack(text: str, prefix: str, what: str) -> bytes:
-    text = text.strip()
+    text = "".join(text.split())  # a mail program may have broken the line
     if not text.startswith(prefix):
         raise FederationError(f"this is not {what}, which begins with {prefix}")
     word = text[len(prefix) :]

@@ -6,14 +6,14 @@ number, the epoch, never goes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from protocols.errors import FederationError, IdentityError, ProtocolError
+from protocols.errors import FederationError, ProtocolError
 from protocols.federation import NAME, Federation
 from protocols.identity import Identity, Verifier
 
@@ -75,7 +75,7 @@ class Membership:
         file: the federation's.
         federation: 16 bytes.
         invites: whether this node lets in those who bring a token.
-        admission: the admission key that is in force.
+        admissions: the admission keys so far; the last one is in force.
         members: by name.
         on_change: called when the log has grown.
 
@@ -87,18 +87,23 @@ class Membership:
         self.file = file
         self.federation = file.id
         self.invites = False
-        self.admission = file.admission
+        self.admissions = [file.admission]
         self.members: Mapping[str, Member] = {}
         self.on_change: list[Callable[[], None]] = []
         self._names: dict[bytes, str] = {}
         self._seen: set[bytes] = set()  # every key that ever was a member's
         self._log: list[bytes] = []  # signed entries, encoded
+        self._size = _OVERHEAD
         if entries:
             self.extend(entries)
 
     @property
     def epoch(self) -> int:
         return len(self._log)
+
+    @property
+    def admission(self) -> bytes:
+        return self.admissions[-1]
 
     def refusal(self, key: bytes) -> str:
         if key in self._names:
@@ -143,15 +148,14 @@ class Membership:
         return self.epoch - before
 
     def append(self, identity: Identity, action: Action, name: str, key: bytes, role: Role = "participant") -> None:
-        """Sign a new entry and take it in.
+        """Sign a new entry and take it in. (`role` counts when a member is added.)
 
         Raises:
             FederationError: `identity` is not the admission key, or the entry makes no sense.
         """
         if identity.public != self.admission:
-            raise FederationError("this is not the admission key that is in force; it was handed over")
-        before = sha256(self._log[-1]).digest() if self._log else _NONE
-        entry = msgspec.msgpack.encode(Entry(self.federation, self.epoch + 1, before, action, name, key, role))
+            raise FederationError("this is not the admission key that is in force")
+        entry = msgspec.msgpack.encode(Entry(self.federation, self.epoch + 1, self._last(), action, name, key, role))
         signed = Signed(entry, identity.sign(_LABEL + entry))
         try:
             self.extend(msgspec.msgpack.encode([signed]))
@@ -164,31 +168,33 @@ class Membership:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError("membership", str(error)) from error
         encoded = msgspec.msgpack.encode(signed)
+        if entry.federation != self.federation:
+            raise ProtocolError("membership", "an entry of another federation")
         if entry.epoch <= self.epoch:
             if self._log[entry.epoch - 1] != encoded:
-                self._check_signature(signed)
+                _check_signature(signed, self.admissions)  # a forger's is no fork
                 raise ProtocolError("membership fork", f"two entries of epoch {entry.epoch}; the first stands")
             return
         if entry.epoch != self.epoch + 1:
             raise ProtocolError("membership", f"entry {entry.epoch} after {self.epoch}")
-        if entry.federation != self.federation:
-            raise ProtocolError("membership", "an entry of another federation")
-        if entry.before != (sha256(self._log[-1]).digest() if self._log else _NONE):
+        if entry.before != self._last():
             raise ProtocolError("membership", f"entry {entry.epoch} names another one before it")
-        self._check_signature(signed)
+        _check_signature(signed, self.admissions[-1:])
+        if self._size + len(encoded) > LIMIT:
+            raise ProtocolError("membership", "the log is full; make a new federation")
         self._apply(entry)
         self._log.append(encoded)
+        self._size += len(encoded)
 
-    def _check_signature(self, signed: Signed) -> None:
-        # With the key in force now: what matters of an entry before it is that a forger's is not called a fork.
-        if not Verifier(self.admission).valid(signed.signature, _LABEL + signed.entry):
-            raise ProtocolError("membership", "an entry that the admission key has not signed")
+    def _last(self) -> bytes:
+        return sha256(self._log[-1]).digest() if self._log else _NONE
 
     def _apply(self, entry: Entry) -> None:
         name, key = entry.name, entry.key
         if entry.action == "hand-over":
-            self._check_key(key)
-            self.admission = key
+            if name or key in self.admissions:
+                raise ProtocolError("membership", "a hand-over to a key that was the admission key before, or with a name")
+            self.admissions.append(key)
             return
         if not NAME.fullmatch(name):
             raise ProtocolError("membership", f"{name!r} is no name")
@@ -204,16 +210,13 @@ class Membership:
         if entry.action != "remove":
             if key in self._seen:
                 raise ProtocolError("membership", "a key that was a member's is nobody else's, nor its own again")
-            self._check_key(key)
             role = entry.role if entry.action == "add" else self.members[name].role
             members[name] = Member(name, key, role)
             self._seen.add(key)
         self.members = dict(sorted(members.items()))
         self._names = {member.key: member.name for member in members.values()}
 
-    @staticmethod
-    def _check_key(key: bytes) -> None:
-        try:
-            Verifier(key)
-        except IdentityError as error:
-            raise ProtocolError("membership", str(error)) from error
+
+def _check_signature(signed: Signed, admissions: Sequence[bytes]) -> None:
+    if not any(Verifier(key).valid(signed.signature, _LABEL + signed.entry) for key in admissions):
+        raise ProtocolError("membership", "an entry that the admission key has not signed")

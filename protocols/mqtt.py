@@ -13,8 +13,8 @@ which keeps others from wasting its time. For Mosquitto, with every node's key a
 
     pattern write p2pfl/<federation>/+/%u
     pattern read p2pfl/<federation>/%u/+
-    topic read p2pfl/<federation>/presence/+
-    topic read p2pfl/<federation>/will/+
+    pattern read p2pfl/<federation>/presence/+
+    pattern read p2pfl/<federation>/will/+
 
 A broker acknowledges what it then does not deliver, and so a node publishes something to itself now and then and says when
 it does not come back.
@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -34,27 +33,20 @@ from protocols import presence, session
 from protocols.addresses import split_address
 from protocols.allowance import Allowance
 from protocols.bus import Bus, Message
-from protocols.chunks import CHUNK, CONTROL_PACKET, DATA_PACKET, Stream
+from protocols.chunks import CHUNK, CONTROL_PACKET, DATA_PACKET
 from protocols.envelope import OVERHEAD
 from protocols.errors import AddressError, ProtocolError, TransportError
 from protocols.identity import KEY_SIZE, Identity
 from protocols.messages import Terms
-from protocols.transport import Gate, Handler, Part
+from protocols.mqtt_link import QUEUE, MqttLink, key_name
+from protocols.transport import Gate, Handler
 
 ADDRESS = "mqtt:"  # of every member; its key says which
 OPENING_PACKET, ANSWER_PACKET, RESET_PACKET, ECHO_PACKET = 3, 4, 5, 6  # the first byte, as are those of protocols.chunks
 GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is trusted
-REQUEST = 4096  # the most bytes of a frame of one who joins
-ANSWER = 8 << 20  # and of the answer to it: the federation's file and its membership log
 LARGEST = 300 << 10  # bytes; larger packets are not looked at
-QUEUE = 512 << 10  # bytes that wait for the network, above which no more chunks are sealed
 DIALLING = 10.0  # seconds for a member to answer
 AGAIN = 1.0  # seconds between attempts meanwhile
-CONFIRMATION = 5.0  # seconds for one who has dialled to show that it has the keys
-PATIENCE = 10.0  # seconds for a link to become trusted
-STRANGERS = 64  # links that are not trusted; with more, the oldest of the busiest key is ended
-LINKS_PER_KEY = 4
-BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 7.0  # seconds between attempts to connect
 STOOD = 20.0  # seconds after which a connection is a success, and the next one is tried soon
 CLOSING = 6.0  # seconds for a connection to end, or for an attempt to connect
@@ -114,7 +106,7 @@ class MqttTransport:
         self._announced = False
         self._epoch_seen = gate.epoch
         self._dials: dict[bytes, _Dial] = {}
-        self._openings, self._all_openings = Allowance(2, 10), Allowance(50, 100)
+        self._openings, self._strangers_openings = Allowance(2, 10), Allowance(5, 20)
         self._resets, self._hints, self._presences = Allowance(5, 10), Allowance(0.5, 3), Allowance(1, 10)
         self._connecting: asyncio.Task[None] | None = None
         self._using = False  # the bus connects, or is connected
@@ -244,8 +236,9 @@ class MqttTransport:
             return
         self._echo_deadline.cancel()
         self._echo_deadline = None
-        if self._brief < 2 or asyncio.get_running_loop().time() - self._since >= STOOD:
+        if asyncio.get_running_loop().time() - self._since >= STOOD:
             self._brief = 0
+        if self._brief < 2:
             self._say("")
 
     def _forget_echo(self) -> None:
@@ -335,7 +328,7 @@ class MqttTransport:
             if link is not None and link.key == sender and link.proven:
                 link.probe()
         else:
-            self.handler.refused("malformed", f"{_name(sender)}: a packet of kind {kind}")
+            self.handler.refused("malformed", f"{key_name(sender)}: a packet of kind {kind}")
 
     def _sealed(self, sender: bytes, content: bytes) -> None:
         id = content[1:17]
@@ -344,19 +337,23 @@ class MqttTransport:
             link.packet(content)
             return
         cause = "unknown session" if link is None else "other sender"
-        self.handler.refused(cause, f"{_name(sender)}: a packet of link {id.hex()}")
+        self.handler.refused(cause, f"{key_name(sender)}: a packet of link {id.hex()}")
         if link is None and self._resets.take(b"", asyncio.get_running_loop().time()):
             self.bus.publish(self.inbox(sender), bytes([RESET_PACKET]) + id)
 
     def _opening(self, sender: bytes, packet: bytes) -> None:
         now = asyncio.get_running_loop().time()
-        if not (self._openings.take(sender, now) and self._all_openings.take(b"", now)):
-            self.handler.refused("too often", f"{_name(sender)} dials too often")
+        if self.gate.refusal(sender):  # all of them together: they cost no more if they are many
+            allowed = self._strangers_openings.take(b"", now)
+        else:
+            allowed = self._openings.take(sender, now)
+        if not allowed:
+            self.handler.refused("too often", f"{key_name(sender)} dials too often")
             return
         try:
             opening = session.decode_opening(packet)
         except ProtocolError as error:
-            self.handler.refused(error.cause, f"{_name(sender)}: {error}")
+            self.handler.refused(error.cause, f"{key_name(sender)}: {error}")
             return
         link = self.links.get(opening.id)
         if link is not None:
@@ -364,15 +361,15 @@ class MqttTransport:
             return
         try:
             if opening.dialler != sender:
-                raise ProtocolError("other sender", f"says that it is {_name(opening.dialler)}")
+                raise ProtocolError("other sender", f"says that it is {key_name(opening.dialler)}")
             accepted = session.accept(packet, opening, self._identity, self.gate)
         except ProtocolError as error:
-            self.handler.refused(error.cause, f"{_name(sender)}: {error}")
+            self.handler.refused(error.cause, f"{key_name(sender)}: {error}")
             answer = session.refuse(packet, opening, self._identity, self.gate, error)
             self.bus.publish(self.inbox(sender), bytes([ANSWER_PACKET]) + answer)
             return
         link = MqttLink(self, sender, opening.id, accepted.sealing, False, opening.joining)
-        link.half_open(packet, accepted.packet)
+        link.half_open(packet, bytes([ANSWER_PACKET]) + accepted.packet)
 
     # Dialling
 
@@ -387,7 +384,7 @@ class MqttTransport:
             answer = await self._ask(dialler, key)
         if isinstance(answer, session.Refusing):
             said = "".join(c if c.isprintable() else "?" for c in f"{answer.cause}: {answer.detail}")
-            raise TransportError(f"{_name(key)} keeps this node out: {said}")
+            raise TransportError(f"{key_name(key)} keeps this node out: {said}")
         link = MqttLink(self, key, dialler.id, answer, True, joining)
         link.begin()
         return link
@@ -410,7 +407,7 @@ class MqttTransport:
                 return  # late, or repeated
             dial.answer.set_result(dial.dialler.finish(packet))
         except ProtocolError as error:  # it may be made up: the true one may still come
-            self.handler.refused(error.cause, f"{_name(sender)}: {error}")
+            self.handler.refused(error.cause, f"{key_name(sender)}: {error}")
 
     def _why_silent(self, key: bytes) -> str:
         if not self.bus.connected:
@@ -419,10 +416,10 @@ class MqttTransport:
             return self.problem
         if self._directory.online(key):
             return (
-                f"{_name(key)} is present, but does not answer through the broker at {self.bus.name}: "
+                f"{key_name(key)} is present, but does not answer through the broker at {self.bus.name}: "
                 f"it may deny publishing to {self.inbox(key)}, check its access rules"
             )
-        return f"{_name(key)} is not present at the broker at {self.bus.name}"
+        return f"{key_name(key)} is not present at the broker at {self.bus.name}"
 
 
 class _Dial:
@@ -430,192 +427,6 @@ class _Dial:
         self.dialler = dialler
         self.key = key
         self.answer: asyncio.Future[session.Sealing | session.Refusing] = asyncio.get_running_loop().create_future()
-
-
-class MqttLink:
-    """A link with the one who has `key`; one that was accepted is `proven` when the first sealed packet has opened."""
-
-    direct = False
-
-    def __init__(
-        self, owner: MqttTransport, key: bytes, id: bytes, sealing: session.Sealing, dialled: bool, joining: bool
-    ) -> None:
-        self.remote = f"{_name(key)} through {owner.bus.name}"
-        self.key: bytes | None = key
-        self.session = sealing.session
-        self.dialled = dialled
-        self.joining = joining
-        self.proven = dialled
-        limit = owner.greeting
-        if joining:
-            limit = ANSWER if dialled else REQUEST
-        self.stream = Stream(sealing, id, limit, asyncio.get_running_loop().time())
-        self._owner = owner
-        self._id = id
-        self._inbox = owner.inbox(key)
-        self._closed = False
-        self._behind = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._opening = self._answer = b""
-
-    # What a handler may do
-
-    @property
-    def backlog(self) -> int:
-        return self.stream.backlog
-
-    def send(self, parts: Sequence[Part]) -> None:
-        if self._closed:
-            raise TransportError(f"the link with {self.remote} is closed")
-        if self.backlog > BACKLOG_FRAMES * self._owner.max_frame:
-            raise TransportError(f"{self.remote} does not read what it is sent")
-        self.stream.send(parts)
-        self._behind |= self.backlog > CHUNK
-        self.pump()
-
-    def trust(self) -> None:
-        self.stream.limit = self._owner.max_frame
-        self._forget_expiry()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._owner.links.pop(self._id, None)
-        self._forget_expiry()
-        self.forget_timer()
-        if self.proven:
-            self._owner.bus.publish(self._inbox, self.stream.closing())
-
-    def fail(self, reason: str) -> None:
-        """End the link for a reason that is not this side's wish."""
-        if self._closed:
-            return
-        self.close()
-        if self.proven:
-            self._owner.handler.lost(self, reason)
-        else:
-            self._owner.handler.refused("not confirmed", f"{self.remote} {reason}")
-
-    # The beginning
-
-    def half_open(self, opening: bytes, answer: bytes) -> None:
-        """Answer the one who has dialled, and wait for it to show that it has the keys."""
-        self._opening, self._answer = opening, answer
-        self._enter(CONFIRMATION, "has not confirmed its dialling")
-        self.opened_again(opening)
-
-    def opened_again(self, opening: bytes) -> None:
-        """Repeat the answer, if it was this link's: the first one may have been lost."""
-        if opening == self._opening and not self.proven:
-            self._owner.bus.publish(self._inbox, bytes([ANSWER_PACKET]) + self._answer)
-
-    def begin(self) -> None:
-        """Show the one who was dialled that this side has the keys."""
-        self._enter(PATIENCE, "was not introduced in time")
-        self.stream.acknowledge()
-        self.pump()
-
-    def _enter(self, seconds: float, reason: str) -> None:
-        strangers = self._owner.strangers
-        self._owner.links[self._id] = self
-        self._expire(seconds, reason)
-        if not self.dialled:
-            strangers[self] = None
-        if len(strangers) > STRANGERS:
-            busiest = Counter(link.key for link in strangers).most_common(1)[0][0]
-            next(link for link in strangers if link.key == busiest).fail("made room for another one")
-
-    def _prove(self) -> None:
-        self.proven = True
-        self._opening = self._answer = b""
-        self._expire(PATIENCE, "was not introduced in time")
-        same = [link for link in self._owner.links.values() if link.key == self.key and link.proven]
-        if len(same) > LINKS_PER_KEY:
-            same[0].fail("made room for another one")
-
-    def _expire(self, seconds: float, reason: str) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_later(seconds, self.fail, reason)
-
-    def _forget_expiry(self) -> None:
-        self._owner.strangers.pop(self, None)
-        if self._expiry is not None:
-            self._expiry.cancel()
-
-    # Packets
-
-    def packet(self, content: bytes) -> None:
-        """Take in a packet that claims to be of this link."""
-        before = self.backlog
-        try:
-            self.stream.packet_in(content, asyncio.get_running_loop().time())
-        except ProtocolError as error:
-            self._owner.handler.refused(error.cause, f"{self.remote}: {error}")
-            return
-        if not self.proven:
-            if not self.stream.heard:
-                return
-            self._prove()
-        while (frame := self._frame()) is not None:
-            self._owner.handler.received(self, frame)
-        if self.stream.ended:
-            self.fail("closed by the other side")
-        self.pump()
-        if self._behind and self.backlog < before and not self.stream.unsent and not self._closed:
-            self._behind = self.backlog > 0
-            self._owner.handler.drained(self)
-
-    def _frame(self) -> memoryview | None:
-        if self._closed:
-            return None
-        try:
-            return self.stream.frame()
-        except ProtocolError as error:
-            self.fail(str(error))
-            return None
-
-    def probe(self) -> None:
-        """Find out whether the other side still knows this link."""
-        self.stream.probe(asyncio.get_running_loop().time())
-        self.pump()
-
-    def pump(self, most: float = inf) -> bool:
-        """Publish what is due, at most so many packets; return whether there may be more."""
-        bus = self._owner.bus
-        if self._closed or not self.proven or not bus.connected:
-            return False
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        if reason := self.stream.failure(now):
-            self.fail(reason)
-            return False
-        count = 0
-        while count < most and (packet := self.stream.packet_out(now, data=bus.queued < QUEUE)) is not None:
-            bus.publish(self._inbox, packet)
-            count += 1
-        due = self.stream.due()
-        if self._timer is None or self._timer.cancelled() or self._timer.when() > due or self._timer.when() <= now:
-            self.forget_timer()
-            if due < inf:
-                self._timer = loop.call_at(due, self._tick)
-        return count == most
-
-    def _tick(self) -> None:
-        self._timer = None
-        self.pump()
-
-    def forget_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-
-
-def _name(key: bytes) -> str:
-    """A key, short enough for a message to people."""
-    return key.hex()[:16]
 
 
 def _raise(task: asyncio.Task[None]) -> None:

@@ -61,22 +61,27 @@ class Broker:
 
 
 @contextlib.contextmanager
-def mosquitto(config_lines=()):
-    """Run Mosquitto, where it is installed; without lines about access everyone may do everything."""
+def mosquitto(config_lines=(), files=None):
+    """Run Mosquitto, where it is installed; without lines about access everyone may do everything.
+
+    Args:
+        config_lines: in which {folder} stands for the one where the files are.
+        files: their texts, by name.
+    """
     program = shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")
     if program is None:
         pytest.skip("Mosquitto is not installed")
     folder = Path(tempfile.mkdtemp(prefix="mosquitto-"))
     folder.chmod(0o755)
-    access = (
-        ()
-        if any("password_file" in line or "allow_anonymous" in line for line in config_lines)
-        else ("allow_anonymous true",)
-    )
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text)
+    lines = [line.format(folder=folder) for line in config_lines]
+    if not any("allow_anonymous" in line for line in lines):
+        lines.append("allow_anonymous true")
 
     def start(port):
         config = folder / "mosquitto.conf"
-        config.write_text("\n".join([f"listener {port} 127.0.0.1", "persistence false", *access, *config_lines]) + "\n")
+        config.write_text("\n".join([f"listener {port} 127.0.0.1", "persistence false", *lines]) + "\n")
         user = {"user": "nobody"} if os.geteuid() == 0 else {}
         process = subprocess.Popen(
             [program, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user

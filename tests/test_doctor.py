@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from mosquitto import mosquitto
 
+from node import admission, config
 from node import doctor_network as network
-from node.doctor import Finding, check_clock, check_disk, check_key, check_layout, report
+from node.doctor import Finding, check_clock, check_disk, check_federation, check_key, check_layout, report
 from node.doctor_network import check_broker, check_multicast, check_port
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout
@@ -97,6 +98,50 @@ def test_a_task_that_cannot_be_made_is_said():
 
     found = check_layout(make, "")
     assert (found.ok, found.said) == (False, "rows.csv, line 3: b is 'x', and must be a number")
+
+
+# The federation
+
+
+def made(root, name="alice"):
+    folder = root / name
+    config.create(folder, name)
+    return folder
+
+
+def test_a_node_alone_belongs_to_no_federation(tmp_path):
+    found = check_federation(made(tmp_path))
+    assert (found.ok, found.said) == (None, "this node belongs to none")
+    assert "federation create" in found.mend
+
+
+def test_a_member_a_stranger_and_a_removed_member_are_told_apart(tmp_path):
+    folder = made(tmp_path)
+    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    assert check_federation(folder) == Finding("federation", True, "home, members: 1, epoch: 1")
+    stranger = made(tmp_path, "mallory")
+    for name in ("federation.toml", "membership"):
+        shutil.copy(folder / name, stranger / name)
+    found = check_federation(stranger)
+    assert (found.ok, found.said) == (False, "this node is not a member of home")
+    admission.revoke(folder, "alice")
+    found = check_federation(folder)
+    assert (found.ok, found.said) == (False, "this node's key was removed from home")
+    assert "p2pfl-node request" in found.mend
+
+
+def test_a_damaged_federation_file_and_a_missing_key_are_said(tmp_path):
+    folder = made(tmp_path)
+    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    path = folder / "federation.toml"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"home", b"hose"))
+    found = check_federation(folder)
+    assert found.ok is False
+    assert str(path) in found.said
+    path.write_bytes(whole)
+    (folder / "key.pem").unlink()
+    assert check_federation(folder).ok is None
 
 
 # The clock

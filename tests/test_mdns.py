@@ -234,9 +234,9 @@ def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes():
         of_node(9)[:-1],
         of_node(9) + strings(b"x" * 200, b"y" * 200, b"z" * 200),
         strings(b"id=", b"fed="),
-        strings(b"id=" + b"zz" * 32, b"fed=" + b"66" * 16),
-        strings(b"id=" + b"\xff" * 64, b"fed=" + b"66" * 16),
-        strings(b"fed=" + b"66" * 16),
+        strings(b"id=" + b"zz" * 32, b"fed=" + FEDERATION.hex().encode()),
+        strings(b"id=" + b"\xff" * 64, b"fed=" + FEDERATION.hex().encode()),
+        strings(b"fed=" + FEDERATION.hex().encode()),
     ]
     hostile += [bytes([i]) * i for i in range(100)]
 

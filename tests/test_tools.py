@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from node import config, log, metrics
+from node import admission, agreement, config, log, metrics
 from node.checkpoint import Checkpoint, FileStore
 from node.export import export, newest, write
 from node.judge import Judge
@@ -95,6 +95,18 @@ def test_a_node_is_exported_from_its_folder(tmp_path):
     FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, model, model))
     assert export(folder, tmp_path / "model.safetensors") == 3
     assert task.layout.join(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
+
+
+def test_the_file_of_a_member_names_its_federation(tmp_path):
+    folder, target = tmp_path / "alice", tmp_path / "model.safetensors"
+    config.create(folder, "alice")
+    task = make_task("digits", {}, Part(0, 1), 0)
+    tables = agreement.draft("home", config.load(folder), task)
+    federation = admission.create_federation(folder, tables, tmp_path / "backup.pem")
+    FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, task.initial(0), None))
+    export(folder, target)
+    with safe_open(target, "numpy") as file:
+        assert file.metadata()["federation"] == f"home ({federation.id.hex()})"
 
 
 # Log

@@ -1,0 +1,143 @@
+"""Nodes of the product itself, for benchmarks of the wire: only what is learned is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from math import inf
+
+import numpy as np
+
+from node.messaging import MessageExchange, payload_limit
+from node.peer import Member, Peer
+from node.settings import Settings
+from node.wiring import max_frame
+from protocols import messages as m
+from protocols.envelope import Door, Sealer
+from protocols.identity import Identity
+from protocols.tls import TlsTransport
+
+HOST = "127.0.0.1"
+FEDERATION, LAYOUT = bytes(16), bytes(16)
+_BYTES_ACKED, _BYTES_RECEIVED = 120, 128  # where Linux's struct tcp_info has them
+
+
+class Club:
+    """A gate whose members are given keys."""
+
+    federation, invites, epoch = FEDERATION, False, 0
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self.keys = set(keys)
+
+    def refusal(self, key: bytes) -> str:
+        return "" if key in self.keys else "stranger"
+
+    def after(self, epoch: int, limit: int) -> bytes:
+        return b""
+
+    def extend(self, entries: bytes) -> int:
+        return 0
+
+
+def identity(number: int) -> Identity:
+    return Identity.from_seed(bytes([number]) * 32)
+
+
+class Anew(MessageExchange):
+    """Hashes a model for every peer that asks for it, as if it had been published just now."""
+
+    def _serve(self, peer: Peer, get: m.Get) -> None:
+        self._payloads.clear()
+        super()._serve(peer, get)
+
+
+class BenchNode:
+    """
+    Args:
+        number: makes the key; others know the node by it.
+        others: numbers and addresses of its peers; "" for one that will dial.
+        size: bytes of a model.
+    """
+
+    def __init__(self, number: int, others: dict[int, str], size: int, period: float = inf) -> None:
+        own, keys = identity(number), {other: identity(other).public for other in others}
+        self.transport = TlsTransport(f"{HOST}:0", own, Club(keys.values()), max_frame(size // 4))
+        self.exchange = Anew(
+            f"node-{number}",
+            own.public,
+            {f"node-{k}": Member(key, (others[k],) if others[k] else ()) for k, key in keys.items()},
+            transport=self.transport,
+            sealer=Sealer(own, FEDERATION, LAYOUT, 1),
+            door=Door({f"node-{k}": key for k, key in keys.items()}, own.public, FEDERATION, payload_limit(size // 4)),
+            settings=Settings(mode="asynchronous", members=1 + len(others), deadline=60.0),
+            agreed={},
+            about={},
+            size=size // 4,
+            n_samples=1,
+            loss=self._no_loss,
+            period=period,
+        )
+        self.tasks = asyncio.TaskGroup()
+
+    @staticmethod
+    async def _no_loss(params: np.ndarray) -> float:
+        return 0.0
+
+    def wire_bytes(self) -> int:
+        """Bytes that TCP has carried for this node in both directions, TLS included, without TCP's own headers."""
+        total = 0
+        for link in self.transport.links:
+            assert link._tls is not None
+            info = link._tls.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            total += sum(struct.unpack_from("Q", info, at)[0] for at in (_BYTES_ACKED, _BYTES_RECEIVED))
+        return total
+
+
+async def handshakes_per_second(count: int) -> float:
+    """Return how many connections two nodes on one event loop make in a second, one by one: dialled, encrypted, proven."""
+    server, client = BenchNode(1, {2: ""}, 4), BenchNode(2, {1: ""}, 4)
+    for node in (server, client):
+        await node.transport.listen(node.exchange.contacts)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for _ in range(count):
+        (await client.transport.dial(server.transport.address, identity(1).public)).close()
+    taken = loop.time() - begun
+    for node in (server, client):
+        await node.transport.close()
+    return count / taken
+
+
+async def idle_traffic(nodes: int, seconds: float) -> float:
+    """Return bytes a second of one node, in and out, in a federation of so many that have nothing to say to each other."""
+    numbers = range(1, nodes + 1)
+    all_nodes = {k: BenchNode(k, {other: "" for other in numbers if other != k}, 4, period=1.0) for k in numbers}
+    async with asyncio.TaskGroup() as tasks:
+        for node in all_nodes.values():
+            await node.exchange.contacts.start(tasks)
+        for k, node in all_nodes.items():
+            for other in numbers:
+                if other != k:
+                    node.exchange.contacts.found(identity(other).public, all_nodes[other].transport.address, "benchmark")
+        while any(len(node.exchange.contacts.introduced()) < nodes - 1 for node in all_nodes.values()):
+            await asyncio.sleep(0.1)  # noqa: ASYNC110 (fifty nodes have no common event)
+        await asyncio.sleep(2.0)  # until nobody has more to say
+        before = sum(node.wire_bytes() for node in all_nodes.values())
+        await asyncio.sleep(seconds)
+        after = sum(node.wire_bytes() for node in all_nodes.values())
+        for node in all_nodes.values():
+            await node.exchange.close()
+    return (after - before) / seconds / nodes
+
+
+def raise_limits() -> None:
+    """Allow as many open files as the system does: fifty nodes have 2,450 connections."""
+    if os.name == "posix":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

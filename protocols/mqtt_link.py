@@ -1,0 +1,212 @@
+"""A link with another node through a broker: its frames, what bounds it, and its end. See protocols.mqtt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+from protocols import session
+from protocols.chunks import CHUNK, Stream
+from protocols.errors import ProtocolError, TransportError
+from protocols.transport import Part
+
+if TYPE_CHECKING:
+    from protocols.mqtt import MqttTransport
+
+REQUEST = 4096  # the most bytes of a frame of one who joins
+ANSWER = 8 << 20  # and of the answer to it: the federation's file and its membership log
+QUEUE = 512 << 10  # bytes that wait for the network, above which no more chunks are sealed
+CONFIRMATION = 5.0  # seconds for one who has dialled to show that it has the keys
+PATIENCE = 10.0  # seconds for a link to become trusted
+STRANGERS = 64  # links that are not trusted; with more, the oldest of the busiest key is ended
+LINKS_PER_KEY = 4
+BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
+
+
+class MqttLink:
+    """A link with the one who has `key`; one that was accepted is `proven` when the first sealed packet has opened."""
+
+    direct = False
+
+    def __init__(
+        self, owner: MqttTransport, key: bytes, id: bytes, sealing: session.Sealing, dialled: bool, joining: bool
+    ) -> None:
+        self.remote = f"{key_name(key)} through {owner.bus.name}"
+        self.key: bytes | None = key
+        self.session = sealing.session
+        self.dialled = dialled
+        self.joining = joining
+        self.proven = dialled
+        limit = owner.greeting
+        if joining:
+            limit = ANSWER if dialled else REQUEST
+        self.stream = Stream(sealing, id, limit, asyncio.get_running_loop().time())
+        self._owner = owner
+        self._id = id
+        self._inbox = owner.inbox(key)
+        self._closed = False
+        self._behind = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._opening = self._answer = b""
+
+    # What a handler may do
+
+    @property
+    def backlog(self) -> int:
+        return self.stream.backlog
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if self._closed:
+            raise TransportError(f"the link with {self.remote} is closed")
+        if self.backlog > BACKLOG_FRAMES * self._owner.max_frame:
+            raise TransportError(f"{self.remote} does not read what it is sent")
+        self.stream.send(parts)
+        self._behind |= self.backlog > CHUNK
+        self.pump()
+
+    def trust(self) -> None:
+        self.stream.limit = self._owner.max_frame
+        self._forget_expiry()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._owner.links.pop(self._id, None)
+        self._forget_expiry()
+        self.forget_timer()
+        if self.proven:
+            self._owner.bus.publish(self._inbox, self.stream.closing())
+
+    def fail(self, reason: str) -> None:
+        """End the link for a reason that is not this side's wish."""
+        if self._closed:
+            return
+        self.close()
+        if self.proven:
+            self._owner.handler.lost(self, reason)
+        else:
+            self._owner.handler.refused("not confirmed", f"{self.remote} {reason}")
+
+    # The beginning
+
+    def half_open(self, opening: bytes, answer: bytes) -> None:
+        """Answer the one who has dialled, and wait for it to show that it has the keys."""
+        self._opening, self._answer = opening, answer
+        self._enter(CONFIRMATION, "has not confirmed its dialling")
+        self.opened_again(opening)
+
+    def opened_again(self, opening: bytes) -> None:
+        """Repeat the answer, if it was this link's: the first one may have been lost."""
+        if opening == self._opening and not self.proven:
+            self._owner.bus.publish(self._inbox, self._answer)
+
+    def begin(self) -> None:
+        """Show the one who was dialled that this side has the keys."""
+        self._enter(PATIENCE, "was not introduced in time")
+        self.stream.acknowledge()
+        self.pump()
+
+    def _enter(self, seconds: float, reason: str) -> None:
+        strangers = self._owner.strangers
+        self._owner.links[self._id] = self
+        self._expire(seconds, reason)
+        if not self.dialled:
+            strangers[self] = None
+        if len(strangers) > STRANGERS:
+            busiest = Counter(link.key for link in strangers).most_common(1)[0][0]
+            next(link for link in strangers if link.key == busiest).fail("made room for another one")
+
+    def _prove(self) -> None:
+        self.proven = True
+        self._opening = self._answer = b""
+        self._expire(PATIENCE, "was not introduced in time")
+        same = [link for link in self._owner.links.values() if link.key == self.key and link.proven]
+        if len(same) > LINKS_PER_KEY:
+            same[0].fail("made room for another one")
+
+    def _expire(self, seconds: float, reason: str) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_later(seconds, self.fail, reason)
+
+    def _forget_expiry(self) -> None:
+        self._owner.strangers.pop(self, None)
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    # Packets
+
+    def packet(self, content: bytes) -> None:
+        """Take in a packet that claims to be of this link."""
+        before = self.backlog
+        try:
+            self.stream.packet_in(content, asyncio.get_running_loop().time())
+        except ProtocolError as error:
+            self._owner.handler.refused(error.cause, f"{self.remote}: {error}")
+            return
+        if not self.proven:
+            if not self.stream.heard:
+                return
+            self._prove()
+        while (frame := self._frame()) is not None:
+            self._owner.handler.received(self, frame)
+        if self.stream.ended:
+            self.fail("closed by the other side")
+        self.pump()
+        if self._behind and self.backlog < before and not self.stream.unsent and not self._closed:
+            self._behind = self.backlog > 0
+            self._owner.handler.drained(self)
+
+    def _frame(self) -> memoryview | None:
+        if self._closed:
+            return None
+        try:
+            return self.stream.frame()
+        except ProtocolError as error:
+            self.fail(str(error))
+            return None
+
+    def probe(self) -> None:
+        """Find out whether the other side still knows this link."""
+        self.stream.probe(asyncio.get_running_loop().time())
+        self.pump()
+
+    def pump(self, most: float = inf) -> bool:
+        """Publish what is due, at most so many packets; return whether there may be more."""
+        bus = self._owner.bus
+        if self._closed or not self.proven or not bus.connected:
+            return False
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if reason := self.stream.failure(now):
+            self.fail(reason)
+            return False
+        count = 0
+        while count < most and (packet := self.stream.packet_out(now, data=bus.queued < QUEUE)) is not None:
+            bus.publish(self._inbox, packet)
+            count += 1
+        due = self.stream.due()
+        if self._timer is None or self._timer.cancelled() or self._timer.when() > due or self._timer.when() <= now:
+            self.forget_timer()
+            if due < inf:
+                self._timer = loop.call_at(due, self._tick)
+        return count == most
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.pump()
+
+    def forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+
+def key_name(key: bytes) -> str:
+    """A key, short enough for a message to people."""
+    return key.hex()[:16]

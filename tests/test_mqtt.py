@@ -1,0 +1,881 @@
+"""Links through a broker that loses, repeats, reorders, alters, makes up and reads packets; and through real ones."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+import brokers
+import pytest
+
+from protocols import mqtt, presence
+from protocols.bus import AiomqttBus, _words
+from protocols.chunks import CHUNK
+from protocols.errors import AddressError, ProtocolError, TransportError
+from protocols.identity import Identity
+from protocols.mqtt import MqttTransport
+from protocols.mqtt_link import LINKS_PER_KEY, REQUEST, STRANGERS
+from protocols.session import Dialler
+from sim.clock import run
+
+FEDERATION = bytes(range(16))
+MAX = 3_000_000
+GREETING = 1000
+ALICE, BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
+ROOT = f"p2pfl/{FEDERATION.hex()}"
+
+
+class Members:
+    """A gate that knows its members by heart."""
+
+    def __init__(self, *identities, federation=FEDERATION, epoch=1, invites=False):
+        self.federation, self.epoch, self.invites = federation, epoch, invites
+        self.keys, self.revoked = {identity.public for identity in identities}, set()
+
+    def refusal(self, key):
+        return "" if key in self.keys else "revoked" if key in self.revoked else "stranger"
+
+    def after(self, epoch, limit):
+        return b"".join(sorted(self.keys))[:limit] if epoch < self.epoch else b""
+
+    def extend(self, entries):
+        new = {entries[k : k + 32] for k in range(0, len(entries), 32)} - self.keys
+        self.keys |= new
+        self.epoch += len(new)
+        return len(new)
+
+
+@dataclass
+class Ear:
+    """A handler that remembers, trusts everybody unless told otherwise, and can be waited for."""
+
+    trusting: bool = True
+    frames: list = field(default_factory=list)
+    links: list = field(default_factory=list)
+    lost_links: list = field(default_factory=list)
+    drains: int = 0
+    causes: list = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def received(self, link, frame):
+        if self.trusting:
+            link.trust()
+        self.frames.append(bytes(frame))
+        self.links.append(link)
+        self.news.set()
+
+    def drained(self, link):
+        self.drains += 1
+
+    def lost(self, link, reason):
+        self.lost_links.append((link, reason))
+        self.news.set()
+
+    def refused(self, cause, detail):
+        self.causes.append(cause)
+        self.news.set()
+
+    async def until(self, condition, seconds=60):
+        async with asyncio.timeout(seconds):
+            while not condition(self):
+                self.news.clear()
+                await self.news.wait()
+
+
+@dataclass
+class End:
+    transport: MqttTransport
+    ear: Ear
+    gate: Members
+    problems: list
+    found: list
+    hinted: list
+
+
+class World:
+    """Some nodes around one broker in memory."""
+
+    def __init__(self):
+        self.broker = brokers.MemoryBroker()
+        self.ends = []
+
+    async def node(self, identity, gate=None, bus=None, trusting=True, **options):
+        gate = gate or Members(ALICE, BOB, CAROL)
+        problems, found, hinted = [], [], []
+        transport = MqttTransport(
+            bus or self.broker.bus(),
+            identity,
+            gate,
+            MAX,
+            **{"greeting": GREETING} | options,
+            found=lambda *what: found.append(what),
+            hinted=hinted.append,
+            on_problem=problems.append,
+            uniform=random.Random(1).uniform,
+        )
+        end = End(transport, Ear(trusting), gate, problems, found, hinted)
+        await transport.listen(end.ear)
+        self.ends.append(end)
+        return end
+
+    async def close(self):
+        for end in self.ends:
+            await end.transport.close()
+
+
+def world(test):
+    """Run a test of a world on virtual time."""
+
+    async def main():
+        here = World()
+        try:
+            await test(here)
+        finally:
+            await here.close()
+
+    return lambda: run(main())
+
+
+async def introduced(a, b, key=BOB.public):
+    """Return a link from a to b, and the other end of it, both trusted."""
+    link = await a.transport.dial("mqtt:", key)
+    link.send([b"hello"])
+    await b.ear.until(lambda ear: ear.frames)
+    other = b.ear.links[-1]
+    other.send([b"welcome"])
+    await a.ear.until(lambda ear: ear.frames)
+    a.ear.frames.clear()
+    b.ear.frames.clear()
+    return link, other
+
+
+# What every link does
+
+
+@world
+async def test_frames_cross_both_ways_in_order(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    sent = [bytes([k]) * (1 + 37 * k % 5000) for k in range(100)] + [random.Random(0).randbytes(MAX)]
+    for frame in sent:
+        link.send([frame[:1], memoryview(frame)[1:]])
+        other.send([frame])
+    await a.ear.until(lambda ear: len(ear.frames) == 101)
+    await b.ear.until(lambda ear: len(ear.frames) == 101)
+    assert a.ear.frames == b.ear.frames == sent
+    assert link.session == other.session
+    assert (link.key, other.key) == (BOB.public, ALICE.public)
+    assert (link.dialled, other.dialled, link.direct) == (True, False, False)
+
+
+@world
+async def test_the_backlog_is_what_was_not_acknowledged_and_its_end_is_told(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    for _ in range(3):
+        link.send([bytes(MAX)])
+    assert link.backlog == 3 * MAX
+    await b.ear.until(lambda ear: len(ear.frames) == 3)
+    await asyncio.sleep(1)
+    assert link.backlog == 0
+    assert a.ear.drains > 0
+
+
+@world
+async def test_a_peer_that_does_not_read_is_sent_no_more(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    with pytest.raises(TransportError, match="does not read what it is sent"):
+        for _ in range(10):
+            link.send([bytes(MAX)])
+
+
+@world
+async def test_a_closed_link_takes_no_frames_and_the_other_side_learns_of_it(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    link.close()
+    link.close()
+    with pytest.raises(TransportError, match="closed"):
+        link.send([b"x"])
+    await b.ear.until(lambda ear: ear.lost_links)
+    assert b.ear.lost_links == [(other, "closed by the other side")]
+    assert a.ear.lost_links == []
+
+
+@world
+async def test_before_a_link_is_trusted_a_large_frame_ends_it(here):
+    a, b = await here.node(ALICE), await here.node(BOB, trusting=False)
+    link = await a.transport.dial("mqtt:", BOB.public)
+    link.send([bytes(GREETING)])
+    await b.ear.until(lambda ear: ear.frames)
+    link.send([bytes(GREETING + 1)])
+    await b.ear.until(lambda ear: ear.lost_links)
+    assert b.ear.lost_links[0][1] == f"too large: a frame of {GREETING + 1} bytes, at most {GREETING} are allowed"
+
+
+@world
+async def test_a_link_that_is_never_trusted_is_ended(here):
+    a, b = await here.node(ALICE), await here.node(BOB, trusting=False)
+    await a.transport.dial("mqtt:", BOB.public)
+    await b.ear.until(lambda ear: ear.lost_links)
+    await a.ear.until(lambda ear: ear.lost_links)
+    assert b.ear.lost_links[0][1] == "was not introduced in time"
+    assert not a.transport.links
+    assert not b.transport.links
+    assert not b.transport.strangers
+
+
+# A hostile broker
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_broker_does_frames_come_whole_in_order_and_once(seed):
+    generator = random.Random(seed)
+    past = []
+
+    def fate(topic, content):
+        past.append((topic, content))
+        del past[:-200]
+        events = [] if generator.random() < 0.15 else [(generator.uniform(0.001, 0.4), topic, content)]
+        if generator.random() < 0.1:
+            events += [(generator.uniform(0.001, 2), topic, content)]
+        if generator.random() < 0.1:  # altered
+            changed = bytearray(content)
+            changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+            events += [(0.001, topic, bytes(changed))]
+        if generator.random() < 0.1:  # said before
+            events += [(generator.uniform(0.001, 9), *generator.choice(past))]
+        if generator.random() < 0.1:  # to, or from, somebody else
+            events += [(0.001, generator.choice(past)[0], content)]
+        if generator.random() < 0.1:  # made up
+            noise = bytes([generator.randrange(8)]) + content[1:17] + generator.randbytes(generator.randrange(200))
+            events += [(0.001, topic, noise)]
+        return events
+
+    @world
+    async def test(here):
+        a, b = await here.node(ALICE), await here.node(BOB)
+        here.broker.fate = fate
+        while True:
+            try:
+                link = await a.transport.dial("mqtt:", BOB.public)
+                break
+            except TransportError:
+                pass
+        link.trust()
+        link.send([b"hello"])
+        await b.ear.until(lambda ear: ear.frames)
+        other = b.ear.links[0]
+        sent = [generator.randbytes(generator.choice([1, 500, CHUNK, 2_000_000])) for _ in range(10)]
+        for frame in sent:
+            link.send([frame])
+            other.send([frame[::-1]])
+        await b.ear.until(lambda ear: len(ear.frames) == 11, 3000)
+        await a.ear.until(lambda ear: len(ear.frames) == 10, 3000)
+        await asyncio.sleep(30)
+        assert b.ear.frames == [b"hello", *sent]
+        assert a.ear.frames == [frame[::-1] for frame in sent]
+        assert {id(one) for one in b.ear.links} == {id(other)}
+
+    test()
+
+
+@world
+async def test_what_is_said_is_never_seen_by_the_broker(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    pattern = b"a pattern that is known" * 4
+    link.send([pattern * 10_000])
+    other.send([pattern])
+    await b.ear.until(lambda ear: ear.frames)
+    await a.ear.until(lambda ear: ear.frames)
+    assert sum(len(content) for _, content in here.broker.seen) > len(pattern) * 10_000
+    for _, content in here.broker.seen:
+        assert pattern[:12] not in content
+        assert b"welcome" not in content
+
+
+@world
+async def test_what_was_recorded_is_refused_later_and_by_a_restarted_node(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    link.send([b"once"])
+    await b.ear.until(lambda ear: ear.frames)
+    inbox = a.transport.inbox(BOB.public)
+    recorded = [content for topic, content in here.broker.seen if topic == inbox]
+    for content in recorded:  # while the link stands
+        here.broker.deliver(inbox, content)
+    await asyncio.sleep(20)
+    assert b.ear.frames == [b"once"]
+    assert b.transport.links.keys() == a.transport.links.keys()
+    link.close()
+    await asyncio.sleep(20)
+    b.ear.causes.clear()
+    for content in recorded:  # when it is closed
+        here.broker.deliver(inbox, content)
+    await asyncio.sleep(20)
+    assert b.ear.frames == [b"once"]
+    assert b.ear.causes.count("unknown session") == 0  # the opening was answered; nothing opens under its new keys
+    assert set(b.ear.causes) == {"wrong seal", "not confirmed"}
+    await b.transport.close()
+    again = await here.node(BOB)
+    await asyncio.sleep(1)
+    for content in recorded[::-1]:
+        here.broker.deliver(inbox, content)
+    await asyncio.sleep(20)
+    assert again.ear.frames == []
+    assert set(again.ear.causes) == {"unknown session", "not confirmed"}
+    assert not again.transport.links
+
+
+@world
+async def test_a_packet_in_the_name_of_another_member_is_refused(here):
+    a, b, c = await here.node(ALICE), await here.node(BOB), await here.node(CAROL)
+    await introduced(a, b)
+    inbox = a.transport.inbox(BOB.public)
+    for topic, content in list(here.broker.seen):
+        if topic == inbox:
+            here.broker.deliver(c.transport.inbox(BOB.public), content)
+    await asyncio.sleep(20)
+    assert set(b.ear.causes) == {"other sender"}
+    assert len(b.transport.links) == 1
+
+
+@world
+async def test_what_is_too_large_or_in_no_known_place_is_not_looked_at(here):
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    own = BOB.public.hex()
+    for topic in (f"{ROOT}/{own}/zz", f"{ROOT}/{own}/{'é' * 64}", f"{ROOT}/{own}/00", "p2pfl/x/y/z", f"{ROOT}/{own}", "x"):
+        b.transport.came(topic, b"\3" * 100)
+    b.transport.came(f"{ROOT}/{own}/{ALICE.public.hex()}", bytes(mqtt.LARGEST + 1))
+    b.transport.came(f"{ROOT}/{own}/{ALICE.public.hex()}", b"")
+    assert b.ear.causes == []
+
+
+# Who is kept out
+
+
+@world
+async def test_a_stranger_is_told_why(here):
+    await here.node(BOB)
+    eve = await here.node(EVE)
+    with pytest.raises(TransportError, match=r"keeps this node out: stranger: .* is no member at epoch 1"):
+        await eve.transport.dial("mqtt:", BOB.public)
+    assert here.ends[0].ear.causes == ["stranger"]
+
+
+@world
+async def test_a_revoked_member_is_kept_out(here):
+    bob = await here.node(BOB)
+    alice = await here.node(ALICE)
+    bob.gate.keys.remove(ALICE.public)
+    bob.gate.revoked.add(ALICE.public)
+    with pytest.raises(TransportError, match="revoked"):
+        await alice.transport.dial("mqtt:", BOB.public)
+    assert set(bob.ear.causes) == {"revoked"}
+
+
+@world
+async def test_a_new_member_brings_the_news_of_itself(here):
+    bob = await here.node(BOB, Members(ALICE, BOB, epoch=2))
+    carol = await here.node(CAROL, Members(ALICE, BOB, CAROL, epoch=3))
+    await introduced(carol, bob)
+    assert bob.gate.refusal(CAROL.public) == ""
+
+
+@world
+async def test_members_of_another_federation_do_not_meet(here):
+    bob = await here.node(BOB)
+    alice = await here.node(ALICE, Members(ALICE, BOB, federation=bytes(16)))
+    with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
+        await alice.transport.dial("mqtt:", BOB.public)
+    assert bob.ear.causes == []
+    packet = Dialler(ALICE, alice.gate, BOB.public).packet
+    here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
+    assert bob.ear.causes == ["other federation"]
+
+
+@world
+async def test_an_opening_for_somebody_else_is_refused(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    packet = Dialler(ALICE, bob.gate, CAROL.public).packet
+    here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
+    assert bob.ear.causes == ["other recipient"]
+    assert not bob.transport.links
+
+
+@world
+async def test_a_made_up_refusal_does_not_stop_a_dial(here):
+    here.broker.fate = lambda topic, content: [(0.001, topic, content)]
+    await here.node(BOB)
+    alice = await here.node(ALICE)
+
+    def fate(topic, content):
+        events = [(0.1, topic, content)]
+        if content[0] == mqtt.ANSWER_PACKET:
+            events.append((0.01, topic, content[:5] + bytes([content[5] ^ 1]) + content[6:]))
+        return events
+
+    here.broker.fate = fate
+    assert await alice.transport.dial("mqtt:", BOB.public)
+    assert alice.ear.causes == ["wrong proof"]
+
+
+@world
+async def test_one_who_joins_is_let_in_where_invitations_are_given_and_may_say_little(here):
+    bob = await here.node(BOB, Members(ALICE, BOB, invites=True), trusting=False)
+    eve = await here.node(EVE, trusting=False)
+    link = await eve.transport.dial("mqtt:", BOB.public, joining=True)
+    link.send([bytes(REQUEST)])
+    await bob.ear.until(lambda ear: ear.frames)
+    other = bob.ear.links[0]
+    assert other.joining
+    other.send([bytes(MAX)])
+    await eve.ear.until(lambda ear: ear.frames)
+    link.send([bytes(REQUEST + 1)])
+    await bob.ear.until(lambda ear: ear.lost_links)
+    bob.gate.invites = False
+    with pytest.raises(TransportError, match="not inviting"):
+        await eve.transport.dial("mqtt:", BOB.public, joining=True)
+
+
+@world
+async def test_half_open_links_are_few_and_short(here):
+    bob = await here.node(BOB, Members(BOB, *(Identity.from_seed(bytes([9, k]) * 16) for k in range(100))))
+    await asyncio.sleep(1)
+    for k in range(100):
+        other = Identity.from_seed(bytes([9, k]) * 16)
+        packet = Dialler(other, bob.gate, BOB.public).packet
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{other.public.hex()}", b"\3" + packet)
+        assert len(bob.transport.links) <= STRANGERS
+    assert len(bob.transport.links) == STRANGERS
+    await asyncio.sleep(6)
+    assert not bob.transport.links
+    assert set(bob.ear.causes) == {"not confirmed"}
+
+
+@world
+async def test_one_who_dials_too_often_is_not_answered(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    for _ in range(100):
+        packet = Dialler(ALICE, bob.gate, BOB.public).packet
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
+    assert bob.ear.causes.count("too often") == 90
+    carol = await here.node(CAROL)
+    await introduced(carol, bob)
+
+
+@world
+async def test_a_member_has_few_links(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    for _ in range(LINKS_PER_KEY + 3):
+        link = await a.transport.dial("mqtt:", BOB.public)
+        link.send([b"hello"])
+        await asyncio.sleep(1)
+    assert len(b.transport.links) == LINKS_PER_KEY
+    assert a.transport.links.keys() == b.transport.links.keys()
+    assert link.stream.id in b.transport.links
+
+
+# Trouble
+
+
+@world
+async def test_a_link_survives_a_broker_that_is_away_for_minutes(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    frame = random.Random(0).randbytes(MAX)
+    link.send([frame])
+    await asyncio.sleep(0.0025)
+    here.broker.go_away()
+    other.send([b"meanwhile"])
+    await asyncio.sleep(300)
+    assert a.ear.frames == b.ear.frames == []
+    assert "does not answer" in a.transport.problem
+    here.broker.up = True
+    await b.ear.until(lambda ear: ear.frames)
+    await a.ear.until(lambda ear: ear.frames)
+    assert (b.ear.frames, a.ear.frames) == ([frame], [b"meanwhile"])
+    assert a.ear.lost_links == b.ear.lost_links == []
+    assert a.transport.problem == ""
+    assert len(a.problems) == 2
+
+
+@world
+async def test_a_broker_that_is_away_is_not_asked_often(here):
+    here.broker.up = False
+    await here.node(ALICE)
+    await asyncio.sleep(600)
+    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 12
+
+
+@world
+async def test_a_broker_that_ends_every_connection_is_not_asked_often_either(here):
+    a = await here.node(ALICE)
+    for _ in range(600):
+        await asyncio.sleep(1)
+        for bus in list(here.broker.connections):
+            here.broker.drop(bus)
+    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 12
+    assert "again and again" in a.transport.problem
+    await asyncio.sleep(60)
+    assert a.transport.problem == ""
+
+
+@world
+async def test_one_who_reads_nothing_is_given_up(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    inbox = b.transport.inbox(ALICE.public)
+    here.broker.allowed = lambda topic: topic != inbox
+    link.send([b"never acknowledged"])
+    await a.ear.until(lambda ear: ear.lost_links)
+    assert a.ear.lost_links == [(link, "does not read what it is sent")]
+
+
+@world
+async def test_a_restarted_peer_is_noticed_when_it_is_spoken_to(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    inbox = b.transport.inbox(ALICE.public)
+    here.broker.allowed = lambda topic: topic != inbox  # so that it dies without a word
+    await b.transport.close()
+    here.broker.allowed = lambda topic: True
+    await here.node(BOB)
+    await asyncio.sleep(1)
+    link.send([b"are you there?"])
+    await a.ear.until(lambda ear: ear.lost_links, seconds=10)
+    assert a.ear.lost_links == [(link, "does not know this link any more")]
+
+
+@world
+async def test_a_reset_by_the_broker_ends_no_link(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    for _ in range(50):
+        here.broker.deliver(b.transport.inbox(ALICE.public), bytes([mqtt.RESET_PACKET]) + link.stream.id)
+        await asyncio.sleep(1)
+    other.send([b"still there"])
+    await a.ear.until(lambda ear: ear.frames)
+    assert a.ear.lost_links == []
+
+
+@world
+async def test_a_dial_says_whether_the_broker_the_peer_or_its_rights_are_missing(here):
+    a = await here.node(ALICE)
+    with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
+        await a.transport.dial("mqtt:", BOB.public)
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    inbox = a.transport.inbox(BOB.public)
+    here.broker.allowed = lambda topic: topic != inbox
+    with pytest.raises(
+        TransportError, match=f"is present, but .* it may deny publishing to {inbox}, check its access rules"
+    ):
+        await a.transport.dial("mqtt:", BOB.public)
+    here.broker.go_away()
+    await asyncio.sleep(1)
+    with pytest.raises(TransportError, match="the broker at memory:1883 does not answer: connection refused"):
+        await b.transport.dial("mqtt:", ALICE.public)
+
+
+@world
+async def test_a_broker_that_denies_publishing_is_reported_within_half_a_minute(here):
+    a = await here.node(ALICE)
+    await asyncio.sleep(100)
+    assert a.problems == []
+    here.broker.allowed = lambda topic: False
+    await asyncio.sleep(30)
+    own = ALICE.public.hex()
+    assert a.problems == [
+        f"the broker at memory:1883 does not deliver to topic {ROOT}/{own}/{own}: "
+        "it denies publishing or subscribing, check its access rules"
+    ]
+    with pytest.raises(TransportError, match="does not deliver to topic"):
+        await a.transport.dial("mqtt:", BOB.public)
+    here.broker.allowed = lambda topic: True
+    await asyncio.sleep(21)
+    assert a.problems[1:] == [""]
+
+
+# Presence
+
+
+@world
+async def test_members_find_each_other(here):
+    await here.node(ALICE, addresses=lambda: ("tcp://192.168.1.5:4100", "nonsense"))
+    await asyncio.sleep(1)
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    assert b.found == [(ALICE.public, "tcp://192.168.1.5:4100"), (ALICE.public, "mqtt:")]
+    assert b.hinted == []
+
+
+@world
+async def test_one_who_leaves_says_so_and_a_will_is_a_hint(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    await asyncio.sleep(1)
+    here.broker.drop(here.broker.connections[0])
+    await asyncio.sleep(0.1)
+    assert b.hinted == [ALICE.public]
+    await asyncio.sleep(5)
+    await a.transport.close()
+    await asyncio.sleep(1)
+    assert b.hinted == [ALICE.public] * 2
+    with pytest.raises(TransportError, match="is not present"):
+        await b.transport.dial("mqtt:", ALICE.public)
+
+
+@world
+async def test_a_flood_of_wills_is_few_hints(here):
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    for _ in range(1000):
+        here.broker.deliver(f"{ROOT}/will/{ALICE.public.hex()}", b"gone")
+        here.broker.deliver(f"{ROOT}/will/{EVE.public.hex()}", b"gone")
+    assert b.hinted == [ALICE.public] * 3
+
+
+@world
+async def test_one_who_becomes_a_member_is_found(here):
+    b = await here.node(BOB, Members(BOB))
+    await here.node(CAROL)
+    await asyncio.sleep(5)
+    assert b.found == []
+    assert b.ear.causes == ["stranger"]
+    b.gate.extend(CAROL.public)
+    await asyncio.sleep(25)
+    assert b.found == [(CAROL.public, "mqtt:")]
+
+
+def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
+    directory = presence.Directory(Members(ALICE, BOB))
+
+    def said(identity=ALICE, boot=1, sequence=1, **options):
+        fields = {"federation": FEDERATION, "key": identity.public, "addresses": (), "online": True} | options
+        return presence.sign(identity, presence.Presence(boot=boot, sequence=sequence, **fields))
+
+    def cause(packet, key=ALICE.public):
+        with pytest.raises(ProtocolError) as caught:
+            directory.read(key, packet)
+        return caught.value.cause
+
+    assert not directory.online(ALICE.public)
+    directory.read(ALICE.public, said(boot=2))
+    directory.read(ALICE.public, said(boot=2))  # the broker shows it again after every connection
+    assert directory.online(ALICE.public)
+    assert cause(said(boot=1, sequence=9)) == "replay"
+    assert cause(said(BOB)) == "other sender"
+    assert cause(said(BOB, key=ALICE.public, boot=3)) == "wrong signature"
+    assert cause(said(EVE), EVE.public) == "stranger"
+    assert cause(said(federation=bytes(16))) == "other federation"
+    assert cause(b"x" * 100) == "malformed"
+    assert cause(bytes(presence.LIMIT + 1)) == "malformed"
+    good = said(boot=2, sequence=2, addresses=("tcp://h:1",))
+    for position in range(len(good)):
+        changed = bytearray(good)
+        changed[position] ^= 1
+        assert cause(bytes(changed))
+    directory.read(ALICE.public, said(boot=2, sequence=3, online=False))
+    assert not directory.online(ALICE.public)
+
+
+# Real brokers
+
+
+def test_a_broker_is_named_without_its_password(tmp_path):
+    bus = AiomqttBus("mqtts://alice:geheim@broker.local", environment={})
+    assert repr(bus) == "AiomqttBus(broker.local:8883)"
+    file = tmp_path / "password"
+    file.write_text("from a file\n")
+    environment = {"P2PFL_MQTT_PASSWORD": "from the environment"}
+    assert AiomqttBus("mqtt://a:b@h", file, environment)._password == "from a file"
+    assert AiomqttBus("mqtt://a:b@h", None, environment)._password == "from the environment"
+    assert AiomqttBus("mqtt://a:b@h", None, {})._password == "b"
+    for url in (
+        "mqtt://alice:geheim@h:port",
+        "http://alice:geheim@h",
+        "mqtt://alice:geheim@",
+        "mqtt://h/path",
+        "mqtt://[geheim",
+    ):
+        with pytest.raises(AddressError) as caught:
+            AiomqttBus(url)
+        assert "geheim" not in str(caught.value)
+    with pytest.raises(AddressError, match="cannot be read from"):
+        AiomqttBus("mqtt://h", tmp_path / "missing")
+
+
+def test_a_nodes_credentials_that_are_wrong_are_told_apart_from_silence():
+    assert _words(OSError("Not authorized"), stood=False).startswith("does not let this node in")
+    assert _words(OSError("Connection refused"), stood=False) == "does not answer: connection refused"
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request):
+    with getattr(brokers, request.param)() as running:
+        yield running
+
+
+def real(broker, test, loop_factory=None, **options):
+    """Run a test of two nodes at a real broker."""
+
+    async def main():
+        here = World()
+        here.bus = lambda url=broker.url: AiomqttBus(url, environment={})
+        try:
+            await test(here)
+        finally:
+            await here.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+LARGE = 20_000_000
+
+
+def test_large_frames_cross_a_real_broker_both_ways(broker):
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus(), boot=1) for who in (ALICE, BOB)]
+        for end in (a, b):
+            end.transport.max_frame = LARGE
+        link, other = await introduced(a, b)
+        frame = random.Random(0).randbytes(LARGE)
+        link.send([frame[:100], memoryview(frame)[100:]])
+        other.send([frame])
+        await asyncio.gather(*(end.ear.until(lambda ear: ear.frames) for end in (a, b)))
+        assert a.ear.frames == b.ear.frames == [frame]
+        assert (b.found[-1], a.problems, b.problems) == ((ALICE.public, "mqtt:"), [], [])
+
+    real(broker, test)
+
+
+def test_a_real_broker_may_be_killed_and_started_again_in_the_middle(broker):
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
+        for end in (a, b):
+            end.transport.max_frame = LARGE
+        link, other = await introduced(a, b)
+        frame = random.Random(0).randbytes(LARGE)
+        link.send([frame])
+        while link.backlog > LARGE - 3_000_000:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(broker.kill)
+        other.send([b"meanwhile"])
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert b.ear.frames == []
+        assert f"the broker at 127.0.0.1:{broker.port} does not answer: " in a.problems[0]
+        with pytest.raises(TransportError, match=f"the broker at 127.0.0.1:{broker.port}"):
+            await a.transport.dial("mqtt:", BOB.public)
+        await asyncio.to_thread(broker.start)
+        await asyncio.gather(*(end.ear.until(lambda ear: ear.frames) for end in (a, b)))
+        assert (a.ear.frames, b.ear.frames) == ([b"meanwhile"], [frame])
+        assert a.ear.lost_links == b.ear.lost_links == []
+
+    real(broker, test)
+
+
+def test_a_node_that_is_gone_is_hinted_at_by_a_real_broker(broker):
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
+        await introduced(a, b)
+        await a.transport.close()
+        async with asyncio.timeout(60):
+            while not b.hinted:
+                await asyncio.sleep(0.05)
+        assert b.hinted == [ALICE.public]
+        assert b.ear.lost_links[0][1] == "closed by the other side"
+
+    real(broker, test)
+
+
+def test_nodes_run_on_uvloop_too():
+    uvloop = pytest.importorskip("uvloop")
+
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        link.send([bytes(MAX)])
+        await b.ear.until(lambda ear: ear.frames)
+
+    with brokers.mosquitto() as broker:
+        real(broker, test, uvloop.new_event_loop)
+
+
+RULES = f"""
+pattern write {ROOT}/+/%u
+pattern read {ROOT}/%u/+
+pattern read {ROOT}/presence/+
+pattern read {ROOT}/will/+
+"""
+
+
+def test_the_access_rules_of_the_documentation_let_members_speak_for_themselves_only(monkeypatch):
+    async def test(here):
+        def user(identity):
+            return here.bus(f"mqtt://{identity.public.hex()}@127.0.0.1:{broker.port}")
+
+        a, b = [await here.node(who, bus=user(who)) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        async with asyncio.timeout(60):
+            while not (a.found and b.found):  # Bob has seen Alice's presence, and she his
+                await asyncio.sleep(0.05)
+        c = await here.node(CAROL, bus=user(ALICE))  # with her user name
+        monkeypatch.setattr(mqtt, "DIALLING", 0.5)
+        with pytest.raises(TransportError):
+            await c.transport.dial("mqtt:", BOB.public)
+        link.send([b"goes on"])
+        await b.ear.until(lambda ear: ear.frames)
+        assert (a.problems, b.problems, b.ear.causes) == ([], [], [])
+        assert CAROL.public not in {key for key, _ in b.found}
+
+    with brokers.mosquitto(["acl_file {folder}/rules"], {"rules": RULES}) as broker:
+        real(broker, test)
+
+
+def test_a_real_broker_that_denies_publishing_is_reported(monkeypatch):
+    monkeypatch.setattr(mqtt, "ECHO_WAIT", 0.5)
+
+    async def test(here):
+        a = await here.node(ALICE, bus=here.bus())
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert f"the broker at 127.0.0.1:{broker.port} does not deliver to topic {ROOT}/" in a.problems[0]
+
+    with brokers.mosquitto(["acl_file {folder}/rules"], {"rules": "topic read #\n"}) as broker:
+        real(broker, test)
+
+
+def test_a_real_broker_that_keeps_a_node_out_is_reported_without_its_password():
+    async def test(here):
+        a = await here.node(ALICE, bus=here.bus(f"mqtt://alice:geheim@127.0.0.1:{broker.port}"))
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert f"the broker at 127.0.0.1:{broker.port} does not let this node in: " in a.problems[0]
+        with pytest.raises(TransportError, match="check the user name and P2PFL_MQTT_PASSWORD") as caught:
+            await a.transport.dial("mqtt:", BOB.public)
+        assert "geheim" not in a.problems[0] + str(caught.value)
+
+    with brokers.mosquitto(["allow_anonymous false"]) as broker:
+        real(broker, test)
+
+
+def test_a_real_broker_that_takes_only_small_packets_is_reported():
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        link.send([bytes(MAX)])
+        async with asyncio.timeout(60):
+            while not any("again and again: it may not take packets of 255 KiB" in text for text in a.problems):
+                await asyncio.sleep(0.05)
+
+    with brokers.mosquitto(["max_packet_size 100000"]) as broker:
+        real(broker, test)
