@@ -168,7 +168,7 @@ def _admission_key(folder: Path, membership: Membership) -> Identity:
         ConfigurationError: there is none here, or it is not the one in force.
     """
     path, successor = folder / ADMISSION, folder / f"{ADMISSION}.new"
-    if not path.exists():
+    if not may_admit(folder):
         raise ConfigurationError(f"{folder} has no {ADMISSION}: only the node with the admission key can do this")
     with _as_configuration():
         identity = Identity.load(path)
@@ -213,11 +213,11 @@ def _adding(folder: Path, known: bytes = b"") -> Iterator[Membership]:
     """
     with _as_configuration(), _alone(folder / MEMBERSHIP):
         membership = _member_of(folder)
+        before = membership.epoch
         if known:
             MembershipFile(folder)._extend(membership, known)
-        before = membership.epoch
         yield membership
-        if membership.epoch > before or known:
+        if membership.epoch > before:
             write_sealed(folder / MEMBERSHIP, _MAGIC, membership.encode())
 
 
@@ -352,7 +352,7 @@ class Desk:
     """Where a running node answers those who bring a token.
 
     Args:
-        membership: the node's; its callbacks make an entry durable and tell of it.
+        membership: the node's; an entry is on the disk before it is in here, and its callbacks tell of it.
         now: returns seconds since 1970: tokens expire by this node's clock alone.
     """
 
@@ -380,26 +380,29 @@ class Desk:
     def _admit(self, key: bytes, join: Join) -> None:
         if self._now() < self._locked_until:
             raise ProtocolError("invitation locked", "too many wrong tokens; try later")
+        if not NAME.fullmatch(join.name):
+            raise ProtocolError("malformed", "a name has letters, digits, '.', '_' and '-', 64 at most")
         with _adding(self._folder, self._membership.encode()) as log:
-            note, given = self._find(join.secret)
-            if given.used_by == key and not log.refusal(key):
-                return  # it has lost our answer
-            if given.used_by not in (b"", key):
-                raise ProtocolError("invitation used", "a token is good for one node")
-            if self._now() > given.expires:
-                raise ProtocolError("invitation expired", "ask for another one")
-            if join.name in log.members:
-                raise ProtocolError("name taken", f"there is a member named {join.name} already; take another name")
-            if not NAME.fullmatch(join.name):
-                raise ProtocolError("malformed", "no name: letters, digits, '.', '_' and '-', 64 at most")
-            if log.refusal(key) != "stranger":
-                raise ProtocolError("known key", "this key is or was a member's; make another one")
-            admission = _admission_key(self._folder, log)
-            # Used first: a crash in between lets nobody in but the node with this key, when it asks again.
-            _write_note(note, msgspec.structs.replace(given, used_by=key))
-            reached("invitation-used")
-            log.append(admission, "add", join.name, key, given.role)
+            self._use(log, key, join)
         self._membership.extend(log.encode())
+
+    def _use(self, log: Membership, key: bytes, join: Join) -> None:
+        note, given = self._find(join.secret)
+        if given.used_by == key and not log.refusal(key):
+            return  # it has lost our answer
+        if given.used_by not in (b"", key):
+            raise ProtocolError("invitation used", "a token is good for one node")
+        if self._now() > given.expires:
+            raise ProtocolError("invitation expired", "ask for another one")
+        if join.name in log.members:
+            raise ProtocolError("name taken", f"there is a member named {join.name} already; take another name")
+        if log.refusal(key) != "stranger":
+            raise ProtocolError("known key", "this key is or was a member's; make another one")
+        admission = _admission_key(self._folder, log)
+        # Used first: a crash in between lets nobody in but the node with this key, when it asks again.
+        _write_note(note, msgspec.structs.replace(given, used_by=key))
+        reached("invitation-used")
+        log.append(admission, "add", join.name, key, given.role)
 
     def _find(self, secret: bytes) -> tuple[Path, _Given]:
         note = _note(self._folder, secret)
@@ -462,8 +465,8 @@ def request(folder: Path, new_key: bool = False) -> str:
     """Return a line with which this node can be admitted by hand.
 
     Args:
-        new_key: make a new key, and ask that it takes the place of the present one. The node uses it when it has joined
-            again; the old one is kept beside it.
+        new_key: make a new key, and ask that it takes the place of the present one, which is kept beside it. The node
+            belongs to no federation until it has joined again.
 
     Raises:
         ConfigurationError: there is no key, or a new one cannot be made.
@@ -502,13 +505,10 @@ def admit(folder: Path, line: str, role: Role, out: Path) -> str:
         with _adding(folder) as log:
             admission = _admission_key(folder, log)
             known = log.members.get(asked.name)
-            if known is None or asked.replaces is None:
-                if known is None or known.key != asked.key:  # not the same request again
-                    log.append(admission, "add", asked.name, asked.key, role)
+            if known is None or known.key not in (asked.key, asked.replaces):
+                log.append(admission, "add", asked.name, asked.key, role)
             elif known.key == asked.replaces:
                 log.append(admission, "replace", asked.name, asked.key)
-            elif known.key != asked.key:
-                raise FederationError(f"{asked.name} is not a member with the key that it wants to replace")
         replace_file(out, [encode_admission(Joined(log.file.data, log.encode())).encode()])
     return asked.name
 

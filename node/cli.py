@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.commands import FAILED, Parser, guarded
+from p2pfl.errors import ConfigurationError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +53,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     status = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
     _folder(status)
     status.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
-    status.add_argument("--json", action="store_true", help="print one JSON object (with --watch: a line) and nothing else")
+    status.add_argument("--json", action="store_true", help="print one JSON object and nothing else; with --watch, one a line")
     status.set_defaults(do=_status)
 
     doctor = commands.add_parser("doctor", help="look for what keeps a node from working, and say how to mend it")
@@ -87,6 +88,8 @@ def _init(options: argparse.Namespace) -> int:
 
     name = options.name or options.folder.resolve().name
     task = options.task or ("classification" if options.data else "digits")
+    if not 0 <= options.port < 65536:
+        raise ConfigurationError(f"--port must be from 0 to 65535, got {options.port}")
     listen = options.listen or f":{options.port}"
     create(options.folder, name, listen, options.part, task, options.policy, options.data)
     print(f"made {options.folder}; next: p2pfl-node federation create, or p2pfl-node join with an invitation")

@@ -204,6 +204,7 @@ class Contacts:
             if link.joining:
                 self._join(link, frame)
                 return
+            self._expect_member(link)
             opened = self.door.open(frame, link.session, link.key)
             peer = self.peers[opened.sender]
             peer.bytes_in += len(frame)
@@ -236,6 +237,12 @@ class Contacts:
     def refused(self, cause: str, detail: str) -> None:
         self.rejected[cause] += 1
         self.on_refused(cause, detail)
+
+    def _expect_member(self, link: Link) -> None:
+        """Close a link of one whose membership has ended since it was made: a peer may have more links than the one in use."""
+        if self.gate is not None and link.key is not None and (cause := self.gate.refusal(link.key)):
+            link.close()
+            raise ProtocolError(cause, f"{link.key.hex()} is no member any more")
 
     def _join(self, link: Link, frame: memoryview) -> None:
         if self.on_join is None or link.key is None:

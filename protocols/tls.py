@@ -136,11 +136,15 @@ class TlsTransport:
                 continue
             link = TlsLink(self)
             link.accepted(join_address(*address[:2]), address[0], self._begin(self._begin_tls(link, connection)))
+            await asyncio.sleep(0)  # where many connections wait, accepting one takes no turn of the loop
 
     async def _begin_tls(self, link: TlsLink, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(lambda: link, connection, ssl=self._accepting, ssl_handshake_timeout=PATIENCE)
+        except ssl.SSLError as error:
+            self.handler.refused("no TLS", f"{link.remote}: {_words(error)}")
+            link.fail(_words(error))
         except (OSError, TimeoutError) as error:
             link.fail(_words(error))
         except asyncio.CancelledError:
@@ -175,7 +179,8 @@ class TlsLink(asyncio.BufferedProtocol):
         self._closed = False
         self._challenge: handshake.Challenge | None = None
         self.proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.proven.add_done_callback(lambda future: future.exception())  # perhaps nobody waits for it
+        # Perhaps nobody waits for it any more. A dialling that was given up has cancelled it, and then there is no exception.
+        self.proven.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._limit = handshake.LIMIT
         self._expiry: asyncio.TimerHandle | None = None
         self._prefix = bytearray(PREFIX)
@@ -254,10 +259,15 @@ class TlsLink(asyncio.BufferedProtocol):
         """Bound how long it may be one; and how many there are, at the cost of the host with most of them."""
         strangers = self._owner.strangers
         strangers[self] = None
-        self._expiry = asyncio.get_running_loop().call_later(PATIENCE, self.fail, "was not introduced in time")
+        self._expiry = asyncio.get_running_loop().call_later(PATIENCE, self._send_away, "was not introduced in time")
         if len(strangers) > STRANGERS:
             host = Counter(link.host for link in strangers).most_common(1)[0][0]
-            next(link for link in strangers if link.host == host).fail("made room for another one")
+            next(link for link in strangers if link.host == host)._send_away("made room for another one")
+
+    def _send_away(self, reason: str) -> None:
+        if not self.dialled and not self.session_made:
+            self._owner.handler.refused("not proven", f"{self.remote} {reason}")
+        self.fail(reason)
 
     def _step(self, data: memoryview) -> None:
         try:

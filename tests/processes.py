@@ -44,9 +44,10 @@ class Processes:
 
     Args:
         toml: what every node.toml has beside name, listen, part and addresses.
+        path: where a task of the test's own is.
     """
 
-    def __init__(self, root: Path, names, toml, cwd=None):
+    def __init__(self, root: Path, names, toml, cwd=None, path=None):
         self.names, self.cwd = list(names), cwd
         self.folders = {name: root / name for name in self.names}
         self.running = {}
@@ -56,8 +57,12 @@ class Processes:
             addresses = "".join(f'{other} = "127.0.0.1:{ports[other]}"\n' for other in self.names if other != name)
             head = f'name = "{name}"\nlisten = "127.0.0.1:{ports[name]}"\npart = "{k}/{len(self.names)}"\nmdns = false\n'
             (self.folders[name] / config.CONFIG).write_text(f"{head}{toml}\n[addresses]\n{addresses}")
+        if path is not None:
+            sys.path.insert(0, str(path))
         if len(self.names) > 1:
             federate(root, self.names)
+        if path is not None:
+            sys.path.remove(str(path))
 
     def start(self, *names, changes=()):
         for name in names or self.names:

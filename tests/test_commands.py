@@ -293,25 +293,30 @@ def init(capsys, name="alice", port=0, *more):
     return out
 
 
-def test_init_makes_a_folder_and_prints_what_others_need(capsys, tmp_path):
+def test_init_makes_a_folder(capsys, tmp_path):
     out = init(capsys, "alice", 4101, "--part", "1/3")
-    assert out.startswith('[[peer]]\nname = "alice"\nkey = "')
-    assert 'address = "127.0.0.1:4101"' in out
+    assert out == "made alice; next: p2pfl-node federation create, or p2pfl-node join with an invitation\n"
     assert (tmp_path / "alice" / KEY).stat().st_mode & 0o077 == 0
-    text = (tmp_path / "alice" / CONFIG).read_text()
-    assert 'listen = "127.0.0.1:4101"' in text
-    assert 'part = "1/3"' in text
+    written = tomllib.loads((tmp_path / "alice" / CONFIG).read_text())
+    assert (written["name"], written["listen"], written["part"]) == ("alice", ":4101", "1/3")
+    init(capsys, "bob", 0, "--listen", "127.0.0.1:4102", "--data", "mine.csv")
+    written = tomllib.loads((tmp_path / "bob" / CONFIG).read_text())
+    assert (written["listen"], written["data"], written["task"]) == (
+        "127.0.0.1:4102",
+        "mine.csv",
+        {"name": "classification"},
+    )
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--port", "99999", "port must be from 0 to 65535, got 99999"),
-        ("--port", "-4", "port must be from 0 to 65535, got -4"),
+        ("--port", "99999", "--port must be from 0 to 65535, got 99999"),
+        ("--port", "-4", "--port must be from 0 to 65535, got -4"),
         ("--part", "5/3", "part 5/3 does not exist; the first of 3 is 0/3"),
         ("--part", '1"', "part '1\"' is not of the form 0/3"),
         ("--policy", "dax", "unknown policy 'dax'; did you mean 'dac'?"),
-        ("--task", 'a"b', "unknown task 'a\"b'; known: concept-shift, digits"),
+        ("--task", 'a"b', "unknown task 'a\"b'; known: classification, concept-shift, digits"),
         ("--task", 'a"b:c', "task 'a\"b:c' is not of the form package.module:factory"),
         ("--name", "a b", "name 'a b' may have letters, digits"),
     ],
@@ -335,9 +340,10 @@ def test_every_setting_is_in_the_file_with_a_comment_and_its_default(capsys):
     init(capsys)
     text = Path("alice", CONFIG).read_text()
     written = tomllib.loads(text)
-    defaults = NodeConfig(name="alice", listen="127.0.0.1:0")
-    assert written.keys() == set(NodeConfig.__struct_fields__) - {"peer"}  # which is there as an example
-    assert NodeConfig(**written | {"budget": Budget(**written["budget"])}) == defaults
+    defaults = NodeConfig(name="alice", listen=":0", adaptive=True)
+    assert written.keys() == set(NodeConfig.__struct_fields__)
+    typed = written | {"budget": Budget(**written["budget"]), "advertise": ()}
+    assert NodeConfig(**typed) == defaults
     assert all("#" in line for line in text.splitlines() if "=" in line)
 
 
@@ -405,10 +411,6 @@ def test_a_node_runs_if_a_process_of_its_number_holds_its_lock(capsys):
     assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "gone"
 
 
-PEER = '\n[[peer]]\nname = "bob"\nkey = "{key}"\naddress = "{address}"\n'
-KEY_OF_BOB = "3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -426,30 +428,16 @@ KEY_OF_BOB = "3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29"
         ("task.lr=nan", "alice/node.toml: task: lr must be 0 or more, and finite, got nan"),
         ("part=3", "alice/node.toml: Expected `str`, got `int` - at `$.part`"),
         ('part="3/3"', "alice/node.toml: part 3/3 does not exist; the first of 3 is 0/3"),
-        (
-            'listen="0.0.0.0:4100"',
-            "alice/node.toml: 0.0.0.0:4100 is not a loopback address; connections are not encrypted yet",
-        ),
-        ('listen="4100"', "alice/node.toml: address '4100' is not of the form 127.0.0.1:4100"),
+        ('listen="4100"', "alice/node.toml: address '4100' is not of the form 192.168.1.5:4100"),
         ("device=tpu", "alice/node.toml: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
         ("device=cpu:abc", "alice/node.toml: device 'cpu:abc' is not of the form cpu or cpu:0"),
         ("name=../x", "alice/node.toml: name '../x' may have letters"),
-        ('peer={name="bob"}', "alice/node.toml: peer must be a list of tables, each headed [[peer]], got {'name': 'bob'}"),
-        ('peer=[{name="bob"}]', "alice/node.toml: Object missing required field `key`"),
-        ('peer=[{name="bob", key="00", address="127.0.0.1:1"}]', "alice/node.toml: '00' is not a public key"),
-        (
-            f'peer=[{{name="bob", key="{KEY_OF_BOB}", address="192.0.2.1:4100"}}]',
-            "alice/node.toml: 192.0.2.1:4100 is not a loopback address; connections are not encrypted yet",
-        ),
-        (
-            f'peer=[{{name="alice", key="{KEY_OF_BOB}", address="127.0.0.1:1"}}]',
-            "alice/node.toml: two members have the same name",
-        ),
-        (
-            f'peer=[{{name="bob", key="{KEY_OF_BOB}", address="127.0.0.1:1"}},'
-            f' {{name="carol", key="{KEY_OF_BOB.upper()}", address="127.0.0.1:2"}}]',
-            "alice/node.toml: bob and carol have the same key; every node has its own",
-        ),
+        ("peer={}", "alice/node.toml: unknown key 'peer'"),
+        ("members=-1", "alice/node.toml: members must be 0 or more, got -1"),
+        ("broker=host:1883", "alice/node.toml: broker is not of the form mqtt://host:1883"),
+        ("metrics=0.0.0.0:9", "metrics are shown on loopback only, such as 127.0.0.1:9464, got '0.0.0.0:9'"),
+        ('addresses={bob="x"}', "alice/node.toml: address 'x' is not of the form 192.168.1.5:4100"),
+        ('advertise=["[::1:4"]', "alice/node.toml: address '[::1:4' is not of the form 192.168.1.5:4100"),
     ],
 )
 def test_a_wrong_node_configuration_is_one_line_and_exit_code_2(capsys, change, message):
@@ -458,13 +446,6 @@ def test_a_wrong_node_configuration_is_one_line_and_exit_code_2(capsys, change, 
     assert (code, out) == (2, "")
     assert err.startswith(message)
     assert err.count("\n") == 1
-
-
-def test_a_peer_with_the_nodes_own_key_is_refused(capsys):
-    init(capsys)
-    own = Identity.load(Path("alice", KEY)).public.hex()
-    code, out, err = node(capsys, "run", "alice", "--set", f'peer=[{{name="bob", key="{own}", address="127.0.0.1:1"}}]')
-    assert (code, out, err) == (2, "", "alice/node.toml: bob has this node's own key; every node has its own\n")
 
 
 def test_a_folder_that_is_no_nodes(capsys):
@@ -487,7 +468,8 @@ def test_a_port_in_use_is_said(capsys):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        init(capsys, "alice", port)
+        init(capsys, "alice", 0, "--listen", f"127.0.0.1:{port}")
+        node(capsys, "federation", "create", "alice", "--backup", "backup.pem")
         code, _, err = node(capsys, "run", "alice")
     assert code == 2
     assert err == f"cannot listen on 127.0.0.1:{port}: address already in use\n"
@@ -541,7 +523,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
 
 
 @pytest.mark.parametrize(
-    ("main", "command"), [(node_cli.main, c) for c in ("init", "run", "status", "demo")] + [(sim_cli.main, "run")]
+    ("main", "command"), [(node_cli.main, c) for c in ("init", "invite", "join", "run", "status", "doctor", "export", "demo")] + [(sim_cli.main, "run")]
 )
 def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, command):
     with pytest.raises(SystemExit):

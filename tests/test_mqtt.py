@@ -1,11 +1,20 @@
 """Links through a broker that loses, repeats, reorders, alters, makes up and reads packets; and through real ones."""
 
 import asyncio
+import datetime
+import gc
+import ipaddress
 import random
+import ssl
 from dataclasses import dataclass, field
 
 import brokers
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from members import ALICE, BOB, CAROL, EVE, FEDERATION, Members
 
 from protocols import mqtt, presence
 from protocols.bus import AiomqttBus, _words
@@ -17,31 +26,9 @@ from protocols.mqtt_link import LINKS_PER_KEY, REQUEST, STRANGERS
 from protocols.session import Dialler
 from sim.clock import run
 
-FEDERATION = bytes(range(16))
 MAX = 3_000_000
 GREETING = 1000
-ALICE, BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
 ROOT = f"p2pfl/{FEDERATION.hex()}"
-
-
-class Members:
-    """A gate that knows its members by heart."""
-
-    def __init__(self, *identities, federation=FEDERATION, epoch=1, invites=False):
-        self.federation, self.epoch, self.invites = federation, epoch, invites
-        self.keys, self.revoked = {identity.public for identity in identities}, set()
-
-    def refusal(self, key):
-        return "" if key in self.keys else "revoked" if key in self.revoked else "stranger"
-
-    def after(self, epoch, limit):
-        return b"".join(sorted(self.keys))[:limit] if epoch < self.epoch else b""
-
-    def extend(self, entries):
-        new = {entries[k : k + 32] for k in range(0, len(entries), 32)} - self.keys
-        self.keys |= new
-        self.epoch += len(new)
-        return len(new)
 
 
 @dataclass
@@ -266,7 +253,7 @@ def test_whatever_the_broker_does_frames_come_whole_in_order_and_once(seed):
         link.send([b"hello"])
         await b.ear.until(lambda ear: ear.frames)
         other = b.ear.links[0]
-        sent = [generator.randbytes(generator.choice([1, 500, CHUNK, 2_000_000])) for _ in range(10)]
+        sent = [generator.randbytes(generator.choice([1, 500, CHUNK, 1_000_000])) for _ in range(10)]
         for frame in sent:
             link.send([frame])
             other.send([frame[::-1]])
@@ -369,8 +356,7 @@ async def test_a_stranger_is_told_why(here):
 async def test_a_revoked_member_is_kept_out(here):
     bob = await here.node(BOB)
     alice = await here.node(ALICE)
-    bob.gate.keys.remove(ALICE.public)
-    bob.gate.revoked.add(ALICE.public)
+    bob.gate.revoke(ALICE.public)
     with pytest.raises(TransportError, match="revoked"):
         await alice.transport.dial("mqtt:", BOB.public)
     assert set(bob.ear.causes) == {"revoked"}
@@ -464,6 +450,19 @@ async def test_one_who_dials_too_often_is_not_answered(here):
         packet = Dialler(ALICE, bob.gate, BOB.public).packet
         here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
     assert bob.ear.causes.count("too often") == 90
+    carol = await here.node(CAROL)
+    await introduced(carol, bob)
+
+
+@world
+async def test_many_strangers_cannot_keep_members_out(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    for k in range(200):
+        stranger = Identity.from_seed(bytes([7, k]) * 16)
+        packet = Dialler(stranger, bob.gate, BOB.public).packet
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{stranger.public.hex()}", b"\3" + packet)
+    assert (bob.ear.causes.count("stranger"), bob.ear.causes.count("too often")) == (20, 180)
     carol = await here.node(CAROL)
     await introduced(carol, bob)
 
@@ -879,3 +878,49 @@ def test_a_real_broker_that_takes_only_small_packets_is_reported():
 
     with brokers.mosquitto(["max_packet_size 100000"]) as broker:
         real(broker, test)
+
+
+def certificate():
+    """Return the certificate of a broker at 127.0.0.1, and its key, by the names of their files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "broker")])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2020, 1, 1))
+        .not_valid_after(datetime.datetime(2099, 1, 1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(True, 0), critical=True)
+        .sign(key, SHA256())
+    )
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return {"cert.pem": made.public_bytes(serialization.Encoding.PEM).decode(), "key.pem": private.decode()}
+
+
+def test_a_broker_is_reached_over_tls_if_its_certificate_is_trusted():
+    files = certificate()
+
+    async def test(here):
+        url = f"mqtts://127.0.0.1:{broker.port}"
+        trusting = ssl.create_default_context(cadata=files["cert.pem"])
+        a, b = [await here.node(who, bus=AiomqttBus(url, environment={}, tls=trusting)) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        link.send([bytes(MAX)])
+        await b.ear.until(lambda ear: ear.frames)
+
+    with brokers.mosquitto(["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"], files) as broker:
+        real(broker, test)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the MQTT library leaves the closing of the socket to the collector
+def test_a_broker_whose_certificate_is_not_trusted_is_told_nothing():
+    async def test(here):
+        a = await here.node(ALICE, bus=here.bus(f"mqtts://alice:geheim@127.0.0.1:{broker.port}"))
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert "certificate verify failed" in a.problems[0]
+
+    lines = ["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"]
+    with brokers.mosquitto(lines, certificate()) as broker:
+        real(broker, test)
+    gc.collect()

@@ -135,16 +135,28 @@ def test_a_stopped_node_goes_on_later_and_ends_as_if_it_had_not_been_stopped(tmp
         )
 
 
+TASK = """
+from p2pfl.tasks.digits import digits
+
+def make(part, seed):
+    return digits(part, seed, hidden={hidden})
+"""
+
+
 @pytest.mark.slow
-def test_nodes_whose_tasks_differ_refuse_each_other_and_end_with_code_2(tmp_path):
-    with processes(tmp_path, ("alice", "bob"), "rounds = 5" + DIGITS) as federation:
-        federation.start("alice")
-        federation.start("bob", changes=["task.hidden=32"])
-        printed = federation.wait()
-        assert [p.returncode for p in federation.running.values()] == [2, 2]
-        for name, (ours, theirs) in {"alice": (4810, 2410), "bob": (2410, 4810)}.items():
-            assert f"layout differs: ours is {ours} values in 4 tensors" in printed[name]
-            assert f"theirs {theirs} values in 4 tensors" in printed[name]
+def test_a_node_that_does_not_do_what_was_agreed_does_not_start(tmp_path):
+    own = "rounds = 5\n[task]\nname = 'mine:make'\n[policy]\nname = 'random'\n"
+    (tmp_path / "mine.py").write_text(TASK.format(hidden=32))
+    with processes(tmp_path, ("alice", "bob"), own, cwd=tmp_path, path=tmp_path) as federation:
+        (federation.folders["bob"] / "mine.py").write_text(TASK.format(hidden=16))
+        for change in ("task.hidden=32", "rounds=6", "policy.name=dac"):
+            federation.start("alice", changes=[change])
+            key = change.partition("=")[0].partition(".")[0]
+            assert f"{key} is what the federation test has agreed on" in federation.wait("alice")["alice"]
+            assert federation.running["alice"].returncode == 2
+        federation.start("bob")
+        assert "the number of parameters differs: this node's task makes" in federation.wait("bob")["bob"]
+        assert federation.running["bob"].returncode == 2
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ EVERY_MESSAGE = [
     m.Have(BIG),
     m.Ping(BIG),
     m.Pong(BIG, BIG),
+    m.Probe(BIG, b"k" * 32),
+    m.Vouch(BIG, b"k" * 32),
+    m.Entries(BIG),
     m.Bye(BIG, True),
 ]
 
@@ -266,8 +269,39 @@ def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, paylo
 
 def test_the_header_is_plain_msgpack(pair):
     header = msgpack.unpackb(pair.frame()[:HEADER_SIZE])
-    assert header[:5] == [1, FEDERATION, pair.alice.public, pair.bob.public, 1]
-    assert header[10] == ["get", BIG, BIG, "prepared"]
+    assert header[:6] == [2, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
+    assert header[11] == ["get", BIG, BIG, "prepared"]
+
+
+def test_what_was_said_over_one_link_is_refused_on_another(pair):
+    frame = b"".join(pair.sealer.seal(m.Ping(1), pair.bob.public, session=b"1" * 16))
+    for session in (b"2" * 16, bytes(16)):
+        with pytest.raises(ProtocolError, match="other session"):
+            pair.door.open(frame, session)
+    assert pair.door.open(frame, b"1" * 16).sender == "alice"
+
+
+def test_a_member_cannot_pass_on_what_another_has_said(pair):
+    with pytest.raises(ProtocolError, match="other sender"):
+        pair.door.open(pair.frame(), key=pair.bob.public)
+    assert pair.door.open(pair.frame(), key=pair.alice.public).sender == "alice"
+
+
+def test_members_come_and_go(pair):
+    carol = Identity.from_seed(b"c" * 32)
+    sealer = Sealer(carol, FEDERATION, b"l" * 16, 1)
+
+    def said():
+        return b"".join(sealer.seal(m.Ping(1), pair.bob.public))
+
+    assert cause(pair.door, said()) == "stranger"
+    pair.door.admit("carol", carol.public)
+    once = said()
+    assert pair.door.open(once).sender == "carol"
+    pair.door.expel(carol.public)
+    assert cause(pair.door, said()) == "stranger"
+    pair.door.admit("carol", carol.public)
+    assert cause(pair.door, once) == "replay"  # what was seen before stays known
 
 
 def test_every_changed_byte_is_noticed(pair):

@@ -7,41 +7,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from members import ALICE, BOB, CAROL, EVE, Members
 
 from protocols import session
+from protocols.allowance import MOST, Allowance
 from protocols.chunks import _DATA_HEADER, CHUNK, PROBE, STALLED, WINDOW, Stream
 from protocols.errors import ProtocolError
-from protocols.identity import Identity
 from protocols.session import CONTROL, DATA, Dialler, Refusing, Sealing, accept, decode_answer, decode_opening, refuse
-
-FEDERATION = bytes(range(16))
-ALICE, BOB, EVE, CAROL = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
-
-
-class Members:
-    """A gate that knows its members by heart."""
-
-    def __init__(self, *keys, federation=FEDERATION, epoch=1, invites=False):
-        self.federation, self.epoch, self.invites = federation, epoch, invites
-        self.keys, self.revoked = set(keys), set()
-
-    def refusal(self, key):
-        return "" if key in self.keys else "revoked" if key in self.revoked else "stranger"
-
-    def after(self, epoch, limit):
-        return b"".join(sorted(self.keys))[:limit] if epoch < self.epoch else b""
-
-    def extend(self, entries):
-        if len(entries) % 32:
-            raise ProtocolError("membership", "nonsense")
-        new = {entries[k : k + 32] for k in range(0, len(entries), 32)} - self.keys - self.revoked
-        self.keys |= new
-        self.epoch += len(new)
-        return len(new)
 
 
 def gate(**options):
-    return Members(ALICE.public, BOB.public, **options)
+    return Members(ALICE, BOB, **options)
 
 
 def answer(dialler, identity=BOB, members=None):
@@ -111,8 +87,7 @@ def cause(identity, key, members, *, by=BOB, theirs=None, **options):
 def test_those_who_may_not_come_in_are_told_apart():
     assert cause(EVE, BOB.public, gate()) == "stranger"
     revoking = gate()
-    revoking.keys.discard(ALICE.public)
-    revoking.revoked.add(ALICE.public)
+    revoking.revoke(ALICE.public)
     assert cause(ALICE, BOB.public, revoking) == "revoked"
     assert cause(ALICE, BOB.public, gate(federation=bytes(16))) == "other federation"
     assert cause(ALICE, CAROL.public, gate()) == "other recipient"
@@ -150,7 +125,7 @@ def test_an_opening_with_a_key_that_gives_everything_away_is_refused():
 
 
 def test_a_listener_that_is_behind_learns_of_the_dialler():
-    behind = Members(BOB.public, epoch=0)
+    behind = Members(BOB, epoch=0)
     dialler = Dialler(ALICE, gate(), BOB.public, after=0)
     assert isinstance(dialler.finish(answer(dialler, members=behind).packet), Sealing)
     assert behind.refusal(ALICE.public) == ""
@@ -266,8 +241,8 @@ def test_frames_come_whole_in_order_and_once_whatever_the_channel_does(seed):
             stream.send([frame[:middle], memoryview(frame)[middle:]])
     channel.until(lambda: [len(frames) for frames in channel.frames] == [8, 12])
     assert channel.frames == [sent[1], sent[0]]
-    channel.until(lambda: all(stream.backlog == 0 for stream in channel.ends))
-    assert all(stream.due() == float("inf") for stream in channel.ends)
+    channel.until(lambda: all(stream.due() == float("inf") for stream in channel.ends))
+    assert [stream.backlog for stream in channel.ends] == [0, 0]
 
 
 def test_without_loss_nothing_is_sent_twice():
@@ -392,3 +367,14 @@ def test_the_other_side_learns_that_a_link_was_closed():
     channel = Channel()
     channel.ends[1].packet_in(channel.ends[0].closing(), 0.0)
     assert channel.ends[1].ended
+
+
+def test_an_allowance_is_each_ones_own_and_grows_with_time():
+    allowance = Allowance(rate=2, burst=3)
+    assert [allowance.take(b"a", 0.0) for _ in range(5)] == [True, True, True, False, False]
+    assert allowance.take(b"b", 0.0)
+    assert [allowance.take(b"a", 1.0) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(b"a", 100.0) for _ in range(4)] == [True, True, True, False]
+    for k in range(3 * MOST):
+        allowance.take(k.to_bytes(4, "big"), 100.0)
+    assert len(allowance._left) == MOST
