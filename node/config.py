@@ -32,6 +32,7 @@ from protocols.errors import AddressError, IdentityError
 from protocols.identity import Identity
 
 CONFIG, KEY, CHECKPOINT, BOOT, STATUS, LOCK = "node.toml", "key.pem", "checkpoint", "boot", "status.json", "lock"
+BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -75,7 +76,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 split_address(address)
         except AddressError as error:
             raise ConfigurationError(str(error)) from error
-        if self.broker and not re.fullmatch(r"mqtts?://[^/\s]+", self.broker):
+        if self.broker and not BROKERS.fullmatch(self.broker):
             raise ConfigurationError("broker is not of the form mqtt://host:1883")
 
     def task_options(self) -> dict[str, Any]:

@@ -87,6 +87,7 @@ class Contacts:
         self.rejected: Counter[str] = Counter()
         self.round = 0
         self.final = False
+        self.broker = ""  # what is wrong with it
         self.about = dict(about)
         self.peers = {id: Peer(id, neighbours[id]) for id in sorted(neighbours)}
         self.customer: Customer

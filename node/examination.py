@@ -9,6 +9,8 @@ from node import config, setup
 from node.doctor import Finding, check_clock, check_disk, check_federation, check_key, check_layout
 from node.doctor_network import check_broker, check_multicast, check_port
 from p2pfl.errors import ConfigurationError
+from protocols.errors import IdentityError
+from protocols.identity import Identity
 
 
 def examine(folder: Path) -> list[Finding]:
@@ -25,8 +27,16 @@ def examine(folder: Path) -> list[Finding]:
     if own.broker:
         topic = ""
         if ready.membership is not None:
-            topic = f"p2pfl/{ready.membership.federation.hex()}/doctor"
+            key = _own_key(folder)
+            topic = f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"
         findings.append(check_broker(own.broker, topic, os.environ.get("P2PFL_MQTT_PASSWORD")))
     if ready.agreement is not None:
         findings.append(check_layout(lambda: setup.task_of(ready).layout, ready.agreement.model.layout))
     return findings
+
+
+def _own_key(folder: Path) -> str:
+    try:
+        return Identity.load(folder / config.KEY).public.hex()
+    except IdentityError:
+        return "unknown"

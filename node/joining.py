@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from node import admission, config
-from node.config import NodeConfig
+from node.config import BROKERS, NodeConfig
+from node.reach import BROKER, own_addresses, through_broker
 from p2pfl.errors import ConfigurationError
-from protocols.addresses import is_loopback, join_address, split_address
+from protocols.addresses import split_address
 from protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from protocols.identity import Identity
-from protocols.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
-from protocols.mdns import interface_hosts
-from protocols.tls import TlsTransport
-from protocols.transport import Link
+from protocols.invitation import MOST_ADDRESSES, Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
+from protocols.tls import ANSWER, TlsTransport
+from protocols.transport import Link, Transport
 
 ANSWERING = 20.0  # seconds for the answer
 
@@ -67,19 +67,27 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
     own = config.load(folder)
     try:
         for address in given:
-            split_address(address)
-        host, port = split_address(own.listen)
+            if not BROKERS.match(address):
+                split_address(address)
+        _, port = split_address(own.listen)
     except AddressError as error:
         raise ConfigurationError(str(error)) from error
-    if given or own.advertise:
-        return list(given or own.advertise)
+    if given:
+        return list(given)
     if not port:
         raise ConfigurationError("node.toml listens on port 0, which is another one at every start; name a port")
-    hosts = [host] if host and host not in ("0.0.0.0", "::") else interface_hosts()
-    found = [join_address(each, port) for each in hosts if not is_loopback(each) or host]
-    if not found and not own.broker:
+    found = own_addresses(own, own.listen)
+    if own.broker:
+        found.append(_without_user(own.broker))
+    if not found:
         raise ConfigurationError("this machine has no address that others could reach; name one with --address")
-    return [*found[:7], *([own.broker] if own.broker else [])] or [join_address("127.0.0.1", port)]
+    return [*found[: MOST_ADDRESSES - 1], found[-1]] if len(found) > MOST_ADDRESSES else found
+
+
+def _without_user(broker: str) -> str:
+    """Return a broker's URL without who logs in there: the one who joins does so as itself."""
+    scheme, _, rest = broker.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def join(folder: Path, token: str) -> str:
@@ -108,11 +116,14 @@ async def _ask(invitation: Invitation, identity: Identity, own: NodeConfig) -> J
     problems = []
     for address in invitation.addresses:
         ear = _Ear()
-        transport = TlsTransport("127.0.0.1:0", identity, _NoMember(invitation.federation), 0)
-        transport.use(ear)
+        transport, where = _way(address, invitation, identity, own)
         try:
             async with asyncio.timeout(ANSWERING):
-                link = await transport.dial(address, invitation.inviter, joining=True)
+                if isinstance(transport, TlsTransport):
+                    transport.use(ear)
+                else:
+                    await transport.listen(ear)
+                link = await transport.dial(where, invitation.inviter, joining=True)
                 link.send([encode_join(Join(invitation.secret, own.name))])
                 answer = decode_answer(await ear.answer)
         except (TransportError, TimeoutError) as error:
@@ -124,3 +135,11 @@ async def _ask(invitation: Invitation, identity: Identity, own: NodeConfig) -> J
             raise TransportError(answer.reason)
         return answer
     raise TransportError(f"the node that has invited must be running, and be reached: {'; '.join(problems)}")
+
+
+def _way(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> tuple[Transport, str]:
+    """Return what reaches one of the addresses of an invitation, and what to dial there."""
+    gate = _NoMember(invitation.federation)
+    if not address.startswith("mqtt"):
+        return TlsTransport("127.0.0.1:0", identity, gate, ANSWER), address
+    return through_broker(own.broker or address, identity, gate, ANSWER, greeting=ANSWER), BROKER

@@ -426,7 +426,8 @@ def credible_round(rounds: Sequence[int]) -> int:
 
 def norm(params: Parameters) -> float:
     """Return the Euclidean norm."""
-    square = float(np.dot(params, params))
+    with np.errstate(over="ignore"):
+        square = float(np.dot(params, params))
     return sqrt(square) if isfinite(square) else float(np.linalg.norm(params.astype(np.float64)))
 
 

@@ -6,17 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from node import admission
 from node.config import NodeConfig
 from node.contact import Contacts
 from node.wiring import max_frame
-from protocols.addresses import split_address
+from p2pfl.errors import ConfigurationError
+from protocols.addresses import is_loopback, join_address, split_address
 from protocols.identity import Identity
-from protocols.mdns import MdnsFinder
+from protocols.mdns import MdnsFinder, interface_hosts
 from protocols.membership import Membership
+from protocols.several import Several
 from protocols.tls import TlsTransport
-from protocols.transport import Transport
+from protocols.transport import Gate, Transport
+
+if TYPE_CHECKING:
+    from protocols.mqtt import MqttTransport
 
 BROKER = "mqtt:"  # the address of every member, through the broker
 
@@ -39,12 +45,31 @@ class Reach:
         self._identity = identity
         self._log = log
         self._say = say
-        self._boot = boot
+        self._contacts: Contacts
+        self._mdns: MdnsFinder | None = None
         self._tls = TlsTransport(config.listen, identity, log, max_frame(size))
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
-        self._contacts: Contacts
-        self._mdns: MdnsFinder | None = None
+        if config.broker:
+            broker = through_broker(
+                *(config.broker, identity, log, max_frame(size)),
+                boot=boot,
+                addresses=self._own_addresses,
+                found=lambda key, address: self._contacts.found(key, address, "broker"),
+                hinted=lambda key: self._contacts.hinted(key),
+                on_problem=self._on_broker,
+            )
+            self.transport = Several({"tcp": self._tls, "mqtt": broker})
+            self.addresses = (BROKER,)
+
+    def _on_broker(self, problem: str) -> None:
+        self._contacts.broker = problem
+        self._say(problem or "the broker delivers again")
+        self._contacts.roster.on_change()
+
+    def _own_addresses(self) -> list[str]:
+        """Where this node can be reached without the broker, for others who hear of it through the broker."""
+        return [f"tcp://{address}" for address in own_addresses(self._config, self._tls.address)]
 
     def serve(self, contacts: Contacts, folder: Path) -> None:
         """Tell the contacts what is found, and let in those whom this node has invited."""
@@ -72,3 +97,28 @@ class Reach:
     def _refused(self, cause: str, detail: str) -> None:
         if self._contacts.rejected[cause] == 1:  # the status counts the rest
             self._say(f"refused, {detail}")
+
+
+def through_broker(url: str, identity: Identity, gate: Gate, most: int, **options: Any) -> MqttTransport:
+    """Return a transport through a broker; `options` are those of protocols.mqtt.MqttTransport.
+
+    Raises:
+        ConfigurationError: what it takes is not installed.
+        AddressError: the URL is none of a broker.
+    """
+    try:
+        from protocols.bus import AiomqttBus
+        from protocols.mqtt import MqttTransport
+    except ImportError as error:
+        raise ConfigurationError("a broker needs aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
+    return MqttTransport(AiomqttBus(url), identity, gate, most, **options)
+
+
+def own_addresses(config: NodeConfig, listening: str) -> list[str]:
+    """Return where others may reach a node: as its owner says, or at the addresses of its machine."""
+    if config.advertise:
+        return list(config.advertise)
+    host, port = split_address(listening)
+    if host and host not in ("0.0.0.0", "::"):
+        return [join_address(host, port)]
+    return [join_address(each, port) for each in interface_hosts() if not is_loopback(each) and "%" not in each]

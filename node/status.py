@@ -101,6 +101,7 @@ class StatusBoard:
             "peers": [self._peer(name) for name in exchange.peers],
             "traffic": exchange.traffic.as_dict(),
             "rejected": dict(exchange.rejected),
+            "broker": exchange.contacts.broker,
             "deadlines_expired": exchange.expired,
         }
         with self._tries.go_on():
@@ -146,6 +147,8 @@ def describe(state: Mapping[str, Any]) -> list[str]:
         lines.append(f"  reason: {state['reason']}")
     if state.get("disk"):
         lines.append(f"  disk: cannot write: {state['disk']}")
+    if state.get("broker"):
+        lines.append(f"  broker: {state['broker']}")
     for row in state["history"][-1:]:
         for split in ("validation", "test"):
             if row.get(split) is not None:

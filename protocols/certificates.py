@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import NameOID
@@ -45,7 +46,7 @@ def key_of(certificate: bytes | None) -> bytes | None:
         return None
     try:
         key = x509.load_der_x509_certificate(certificate).public_key()
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         return None
     return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None
 

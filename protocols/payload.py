@@ -73,7 +73,9 @@ def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str
     params = np.frombuffer(view[: 4 * size], np.dtype("<f4"))
     extras = _decode_extras(view[4 * size :])
     # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
-    if not np.isfinite(np.dot(params, params)) and not np.isfinite(params).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = np.dot(params, params)
+    if not np.isfinite(square) and not np.isfinite(params).all():
         raise ProtocolError("not finite", "the model has values that are not finite")
     return params, extras
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-import multiprocessing
+import importlib.util
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -34,30 +35,32 @@ def answers(port):
     return True
 
 
-def wait_for(port, alive):
-    deadline = time.monotonic() + PATIENCE
-    while not answers(port):
-        assert alive(), "the broker has ended"
-        assert time.monotonic() < deadline, "the broker does not come up"
-        time.sleep(0.02)  # of real time: this is a real process
-
-
 class Broker:
-    """A broker process that can be killed and started again at the same port."""
+    """A broker process that can be killed and started again at the same port.
 
-    def __init__(self, start):
+    Args:
+        command: returns what runs it at a port.
+    """
+
+    def __init__(self, command, **options):
         self.port = free_port()
         self.url = f"mqtt://127.0.0.1:{self.port}"
-        self._start = start
+        self._command, self._options = command, options
         self.start()
 
     def start(self):
-        self._process, alive = self._start(self.port)
-        wait_for(self.port, alive)
+        self._process = subprocess.Popen(
+            self._command(self.port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self._options
+        )
+        deadline = time.monotonic() + PATIENCE
+        while not answers(self.port):
+            assert self._process.poll() is None, "the broker has ended"
+            assert time.monotonic() < deadline, "the broker does not come up"
+            time.sleep(0.02)  # of real time: this is a real process
 
     def kill(self):
         self._process.kill()
-        self._process.wait() if hasattr(self._process, "wait") else self._process.join()
+        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -79,16 +82,12 @@ def mosquitto(config_lines=(), files=None):
     if not any("allow_anonymous" in line for line in lines):
         lines.append("allow_anonymous true")
 
-    def start(port):
+    def command(port):
         config = folder / "mosquitto.conf"
         config.write_text("\n".join([f"listener {port} 127.0.0.1", "persistence false", *lines]) + "\n")
-        user = {"user": "nobody"} if os.geteuid() == 0 else {}
-        process = subprocess.Popen(
-            [program, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user
-        )
-        return process, lambda: process.poll() is None
+        return [program, "-c", str(config)]
 
-    broker = Broker(start)
+    broker = Broker(command, **({"user": "nobody"} if os.geteuid() == 0 else {}))
     try:
         yield broker
     finally:
@@ -96,41 +95,33 @@ def mosquitto(config_lines=(), files=None):
         shutil.rmtree(folder)
 
 
+AMQTT = """
+import asyncio, logging, sys
+from amqtt.broker import Broker
+
+async def serve(port):
+    broker = Broker({
+        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
+        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    })
+    await broker.start()
+    await asyncio.Event().wait()
+
+logging.disable(logging.CRITICAL)
+asyncio.run(serve(sys.argv[1]))
+"""
+
+
 @contextlib.contextmanager
 def amqtt():
     """Run amqtt, in a process of its own; everyone may do everything."""
-    pytest.importorskip("amqtt")
-    context = multiprocessing.get_context("spawn")
-
-    def start(port):
-        process = context.Process(target=_amqtt, args=(port,), daemon=True)
-        process.start()
-        return process, process.is_alive
-
-    broker = Broker(start)
+    if importlib.util.find_spec("amqtt") is None:
+        pytest.skip("amqtt is not installed")
+    broker = Broker(lambda port: [sys.executable, "-c", AMQTT, str(port)])
     try:
         yield broker
     finally:
         broker.kill()
-
-
-def _amqtt(port):
-    import logging
-
-    from amqtt.broker import Broker
-
-    logging.disable(logging.CRITICAL)
-    config = {
-        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
-        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
-    }
-
-    async def serve():
-        broker = Broker(config)
-        await broker.start()
-        await asyncio.Event().wait()
-
-    asyncio.run(serve())
 
 
 class MemoryBroker:

@@ -1,8 +1,8 @@
 """Machines of a test's own: network namespaces at one switch, which only Linux has.
 
-Everything lives in a mount and a network namespace that a process of ours holds. Nothing of it is seen outside, so that names
-cannot clash, no frame can leave, and all of it is gone when that process is: also if the tests are killed. Without root, a
-user namespace around it gives the rights that it takes.
+Everything lives in a mount and a network namespace that a process of ours holds. Nothing of it is seen outside: names cannot
+clash, no frame can leave, and all of it is gone when that process is, also if the tests are killed. Without root, a user
+namespace around it gives the rights that it takes.
 """
 
 import json
@@ -21,7 +21,15 @@ import pytest
 PATIENCE = 60  # seconds of real time after which something has gone wrong
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 RUN = "mount -t tmpfs p2pfl /run && mkdir /run/netns"  # where ip keeps the names of namespaces
-TRIAL = f"{RUN} && ip netns add a && ip link add b type bridge && ip link add v type veth peer name e netns a && ip netns exec a true"
+TRIAL = " && ".join(
+    (
+        RUN,
+        "ip netns add a",
+        "ip link add br0 type bridge",
+        "ip link add v0 type veth peer name eth0 netns a",
+        "ip netns exec a true",
+    )
+)
 
 
 @cache
@@ -29,11 +37,13 @@ def why_not():
     """Return why namespaces do not work here; "" if they do."""
     if sys.platform != "linux":
         return "only Linux has network namespaces"
-    for program in ("unshare", "nsenter", "ip"):
+    for program in ("unshare", "nsenter", "setpriv", "ip"):
         if shutil.which(program, path=PATH) is None:
             return f"{program} is not installed"
     try:
-        tried = subprocess.run([*_unshare(), "sh", "-c", TRIAL], capture_output=True, text=True, env=_env(), timeout=PATIENCE)
+        tried = subprocess.run(
+            [*_unshare(), "sh", "-c", TRIAL], capture_output=True, text=True, env=_env(), timeout=PATIENCE
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"network namespaces do not work here: {error}"
     said = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
@@ -55,7 +65,7 @@ class Machines:
     def __init__(self, count, holder, rules):
         self.numbers = range(1, count + 1)
         self._rules = rules
-        self._enter = ["nsenter", "-t", str(holder.pid), "-n", "-m"]
+        self._enter = ["nsenter", "-t", str(holder.pid), "-n", "-m", "--wd=."]
         if os.geteuid():
             self._enter += ["-U", "--preserve-credentials"]
         self._switch("ip link set lo up")
@@ -68,16 +78,15 @@ class Machines:
             self._switch(f"ip link set v{i} master br0 up")
             self._switch(f"ip -n m{i} link set lo up")
             self._switch(f"ip -n m{i} link set eth0 up")
-            self.move(i, self.address(i))
+            self._give(i, f"10.77.0.{i}")
         until(lambda: not any(self._tentative(i) for i in self.numbers), "the addresses may be used")
 
-    @staticmethod
-    def address(i):
-        return f"10.77.0.{i}"
-
     def move(self, i, address):
-        """Give a machine this address instead of the one that it has."""
-        self._switch(f"ip -n m{i} -4 addr flush dev eth0")  # the routes go with it
+        """Give a machine this address instead of all that it has."""
+        self._switch(f"ip -n m{i} addr flush dev eth0")  # the routes go with it
+        self._give(i, address)
+
+    def _give(self, i, address):
         self._switch(f"ip -n m{i} addr add {address}/24 dev eth0")
         self._switch(f"ip -n m{i} route add default dev eth0")  # by which multicast is sent
 
@@ -134,7 +143,8 @@ class Machines:
             assert said == "missed 0\n"
 
     def _on(self, i, command):
-        return [*self._enter, "ip", "netns", "exec", f"m{i}", *command]
+        """A command on a machine, that does not outlive the tests."""
+        return [*self._enter, "ip", "netns", "exec", f"m{i}", "setpriv", "--pdeathsig", "KILL", *command]
 
     def _switch(self, command, *more):
         """Run a command where the switch is."""
