@@ -53,7 +53,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     status = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
     _folder(status)
     status.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
-    status.add_argument("--json", action="store_true", help="print one JSON object (or one a line) and nothing else")
+    status.add_argument("--json", action="store_true", help="print one JSON object and nothing else, every second if watched")
     status.set_defaults(do=_status)
 
     doctor = commands.add_parser("doctor", help="look for what keeps a node from working, and say how to mend it")

@@ -240,7 +240,7 @@ class Contacts:
         self.on_refused(cause, detail)
 
     def _expect_member(self, link: Link) -> None:
-        """Close a link of one whose membership has ended since it was made: a peer may have more links than the one in use."""
+        """Close a link of one whose membership has ended since: a peer may have more links than the one in use."""
         if self.gate is not None and link.key is not None and (cause := self.gate.refusal(link.key)):
             link.close()
             raise ProtocolError(cause, f"{link.key.hex()} is no member any more")
@@ -337,6 +337,8 @@ class Contacts:
     async def _undisturbed(self, peer: Peer) -> None:
         """Wait for trouble with a peer; or, where it is reached through a broker, until another way may be tried."""
         while True:
+            if self._could_be_direct(peer) and peer.untried:
+                return
             seconds = UPGRADE if self._could_be_direct(peer) else None
             try:
                 async with asyncio.timeout(seconds):
@@ -352,7 +354,7 @@ class Contacts:
 
     async def _dial(self, peer: Peer) -> None:
         """Try all addresses of a peer at once; where none answers, the broker."""
-        before = peer.link
+        before, peer.untried = peer.link, False
         direct = [address for address in peer.addresses if is_direct(address)]
         link = await self._first_of(peer, direct)
         if link is None and before is None:

@@ -30,6 +30,7 @@ class Peer:
     """
     Attributes:
         addresses: where it may be, and who said so. Hints: who is really there is proven when it is dialled.
+        untried: there is an address that was not dialled yet.
         link: over which it was introduced; None while it is not connected.
         boot: how often it has started.
         about: what it says of itself.
@@ -52,6 +53,7 @@ class Peer:
         self.name = name
         self.key = member.key
         self.addresses: dict[str, str] = dict.fromkeys(member.addresses, "node.toml")
+        self.untried = True
         self.link: Link | None = None
         self.boot = 0
         self.about: Mapping[str, Any] = {}
@@ -81,6 +83,7 @@ class Peer:
         if len(hints) >= MOST_ADDRESSES:
             del self.addresses[hints[0]]
         self.addresses[address] = source
+        self.untried = True
         return True
 
     def resolve(self, number: int, answer: Any) -> None:
