@@ -33,6 +33,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         "--part", default="0/1", metavar="I/N", help="which part of a built-in data set, such as 0/3 (default: 0/1)"
     )
     init.add_argument("--data", default="", metavar="FILE", help="the node's own data for --task classification: npz or csv")
+    init.add_argument("--broker", default="", metavar="URL", help="an MQTT broker that all members reach, mqtt://host:1883")
     init.add_argument("--task", help="digits, concept-shift, classification, or package.module:factory (default: digits)")
     init.add_argument("--policy", default="dac", help="dac, random, local, or package.module:factory (default: dac)")
     init.set_defaults(do=_init)
@@ -53,7 +54,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     status = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
     _folder(status)
     status.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
-    status.add_argument("--json", action="store_true", help="print one JSON object and nothing else, every second if watched")
+    status.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else, every second if watched"
+    )
     status.set_defaults(do=_status)
 
     doctor = commands.add_parser("doctor", help="look for what keeps a node from working, and say how to mend it")
@@ -91,7 +94,7 @@ def _init(options: argparse.Namespace) -> int:
     if not 0 <= options.port < 65536:
         raise ConfigurationError(f"--port must be from 0 to 65535, got {options.port}")
     listen = options.listen or f":{options.port}"
-    create(options.folder, name, listen, options.part, task, options.policy, options.data)
+    create(options.folder, name, listen, options.part, task, options.policy, options.data, options.broker)
     print(f"made {options.folder}; next: p2pfl-node federation create, or p2pfl-node join with an invitation")
     return 0
 

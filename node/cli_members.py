@@ -31,6 +31,10 @@ def add(commands: Any, folder: Folder) -> None:
         "--edge", dest="edges", action="append", default=[], metavar="A-B",
         help="a pair that may exchange models; by default everyone with everyone",
     )  # fmt: skip
+    create.add_argument(
+        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[],
+        help="agree on another value than node.toml has, such as members=3",
+    )  # fmt: skip
     create.set_defaults(do=_create)
 
     show = federations.add_parser("show", help="show what was agreed on, and who the members are")
@@ -82,7 +86,7 @@ def add(commands: Any, folder: Folder) -> None:
 def _create(options: argparse.Namespace) -> int:
     from node import admission, agreement, config, setup
 
-    own = config.load(options.folder)
+    own = config.load(options.folder, options.changes)
     pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
     edges = agreement.check_edges(pairs) if pairs else "all"
     config.check_name(options.name)

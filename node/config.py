@@ -123,6 +123,7 @@ def create(
     task: str = "digits",
     policy: str = "dac",
     data: str = "",
+    broker: str = "",
 ) -> Identity:
     """Make a node's folder with a key and a configuration to be completed.
 
@@ -130,10 +131,11 @@ def create(
         ConfigurationError: the folder holds a node already, or cannot be made, or the configuration would be wrong; then
             nothing is written. (A "package.module:factory" need not exist yet.)
     """
-    NodeConfig(name=name, listen=listen, part=part, data=data, task={"name": task}, policy={"name": policy}).check()
+    own = NodeConfig(name=name, listen=listen, part=part, data=data, broker=broker)
+    msgspec.structs.replace(own, task={"name": task}, policy={"name": policy}).check()
     if (folder / CONFIG).exists():
         raise ConfigurationError(f"{folder} holds a node already")
-    values = {"name": name, "listen": listen, "part": part, "data": data, "task": task, "policy": policy}
+    values = {"name": name, "listen": listen, "part": part, "data": data, "broker": broker, "task": task, "policy": policy}
     text = _TEMPLATE.format(**{key: json.dumps(value) for key, value in values.items()})
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +200,7 @@ part = {part}               # which part of a built-in data set is this node's
 data = {data}                  # a file of its own data, for the task "classification": data.npz or data.csv
 device = "cpu"             # cpu, cuda, mps, or auto
 mdns = true                # look for members on the local network, and be found there
-broker = ""                # an MQTT broker for members that cannot reach each other, mqtt://host:1883
+broker = {broker}                # an MQTT broker for members that cannot reach each other, mqtt://host:1883
 metrics = ""               # host:port, on loopback, where Prometheus may read figures
 evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only
 

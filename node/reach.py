@@ -13,7 +13,7 @@ from node.config import NodeConfig
 from node.contact import Contacts
 from node.wiring import max_frame
 from p2pfl.errors import ConfigurationError
-from protocols.addresses import is_loopback, join_address, split_address
+from protocols.addresses import is_loopback, join_address, needs_scope, split_address
 from protocols.identity import Identity
 from protocols.mdns import MdnsFinder, interface_hosts
 from protocols.membership import Membership
@@ -121,4 +121,4 @@ def own_addresses(config: NodeConfig, listening: str) -> list[str]:
     host, port = split_address(listening)
     if host and host not in ("0.0.0.0", "::"):
         return [join_address(host, port)]
-    return [join_address(each, port) for each in interface_hosts() if not is_loopback(each) and "%" not in each]
+    return [join_address(each, port) for each in interface_hosts() if not (is_loopback(each) or needs_scope(each))]

@@ -32,6 +32,7 @@ from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
 
 Say = Callable[[str], None]
+FRESH = 10.0  # seconds; not so often that it wears out the card of a small machine
 PROBING = 1.0  # seconds between probes of peers that are silent
 
 
@@ -165,8 +166,16 @@ async def _run(ready: Setup, say: Say, until_done: bool) -> int:
 
 
 def _beside(parts: _Parts) -> list[Coroutine[Any, Any, None]]:
-    """What goes on beside the rounds: finding members, and following who is one."""
-    return [part.run() for part in (parts.reach, parts.members) if part is not None]
+    """What goes on beside the rounds: finding members, following who is one, and showing it."""
+    works = [part.run() for part in (parts.reach, parts.members) if part is not None]
+    return [*works, _keep_fresh(parts.board)]
+
+
+async def _keep_fresh(board: StatusBoard) -> None:
+    """Write down what is counted, also while nothing happens."""
+    while True:
+        await asyncio.sleep(FRESH)
+        board.write()
 
 
 async def _serve(parts: _Parts, leave: asyncio.Event, until_done: bool) -> None:

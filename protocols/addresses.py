@@ -38,3 +38,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def needs_scope(host: str) -> bool:
+    """Return whether a host is an IPv6 address of one link, which another machine cannot use as it is."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return ip.version == 6 and ip.is_link_local

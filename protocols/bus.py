@@ -136,7 +136,9 @@ class AiomqttBus:
     async def run(self, will: Message, topics: Sequence[str], listener: Listener) -> None:
         import aiomqtt
 
-        client = aiomqtt.Client(
+        from protocols.mqtt_client import Client
+
+        client = Client(
             self._host,
             self._port,
             username=self._user,

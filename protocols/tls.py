@@ -32,6 +32,7 @@ ANSWER = 8 << 20  # the most bytes of the answer to one who joins: the federatio
 DIALLING = 3.0  # seconds for an address to answer
 PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
 STRANGERS = 64  # connections that are not proven or not trusted yet; with more, the oldest of the busiest host is ended
+CROWD, SLOWLY = STRANGERS // 2, 0.01  # with so many of them, seconds between connections that are accepted
 NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
 STALLED = 30.0  # seconds in which the other side must take PIECES of what it is sent
 PIECE = 256 << 10  # bytes that are encrypted at once
@@ -136,7 +137,8 @@ class TlsTransport:
                 continue
             link = TlsLink(self)
             link.accepted(join_address(*address[:2]), address[0], self._begin(self._begin_tls(link, connection)))
-            await asyncio.sleep(0)  # where many connections wait, accepting one takes no turn of the loop
+            # Where many wait, accepting one takes no turn of the loop; nor may a flood of them take most of its time.
+            await asyncio.sleep(SLOWLY if len(self.strangers) > CROWD else 0)
 
     async def _begin_tls(self, link: TlsLink, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -120,6 +120,11 @@ class Machines:
         options = {"capture_output": True, "text": True, "timeout": PATIENCE, "check": True, "env": _env()} | options
         return _checked(self._on(i, command), **options)
 
+    def listens(self, i, port):
+        """Whether a process on a machine accepts connections at a port, without making one."""
+        lines = self.run(i, ["cat", "/proc/net/tcp"]).stdout.splitlines()
+        return any(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines[1:])
+
     def start(self, i, command, **options):
         """Begin a command on a machine; return its process, which is the command's own."""
         return subprocess.Popen(self._on(i, command), **({"env": _env()} | options))

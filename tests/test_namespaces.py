@@ -1,13 +1,15 @@
 """Nodes on machines of their own, at one switch: they find each other, are cut off, move, and nobody reads what they say."""
 
 import json
+import os
 import struct
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from namespaces import machines, until
+from namespaces import PATH, machines, until
+from readme import block
 
 from node import config
 from node.checkpoint import FileStore
@@ -15,7 +17,7 @@ from node.checkpoint import FileStore
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-NAMES = {1: "alice", 2: "bob", 3: "carol"}
+NAMES = {1: "laptop", 2: "pi-1", 3: "pi-2"}
 ALL = set(NAMES.values())
 LEARNING = 240  # seconds of real time after which something has gone wrong
 
@@ -50,45 +52,53 @@ def constant(part, seed):
 
 
 class Homes:
-    """Alice, bob and carol, each with a folder and a machine of its own.
+    """A laptop and two Pis, each a node in a folder of its own.
 
-    Args:
-        changes: of the text of alice's node.toml, before the federation is made of it.
-        options: of `init`.
-        seconds: that the constant model of each takes to train.
+    Attributes:
+        running: processes of nodes, by name.
     """
 
-    def __init__(self, net, root, changes=(), options=(), seconds=(0.1, 0.1, 0.1)):
+    def __init__(self, net, root):
         self.net, self.root = net, root
         self.running = {}
-        for i, name in NAMES.items():
-            self.node(i, "init", name, "--part", f"{i - 1}/3", *options)
-            (root / name / "constant.py").write_text(f"SECONDS = {seconds[i - 1]}\n{CONSTANT}")
-        path = root / "alice" / config.CONFIG
-        text = path.read_text()
-        for old, new in {"members = 1 ": "members = 3 ", **dict(changes)}.items():
-            assert text.count(old) == 1
-            text = text.replace(old, new)
-        path.write_text(text)
-        self.node(1, "federation", "create", "alice", "--backup", "backup.pem")
+        path = f"{Path(sys.executable).parent}:{PATH}"
+        self._here = {"cwd": root, "env": os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}}
 
-    def node(self, i, *words, **options):
-        return self.net.run(i, [sys.executable, "-m", "node", *words], cwd=self.root, **self._from_here(options))
+    def do(self, i, commands):
+        """Do what a user types at a machine; the last line may run a node, which goes on."""
+        *lines, last = commands.strip().splitlines()
+        if last.startswith("p2pfl-node run "):
+            self._do(i, lines)
+            self.start(i)
+        else:
+            self._do(i, [*lines, last])
 
-    @staticmethod
-    def _from_here(options):
-        return options | {"env": {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": str(ROOT)}}
+    def _do(self, i, lines):
+        for line in lines:
+            self.net.run(i, ["bash", "-c", line], **self._here)
 
     def start(self, i):
         name = NAMES[i]
         with (self.root / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "node", "run", name]
-            self.running[name] = self.net.start(i, command, cwd=self.root, stdout=log, stderr=log, **self._from_here({}))
+            command = ["p2pfl-node", "run", name]
+            self.running[name] = self.net.start(i, command, stdout=log, stderr=log, **self._here)
+        self.until(lambda: self.net.listens(i, 4100), f"{name} listens")
 
-    def join(self, i):
-        """Bring a token from alice's machine; she may still be starting."""
-        token = self.node(1, "invite", "alice").stdout
-        until(lambda: self.node(i, "join", NAMES[i], input=token, check=False).returncode == 0, f"{NAMES[i]} has joined")
+    def federate(self, *changes, seconds=(0.1, 0.1, 0.1)):
+        """Make nodes of the constant model that go on for ever, with changes of what they agree on.
+
+        Args:
+            seconds: that the model of each takes to train.
+        """
+        for i, name in NAMES.items():
+            self.do(i, f"p2pfl-node init {name} --task constant:constant --policy random")
+            (self.root / name / "constant.py").write_text(f"SECONDS = {seconds[i - 1]}\n{CONSTANT}")
+        options = " ".join(f"--set {change}" for change in ("members=3", "rounds=100000", *changes))
+        self.do(1, f"p2pfl-node federation create laptop --backup backup {options}\np2pfl-node run laptop")
+        for i in (2, 3):
+            self.do(1, "p2pfl-node invite laptop >token")
+            self.do(i, f"p2pfl-node join {NAMES[i]} <token\np2pfl-node run {NAMES[i]}")
+        self.until(self.together, "all three learn together")
 
     def status(self, name):
         try:
@@ -96,42 +106,42 @@ class Homes:
         except FileNotFoundError:
             return {"round": 0, "state": "starting", "history": [], "peers": []}
 
-    def round(self, name):
-        return self.status(name)["round"]
+    def rounds(self):
+        return {name: self.status(name)["round"] for name in NAMES.values()}
 
-    def peer(self, name, other):
-        (found,) = [peer for peer in self.status(name)["peers"] if peer["name"] == other] or [{"state": "unknown"}]
-        return found
+    def peers(self, name):
+        return {peer["name"]: peer for peer in self.status(name)["peers"]}
 
-    def together(self, after=()):
-        """Whether the last round of each was of all three, and, of some, came after a given one."""
-        last = {name: (self.status(name)["history"] or [{"round": 0, "weights": {}}])[-1] for name in ALL}
-        return all(set(row["weights"]) == ALL and row["round"] > dict(after).get(name, 0) for name, row in last.items())
+    def partners(self, name):
+        """Whose models counted in a node's last round, its own included."""
+        history = self.status(name)["history"]
+        return set(history[-1]["weights"]) if history else set()
 
-    def until(self, condition, what, patience=LEARNING):
+    def together(self):
+        return all(self.partners(name) == ALL for name in NAMES.values())
+
+    def until_rounds_later(self, count, what):
+        begun = self.rounds()
+        self.until(lambda: all(now >= begun[name] + count for name, now in self.rounds().items()), what)
+
+    def until(self, condition, what):
+        """Wait for something that nodes do; return how many seconds it took."""
+
         def checked():
             for name, process in self.running.items():
-                assert process.poll() is None, f"{name} has ended: {self.log(name)}"
+                assert process.poll() is None, f"{name} has ended: {(self.root / f'{name}.log').read_text()}"
             return condition()
 
-        return until(checked, lambda: f"{what}; {self.describe()}", patience)
-
-    def log(self, name):
-        return (self.root / f"{name}.log").read_text()
-
-    def describe(self):
-        return "; ".join(f"{name}: {json.dumps(self.status(name) | {'history': []})}" for name in sorted(ALL))
+        return until(
+            checked, lambda: f"{what}: {[self.status(name) | {'history': []} for name in NAMES.values()]}", LEARNING
+        )
 
 
 @contextmanager
-def homes(root, *args):
+def homes(root):
     with machines(3) as net:
-        federation = Homes(net, root, *args)
+        federation = Homes(net, root)
         try:
-            federation.start(1)
-            for i in (2, 3):
-                federation.join(i)
-                federation.start(i)
             yield federation
         finally:
             for process in federation.running.values():
@@ -139,14 +149,6 @@ def homes(root, *args):
                 process.wait()
 
 
-CONSTANTLY = "--task", "constant:constant", "--policy", "random"
-FOR_EVER = {"rounds = 10 ": "rounds = 100000 "}
-
-TALK = """
-import socket, sys
-host, port, data = sys.argv[1], int(sys.argv[2]), bytes.fromhex(sys.argv[3])
-socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(data, (host, port))
-"""
 LISTEN = """
 import socket
 with socket.create_server(("", 5000)) as server:
@@ -160,6 +162,10 @@ try:
     print(socket.create_connection(("10.77.0.2", 5000), 2).recv(9).decode())
 except OSError:
     print("silence")
+"""
+SAY = """
+import socket, sys
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[1]), ("10.77.0.2", 5000))
 """
 
 
@@ -182,78 +188,74 @@ def test_machines_are_cut_off_by_a_partition_and_reached_again_when_it_heals(rul
             listener.kill()
 
 
-def test_three_machines_find_each_other_and_learn_together(tmp_path):
-    """As a user would make them: nobody writes an address anywhere."""
+def test_what_the_readme_types_on_three_machines_works(tmp_path):
+    """Nobody writes an address anywhere: a token says where who invites is, and the rest is found by mDNS."""
     with homes(tmp_path) as federation:
+        for i, word in ((1, "init laptop"), (1, "invite laptop"), (2, "init pi-1"), (3, "init pi-2")):
+            federation.do(i, block(word))
         federation.until(lambda: all(federation.status(name)["state"] == "serving" for name in ALL), "all are done")
         for name in ALL:
             status = federation.status(name)
-            assert status["round"] == 10
-            assert all(set(row["weights"]) == ALL for row in status["history"])
+            assert [row["round"] for row in status["history"]] == list(range(1, 11))
             assert status["rejected"] == {}
-            for other in ALL - {name}:
-                peer = federation.peer(name, other)
-                assert peer["state"] == "connected"
-                assert peer["link"] == "direct"
+            assert federation.peers(name).keys() == ALL - {name}
+            for peer in federation.peers(name).values():
+                assert (peer["state"], peer["link"]) == ("connected", "direct")
                 assert set(peer["addresses"].values()) <= {"mdns"}
-        said = federation.node(2, "status", "bob").stdout
-        assert said.startswith("bob: serving, round 10 of 10\n")
-        assert "ok     multicast: works at " in federation.node(3, "doctor", "carol").stdout
+                assert peer["bytes_in"] > 0
+        federation.do(2, block("status pi-1"))
 
 
-@pytest.mark.parametrize(
-    ("mode", "seconds"),
-    [
-        ("synchronous", (0.2, 0.1, 0.1)),  # two are ahead, and the third goes on where they are; nobody follows a single one
-        ("asynchronous", (0.05, 0.1, 0.1)),
-    ],
-)
-def test_both_sides_of_a_partition_go_on_and_learn_together_soon_after_it_heals(tmp_path, mode, seconds):
-    changes = FOR_EVER | {'mode = "synchronous" ': f'mode = "{mode}" '}
-    with homes(tmp_path, changes, CONSTANTLY, seconds) as federation:
-        federation.until(federation.together, "all three learn together")
+# A synchronous node goes on where others are, but where there are several of them not where a single one says that it is.
+SPEEDS = {"synchronous": (0.2, 0.1, 0.1), "asynchronous": (0.05, 0.1, 0.1)}
+
+
+@pytest.mark.parametrize("mode", SPEEDS)
+def test_both_sides_of_a_partition_go_on_and_learn_together_soon_after_it_heals(tmp_path, mode):
+    cut_off = {"laptop": ("pi-1", "pi-2"), "pi-1": ("laptop",), "pi-2": ("laptop",)}
+    with homes(tmp_path) as federation:
+        federation.federate(f"mode={mode}", seconds=SPEEDS[mode])
         federation.net.partition((1,), (2, 3))
-        cut_off = {"alice": ("bob", "carol"), "bob": ("alice",), "carol": ("alice",)}
 
         def apart():
-            known = [federation.peer(name, other) for name, others in cut_off.items() for other in others]
-            return all(peer["state"] in ("suspected", "not connected") and peer["reason"] for peer in known)
+            known = [federation.peers(name)[other] for name, others in cut_off.items() for other in others]
+            return all(peer["state"] == "not connected" and peer["reason"] for peer in known)
 
         federation.until(apart, "each side says why it does not reach the other")
-        rounds = {name: federation.round(name) for name in ALL}
-        federation.until(lambda: all(federation.round(name) >= rounds[name] + 20 for name in ALL), "both sides have gone on")
-        assert set(federation.status("alice")["history"][-1]["weights"]) == {"alice"}
-        assert set(federation.status("bob")["history"][-1]["weights"]) == {"bob", "carol"}
-        assert not federation.together()
+        federation.until_rounds_later(20, "both sides go on")
+        assert {name: federation.partners(name) for name in ALL} == {
+            "laptop": {"laptop"},
+            "pi-1": {"pi-1", "pi-2"},
+            "pi-2": {"pi-1", "pi-2"},
+        }
         federation.net.heal()
         seconds = federation.until(federation.together, "all three learn together again")
         assert seconds <= 10, f"all three had each other's models {seconds:.1f} s after the partition had healed"
 
 
 def test_a_node_whose_address_changes_is_found_again(tmp_path):
-    with homes(tmp_path, FOR_EVER, CONSTANTLY) as federation:
-        federation.until(federation.together, "all three learn together")
+    with homes(tmp_path) as federation:
+        federation.federate()
         federation.net.move(3, "10.77.0.33")
-        federation.until(lambda: not federation.together(), "carol is missed")
+        federation.until(lambda: not federation.together(), "it is missed")
         federation.until(federation.together, "all three learn together again")
-        gone = federation.round("alice")
-        federation.until(lambda: federation.together({"alice": gone + 20}), "they go on together")
+        federation.until_rounds_later(20, "they go on")
+        assert federation.together()
 
 
 def test_nobody_on_the_network_can_read_a_model(tmp_path):
-    # Whatever place in it 32 bytes of the model begin at, these 28 are among them.
-    value = struct.pack("<f", 1.2345) * 7
-    with homes(tmp_path, FOR_EVER, CONSTANTLY) as federation:
-        federation.until(federation.together, "all three learn together")
+    value = struct.pack("<f", 1.2345) * 7  # is in any 32 bytes of the model, wherever they begin
+    with homes(tmp_path) as federation:
+        federation.federate()
         with federation.net.captured(tmp_path / "frames"):
-            rounds = {name: federation.round(name) for name in ALL}
-            federation.until(lambda: federation.together({name: rounds[name] + 10 for name in ALL}), "ten rounds later")
+            federation.until_rounds_later(10, "ten rounds are done")
+            assert federation.together()
         frames = (tmp_path / "frames").read_bytes()
-        assert len(frames) > 10 * 6 * 4 * 5000  # ten rounds, in each of which everyone has sent its model to two others
+        assert len(frames) > 10 * 6 * 4 * 5000  # each of the three has sent its model to two others, ten times
         assert value not in frames
         for name in ALL:
             assert value in (tmp_path / name / config.CHECKPOINT).read_bytes()
             assert value in FileStore(tmp_path / name / config.CHECKPOINT).load().params
-        with federation.net.captured(tmp_path / "plain"):  # what is not encrypted would have been seen
-            federation.net.run(1, [sys.executable, "-c", TALK, "10.77.0.2", "9", value.hex()])
+        with federation.net.captured(tmp_path / "plain"):  # had it been sent as it is, it would have been seen
+            federation.net.run(1, [sys.executable, "-c", SAY, value.hex()])
         assert value in (tmp_path / "plain").read_bytes()
