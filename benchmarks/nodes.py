@@ -123,8 +123,9 @@ async def idle_traffic(nodes: int, seconds: float) -> float:
             for other in numbers:
                 if other != k:
                     node.exchange.contacts.found(identity(other).public, all_nodes[other].transport.address, "benchmark")
-        while any(len(node.exchange.contacts.introduced()) < nodes - 1 for node in all_nodes.values()):
-            await asyncio.sleep(0.1)  # noqa: ASYNC110 (fifty nodes have no common event)
+        for node in all_nodes.values():
+            contacts = node.exchange.contacts
+            await contacts.until(lambda contacts=contacts: len(contacts.introduced()) == nodes - 1, 60.0)
         await asyncio.sleep(2.0)  # until nobody has more to say
         before = sum(node.wire_bytes() for node in all_nodes.values())
         await asyncio.sleep(seconds)

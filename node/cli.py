@@ -74,6 +74,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     demo.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
     demo.add_argument("--rounds", type=int, default=10, help="how many (default: 10)")
     demo.add_argument("--policy", default="dac", help="dac, random, or package.module:factory (default: dac)")
+    demo.add_argument("--broker", action="store_true", help="let them meet at an MQTT broker, Mosquitto or else amqtt")
     demo.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     demo.set_defaults(do=_demo)
 
@@ -157,4 +158,4 @@ def _export(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from node.demo import demo
 
-    return demo(options.nodes, options.rounds, options.policy, options.json)
+    return demo(options.nodes, options.rounds, options.policy, options.json, options.broker)

@@ -46,6 +46,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         part: which part of a task's built-in data is this node's, such as "0/3".
         data: a file of the node's own, for tasks that take one.
         mdns: whether to look for members on the local network, and be found there.
+        direct: whether to listen, and to dial members where they can be reached without the broker.
         broker: an MQTT broker through which members may be reached, "mqtt://host:1883" or "mqtts://host:8883".
         metrics: host:port, on loopback, to serve figures at for Prometheus; "" does not.
         task, policy: each a table with a `name`, and options.
@@ -58,6 +59,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     part: str = "0/1"
     data: str = ""
     mdns: bool = True
+    direct: bool = True
     broker: str = ""
     metrics: str = ""
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
@@ -200,6 +202,7 @@ part = {part}               # which part of a built-in data set is this node's
 data = {data}                  # a file of its own data, for the task "classification": data.npz or data.csv
 device = "cpu"             # cpu, cuda, mps, or auto
 mdns = true                # look for members on the local network, and be found there
+direct = true              # listen, and dial members that can be reached without the broker
 broker = {broker}                # an MQTT broker for members that cannot reach each other, mqtt://host:1883
 metrics = ""               # host:port, on loopback, where Prometheus may read figures
 evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only

@@ -102,6 +102,7 @@ class Contacts:
         self._key = key
         self._names = {peer.key: peer.name for peer in self.peers.values()}
         self._agreed = dict(agreed)
+        self._directly = transport.address != "mqtt:"
         self._asynchronous = asynchronous
         self._draws = Draws(seed, name)
         self._period = period
@@ -348,14 +349,18 @@ class Contacts:
                 if self._could_be_direct(peer):
                     return
 
-    @staticmethod
-    def _could_be_direct(peer: Peer) -> bool:
-        return peer.link is not None and not peer.link.direct and any(is_direct(address) for address in peer.addresses)
+    def _could_be_direct(self, peer: Peer) -> bool:
+        return (
+            self._directly
+            and peer.link is not None
+            and not peer.link.direct
+            and any(is_direct(address) for address in peer.addresses)
+        )
 
     async def _dial(self, peer: Peer) -> None:
         """Try all addresses of a peer at once; where none answers, the broker."""
         before, peer.untried = peer.link, False
-        direct = [address for address in peer.addresses if is_direct(address)]
+        direct = [address for address in peer.addresses if is_direct(address) and self._directly]
         link = await self._first_of(peer, direct)
         if link is None and before is None:
             link = await self._first_of(peer, [address for address in peer.addresses if not is_direct(address)])

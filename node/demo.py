@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from node import admission, agreement, config, joining, setup, status
+from node.broker import local_broker
 from node.commands import fail
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
@@ -29,8 +30,11 @@ OUTPUT = "output"  # a file in the node's folder
 States = dict[str, dict[str, Any]]
 
 
-def demo(nodes: int, rounds: int, policy: str, as_json: bool) -> int:
+def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bool = False) -> int:
     """Run so many processes that learn digits together, then each of them alone, and compare; return the exit code.
+
+    Args:
+        through_broker: they reach each other through a broker on this machine only.
 
     Raises:
         ConfigurationError: a number that makes no sense, or a policy that cannot be made.
@@ -44,8 +48,10 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool) -> int:
     make_policy(policy, {})
     names = NAMES[:nodes]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no folder then either
-    with tempfile.TemporaryDirectory(prefix="p2pfl-demo-") as folder:
-        together = _run(_federation(Path(folder) / "together", names, rounds, policy), "together", as_json)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-demo-"))
+        broker = stack.enter_context(local_broker()) if through_broker else ""
+        together = _run(_federation(Path(folder) / "together", names, rounds, policy, broker), "together", as_json)
         alone = _run(_hermits(Path(folder) / "alone", names, rounds), "alone", as_json)
     for name in names:
         for states in (together, alone):
@@ -62,13 +68,13 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool) -> int:
     return 0
 
 
-def _federation(root: Path, names: Sequence[str], rounds: int, policy: str) -> dict[str, Path]:
-    """Make the folders of nodes of one federation, which find each other at fixed ports on loopback."""
+def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, broker: str) -> dict[str, Path]:
+    """Make the folders of nodes of one federation, which meet at a broker, or at fixed ports on loopback."""
     addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in _free_ports(len(names))), strict=True))
     for k, (name, address) in enumerate(addresses.items()):
-        config.create(root / name, name, address, f"{k}/{len(names)}", "digits", policy)
+        config.create(root / name, name, address, f"{k}/{len(names)}", "digits", policy, broker=broker)
         others = {other: where for other, where in addresses.items() if other != name}
-        _complete(root / name, rounds, len(names), others)
+        _complete(root / name, rounds, len(names), others, broker)
     first = root / names[0]
     ready = setup.load(first)
     tables = agreement.draft("demo", ready.config, setup.task_of(ready))
@@ -87,13 +93,14 @@ def _hermits(root: Path, names: Sequence[str], rounds: int) -> dict[str, Path]:
     return {name: root / name for name in names}
 
 
-def _complete(folder: Path, rounds: int, members: int, addresses: Mapping[str, str]) -> None:
+def _complete(folder: Path, rounds: int, members: int, addresses: Mapping[str, str], broker: str = "") -> None:
     path = folder / config.CONFIG
     text = path.read_text()
     for before, after in {
         "rounds = 10": f"rounds = {rounds}",
         "members = 1": f"members = {members}",
         "mdns = true": "mdns = false",
+        "direct = true": f"direct = {'false' if broker else 'true'}",
         "[policy]": f"samples = {SAMPLES}\n\n[policy]",
     }.items():
         text = text.replace(before, after, 1)

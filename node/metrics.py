@@ -14,7 +14,7 @@ from protocols.errors import AddressError
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-PEER_STATES = ("connecting", "connected", "suspected", "done")  # shown even where no peer is in them
+PEER_STATES = ("connecting", "connected", "suspected", "not connected", "done")  # shown even where no peer is in them
 
 
 def serve(address: str, state: Callable[[], Mapping[str, Any]]) -> Callable[[], None]:

@@ -24,6 +24,7 @@ from protocols.transport import Gate, Transport
 if TYPE_CHECKING:
     from protocols.mqtt import MqttTransport
 
+REPORTING = 5.0  # seconds between looks at what is wrong with finding members
 BROKER = "mqtt:"  # the address of every member, through the broker
 
 
@@ -59,8 +60,10 @@ class Reach:
                 hinted=lambda key: self._contacts.hinted(key),
                 on_problem=self._on_broker,
             )
-            self.transport = Several({"tcp": self._tls, "mqtt": broker})
+            self.transport = Several({"tcp": self._tls, "mqtt": broker}) if config.direct else Several({"mqtt": broker})
             self.addresses = (BROKER,)
+        elif not config.direct:
+            raise ConfigurationError("a node with direct = false needs a broker, or it reaches nobody")
 
     def _on_broker(self, problem: str) -> None:
         self._contacts.broker = problem
@@ -69,6 +72,8 @@ class Reach:
 
     def _own_addresses(self) -> list[str]:
         """Where this node can be reached without the broker, for others who hear of it through the broker."""
+        if not self._config.direct:
+            return []
         return [f"tcp://{address}" for address in own_addresses(self._config, self._tls.address)]
 
     def serve(self, contacts: Contacts, folder: Path) -> None:
@@ -85,10 +90,19 @@ class Reach:
         """Look for members, for ever."""
         await self._contacts.listening.wait()
         _, port = split_address(self._tls.address)
-        if self._config.mdns:
+        if self._config.mdns and self._config.direct:
             self._mdns = MdnsFinder(self._identity.public, self._log.federation, port, self._tls.hosts)
             await self._mdns.start(lambda key, address: self._contacts.found(key, address, "mdns"))
-        await asyncio.Event().wait()
+            await self._report(self._mdns)
+
+    async def _report(self, mdns: MdnsFinder) -> None:
+        """Say when nobody can be found on the local network, and when that is over."""
+        said = ""
+        while True:
+            await asyncio.sleep(REPORTING)
+            if mdns.problem != said:
+                said = mdns.problem
+                self._say(f"local network: {said or 'members can be found again'}")
 
     async def close(self) -> None:
         if self._mdns is not None:

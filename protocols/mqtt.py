@@ -48,7 +48,7 @@ LARGEST = 300 << 10  # bytes; larger packets are not looked at
 DIALLING = 10.0  # seconds for a member to answer
 AGAIN = 1.0  # seconds between attempts meanwhile
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 7.0  # seconds between attempts to connect
-STOOD = 20.0  # seconds after which a connection is a success, and the next one is tried soon
+STOOD = 5.0  # seconds after which a connection is a success, and the next one is tried soon
 CLOSING = 6.0  # seconds for a connection to end, or for an attempt to connect
 ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to oneself, and for one to come back
 

@@ -181,7 +181,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._closed = False
         self._challenge: handshake.Challenge | None = None
         self.proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Perhaps nobody waits for it any more. A dialling that was given up has cancelled it, and then there is no exception.
+        # Perhaps nobody waits for it any more. A dialling that was given up has cancelled it.
         self.proven.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._limit = handshake.LIMIT
         self._expiry: asyncio.TimerHandle | None = None

@@ -78,6 +78,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for key in ("task", "policy", "topology"):
             tables.named(key, getattr(self, key))
         self.network.check()
+        if self.adaptive and self.fidelity == "modelled":
+            raise ConfigurationError('adaptive deadlines are not modelled; set fidelity = "wire"')
         if self.paper is not None and not isfinite(self.paper):
             raise ConfigurationError(f"paper must be a finite number, got {self.paper}")
         check_number("compute.seconds", self.compute.seconds)

@@ -19,7 +19,6 @@ from node.config import CONFIG, KEY, STATUS, NodeConfig, lock
 from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged, Failed
 from p2pfl.policy import Budget
 from protocols.errors import ProtocolError
-from protocols.identity import Identity
 from sim import cli as sim_cli
 from sim.engine import WorkerLost
 
@@ -433,6 +432,7 @@ def test_a_node_runs_if_a_process_of_its_number_holds_its_lock(capsys):
         ("device=cpu:abc", "alice/node.toml: device 'cpu:abc' is not of the form cpu or cpu:0"),
         ("name=../x", "alice/node.toml: name '../x' may have letters"),
         ("peer={}", "alice/node.toml: unknown key 'peer'"),
+        ("direct=maybe", "alice/node.toml: Expected `bool`, got `str` - at `$.direct`"),
         ("members=-1", "alice/node.toml: members must be 0 or more, got -1"),
         ("broker=host:1883", "alice/node.toml: broker is not of the form mqtt://host:1883"),
         ("metrics=0.0.0.0:9", "metrics are shown on loopback only, such as 127.0.0.1:9464, got '0.0.0.0:9'"),
@@ -523,7 +523,9 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
 
 
 @pytest.mark.parametrize(
-    ("main", "command"), [(node_cli.main, c) for c in ("init", "invite", "join", "run", "status", "doctor", "export", "demo")] + [(sim_cli.main, "run")]
+    ("main", "command"),
+    [(node_cli.main, c) for c in ("init", "invite", "join", "run", "status", "doctor", "export", "demo")]
+    + [(sim_cli.main, "run")],
 )
 def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, command):
     with pytest.raises(SystemExit):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from processes import PATIENCE
+
+from node import demo as node_demo
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,6 +95,26 @@ def test_with_json_one_object_says_it_all(tmp_path):
         assert (node["state"], node["round"]) == ("finished", 2)
         assert node["result"]["test_accuracy"] == accuracy["together"]
         assert set(node["history"][-1]["weights"]) == {"alice", "bob"}
+
+
+@pytest.mark.parametrize("installed", ["Mosquitto", "amqtt"])
+def test_through_a_broker_all_is_the_same(tmp_path, monkeypatch, installed):
+    from node import broker
+
+    if installed == "Mosquitto" and not (shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")):
+        pytest.skip("Mosquitto is not installed")
+    if installed == "amqtt":
+        monkeypatch.setattr(broker.shutil, "which", lambda name: None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with broker.local_broker() as url:
+        names = ("alice", "bob")
+        folders = node_demo._federation(tmp_path / "together", names, 2, "random", url)
+        states = node_demo._run(folders, "together", quiet=True)
+        for name in names:
+            assert states[name]["state"] == "finished", states[name]["output"]
+            assert set(states[name]["history"][-1]["weights"]) == set(names)
+            assert {peer["link"] for peer in states[name]["peers"]} <= {"broker", ""}  # "": it has left
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def test_every_scenario_takes_every_common_key(name, change):
         ("nodes=many", "Expected `int`, got `str` - at `$.nodes`"),
         ("nodes=2.5", "Expected `int`, got `float` - at `$.nodes`"),
         ("rounds=-1", "rounds must be 0 or more, got -1"),
+        ("adaptive=true", 'adaptive deadlines are not modelled; set fidelity = "wire"'),
         ("nodes=0", "nodes must be 1 or more, got 0"),
         ("seed=-1", "seed must be 0 or more, got -1"),
         ("patience=-1", "patience must be 0 or more"),
