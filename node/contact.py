@@ -407,11 +407,14 @@ class Contacts:
     def _heard(self, peer: Peer) -> None:
         """Something authentic came from a peer. It is learned with again if it keeps up, so that no deadline is lost."""
         peer.unanswered = 0
+        peer.in_step(self.round)
         self._detector.heard(peer.name, asyncio.get_running_loop().time())
         keeps_up = peer.stopped or self._asynchronous or peer.round >= self.round - 1
         if keeps_up and peer.name in self.roster.suspected:
             self.roster.heard(peer.name)
             self.moved()
+        elif not keeps_up and peer.name in self.roster.suspected:
+            self.roster.suspect(peer.name, f"is in round {peer.round}, behind")
 
     def suspect(self, peer: Peer, reason: str) -> None:
         self.roster.suspect(peer.name, reason)
@@ -420,6 +423,7 @@ class Contacts:
 
     def _unlink(self, peer: Peer, reason: str) -> None:
         peer.link = None
+        peer.lost_at(self.round)
         self._detector.unwatch(peer.name)
         self.suspect(peer, reason)
         peer.give_up()
@@ -454,6 +458,7 @@ class Contacts:
                     self.tell(self.peers[helper], m.Probe(next(self.numbers), subject))
             case Suspect():
                 peer = self.peers[step.name]
+                peer.lost_at(self.round)
                 self.suspect(peer, step.reason)
                 peer.give_up()
             case Dead():

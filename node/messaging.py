@@ -173,7 +173,9 @@ class MessageExchange:
         return self.contacts.about if id == self.name else self.peers[id].about
 
     def newest_round(self) -> int:
-        return credible_round([peer.round for peer in self.contacts.introduced() if not peer.stopped])
+        live = [peer for peer in self.contacts.introduced() if not peer.stopped]
+        back = [peer.round for peer in live if peer.may_be_ahead(self.round)]
+        return max(credible_round([peer.round for peer in live]), *back, 0)
 
     # Publishing
 
@@ -209,6 +211,30 @@ class MessageExchange:
             self.expired += 1
             for peer in behind():
                 self.contacts.suspect(peer, f"did not reach round {round - 1} in time")
+        await self._wait_for_those_who_are_back(round)
+
+    async def _wait_for_those_who_are_back(self, round: int) -> None:
+        """Wait, where this node was cut off and is ahead of all others now, while they come closer.
+
+        They do not follow a single node (see `credible_round`) that is further ahead than can be believed.
+        """
+
+        def behind() -> dict[str, int]:
+            live = [p for p in self.contacts.introduced() if not p.stopped]
+            if self._leaving or 1 + sum(p.round >= round - 1 for p in live) >= max(2, len(live) // 4 + 1):
+                return {}
+            return {p.name: p.round for p in live if p.away is not None and not p.hopeless and p.round < round - 2}
+
+        before = behind()
+
+        def changed() -> bool:
+            return behind() != before
+
+        while len(before) > 1:  # one alone follows
+            if not await self.contacts.until(changed, self._settings.deadline):
+                for name in before:
+                    self.peers[name].hopeless = True
+            before = behind()
 
     def _may_ask(self, peer: Peer) -> bool:
         return self._askers is None or peer.name in self._askers

@@ -36,6 +36,8 @@ class Peer:
         about: what it says of itself.
         round: where it is.
         stopped: its model is final.
+        away: where it was, and where this node was, when it was lost; None while the two are in step.
+        hopeless: it was waited for in vain since.
         epoch: the newest entry of the membership log that it is known to have.
         problem: why it is kept out for good.
         requests: what it was asked and has not answered.
@@ -59,6 +61,8 @@ class Peer:
         self.about: Mapping[str, Any] = {}
         self.round = 0
         self.stopped = False
+        self.away: tuple[int, int] | None = None
+        self.hopeless = False
         self.epoch = 0
         self.problem = ""
         self.requests: dict[int, Future[Any]] = {}
@@ -85,6 +89,23 @@ class Peer:
         self.addresses[address] = source
         self.untried = True
         return True
+
+    def lost_at(self, own_round: int) -> None:
+        """Note where both are when it is lost."""
+        if self.away is None:
+            self.away = self.round, own_round
+
+    def in_step(self, own_round: int) -> None:
+        """Note that it is heard; and, if it is about where this node is, that it is not away any more."""
+        if abs(self.round - own_round) <= 1:
+            self.away, self.hopeless = None, False
+
+    def may_be_ahead(self, own_round: int) -> bool:
+        """Return whether it can be believed that it has come so far while it was away: at most twice as far as this node."""
+        if self.away is None:
+            return False
+        theirs, ours = self.away
+        return self.round <= theirs + 2 * (own_round - ours) + 2
 
     def resolve(self, number: int, answer: Any) -> None:
         """Give the answer to a request, or (None) the news that there is none."""

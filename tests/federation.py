@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from math import inf
 
 from node.checkpoint import FileStore
 from node.node import Node
@@ -62,9 +63,12 @@ class Federation:
         edges: pairs of names that may exchange; everyone with everyone by default.
         folder: where checkpoints are kept; without one nodes forget all.
         speeds: seconds that a node needs for an epoch; 1 by default.
+        period: seconds between probes; by default nobody is probed who is not suspected.
     """
 
-    def __init__(self, names, settings=None, *, edges=None, folder=None, policy=Random, speeds=None, task="concept-shift"):
+    def __init__(
+        self, names, settings=None, *, edges=None, folder=None, policy=Random, speeds=None, task="concept-shift", period=inf
+    ):
         self.names = sorted(names)
         self.settings = settings or Settings(rounds=5, deadline=10.0)
         self.cable = Cable()
@@ -72,6 +76,7 @@ class Federation:
         self.edges = edges
         self.folder = folder
         self.policy = policy
+        self.period = period
         count = len(self.names)
         self.tasks = {name: make_task(task, {}, Part(k, count), 0) for k, name in enumerate(self.names)}
         learners = [task.learner(Draws(self.settings.seed, name)) for name, task in self.tasks.items()]
@@ -103,6 +108,7 @@ class Federation:
             trainer=self.trainers[name],
             settings=self.settings,
             agreed=agreed or {},
+            period=self.period,
         )
         store = FileStore(self.folder / name) if self.folder else None
         return Node(

@@ -330,6 +330,28 @@ def test_the_result_is_the_model_that_was_best_on_validation():
 # What must not go wrong
 
 
+@pytest.mark.parametrize("speed", [1.0, 0.5, 0.2])
+def test_a_node_that_was_cut_off_and_comes_back_ahead_of_all_others_is_soon_in_step(speed):
+    """A quick one alone gets far: the others follow it as far as can be believed, and it waits for them."""
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        federation.cable.cut.add("d")
+        await federation.round("a", 20)
+        federation.cable.cut.discard("d")
+        federation.healed = max(federation.watch["a"].weights)
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=130), speeds={"d": speed}, period=1.0)
+    alone = [round for round in federation.watch["d"].weights if not federation.partners("d", round)]
+    assert len(alone) >= 10 / speed - 5
+    without = [r for r in federation.watch["a"].weights if r > federation.healed and "d" not in federation.partners("a", r)]
+    assert len(without) <= max(12, len(alone) / 2)  # rounds of the others until they had caught up
+    for name in NAMES:
+        assert set(federation.watch[name].weights[130]) == set(NAMES)
+
+
 def test_a_budget_that_a_policy_ignores_ends_the_node():
     class Greedy(Random):
         async def round(self, me, peers):

@@ -1,0 +1,142 @@
+"""Floods and members that do not read: honest nodes go on, and what they cost is bounded."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fortress import Intruder, folders, honest, until
+
+from protocols import messages as m
+from protocols.addresses import split_address
+from protocols.certificates import client_context
+from protocols.identity import Identity
+from protocols.membership import Membership
+from protocols.tls import CROWD, STRANGERS
+
+ROOT = Path(__file__).parent.parent
+HALF_OPEN = 500
+
+
+def open_files():
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
+
+
+async def half_open(node, tls):
+    """Connect, and say nothing until the node has had enough."""
+    with suppress(OSError):
+        reader, writer = await asyncio.open_connection(*split_address(node.transport.address), ssl=tls)
+        try:
+            while await reader.read(4096):
+                pass
+        finally:
+            writer.transport.abort()
+
+
+async def served(asker, node):
+    (update,) = await asker.exchange.fetch([node.name], 1, "trained")
+    assert update.params.tobytes() == node.model.tobytes()
+
+
+def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monkeypatch):
+    monkeypatch.setattr("protocols.tls.SLOWLY", 0.001)
+    members = folders(tmp_path, "alice", "bob", "carol")
+
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
+            await until(lambda: bob.exchange.peers["alice"].introduced and alice.exchange.peers["bob"].introduced)
+            before, link, context = open_files(), alice.exchange.peers["bob"].link, client_context()
+            flood = [asyncio.create_task(half_open(alice, context if k % 2 else None)) for k in range(HALF_OPEN)]
+            await until(lambda: len(alice.transport.strangers) > CROWD)
+            async with honest(members["carol"]) as carol:  # one who comes in the middle of it
+                while alice.rejected.get("not proven", 0) < HALF_OPEN - STRANGERS:
+                    await served(bob, alice)
+                    await asyncio.sleep(0)
+                    assert len(alice.transport.strangers) <= STRANGERS
+                    assert len(alice.transport._tasks) <= 4 * STRANGERS
+                await until(lambda: carol.exchange.peers["alice"].introduced)
+                await served(carol, alice)
+                assert alice.exchange.peers["bob"].link is link
+                assert "bob" in alice.exchange.roster.ids
+                assert set(alice.rejected) <= {"not proven", "no TLS"}
+            for task in flood:
+                task.cancel()
+            await asyncio.gather(*flood, return_exceptions=True)
+            await until(lambda: not alice.transport.strangers and open_files() <= before)
+            assert faults == []
+
+    asyncio.run(main())
+
+
+def test_a_member_that_never_reads_costs_bounded_memory_and_nobody_else_a_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("protocols.tls.STALLED", 0.5)
+    members, size = folders(tmp_path, "alice", "bob", "mallory"), 2_000_000
+
+    async def main():
+        async with honest(members["alice"], size=size) as alice, honest(members["bob"], size=size) as bob:
+            await until(lambda: bob.exchange.peers["alice"].introduced)
+            identity, log = Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode())
+            async with Intruder(identity, log, size=size) as mallory:
+                link = await mallory.introduce(alice)
+                link._tls.pause_reading()
+                for number in range(200):
+                    mallory.say(link, m.Get(number, 1, "trained"))
+                await until(lambda: alice.exchange.traffic.received_get)
+                deaf = alice.exchange.peers["mallory"]
+                while deaf.introduced:
+                    await served(bob, alice)
+                    assert deaf.link is None or deaf.link.backlog < 3 * 4 * size
+                assert "mallory" not in alice.exchange.roster.ids
+                assert "bob" in alice.exchange.roster.ids
+                assert alice.rejected == {}
+
+    asyncio.run(main())
+
+
+def test_frames_that_are_cut_end_their_link_only(tmp_path):
+    members = folders(tmp_path, "alice", "bob", "mallory")
+
+    async def main():
+        async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
+            await until(lambda: bob.exchange.peers["alice"].introduced)
+            identity, log = Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode())
+            for kept in (0, 3, 4, 5, 319, 3000):
+                async with Intruder(identity, log) as mallory:
+                    link = await mallory.introduce(alice)
+                    frame = mallory.seal(link, m.Score(1 << 20, 1), bytes(4000))
+                    link._tls.write((len(frame).to_bytes(4, "big") + frame)[:kept])
+                    link.close()
+                await until(lambda: not alice.exchange.peers["mallory"].introduced)
+                await served(bob, alice)
+            assert alice.exchange.traffic.received_score == 0
+            assert "bob" in alice.exchange.roster.ids
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_three_processes_go_on_while_one_of_them_is_attacked(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "hostile.py"), "--quick", "--json", "figures.json"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert all(speed > 0 for kind in ("rounds/s in peace", "rounds/s under attack") for speed in figures[kind])
+    assert figures["connections opened"] >= HALF_OPEN / 2
+    assert figures["files open"] < 4 * STRANGERS
+    assert figures["rejected"]["not proven"] > 0
+    assert figures["suspected"] == {"alice": [], "bob": [], "carol": []}
+    assert "ratio of round times" in done.stdout
