@@ -189,9 +189,12 @@ class Contacts:
         if name is None:
             return
         peer = self.peers[name]
-        if peer.hint(address, source) and (peer.link is None or not peer.link.direct):
+        news = peer.hint(address, source)
+        if not is_direct(address) and peer.link is None:  # it has just said itself that it is there
+            peer.untried = True
+        if news and (peer.link is None or not peer.link.direct):
             peer.trouble.set()
-            self.moved()
+        self.moved()
 
     def hinted(self, key: bytes) -> None:
         """Somebody says that a member is gone: ask it."""
@@ -332,8 +335,14 @@ class Contacts:
             else:
                 await self._dial(peer)
             jitter = self._draws.generator(attempt, f"probe {peer.name}").uniform(0.75, 1.25)
-            await self.until(lambda: peer.introduced and peer.name not in self.roster.suspected, pause * jitter)
+            await self.until(lambda: self._news_of(peer), pause * jitter)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _news_of(self, peer: Peer) -> bool:
+        """Whether there is no reason to wait before a peer is dialled or probed again."""
+        if peer.link is None:
+            return peer.untried
+        return peer.name not in self.roster.suspected
 
     async def _undisturbed(self, peer: Peer) -> None:
         """Wait for trouble with a peer; or, where it is reached through a broker, until another way may be tried."""

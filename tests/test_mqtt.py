@@ -508,7 +508,7 @@ async def test_a_broker_that_is_away_is_not_asked_often(here):
     here.broker.up = False
     await here.node(ALICE)
     await asyncio.sleep(600)
-    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 12
+    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 16
 
 
 @world
@@ -518,7 +518,7 @@ async def test_a_broker_that_ends_every_connection_is_not_asked_often_either(her
         await asyncio.sleep(1)
         for bus in list(here.broker.connections):
             here.broker.drop(bus)
-    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 12
+    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 16
     assert "again and again" in a.transport.problem
     await asyncio.sleep(60)
     assert a.transport.problem == ""

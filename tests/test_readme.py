@@ -73,31 +73,8 @@ LONG = 200  # seconds of real time after which something has gone wrong
 
 
 @pytest.mark.slow
-def test_three_machines(tmp_path):
-    with machines(3) as net:
-        homes = Homes(net, tmp_path)
-        try:
-            homes.leave_running(1, block("federation create laptop"))
-            until(lambda: homes.status("laptop")["state"] == "running", homes.logs, LONG)
-            homes.type(1, block("invite laptop"))
-            homes.leave_running(2, block("join pi-1"))
-            homes.leave_running(3, block("join pi-2"))
-            until(homes.serving, homes.logs, LONG)
-            said = homes.type(2, block("status pi-1"))
-            assert "pi-1: serving, round 10 of 10" in said
-            assert "laptop: connected" in said
-            assert "pi-2: connected" in said
-            assert "ok     federation: home" in said
-            assert "wrote the model of round" in said
-            assert "name pi-2, role participant" in said
-            homes.stop()
-        finally:
-            homes.stop()
-
-
-@pytest.mark.slow
 def test_three_machines_through_a_broker(tmp_path):
-    """The same; but nobody can be found or dialled except the broker, on a fourth machine."""
+    """Nobody can be found or dialled except the broker, on a fourth machine. (Without one: tests/test_namespaces.py.)"""
     program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("Mosquitto is not installed")
