@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import os
 import socket
 import statistics
 import subprocess
@@ -115,7 +114,7 @@ def state_of(folder: Path) -> dict[str, Any]:
 def open_files(pid: int) -> int:
     """Return how many files and connections a process has open; 0 where that is not told."""
     try:
-        return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return 0
 

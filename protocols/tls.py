@@ -34,6 +34,7 @@ PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to be
 STRANGERS = 64  # connections that are not proven or not trusted yet; with more, the oldest of the busiest host is ended
 CROWD, SLOWLY = STRANGERS // 2, 0.01  # with so many of them, seconds between connections that are accepted
 NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
+CLOSING = 0.5  # seconds for connections to end with a word of farewell
 STALLED = 30.0  # seconds in which the other side must take PIECES of what it is sent
 PIECE = 256 << 10  # bytes that are encrypted at once
 PIECES = 4 * PIECE  # bytes that may wait for the network
@@ -62,6 +63,7 @@ class TlsTransport:
         self.max_frame = max_frame
         self.certificate = make_certificate(identity)
         self.links: set[TlsLink] = set()
+        self.connected: set[TlsLink] = set()  # with a connection that has not ended, closed or not
         self.strangers: dict[TlsLink, None] = {}  # those that are not trusted yet, the oldest first
         self.buffers = _Buffers()
         self._accepting = server_context(identity, self.certificate)
@@ -124,6 +126,11 @@ class TlsTransport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.sleep(0)  # let the connections see that they are closed
+        if self.connected:
+            await asyncio.wait([link.ended for link in self.connected], timeout=CLOSING)
+        for link in list(self.connected):
+            link.abort()
+        await asyncio.sleep(0)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -180,6 +187,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._tls: asyncio.Transport | None = None
         self._closed = False
         self._challenge: handshake.Challenge | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Perhaps nobody waits for it any more. A dialling that was given up has cancelled it.
         self.proven.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -238,6 +246,11 @@ class TlsLink(asyncio.BufferedProtocol):
                 self._tls.close()
         self._pending.clear()
         self._waiting = 0
+
+    def abort(self) -> None:
+        """End the connection without a word."""
+        if self._tls is not None:
+            self._tls.abort()
 
     def fail(self, reason: str) -> None:
         """End the connection for a reason that is not this side's wish."""
@@ -331,6 +344,7 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._tls = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self._owner.connected.add(self)
         self._tls.set_write_buffer_limits(high=PIECES)
         if self._closed:
             self._tls.abort()
@@ -381,6 +395,8 @@ class TlsLink(asyncio.BufferedProtocol):
         return False  # close
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._owner.connected.discard(self)
+        self.ended.set_result(None)
         self.fail(_words(error) if error else "closed by the other side")
 
     def pause_writing(self) -> None:

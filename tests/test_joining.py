@@ -4,9 +4,11 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,8 @@ class Inviter:
 
     def __init__(self, root):
         self.folder = root / "alice"
-        (port,) = free_ports(1)
-        config.create(self.folder, "alice", f"127.0.0.1:{port}")
+        (self.port,) = free_ports(1)
+        config.create(self.folder, "alice", f"127.0.0.1:{self.port}")
         path = self.folder / config.CONFIG
         path.write_text(path.read_text().replace("members = 1 ", "members = 2 ").replace("mdns = true", "mdns = false"))
         federate(root, ["alice"])
@@ -43,10 +45,15 @@ class Inviter:
             text=True,
         )
         deadline = time.monotonic() + PATIENCE
-        while self.status().get("pid") != self.process.pid:
+        while not self.listens():
             assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)  # of real time: this is a real process
+
+    def listens(self):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
 
     def status(self):
         path = self.folder / config.STATUS
