@@ -81,6 +81,7 @@ class NodePeers:
         self._exchange = exchange
         self._seed = seed
         self._names = tuple(names)
+        self._neighbours: tuple[str, ...] = exchange.roster.neighbours
         self.observer: Observer | None = None
         self._bytes_before = 0
         self.models_in = 0
@@ -99,6 +100,9 @@ class NodePeers:
         return self._exchange.about(id)
 
     def order(self, round: int) -> Mapping[str, int]:
+        neighbours = self._exchange.roster.neighbours
+        if neighbours is not self._neighbours:  # somebody has become a member since
+            self._neighbours, self._names = neighbours, tuple(sorted({*self._names, *neighbours}))
         return common_order(self._seed, round, self._names)
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:

@@ -8,6 +8,7 @@ import pytest
 from federation import LATENCY, Federation
 from msgspec.structs import replace
 
+from node.peer import Member
 from node.settings import Settings
 from p2pfl.errors import BudgetExceeded, ConfigurationError
 from p2pfl.policies.dac import Dac
@@ -350,6 +351,38 @@ def test_a_node_that_was_cut_off_and_comes_back_ahead_of_all_others_is_soon_in_s
     assert len(without) <= max(12, len(alone) / 2)  # rounds of the others until they had caught up
     for name in NAMES:
         assert set(federation.watch[name].weights[130]) == set(NAMES)
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
+def test_a_member_that_is_admitted_while_others_learn_is_taken_along_and_one_that_is_expelled_is_not(schedule):
+    async def test(federation):
+        federation.start("a", "b", "c")
+        for name in "abc":
+            federation.nodes[name].exchange.contacts.expel("d", "revoked")
+        await federation.round("a", 5)
+        for name in "abc":
+            member = Member(federation.keys["d"].public, ("memory:d",))
+            federation.nodes[name].exchange.contacts.admit("d", member)
+        federation.start("d")
+        await federation.round("a", 15)
+        for name in "abc":
+            federation.nodes[name].exchange.contacts.expel("d", "revoked")
+        await federation.done("a", "b", "c")
+        await federation.kill("d")
+
+    def policy():
+        return Random(neighbours=3, schedule=schedule)
+
+    federation = play(test, NAMES, settings(rounds=25), policy=policy)
+    weights = federation.watch["a"].weights
+    assert all("d" not in weights[round] for round in (1, 2, 3, 4, 5))
+    assert "d" in weights[12]
+    assert all("d" not in weights[round] for round in range(18, 26))
+    for name in "abc":
+        exchange = federation.nodes[name].exchange
+        assert "d" not in exchange.peers
+        assert exchange.rejected["revoked"] == 1  # its link was cut
+        assert exchange.rejected["stranger"] > 0  # and it tried again
 
 
 def test_a_budget_that_a_policy_ignores_ends_the_node():
