@@ -8,8 +8,8 @@ process attacks one of them, at intervals:
     deaf      a member that asks for every model and reads none of them
 
 A connection that the node ends is opened again a second later. Spells without and with the attack alternate, and each is
-compared with the one before it; the figure is the median of these ratios. The three nodes have their rounds in common because
-they wait for each other.
+compared with the one before it; the figure is the median of these ratios. The nodes wait for each other in every round, so
+that one speed is that of all.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is 
 ANSWER = 8 << 20  # the most bytes of the answer to one who joins: the federation's file and its membership log
 DIALLING = 3.0  # seconds for an address to answer
 PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
+PARTING = 2.0  # seconds for the other side to agree that a connection ends
 STRANGERS = 64  # connections that are not proven or not trusted yet; with more, the oldest of the busiest host is ended
 CROWD, SLOWLY = STRANGERS // 2, 0.01  # with so many of them, seconds between connections that are accepted
 NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
@@ -104,7 +105,14 @@ class TlsTransport:
         link = TlsLink(self, key, joining)
         try:
             async with asyncio.timeout(DIALLING):
-                await loop.create_connection(lambda: link, host, port, ssl=self._dialling, ssl_handshake_timeout=DIALLING)
+                await loop.create_connection(
+                    lambda: link,
+                    host,
+                    port,
+                    ssl=self._dialling,
+                    ssl_handshake_timeout=DIALLING,
+                    ssl_shutdown_timeout=PARTING,
+                )
         except TimeoutError:
             link.close()
             raise TransportError(f"{join_address(host, port)} does not answer") from None
@@ -150,7 +158,13 @@ class TlsTransport:
     async def _begin_tls(self, link: TlsLink, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: link, connection, ssl=self._accepting, ssl_handshake_timeout=PATIENCE)
+            await loop.connect_accepted_socket(
+                lambda: link,
+                connection,
+                ssl=self._accepting,
+                ssl_handshake_timeout=PATIENCE,
+                ssl_shutdown_timeout=PARTING,
+            )
         except ssl.SSLError as error:
             self.handler.refused("no TLS", f"{link.remote}: {_words(error)}")
             link.fail(_words(error))
@@ -275,13 +289,16 @@ class TlsLink(asyncio.BufferedProtocol):
         strangers = self._owner.strangers
         strangers[self] = None
         self._expiry = asyncio.get_running_loop().call_later(PATIENCE, self._send_away, "was not introduced in time")
-        if len(strangers) > STRANGERS:
-            host = Counter(link.host for link in strangers).most_common(1)[0][0]
-            next(link for link in strangers if link.host == host)._send_away("made room for another one")
+        accepted = [link for link in strangers if not link.dialled]
+        if len(accepted) > STRANGERS:
+            host = Counter(link.host for link in accepted).most_common(1)[0][0]
+            next(link for link in accepted if link.host == host)._send_away("made room for another one")
 
     def _send_away(self, reason: str) -> None:
         if not self.dialled and not self.session_made:
             self._owner.handler.refused("not proven", f"{self.remote} {reason}")
+            if self._tls is not None:
+                self._tls.abort()  # without waiting for its consent
         self.fail(reason)
 
     def _step(self, data: memoryview) -> None:

@@ -542,3 +542,109 @@ def test_a_demo_of_nothing(capsys, nodes, rounds, message):
     code, _, err = node(capsys, "demo", "--nodes", nodes, "--rounds", rounds)
     assert code == 2
     assert err.startswith(message)
+
+
+# Around a node
+
+
+def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys):
+    init(capsys, "alice", 0, "--listen", "127.0.0.1:0")
+    code, out, err = node(capsys, "doctor", "alice")
+    assert (code, err) == (0, "")
+    assert {line.split(":")[0].split()[-1] for line in out.splitlines()} == {
+        *("key", "disk", "clock", "federation", "port", "multicast")
+    }
+    Path("alice", KEY).chmod(0o644)
+    code, out, _ = node(capsys, "doctor", "alice")
+    assert code == 1
+    assert "wrong  key: alice/key.pem is readable by others (mode 0644)" in out
+    Path("alice", KEY).chmod(0o600)
+    node(capsys, "federation", "create", "alice", "--backup", "backup.pem")
+    code, out, _ = node(capsys, "doctor", "alice", "--json")
+    found = {finding["check"]: finding["ok"] for finding in json.loads(out)["findings"]}
+    assert code == 0
+    assert found["federation"] is True
+    assert found["task"] is True
+    text = Path("alice", CONFIG).read_text()
+    Path("alice", CONFIG).write_text(text.replace('[task]\nname = "digits"', '[task]\nname = "concept-shift"'))
+    code, out, _ = node(capsys, "doctor", "alice")
+    assert code == 1
+    said = "task differs: this node's configuration names 'concept-shift', the federation home 'digits'"
+    assert f"wrong  configuration: alice/node.toml: {said}" in out
+
+
+def test_export_writes_the_best_model(capsys):
+    from safetensors.numpy import load_file
+
+    init(capsys)
+    code, _, err = node(capsys, "export", "alice", "model.safetensors")
+    assert (code, err) == (2, "alice has no checkpoint: the node has not learnt anything yet\n")
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    code, out, _ = node(capsys, "export", "alice", "model.safetensors")
+    assert code == 0
+    assert out.startswith("wrote the model of round ")
+    assert sum(array.size for array in load_file("model.safetensors").values()) == 4810
+    code, _, err = node(capsys, "export", "alice", "model.safetensors")
+    assert (code, err) == (2, "model.safetensors exists; --force overwrites it\n")
+    assert node(capsys, "export", "alice", "model.safetensors", "--force")[0] == 0
+
+
+def test_status_is_shown_again_and_again_until_interrupted(capsys):
+    import signal
+
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "node", "status", "alice", "--watch", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert [json.loads(line)["state"] for line in lines] == ["finished", "finished"]
+    assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def test_a_log_for_machines(capsys):
+    init(capsys)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--log-format", "json")
+    assert code == 0
+    events = [json.loads(line) for line in out.splitlines()]
+    assert {event["node"] for event in events} == {"alice"}
+    assert events[-1]["event"].startswith("finished; the model of round")
+
+
+def test_a_node_that_is_a_member_does_what_was_agreed(capsys):
+    init(capsys)
+    node(capsys, "federation", "create", "alice", "--backup", "backup.pem", "--set", "rounds=3", "--edge", "alice-bob")
+    code, out, _ = node(capsys, "federation", "show", "alice")
+    assert code == 0
+    assert "  rounds: 3\n" in out
+    assert "  edges: [['alice', 'bob']]\n" in out
+    for change in ("rounds=4", "task.labels=3", "policy.name=random", "seed=1"):
+        code, _, err = node(capsys, "run", "alice", "--set", change)
+        key = change.partition("=")[0].partition(".")[0]
+        assert (code, err) == (2, f"{key} is what the federation home has agreed on; it cannot be changed here\n")
+    code, _, err = node(capsys, "federation", "create", "alice", "--backup", "other.pem")
+    assert (code, err) == (2, "alice belongs to a federation already; a node belongs to one\n")
+    for edge in ("alice", "alice-alice", "alice-bob-carol"):
+        init(capsys, f"node-{edge}")
+        code, _, err = node(capsys, "federation", "create", f"node-{edge}", "--backup", "x.pem", "--edge", edge)
+        assert code == 2
+        assert "an edge is a pair of two names" in err
+
+
+def test_data_of_ones_own(capsys, tmp_path):
+    rows = "\n".join(f"{k % 3 + 0.1 * (k % 7)},{k % 5},{k % 3}" for k in range(90))
+    (tmp_path / "mine.csv").write_text(f"a,b,label\n{rows}\n")
+    init(capsys, "alice", 0, "--data", "mine.csv")
+    text = Path("alice", CONFIG).read_text()
+    Path("alice", CONFIG).write_text(text.replace("[task]", "[task]\nclasses = 3\nfeatures = 2", 1))
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "policy.name=local")
+    assert (code, "round 2 of 2" in out) == (0, True)
+    code, _, err = node(capsys, "run", "alice", "--set", "policy.name=local", "--data", "other.csv")
+    assert code == 2
+    assert "other.csv" in err

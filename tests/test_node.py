@@ -8,16 +8,17 @@ import pytest
 from federation import LATENCY, Federation
 from msgspec.structs import replace
 
+from node.outbox import Published
 from node.peer import Member
 from node.settings import Settings
 from p2pfl.errors import BudgetExceeded, ConfigurationError
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
-from p2pfl.policy import Budget, Merge
+from p2pfl.policy import Budget, Merge, Update
 from p2pfl.task import Part, make_task
 from protocols import messages as m
-from protocols.envelope import Payload
+from protocols.envelope import OVERHEAD, Payload
 from sim.clock import run
 
 NAMES = ("a", "b", "c", "d")
@@ -383,6 +384,42 @@ def test_a_member_that_is_admitted_while_others_learn_is_taken_along_and_one_tha
         assert "d" not in exchange.peers
         assert exchange.rejected["revoked"] == 1  # its link was cut
         assert exchange.rejected["stranger"] > 0  # and it tried again
+
+
+class Pipe:
+    """A link whose other end reads when the test says so."""
+
+    key, session, dialled, direct, joining, remote = None, bytes(16), True, True, False, "b"
+
+    def __init__(self):
+        self.backlog, self.said = 0, []
+
+    def send(self, parts):
+        frame = b"".join(parts)
+        self.said.append(frame)
+        self.backlog += len(frame)
+
+
+def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest_goes():
+    async def test(federation):
+        a, b = federation.make("a").exchange, federation.make("b").exchange
+        peer = a.peers["b"]
+        peer.link = pipe = Pipe()
+        for round in (1, 2):
+            params = np.full(a._size, round, np.float32)
+            update = Update("a", round, "trained", params, 50, {}, size=OVERHEAD + 4 * a._size)
+            a.outbox.add(Published(update, 0.0))
+        for number, round in ((11, 1), (12, 2), (13, 1), (14, 2)):
+            a._serve(peer, m.Get(number, round, "trained"))
+        pipe.backlog = 0
+        a.contacts.drained(pipe)
+        federation.said = [b.contacts.door.open(frame).message for frame in pipe.said]
+        a.contacts.drained(pipe)  # nothing waits any more
+
+    said = play(test, ("a", "b"), settings()).said
+    answers = [(type(message).__name__, message.request) for message in said]
+    assert answers == [("Answer", 11), ("Answer", 12), ("Absent", 13), ("Answer", 14)]
+    assert said[2].reason == "busy"
 
 
 def test_a_budget_that_a_policy_ignores_ends_the_node():
