@@ -23,7 +23,7 @@ ABC = ("alice", "bob", "carol")
 NOWHERE = 'advertise=["127.0.0.1:9"]'  # where nobody answers
 AGAIN = 10.0  # seconds from the return of a broker to the next model that is exchanged
 TOLD = 30.0  # seconds to say what is wrong with a broker
-LARGE, SMALL = 5_000_000, 100_000  # parameters
+LARGE, MIDDLE, SMALL = 5_000_000, 2_000_000, 100_000  # parameters
 
 # Every value is halved, and then node k adds k + 1: with all three, it comes ever closer to four.
 TASK = """
@@ -32,33 +32,31 @@ import numpy as np
 from p2pfl.parameters import Layout
 
 class Halving:
-    n_samples, metric, higher_is_better, about = 1, "error", False, {{}}
-    layout = Layout((("values", ({size},)),), {size})
+    n_samples, metric, higher_is_better, about = 1, "error", False, {}
 
-    def __init__(self, index):
-        self.index = index
+    def __init__(self, index, size, first, constant):
+        self.layout = Layout((("values", (size,)),), size)
+        self.index, self.first, self.constant = index, first, constant
 
     def initial(self, seed):
-        return np.full({size}, {initial}, np.float32)
+        return np.full(self.layout.size, self.first, np.float32)
 
     def learner(self, draws, device):
         return self
 
     def train(self, params, **options):
         time.sleep(0.2)
-        return {trained}
+        return params if self.constant else params / 2 + np.float32(self.index + 1)
 
     def loss(self, stack, **options):
         return np.zeros(len(stack))
 
     def evaluate(self, stack, splits):
-        return [{{f"{{split}}_{{what}}": 0.0 for split in splits for what in ("loss", "error")}} for model in stack]
+        return [{f"{split}_{what}": 0.0 for split in splits for what in ("loss", "error")} for model in stack]
 
-def make(part, seed):
-    return Halving(part.index)
+def make(part, seed, size, first=1.0, constant=False):
+    return Halving(part.index, size, first, constant)
 """
-HALVING = {"initial": 1.0, "trained": "params / 2 + np.float32(self.index + 1)"}
-CONSTANT = {"initial": 1.2345, "trained": "params"}
 TOML = """
 rounds = {rounds}
 members = {members}
@@ -66,6 +64,7 @@ deadline = 20.0
 evaluate_every = 0
 [task]
 name = "halving:make"
+{options}
 [policy]
 name = "random"
 """
@@ -114,10 +113,10 @@ class Home(Processes):
 
 
 @contextmanager
-def home(root, names=ABC, rounds=100_000, size=SMALL, values=HALVING):
+def home(root, names=ABC, rounds=100_000, size=SMALL, options=""):
     """Make a federation, whose nodes are still to be started."""
-    (root / "halving.py").write_text(TASK.format(size=size, **values))
-    toml = TOML.format(rounds=rounds, members=len(names))
+    (root / "halving.py").write_text(TASK)
+    toml = TOML.format(rounds=rounds, members=len(names), options=f"size = {size}\n{options}")
     federation = Home(root, names, toml, cwd=root, path=root)
     try:
         yield federation
@@ -156,7 +155,7 @@ def rounds_watched(federation):
     seen, done = {name: [] for name in federation.names}, threading.Event()
 
     def look():
-        while not done.wait(0.2):
+        while not done.wait(0.5):
             for name in federation.names:
                 kept = federation.checkpoint(name)
                 seen[name].append(kept.round if kept else 0)
@@ -171,7 +170,7 @@ def rounds_watched(federation):
 
 
 def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp_path, broker):
-    with home(tmp_path, size=LARGE) as federation:
+    with home(tmp_path, size=MIDDLE) as federation:
         federation.start(changes=[f"broker={broker.url}", NOWHERE])
         federation.until(lambda: federation.together(1), "all learn together")
 
