@@ -303,9 +303,14 @@ class Contacts:
             raise ProtocolError("differs", problem)
         peer.problem = ""
         link.trust()
-        before, peer.link = peer.link, link
+        before = peer.link
+        slower = before is not None and before.direct and not link.direct
+        if answer or not slower:  # the answer through the broker may come after a direct link was made
+            peer.link = link
         if before is not None and link.direct and not before.direct:
             asyncio.get_running_loop().call_later(SETTLED, before.close)
+        elif answer and slower:  # whether it cannot be reached directly any more, or has dialled both ways at once
+            peer.trouble.set()
         peer.about, peer.stopped = terms.about, terms.stopped
         peer.round = terms.round  # also back: a peer that has lost its disk starts anew
         peer.epoch = terms.epoch
@@ -448,6 +453,10 @@ class Contacts:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(max(0.0, self._detector.next_tick(loop.time()) - loop.time()))
+            for peer in self.introduced():
+                if peer.link is not None and peer.link.progress != peer.progress:  # a part of a frame, which may take long
+                    peer.progress = peer.link.progress
+                    self._detector.heard(peer.name, loop.time())
             for step in self._detector.tick(loop.time()):
                 self._do(step)
 

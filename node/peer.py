@@ -32,6 +32,7 @@ class Peer:
         addresses: where it may be, and who said so. Hints: who is really there is proven when it is dialled.
         untried: there is an address that was not dialled yet.
         link: over which it was introduced; None while it is not connected.
+        progress: of the link, when it was last looked at.
         boot: how often it has started.
         about: what it says of itself.
         round: where it is.
@@ -57,6 +58,7 @@ class Peer:
         self.addresses: dict[str, str] = dict.fromkeys(member.addresses, "node.toml")
         self.untried = True
         self.link: Link | None = None
+        self.progress = 0
         self.boot = 0
         self.about: Mapping[str, Any] = {}
         self.round = 0

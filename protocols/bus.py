@@ -138,7 +138,7 @@ class AiomqttBus:
 
         from protocols.mqtt_client import Client
 
-        client = Client(
+        client = aiomqtt.Client(
             self._host,
             self._port,
             username=self._user,

@@ -61,7 +61,7 @@ class Stream:
         now: the time in seconds, of any clock that never goes back; given to most calls.
 
     Attributes:
-        heard: whether anything came that the other side has sealed.
+        heard: how many packets came that the other side has sealed.
         ended: the other side has closed the link.
         backlog: bytes of frames that were not acknowledged yet.
     """
@@ -69,7 +69,7 @@ class Stream:
     def __init__(self, sealing: Sealing, id: bytes, limit: int, now: float) -> None:
         self.id = id
         self.limit = limit
-        self.heard = False
+        self.heard = 0
         self.ended = False
         self.backlog = 0
         self._sealing = sealing
@@ -258,7 +258,7 @@ class Stream:
         self._wait = min(max(self._round_trip + 4 * self._deviation, SHORTEST_WAIT), LONGEST_WAIT)
 
     def _alive(self) -> None:
-        self.heard = True
+        self.heard += 1
         self._probed_until = self._ping_at = inf
 
     # Time

@@ -91,7 +91,7 @@ class MemoryLink:
     session = NO_SESSION
     direct = True
     joining = False
-    backlog = 0
+    backlog = progress = 0
 
     def __init__(self, transport: MemoryTransport, far: str, dialled: bool) -> None:
         self.local, self.far = transport.name, far

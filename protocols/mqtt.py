@@ -116,7 +116,9 @@ class MqttTransport:
         self._brief = 0  # connections in a row that did not stand for long
         self._echo_timer: asyncio.TimerHandle | None = None
         self._echo_deadline: asyncio.TimerHandle | None = None
-        self._echo_expected = b""
+        self._echo_expected = self._presence_expected = b""
+        self._awaited: set[str] = set()  # topics to which something was published that has to come back
+        self._denied = ""  # why it seems that the broker delivers nothing to others
 
     @property
     def handler(self) -> Handler:
@@ -136,7 +138,11 @@ class MqttTransport:
             async with asyncio.timeout(DIALLING):
                 return await self._dial(key, joining)
         except TimeoutError:
-            raise TransportError(self._why_silent(key)) from None
+            reason = self._why_silent(key)
+            if self.bus.connected and self._directory.online(key) and not any(link.proven for link in self.links.values()):
+                self._denied = reason
+                self._say(reason)
+            raise TransportError(reason) from None
 
     async def close(self) -> None:
         for link in list(self.links.values()):
@@ -220,28 +226,37 @@ class MqttTransport:
         self._look_again()
         loop = asyncio.get_running_loop()
         self._echo_expected = os.urandom(16)
+        self._awaited.add(self.inbox(self._identity.public))
         self.bus.publish(self.inbox(self._identity.public), bytes([ECHO_PACKET]) + self._echo_expected)
         self._echo_deadline = loop.call_later(ECHO_WAIT, self._no_echo)
         self._echo_timer = loop.call_later(ECHO_EVERY, self._echo)
 
     def _no_echo(self) -> None:
-        topic = self.inbox(self._identity.public)
         self._say(
-            f"the broker at {self.bus.name} does not deliver to topic {topic}: "
+            f"the broker at {self.bus.name} does not deliver to topic {min(self._awaited)}: "
             "it denies publishing or subscribing, check its access rules"
         )
 
-    def _echoed(self, content: bytes) -> None:
-        if content != self._echo_expected or self._echo_deadline is None:
+    def _came_back(self, topic: str) -> None:
+        self._awaited.discard(topic)
+        if self._awaited or self._echo_deadline is None:
             return
         self._echo_deadline.cancel()
         self._echo_deadline = None
         if asyncio.get_running_loop().time() - self._since >= STOOD:
             self._brief = 0
         if self._brief < 2:
+            self._say(self._denied)
+
+    def reached(self) -> None:
+        """Somebody was reached: whatever the broker may deny, it is not this."""
+        if self._denied and self.problem == self._denied:
             self._say("")
+        self._denied = ""
 
     def _forget_echo(self) -> None:
+        self._awaited.clear()
+        self._denied = ""
         for timer in (self._echo_timer, self._echo_deadline):
             if timer is not None:
                 timer.cancel()
@@ -260,18 +275,20 @@ class MqttTransport:
         here = tuple(self._addresses())[: presence.ADDRESSES] if online else ()
         said = presence.Presence(*(self.gate.federation, self._identity.public, self._boot, self._sequence, here, online))
         topic = f"{self._root}/presence/{self._identity.public.hex()}"
-        self.bus.publish(topic, presence.sign(self._identity, said), retain=True)
+        self._presence_expected = presence.sign(self._identity, said)
+        self._awaited.add(topic)
+        self.bus.publish(topic, self._presence_expected, retain=True)
 
     def _look_again(self) -> None:
         """Announce what could not be announced before, and look for those who have become members."""
-        if not self._announced:
+        if not self._announced or self._awaited:
             self.announce()
         if self._epoch_seen != self.gate.epoch:
             self._epoch_seen = self.gate.epoch
             self.bus.subscribe(f"{self._root}/presence/+")
 
     def _presence(self, key: bytes, content: bytes) -> None:
-        if key == self._identity.public or not self._presences.take(key, asyncio.get_running_loop().time()):
+        if not self._presences.take(key, asyncio.get_running_loop().time()):
             return
         try:
             said = self._directory.read(key, content)
@@ -290,6 +307,7 @@ class MqttTransport:
     def _will(self, key: bytes) -> None:
         known = key != self._identity.public and not self.gate.refusal(key)
         if known and self._hints.take(key, asyncio.get_running_loop().time()):
+            self._directory.gone(key)
             self._hinted(key)
 
     # What comes
@@ -305,7 +323,10 @@ class MqttTransport:
             return
         if len(key) != KEY_SIZE:
             return
-        if place == "presence":
+        if place == "presence" and key == self._identity.public:
+            if content == self._presence_expected:
+                self._came_back(topic)
+        elif place == "presence":
             self._presence(key, content)
         elif place == "will":
             self._will(key)
@@ -315,8 +336,8 @@ class MqttTransport:
     def _packet(self, sender: bytes, content: bytes) -> None:
         kind = content[0]
         if sender == self._identity.public:
-            if kind == ECHO_PACKET:
-                self._echoed(content[1:])
+            if kind == ECHO_PACKET and content[1:] == self._echo_expected:
+                self._came_back(self.inbox(sender))
         elif kind in (DATA_PACKET, CONTROL_PACKET):
             self._sealed(sender, content)
         elif kind == OPENING_PACKET:

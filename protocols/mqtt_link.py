@@ -50,6 +50,7 @@ class MqttLink:
         self._closed = False
         self._behind = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due = inf  # when it fires; uvloop's do not know
         self._expiry: asyncio.TimerHandle | None = None
         self._opening = self._answer = b""
 
@@ -58,6 +59,10 @@ class MqttLink:
     @property
     def backlog(self) -> int:
         return self.stream.backlog
+
+    @property
+    def progress(self) -> int:
+        return self.stream.heard
 
     def send(self, parts: Sequence[Part]) -> None:
         if self._closed:
@@ -108,6 +113,7 @@ class MqttLink:
     def begin(self) -> None:
         """Show the one who was dialled that this side has the keys."""
         self._enter(PATIENCE, "was not introduced in time")
+        self._owner.reached()
         self.stream.acknowledge()
         self.pump()
 
@@ -123,6 +129,7 @@ class MqttLink:
 
     def _prove(self) -> None:
         self.proven = True
+        self._owner.reached()
         self._opening = self._answer = b""
         self._expire(PATIENCE, "was not introduced in time")
         same = [link for link in self._owner.links.values() if link.key == self.key and link.proven]
@@ -191,10 +198,10 @@ class MqttLink:
             bus.publish(self._inbox, packet)
             count += 1
         due = self.stream.due()
-        if self._timer is None or self._timer.cancelled() or self._timer.when() > due or self._timer.when() <= now:
+        if self._timer is None or not now < self._due <= due:
             self.forget_timer()
             if due < inf:
-                self._timer = loop.call_at(due, self._tick)
+                self._timer, self._due = loop.call_at(due, self._tick), due
         return count == most
 
     def _tick(self) -> None:

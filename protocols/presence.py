@@ -57,6 +57,12 @@ class Directory:
         known = self._known.get(key)
         return known is not None and known.online
 
+    def gone(self, key: bytes) -> None:
+        """Note that a member may not be there, until it says that it is."""
+        known = self._known.get(key)
+        if known is not None:
+            self._known[key] = msgspec.structs.replace(known, online=False)
+
     def read(self, key: bytes, packet: bytes) -> Presence:
         """Take in a packet that was published as the presence of `key`.
 

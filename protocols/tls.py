@@ -33,6 +33,7 @@ DIALLING = 3.0  # seconds for an address to answer
 PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
 PARTING = 2.0  # seconds for the other side to agree that a connection ends
 STRANGERS = 64  # connections that are not proven or not trusted yet; with more, the oldest of the busiest host is ended
+LINKS_PER_KEY = 16  # that were accepted; with more, the oldest is ended (an honest peer may dial all its addresses at once)
 CROWD, SLOWLY = STRANGERS // 2, 0.01  # with so many of them, seconds between connections that are accepted
 NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
 CLOSING = 0.5  # seconds for connections to end with a word of farewell
@@ -63,7 +64,7 @@ class TlsTransport:
         self.gate = gate
         self.max_frame = max_frame
         self.certificate = make_certificate(identity)
-        self.links: set[TlsLink] = set()
+        self.links: dict[TlsLink, None] = {}  # the oldest first
         self.connected: set[TlsLink] = set()  # with a connection that has not ended, closed or not
         self.strangers: dict[TlsLink, None] = {}  # those that are not trusted yet, the oldest first
         self.buffers = _Buffers()
@@ -214,6 +215,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._pending: deque[memoryview] = deque()
         self._waiting = 0  # bytes in them
         self._paused = False
+        self.progress = 0
         self._stall: asyncio.TimerHandle | None = None
         self._beginning: asyncio.Task[None] | None = None
 
@@ -245,7 +247,7 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         self._closed = True
-        self._owner.links.discard(self)
+        self._owner.links.pop(self, None)
         self._forget_expiry()
         if self._stall is not None:
             self._stall.cancel()
@@ -343,9 +345,13 @@ class TlsLink(asyncio.BufferedProtocol):
         self._limit = min(GREETING, self._owner.max_frame)
         if self.joining:
             self._limit = ANSWER if self.dialled else handshake.LIMIT
-        self._owner.links.add(self)
+        links = self._owner.links
+        links[self] = None
         if not self.proven.done():
             self.proven.set_result(None)
+        same = [link for link in links if link.key == self.key and not link.dialled]
+        if len(same) > LINKS_PER_KEY:
+            same[0].fail("made room for another one")
 
     def _certificate(self) -> bytes:
         assert self._tls is not None
@@ -388,6 +394,7 @@ class TlsLink(asyncio.BufferedProtocol):
         return self._view[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.progress += 1
         self._filled += nbytes
         if self._filled < len(self._view) or self._closed:
             return
@@ -421,6 +428,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._stall = asyncio.get_running_loop().call_later(STALLED, self.fail, "does not read what it is sent")
 
     def resume_writing(self) -> None:
+        self.progress += 1
         self._paused = False
         if self._stall is not None:
             self._stall.cancel()

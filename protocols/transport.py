@@ -30,6 +30,8 @@ class Link(Protocol):
         direct: not through a broker.
         joining: the other side is no member and may ask for one thing only, to become one.
         backlog: bytes that were sent and that the other side, or the network, has not taken yet.
+        progress: grows whenever something came that only the other side can have sent, or it took some of what it was sent:
+            a sign of life while a large frame is on its way, of a slow one too.
     """
 
     remote: str
@@ -41,6 +43,9 @@ class Link(Protocol):
 
     @property
     def backlog(self) -> int: ...
+
+    @property
+    def progress(self) -> int: ...
 
     def send(self, parts: Sequence[Part]) -> None:
         """Send the frame that `parts` make when joined. Does not wait. The parts must not change afterwards.

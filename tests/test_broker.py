@@ -104,13 +104,6 @@ class Home(Processes):
             set(self.last(name)["weights"]) == set(self.names) and self.last(name)["round"] > after for name in self.names
         )
 
-    def until(self, condition, what):
-        try:
-            return super().until(condition, what)
-        except AssertionError as error:
-            logs = "\n".join(f"{name}: {self.printed(name)[-2000:]}" for name in self.running)
-            raise AssertionError(f"{error}\n{logs}") from error
-
 
 @contextmanager
 def home(root, names=ABC, rounds=100_000, size=SMALL, options=""):
@@ -121,9 +114,10 @@ def home(root, names=ABC, rounds=100_000, size=SMALL, options=""):
     try:
         yield federation
     finally:
-        for process in federation.running.values():
+        for name, process in federation.running.items():
             process.kill()
             process.wait()
+            print(name, [line for line in federation.printed(name).splitlines() if not line.startswith("round ")])
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])

@@ -171,7 +171,8 @@ def packed(value):
 class Wire:
     """A link over which nothing is carried: what is said over it is counted."""
 
-    remote, key, session, dialled, direct, joining, backlog = "bob", BOB.public, SESSION, False, True, False, 0
+    remote, key, session, dialled, direct, joining = "bob", BOB.public, SESSION, False, True, False
+    backlog = progress = 0
 
     def __init__(self):
         self.frames = 0

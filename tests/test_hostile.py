@@ -16,7 +16,7 @@ from protocols.addresses import split_address
 from protocols.certificates import client_context
 from protocols.identity import Identity
 from protocols.membership import Membership
-from protocols.tls import CROWD, STRANGERS
+from protocols.tls import CROWD, LINKS_PER_KEY, STRANGERS
 
 ROOT = Path(__file__).parent.parent
 HALF_OPEN = 500
@@ -58,7 +58,7 @@ def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monke
             flood = [asyncio.create_task(half_open(alice, context if k % 2 else None)) for k in range(HALF_OPEN)]
             await until(lambda: len(alice.transport.strangers) > CROWD)
             async with honest(members["carol"]) as carol:  # one who comes in the middle of it
-                while alice.rejected.get("not proven", 0) < HALF_OPEN - STRANGERS:
+                while alice.rejected.get("not proven", 0) < HALF_OPEN // 2:
                     await served(bob, alice)
                     await asyncio.sleep(0)
                     assert len(alice.transport.strangers) <= STRANGERS + 2  # and those that alice dials
@@ -120,6 +120,24 @@ def test_frames_that_are_cut_end_their_link_only(tmp_path):
                 await served(bob, alice)
             assert alice.exchange.traffic.received_score == 0
             assert "bob" in alice.exchange.roster.ids
+
+    asyncio.run(main())
+
+
+def test_a_member_has_only_so_many_links(tmp_path):
+    members = folders(tmp_path, "alice", "bob", "mallory")
+
+    async def main():
+        async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
+            await until(lambda: bob.exchange.peers["alice"].introduced)
+            identity, log = Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode())
+            async with Intruder(identity, log) as mallory:
+                for _ in range(3 * LINKS_PER_KEY):
+                    link = await mallory.introduce(alice)
+                await until(lambda: len(mallory.lost_links) == 2 * LINKS_PER_KEY)
+                assert sum(one.key == mallory.key for one in alice.transport.links) == LINKS_PER_KEY
+                await mallory.settled(link, alice)
+                await served(bob, alice)
 
     asyncio.run(main())
 

@@ -5,7 +5,9 @@ import datetime
 import gc
 import ipaddress
 import random
+import socket
 import ssl
+import struct
 from dataclasses import dataclass, field
 
 import brokers
@@ -17,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from members import ALICE, BOB, CAROL, EVE, FEDERATION, Members
 
 from protocols import mqtt, presence
-from protocols.bus import AiomqttBus, _words
+from protocols.bus import AiomqttBus, Message, _words
 from protocols.chunks import CHUNK
 from protocols.errors import AddressError, ProtocolError, TransportError
 from protocols.identity import Identity
@@ -600,6 +602,53 @@ async def test_a_broker_that_denies_publishing_is_reported_within_half_a_minute(
     assert a.problems[1:] == [""]
 
 
+@world
+async def test_a_broker_that_delivers_to_oneself_only_is_reported(here):
+    own, other = ALICE.public.hex(), BOB.public.hex()
+    here.broker.allowed = lambda topic: topic == f"{ROOT}/{own}/{own}"
+    a = await here.node(ALICE)
+    await asyncio.sleep(30)
+    assert a.problems == [
+        f"the broker at memory:1883 does not deliver to topic {ROOT}/presence/{own}: "
+        "it denies publishing or subscribing, check its access rules"
+    ]
+    here.broker.allowed = lambda topic: (
+        topic.startswith(f"{ROOT}/presence/")
+        or topic
+        in (
+            f"{ROOT}/{own}/{own}",
+            f"{ROOT}/{other}/{other}",
+        )
+    )
+    await here.node(BOB)
+    await asyncio.sleep(30)
+    assert a.problems[1:] == [""]
+    with pytest.raises(TransportError) as caught:
+        await a.transport.dial("mqtt:", BOB.public)
+    assert "is present, but does not answer" in str(caught.value)
+    assert a.transport.problem == str(caught.value)
+    await asyncio.sleep(60)
+    assert a.transport.problem == str(caught.value)
+    here.broker.allowed = lambda topic: True
+    await a.transport.dial("mqtt:", BOB.public)
+    assert a.transport.problem == ""
+
+
+@world
+async def test_no_broker_is_blamed_for_a_member_that_is_gone(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    await asyncio.sleep(1)
+    here.broker.allowed = lambda topic: topic != a.transport.inbox(BOB.public)
+    here.broker.publish(f"{ROOT}/will/{BOB.public.hex()}", b"gone")
+    with pytest.raises(TransportError, match="is not present"):
+        await a.transport.dial("mqtt:", BOB.public)
+    assert a.problems == []
+    b.transport.announce()
+    with pytest.raises(TransportError, match="is present"):
+        await a.transport.dial("mqtt:", BOB.public)
+    assert len(a.problems) == 1
+
+
 # Presence
 
 
@@ -805,6 +854,62 @@ def test_nodes_run_on_uvloop_too():
 
     with brokers.mosquitto() as broker:
         real(broker, test, uvloop.new_event_loop)
+
+
+class Silent:
+    """A listener that publishes something large as soon as it can."""
+
+    def __init__(self, bus):
+        self.bus = bus
+
+    def connected(self):
+        for _ in range(20):
+            self.bus.publish("topic", bytes(CHUNK))
+
+    def came(self, topic, content): ...
+
+    def writable(self):
+        self.bus.publish("topic", bytes(CHUNK))
+
+
+async def reset_soon(reader, writer):
+    """A broker that lets anybody in, takes something, answers it, and is gone without reading the rest."""
+    await reader.readexactly(2)
+    writer.write(b"\x20\x02\x00\x00")
+    while True:
+        kind, size = await reader.readexactly(2)
+        content = await reader.readexactly(size) if size < 128 else b""
+        if kind == 0x82:
+            writer.write(b"\x90\x03" + content[:2] + b"\x00")
+        if not content:
+            break
+    await reader.readexactly(100_000)
+    writer.write(b"\x30\x03\x00\x01t" * 20)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await asyncio.sleep(0)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, "uvloop"])
+def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(loop_factory):
+    strays = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: strays.append(context))
+        server = await asyncio.start_server(reset_soon, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        for _ in range(30):
+            bus = AiomqttBus(f"mqtt://127.0.0.1:{port}", environment={})
+            with pytest.raises(TransportError, match="has ended the connection"):
+                async with asyncio.timeout(60):
+                    await bus.run(Message("will", b""), ["topic"], Silent(bus))
+        server.close()
+
+    if loop_factory == "uvloop":
+        loop_factory = pytest.importorskip("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+    assert strays == []
 
 
 RULES = f"""
