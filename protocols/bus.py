@@ -138,7 +138,7 @@ class AiomqttBus:
 
         from protocols.mqtt_client import Client
 
-        client = aiomqtt.Client(
+        client = Client(
             self._host,
             self._port,
             username=self._user,

@@ -373,8 +373,11 @@ class TlsLink(asyncio.BufferedProtocol):
             self._tls.abort()
             return
         try:
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # what a slow network does not take, waits here, where it is seen
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, PIECE)
             if self.dialled:
                 self.host, port = transport.get_extra_info("peername")[:2]
                 self.remote = join_address(self.host, port)

@@ -1,20 +1,28 @@
 """Nodes as processes that meet at a broker: rounds through it, its death and return, ways around it, and what it learns."""
 
+import asyncio
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
+import aiomqtt
 import brokers
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from processes import Processes
 
 from node import config
 from node.checkpoint import unpack
+from protocols.addresses import split_address
+from protocols.identity import Identity
+from protocols.invitation import Invitation
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 ABC = ("alice", "bob", "carol")
 NOWHERE = 'advertise=["127.0.0.1:9"]'  # where nobody answers
 AGAIN = 10.0  # seconds from the return of a broker to the next model that is exchanged
+SLOW, SLOW_BUFFER = 1_500_000, 1 << 16  # bytes per second, and bytes that may be on their way
 TOLD = 30.0  # seconds to say what is wrong with a broker
 LARGE, MIDDLE, SMALL = 5_000_000, 2_000_000, 100_000  # parameters
 
@@ -73,6 +82,8 @@ name = "random"
 class Home(Processes):
     """Nodes that know no address of each other, with what they have printed in files."""
 
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}  # noqa: RUF012
+
     def start(self, *names, changes=()):
         for name in names or self.names:
             options = [part for change in ("addresses={}", *changes) for part in ("--set", change)]
@@ -82,8 +93,19 @@ class Home(Processes):
                     stdout=log,
                     stderr=log,
                     cwd=self.cwd,
-                    env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+                    env=self.env,
                 )
+
+    def add(self, name, folder):
+        self.names.append(name)
+        self.folders[name] = folder
+
+    def command(self, *words, given=None):
+        """Run a command to its end; return what it printed."""
+        command = [sys.executable, "-m", "node", *words]
+        return subprocess.run(
+            command, input=given, capture_output=True, text=True, cwd=self.cwd, env=self.env, timeout=60, check=True
+        ).stdout
 
     def log(self, name):
         return self.cwd / f"{name}.log"
@@ -230,3 +252,174 @@ def test_who_cannot_be_reached_is_reached_through_the_broker_while_the_others_ta
         expected = {frozenset(pair): "broker" for pair in (("alice", "carol"), ("bob", "carol"))}
         federation.until(lambda: federation.links()["alice", "bob"] == federation.links()["bob", "alice"] == "direct", "")
         assert {pair: link for pair, link in ways.items() if "carol" in pair} == expected
+
+
+DENYING = {
+    "everything": "topic read #\n",
+    "publishing to others": "topic read #\npattern write p2pfl/+/%u/%u\npattern write p2pfl/+/presence/%u\n",
+}
+
+
+@pytest.mark.parametrize("what", DENYING)
+def test_a_broker_that_denies_publishing_is_reported(tmp_path, what):
+    names = ABC[:2]
+    with (
+        brokers.mosquitto(["acl_file {folder}/rules"], {"rules": DENYING[what]}) as broker,
+        home(tmp_path, names) as federation,
+    ):
+        for name in names:
+            key = Identity.load(federation.folders[name] / config.KEY).public.hex()
+            federation.start(name, changes=[f"broker=mqtt://{key}@127.0.0.1:{broker.port}", NOWHERE])
+        federation.until(lambda: any(federation.links()), "they are at work")
+        begun = time.monotonic()
+        federation.until(lambda: all(federation.status(name)["broker"] for name in names), "all say what is wrong")
+        seconds = time.monotonic() - begun
+        assert seconds < TOLD, f"{seconds:.1f} s until it was said"
+        for name in names:
+            problem = federation.status(name)["broker"]
+            assert f"the broker at 127.0.0.1:{broker.port}" in problem
+            assert "check its access rules" in problem
+            assert problem in federation.printed(name).splitlines()
+            assert federation.status(name)["round"] == 0
+
+
+class Wire:
+    """Stands between a node and another one, or a broker, and keeps all that passes.
+
+    Args:
+        rate: bytes per second, in each direction, of each connection.
+
+    Attributes:
+        port: where it is dialled.
+    """
+
+    def __init__(self, port, rate=inf):
+        self.seen = []
+        self._to, self._rate = port, rate
+        self._listening = socket.socket()
+        if rate < inf:
+            self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER)
+        self._listening.bind(("127.0.0.1", 0))
+        self._listening.listen()
+        self.port = self._listening.getsockname()[1]
+        self._sockets = [self._listening]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.socket()
+                self._sockets += near, far
+                if self._rate < inf:
+                    far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER)
+                if far.connect_ex(("127.0.0.1", self._to)):
+                    near.close()
+                    continue
+                for here, there in ((near, far), (far, near)):
+                    kept = bytearray()
+                    self.seen.append(kept)
+                    threading.Thread(target=self._pass, args=(here, there, kept), daemon=True).start()
+
+    def _pass(self, here, there, kept):
+        with suppress(OSError):
+            while data := here.recv(1 << 16):
+                kept += data
+                time.sleep(len(data) / self._rate)  # of real time: it is what it takes
+                there.sendall(data)
+        with suppress(OSError):
+            there.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        for each in self._sockets:
+            each.close()
+
+
+@contextmanager
+def subscribed_to_everything(port):
+    """A client of the broker's own; yield the list of what it is told, as (topic, content)."""
+    seen, ready, loop = [], threading.Event(), asyncio.new_event_loop()
+
+    async def listen():
+        async with aiomqtt.Client("127.0.0.1", port) as client:
+            await client.subscribe("#")
+            ready.set()
+            async for message in client.messages:
+                seen.append((str(message.topic), bytes(message.payload)))
+
+    def run():
+        asyncio.set_event_loop(loop)
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+        loop.run_until_complete(asyncio.sleep(0.1))
+        loop.close()
+
+    task = loop.create_task(listen())
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(brokers.PATIENCE)
+    try:
+        yield seen
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+def secrets(folder):
+    """The private keys in a node's folder: raw, in hexadecimal digits, and as in their files."""
+    for path in folder.glob("*.pem"):
+        pem = Identity.load(path).private_pem()
+        raw = load_pem_private_key(pem, None).private_bytes_raw()
+        yield from (raw, raw.hex().encode(), pem.splitlines()[1])
+
+
+def test_who_reads_along_at_a_broker_learns_no_model_and_no_secret_of_those_who_meet_there_or_join(tmp_path):
+    names = ABC[:2]
+    with brokers.mosquitto() as broker, subscribed_to_everything(broker.port) as told:
+        wire = Wire(broker.port)
+        url = f"mqtt://127.0.0.1:{wire.port}"
+        with home(tmp_path, names, options="first = 1.2345\nconstant = true") as federation:
+            federation.start(changes=[f"broker={url}", NOWHERE])
+            federation.until(federation.together, "both learn together")
+
+            config.create(tmp_path / "carol", "carol", "127.0.0.1:0")
+            toml = (federation.folders["alice"] / config.CONFIG).read_text()
+            toml = toml.replace('name = "alice"', 'name = "carol"').replace('part = "0/2"', 'part = "1/2"')
+            toml = re.sub('listen = ".*"', 'listen = "127.0.0.1:0"', toml)
+            (tmp_path / "carol" / config.CONFIG).write_text(toml)
+            token = federation.command("invite", str(federation.folders["alice"]), "--address", url)
+            assert federation.command("join", str(tmp_path / "carol"), given=token)
+            federation.add("carol", tmp_path / "carol")
+            federation.start("carol", changes=[f"broker={url}", NOWHERE])
+            federation.until(federation.together, "all three learn together")
+            assert set(federation.links().values()) == {"broker"}
+
+            pattern = np.full(8, 1.2345, np.float32).tobytes()
+            assert pattern in (federation.folders["alice"] / config.CHECKPOINT).read_bytes()
+            hidden = [pattern, Invitation.parse(token).secret, token.strip().encode()]
+            hidden += [secret for folder in federation.folders.values() for secret in secrets(folder)]
+        wire.close()
+    passed = b"".join(bytes(kept) for kept in wire.seen)
+    published = b"".join(topic.encode() + content for topic, content in told)
+    for seen in (passed, published):
+        assert len(seen) > 20 * 4 * SMALL
+        assert b"p2pfl/" in seen
+        assert [secret for secret in hidden if secret in seen] == []
+
+
+@pytest.mark.parametrize("way", ["directly", "through a broker"])
+def test_a_model_that_is_long_on_its_way_is_not_taken_for_silence(tmp_path, way):
+    names = ABC[:2]
+    with home(tmp_path, names, rounds=1, size=MIDDLE) as federation, brokers.mosquitto() as broker:
+        _, port = split_address(config.load(federation.folders["bob"]).listen)
+        wire = Wire(port if way == "directly" else broker.port, SLOW)
+        if way == "directly":
+            federation.start("alice", changes=[f'addresses={{ bob = "127.0.0.1:{wire.port}" }}'])
+            federation.start("bob")
+        else:
+            federation.start(changes=[f"broker=mqtt://127.0.0.1:{wire.port}", NOWHERE])
+        federation.wait()
+        wire.close()
+        for name in names:
+            assert "without" not in federation.printed(name)
+            assert [row["models"] for row in federation.status(name)["history"]] == [1]

@@ -8,6 +8,7 @@ import random
 import socket
 import ssl
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import brokers
@@ -873,20 +874,15 @@ class Silent:
 
 
 async def reset_soon(reader, writer):
-    """A broker that lets anybody in, takes something, answers it, and is gone without reading the rest."""
-    await reader.readexactly(2)
-    writer.write(b"\x20\x02\x00\x00")
-    while True:
-        kind, size = await reader.readexactly(2)
-        content = await reader.readexactly(size) if size < 128 else b""
-        if kind == 0x82:
-            writer.write(b"\x90\x03" + content[:2] + b"\x00")
-        if not content:
-            break
-    await reader.readexactly(100_000)
-    writer.write(b"\x30\x03\x00\x01t" * 20)
+    """A broker that lets anybody in, begins to read what it is sent, answers, and is gone without a word."""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while (head := await reader.readexactly(2))[0] in (0x10, 0x82):
+            content = await reader.readexactly(head[1])
+            writer.write(b"\x20\x02\x00\x00" if head[0] == 0x10 else b"\x90\x03" + content[:2] + b"\x00")
+        await reader.readexactly(100_000)
+        writer.write(b"\x30\x04\x00\x01tx" * 20)
+        await asyncio.sleep(0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    await asyncio.sleep(0)
     writer.transport.abort()
 
 
