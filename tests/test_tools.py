@@ -175,6 +175,7 @@ def test_the_figures_are_those_of_the_status():
             ("p2pfl_peers", ("connecting",)): 0,
             ("p2pfl_peers", ("connected",)): 1,
             ("p2pfl_peers", ("suspected",)): 1,
+            ("p2pfl_peers", ("not connected",)): 0,
             ("p2pfl_peers", ("done",)): 0,
             ("p2pfl_deadlines_expired_total", ()): 3,
             ("p2pfl_disk_problem", ()): 1,
