@@ -1,0 +1,142 @@
+"""By which link a peer is reached when there are several, when it is dialled again, and what is not taken for silence."""
+
+import asyncio
+from itertools import count
+
+import pytest
+from federation import Federation
+
+from node.settings import Settings
+from p2pfl.policies.local import Local
+from protocols import messages as m
+from sim.clock import run
+
+
+class Way:
+    """A link that keeps what is said over it."""
+
+    dialled, joining, remote, backlog, progress = True, False, "b", 0, 0
+    numbers = count(1)
+
+    def __init__(self, key, direct):
+        self.key, self.direct, self.session = key, direct, next(self.numbers).to_bytes(16, "big")
+        self.said, self.closed = [], False
+
+    def send(self, parts):
+        self.said.append(b"".join(parts))
+
+    def trust(self): ...
+
+    def close(self):
+        self.closed = True
+
+
+class Pair:
+    """What a knows of b, to which b can say something over any link."""
+
+    def __init__(self, federation):
+        self.a, self.b = (federation.make(name).exchange.contacts for name in "ab")
+        self.peer = self.a.peers["b"]
+
+    def way(self, direct):
+        return Way(self.peer.key, direct)
+
+    def hears(self, link, message):
+        parts = self.b.sealer.seal(message, self.b.peers["a"].key, self.b._terms(), link.session)
+        self.a.received(link, memoryview(b"".join(parts)))
+
+
+def play(test, **options):
+    async def main():
+        federation = Federation("ab", **options)
+        async with asyncio.timeout(1000):  # virtual seconds
+            await test(federation)
+
+    run(main())
+
+
+def test_a_direct_link_takes_the_place_of_the_broker_which_is_left_when_nothing_is_on_its_way():
+    async def test(federation):
+        pair = Pair(federation)
+        broker, direct = pair.way(False), pair.way(True)
+        pair.hears(broker, m.Welcome())
+        assert pair.peer.link is broker
+        pair.hears(direct, m.Hello())
+        assert pair.peer.link is direct
+        assert not broker.closed
+        await asyncio.sleep(10)
+        assert broker.closed
+
+    play(test)
+
+
+def test_an_answer_through_the_broker_that_comes_late_does_not_replace_a_direct_link():
+    async def test(federation):
+        pair = Pair(federation)
+        broker, direct = pair.way(False), pair.way(True)
+        pair.hears(direct, m.Hello())
+        pair.hears(broker, m.Welcome())
+        assert pair.peer.link is direct
+        await asyncio.sleep(10)
+        assert not broker.closed  # the other side may use it
+
+    play(test)
+
+
+def test_who_comes_through_the_broker_although_there_was_a_direct_link_is_dialled_directly_again():
+    async def test(federation):
+        pair = Pair(federation)
+        broker, direct = pair.way(False), pair.way(True)
+        pair.hears(direct, m.Hello())
+        pair.peer.trouble.clear()
+        pair.hears(broker, m.Hello())
+        assert pair.peer.link is broker
+        assert pair.peer.trouble.is_set()
+
+    play(test)
+
+
+@pytest.mark.parametrize("address", ["mqtt:", "memory:b"])
+def test_who_says_at_the_broker_that_it_is_there_is_dialled_at_once(address):
+    async def test(federation):
+        node = federation.make("a")
+        contacts, dialled = node.exchange.contacts, []
+        dial = contacts.transport.dial
+
+        async def counted(address, key, joining=False):
+            dialled.append(address)
+            return await dial(address, key, joining)
+
+        contacts.transport.dial = counted
+        async with asyncio.TaskGroup() as tasks:
+            await contacts.start(tasks)
+            await asyncio.sleep(100)
+            contacts.found(federation.keys["b"].public, "mqtt:", "broker")
+            await asyncio.sleep(1)
+            dialled.clear()
+            contacts.found(federation.keys["b"].public, address, "broker")
+            await asyncio.sleep(0.01)
+            assert dialled == ([] if address == "memory:b" else ["memory:b", "mqtt:"])
+            await contacts.close()
+
+    play(test)
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_frame_that_takes_long_is_no_silence(moving):
+    async def test(federation):
+        federation.start("a", "b")
+        contacts = federation.nodes["a"].exchange.contacts
+        await federation.round("a", 3)
+        link = contacts.peers["b"].link
+        federation.cable.cut.add("b")
+        for second in range(30):
+            await asyncio.sleep(1)
+            if moving:
+                link.progress = second
+        assert ("b" in contacts.roster.suspected) is not moving
+        for task in federation.running.values():
+            task.cancel()
+        await asyncio.gather(*federation.running.values(), return_exceptions=True)
+
+    play(test, settings=Settings(rounds=10_000), policy=Local, period=1.0)
