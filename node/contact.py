@@ -15,6 +15,8 @@ from itertools import count
 from math import inf
 from typing import Any, Protocol
 
+import msgspec
+
 from node.liveness import AskOthers, Dead, Detector, Ping, Suspect
 from node.peer import Member, Peer
 from node.roster import Roster
@@ -174,12 +176,13 @@ class Contacts:
             self._tell_news(peer)
 
     def _tell_news(self, peer: Peer) -> None:
-        if self.gate is None or peer.epoch >= self.gate.epoch:
+        if self.gate is None:
             return
-        news = self.gate.after(peer.epoch, m.Entries.LIMIT)
         try:
-            self.say(peer, m.Entries(self.gate.epoch), Payload.of(news))
-            peer.epoch = self.gate.epoch
+            while peer.epoch < self.gate.epoch:  # a long log takes several messages
+                news = self.gate.after(peer.epoch, m.Entries.LIMIT)
+                self.say(peer, m.Entries(self.gate.epoch), Payload.of(news))
+                peer.epoch += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
         except TransportError:
             self.rejected["link lost"] += 1
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fortress import Intruder, folders, honest, until
 
+from node import admission
 from protocols import messages as m
 from protocols.addresses import split_address
 from protocols.certificates import client_context
@@ -159,3 +160,23 @@ def test_three_processes_go_on_while_one_of_them_is_attacked(tmp_path):
     assert figures["rejected"]["not proven"] > 0
     assert figures["suspected"] == {"alice": [], "bob": [], "carol": []}
     assert "ratio of round times" in done.stdout
+
+
+def test_a_log_longer_than_a_message_is_told_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(m.Entries, "LIMIT", 600)  # two or three entries
+    members = folders(tmp_path, "alice", "bob")
+    known = (members["bob"] / "membership").read_bytes()
+    admission_key = Identity.load(members["alice"] / admission.ADMISSION)
+    log = admission.load_federation(members["alice"])
+    for k in range(20):
+        log.append(admission_key, "add", f"node-{k}", Identity.from_seed(bytes([k]) * 32).public)
+    admission.MembershipFile(members["alice"]).save(log)
+    (members["bob"] / "membership").write_bytes(known)
+
+    async def main():
+        async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
+            await until(lambda: bob.log.epoch == alice.log.epoch == 22)
+            assert bob.rejected == {}
+            assert "node-19" in bob.log.members
+
+    asyncio.run(main())
