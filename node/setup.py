@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from protocols.membership import Membership
-
 from node import admission, agreement, config, tables
 from node.agreement import AGREED, Agreement
 from node.config import NodeConfig
 from p2pfl.errors import ConfigurationError
 from p2pfl.task import Part, Task, make_task
+from protocols.membership import Membership
 
 
 class Setup(NamedTuple):
