@@ -1,8 +1,35 @@
+"""What all tests have in common."""
+
+import os
+
 import pytest
 import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows: run them with one worker
+    fcntl = None
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_torch_thread():
     """Equal bits need equal threads; and two cores are shared by much else."""
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    """Those that must run alone come last: then workers wait for each other as seldom as can be."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Run a test that is marked `alone` while no other worker runs any."""
+    if fcntl is None or not hasattr(item.config, "workerinput"):
+        return (yield)
+    folder = os.open(item.config.rootpath, os.O_RDONLY)  # what all workers can lock without leaving a file behind
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
+    finally:
+        os.close(folder)

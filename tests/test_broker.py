@@ -24,7 +24,7 @@ from protocols.addresses import split_address
 from protocols.identity import Identity
 from protocols.invitation import Invitation
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ROOT = Path(__file__).parent.parent
 ABC = ("alice", "bob", "carol")

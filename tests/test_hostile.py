@@ -144,6 +144,7 @@ def test_a_member_has_only_so_many_links(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_three_processes_go_on_while_one_of_them_is_attacked(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "hostile.py"), "--quick", "--json", "figures.json"],

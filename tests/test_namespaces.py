@@ -14,7 +14,7 @@ from readme import block
 from node import config
 from node.checkpoint import FileStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ROOT = Path(__file__).parent.parent
 NAMES = {1: "laptop", 2: "pi-1", 3: "pi-2"}

@@ -82,7 +82,9 @@ def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp
         assert "carol" not in history[gone + 10]["weights"]
         federation.start("carol")
         federation.until(
-            lambda: any("carol" in row["weights"] for row in federation.status("alice")["history"] if row["round"] > gone + 10),
+            lambda: any(
+                "carol" in row["weights"] for row in federation.status("alice")["history"] if row["round"] > gone + 10
+            ),
             "alice learns with carol",
         )
         back = federation.status("carol")["round"]
