@@ -48,6 +48,6 @@ def simulate(
         file = resolve(scenario, changes, name="scenario", folder=".")
     if seeds is not None:
         file = replace(file, seeds=tuple(map(index, seeds)))
-        check_seeds("seeds", file.seeds)
+        check_seeds("seeds", list(file.seeds))
     with prepared_process(file.folder):
         return [result_of(run(replace(entry, seed=seed), graph=graph)) for entry in file.runs for seed in file.seeds]

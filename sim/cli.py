@@ -142,7 +142,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def print_table(summary: Mapping[str, Any]) -> None:
-    """Print the table of a summary, with a paper's figures beside where the scenario gives them."""
+    """Print the table of a summary, with the means of the nodes' groups where there are any, and a paper's figures."""
     from rich.console import Console
     from rich.table import Table
 
@@ -151,14 +151,19 @@ def print_table(summary: Mapping[str, Any]) -> None:
     seeds = len(summary["seeds"])
     table = Table()
     papers = any("paper" in row for row in rows)
-    for name in ("run", metric, "+- over seeds", *(["paper"] if papers else [])):
+    groups = list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
+    headings = [*(f"group {group}" for group in groups), *(["paper"] if papers else [])]
+    for name in ("run", metric, "+- over seeds", *headings):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     for row in rows:
-        paper = f"{row['paper']:.2f}" if "paper" in row else ""
+        paper = _figure(row["paper"]) if "paper" in row else ""
         deviation = _figure(row["std"]) if seeds > 1 else ""
-        table.add_row(row["name"], _figure(row["mean"]), deviation, *([paper] if papers else []))
+        of_groups = [_figure(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
+        table.add_row(row["name"], _figure(row["mean"]), deviation, *of_groups, *([paper] if papers else []))
     print(f"{summary['scenario']}: test {metric}, mean over nodes and {seeds} seed{'s' * (seeds > 1)}")
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.width = max(console.width, 120)  # what is wider than a terminal is folded by it, not cut off
+    console.print(table)
 
 
 def _figure(value: float) -> str:

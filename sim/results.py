@@ -106,13 +106,17 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     runs = [result.summary for result in results]
     table = []
     for scenario in file.runs:
-        means = [run["test"]["mean"] for run in runs if run["name"] == scenario.name]
+        tests = [run["test"] for run in runs if run["name"] == scenario.name]
+        means = [test["mean"] for test in tests]
         row = {
             "name": scenario.name,
             "mean": float(np.mean(means)),
             "std": float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
             "seeds": len(means),
         }
+        groups = tests[0]["per_group"]
+        if len(groups) > 1:
+            row["per_group"] = {group: float(np.mean([test["per_group"][group] for test in tests])) for group in groups}
         if scenario.paper is not None:
             row["paper"] = scenario.paper
         table.append(row)

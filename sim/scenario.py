@@ -155,7 +155,11 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     form = next((value for key, value in reversed(parsed) if key == "form"), top.form)
     if form != "full" and form not in list(top.forms):
         raise ConfigurationError(f"{name}: {unknown('form', str(form), {'full', *top.forms})}")
-    entries = [tables.merged(tables.merged(base, top.forms.get(form, {})), entry) for entry in top.run or [{}]]
+    varied = dict(top.forms.get(form, {}))
+    seeds = varied.pop("seeds", top.seeds)
+    if seeds is not None:
+        check_seeds(f"{name}: seeds", seeds)
+    entries = [tables.merged(tables.merged(base, varied), entry) for entry in top.run or [{}]]
     runs = deepcopy(entries)
     for run in runs:
         for key, value in parsed:
@@ -164,7 +168,8 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         run.setdefault("name", base_name)
     kept, notes = _distinct(name, entries, runs, parsed)
     scenarios = tuple(_scenario(name, run) for run in kept)
-    seeds = None if any(key == "seed" for key, _ in parsed) else top.seeds
+    if any(key == "seed" for key, _ in parsed):
+        seeds = None
     folder = str(Path(folder, top.modules))
     return ScenarioFile(base_name, top.description, scenarios, tuple(seeds or [scenarios[0].seed]), folder, notes)
 
@@ -190,16 +195,14 @@ class _FileKeys(msgspec.Struct):
             raise ConfigurationError(f"{where}: forms must be tables such as [forms.smoke], got {self.forms!r}")
         if not isinstance(self.run, list) or not all(isinstance(entry, dict) for entry in self.run):
             raise ConfigurationError(f"{where}: [[run]] must be a list of tables, got {self.run!r}")
-        if self.seeds is not None:
-            if not isinstance(self.seeds, list):
-                raise ConfigurationError(f"{where}: seeds must be a list of numbers from 0, got {self.seeds!r}")
-            check_seeds(f"{where}: seeds", self.seeds)
 
 
-def check_seeds(where: str, seeds: Sequence[Any]) -> None:
-    """Raise ConfigurationError for a seed that is no number from 0, or that occurs twice."""
+def check_seeds(where: str, seeds: Any) -> None:
+    """Raise ConfigurationError for what is no list, a seed that is no number from 0, or one that occurs twice."""
+    if not isinstance(seeds, list):
+        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds!r}")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {list(seeds)}")
+        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds}")
     twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
     if twice:
         raise ConfigurationError(f"{where} must be different, got {', '.join(map(str, twice))} more than once")

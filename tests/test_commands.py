@@ -21,6 +21,7 @@ from p2pfl.policy import Budget
 from protocols.errors import ProtocolError
 from sim import cli as sim_cli
 from sim.engine import WorkerLost
+from sim.scenario import shipped
 
 SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weights", "--engine", "local"]
 
@@ -59,8 +60,9 @@ def usage(capsys, main, *arguments):
 def test_list_names_the_scenarios(capsys):
     code, out, _ = sim(capsys, "list")
     assert code == 0
-    assert all(name in out for name in ("dac-synthetic:", "dac-synthetic-default:", "digits-gossip:"))
-    assert set(json.loads(sim(capsys, "list", "--json")[1])) == {"dac-synthetic", "dac-synthetic-default", "digits-gossip"}
+    assert {"dac-synthetic", "dac-synthetic-default", "digits-gossip"} <= set(shipped())
+    assert all(f"{name}: " in out for name in shipped())
+    assert set(json.loads(sim(capsys, "list", "--json")[1])) == set(shipped())
 
 
 def test_run_prints_a_table_with_the_papers_figures(capsys, tmp_path):

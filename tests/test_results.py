@@ -131,9 +131,9 @@ def test_the_keys_of_the_summary(folder):
         assert set(each["collaboration"]) == {"within_group", "edges"}
         assert set(each["time"]) == {"wall_s", "virtual_s", "node_rounds_per_s"}
     assert [set(row) for row in found["table"]] == [
-        {"name", "mean", "std", "seeds", "paper"},
-        {"name", "mean", "std", "seeds"},
-        {"name", "mean", "std", "seeds"},
+        {"name", "mean", "std", "seeds", "per_group", "paper"},
+        {"name", "mean", "std", "seeds", "per_group"},
+        {"name", "mean", "std", "seeds", "per_group"},
     ]
 
 
@@ -173,7 +173,7 @@ def test_the_table_of_given_runs():
     file = resolve({"run": [{"name": "a"}, {"name": "b", "paper": 3.0, "rounds": 1}]}, [], "study", ".")
     values = {"a": (1.0, 2.0, 6.0), "b": (5.0,)}
     given = [
-        results.Result({"name": name, "seed": seed, "test": {"mean": mean}}, {}, {}, [])
+        results.Result({"name": name, "seed": seed, "test": {"mean": mean, "per_group": {}}}, {}, {}, [])
         for name, means in values.items()
         for seed, mean in enumerate(means)
     ]

@@ -30,6 +30,9 @@ lr = 0.01
 [forms.smoke]
 nodes = 3
 
+[forms.short]
+seeds = [1, 2, 3]
+
 [[run]]
 name = "alone"
 policy = { name = "local" }
@@ -108,6 +111,9 @@ def test_forms(file):
     assert {run.nodes for run in load(file, ["form=smoke"]).runs} == {3}
     assert {run.nodes for run in load(file, ["form=smoke", "nodes=5"]).runs} == {5}
     assert {run.nodes for run in load(file, ["form=full"]).runs} == {8}
+    assert load(file, ["form=smoke"]).seeds == (4, 5)
+    assert load(file, ["form=short"]).seeds == (1, 2, 3)
+    assert load(file, ["form=short", "seed=9"]).seeds == (9,)
     assert "unknown form 'smok'; did you mean 'smoke'?" in refusal(file, "form=smok")
     assert "study: unknown form" in refusal(file, 'form=["smoke"]')
 
