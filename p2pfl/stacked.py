@@ -157,7 +157,8 @@ class Stacked:
 
     def evaluate(self, jobs: Sequence[EvaluateJob]) -> list[list[dict[str, float]]]:
         results: list[list[dict[str, float]]] = [[{} for _ in job.stack] for job in jobs]
-        for split in {split for job in jobs for split in job.splits} & self._data.keys():
+        asked = dict.fromkeys(split for job in jobs for split in job.splits)  # in order: that of the columns that users see
+        for split in [split for split in asked if split in self._data]:
             rows = [(k, j, job.node) for k, job in enumerate(jobs) if split in job.splits for j in range(len(job.stack))]
             params = [jobs[k].stack[j] for k, j, _ in rows]
             for row, loss, measure in self._evaluate(params, [node for *_, node in rows], split):
