@@ -155,11 +155,14 @@ def next_boot(folder: Path, say: Callable[[str], None] = lambda line: None) -> i
     return boot.count_start(folder / BOOT, say)
 
 
-def lock(folder: Path) -> IO[bytes]:
-    """Keep a second process out of a node's folder for as long as the returned file is open.
+def lock(folder: Path, use: str = "runs this node") -> IO[bytes]:
+    """Keep a second process out of a folder, such as a node's, for as long as the returned file is open.
+
+    Args:
+        use: what another process does that has it.
 
     Raises:
-        ConfigurationError: another process runs this node.
+        ConfigurationError: another process has it.
     """
     try:
         file = (folder / LOCK).open("ab")
@@ -172,7 +175,7 @@ def lock(folder: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.close()
-            raise ConfigurationError(f"{folder} is in use: another process runs this node") from error
+            raise ConfigurationError(f"{folder} is in use: another process {use}") from error
     return file
 
 

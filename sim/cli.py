@@ -7,16 +7,19 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from node.commands import Parser, guarded
 from p2pfl.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from sim.parts import Parts
     from sim.results import Result
+    from sim.scenario import ScenarioFile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +36,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     listing.set_defaults(do=_list)
 
     running = commands.add_parser("run", help="run a scenario and print its table")
-    running.add_argument("scenario", help="the name of a shipped scenario, or a TOML file")
+    running.add_argument("scenario", nargs="?", help="the name of a shipped scenario, or a TOML file")
     running.add_argument(
         "--set",
         dest="changes",
@@ -45,6 +48,12 @@ def _main(arguments: Sequence[str] | None) -> int:
     running.add_argument("--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (default: the scenario's)")
     running.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
     running.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: runs/SCENARIO-TIME)")
+    running.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on with what was interrupted: runs that are finished are kept, one that was in the middle starts again",
+    )
     running.add_argument(
         "--engine",
         choices=("local", "process"),
@@ -77,49 +86,74 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from msgspec.structs import replace
-
     from sim import results
     from sim.engine import check_all, run_all
-    from sim.scenario import load
+    from sim.parts import Parts, refuse_to_overwrite
+    from sim.scenario import jobs_of
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no empty folder then either
-    file = load(options.scenario, options.changes).only(options.only)
-    if options.seeds is not None:
-        file = replace(file, seeds=tuple(parse_seeds(options.seeds)))
+    file = _scenario(options)
     if options.workers is not None and options.workers < 1:
         raise ConfigurationError(f"--workers must be 1 or more, got {options.workers}")
     if options.workers is not None and options.engine == "local":
         raise ConfigurationError("--workers is for --engine process; --engine local has no workers")
     check_all(file)
-    out = options.out or Path("runs") / f"{file.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    node_rounds = len(file.seeds) * sum(scenario.nodes * scenario.rounds for scenario in file.runs)
-    with _gone_if_empty(out):
-        results.open_folder(out)
-        with _progress(node_rounds, quiet=options.json) as (progress, finished):
-            outcome = run_all(file, options.engine, options.workers, progress, finished)
+    out = options.resume or options.out or Path("runs") / f"{file.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if options.resume is None:
+        refuse_to_overwrite(out)
+    parts = Parts(out, file)
+    with _kept(parts, total=len(jobs_of(file))):
+        done, repeated = parts.load()
+        left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
+        with _progress(sum(left), quiet=options.json) as (progress, show):
+
+            def finished(number: int, result: Result) -> None:
+                parts.save(number, result)
+                show(result)
+
+            outcome = run_all(file, options.engine, options.workers, progress, finished, done)
         summary = results.summarise(file, outcome)
         results.write(out, file, outcome, summary)
+        parts.remove()
     if options.json:
         print(results.to_json(summary))
         return 0
     print_table(summary)
-    for note in dict.fromkeys([*file.notes, *(note for result in outcome for note in result.notes)]):
+    for note in dict.fromkeys([*file.notes, *repeated, *(note for result in outcome for note in result.notes)]):
         print(f"note: {note}")
     print(f"written to {out}")
     return 0
 
 
+def _scenario(options: argparse.Namespace) -> ScenarioFile:
+    """Return what the options of `run` ask for: a scenario, or the one of the run to go on with."""
+    from msgspec.structs import replace
+
+    from sim.parts import scenario_to_resume
+    from sim.scenario import load
+
+    if options.resume is None:
+        if options.scenario is None:
+            raise ConfigurationError("name a scenario, or with --resume the folder of a run to go on with")
+        file = load(options.scenario, options.changes).only(options.only)
+        return file if options.seeds is None else replace(file, seeds=tuple(parse_seeds(options.seeds)))
+    given = {"a scenario": options.scenario, "--set": options.changes, "--seeds": options.seeds, "--only": options.only}
+    for what, value in (given | {"--out": options.out}).items():
+        if value:
+            raise ConfigurationError(f"--resume goes on with a run as it was begun; it cannot be combined with {what}")
+    return load(scenario_to_resume(options.resume))
+
+
 @contextmanager
-def _gone_if_empty(folder: Path) -> Iterator[None]:
-    """Leave no folder that was not there before if nothing comes to be in it."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+def _kept(parts: Parts, total: int) -> Iterator[None]:
+    """Whatever ends what is in here: say how to go on, or leave no folder if nothing is finished."""
     try:
         yield
     except BaseException:
-        for path in made:
-            with suppress(OSError):  # it is not empty
-                path.rmdir()
+        parts.give_up()
+        if parts.done:
+            command = f"p2pfl-sim run --resume {quote(str(parts.path))}"
+            print(f"{parts.done} of {total} runs are finished; to go on: {command}", file=sys.stderr)
         raise
 
 

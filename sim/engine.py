@@ -10,24 +10,23 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, cast
-
-import msgspec
 
 from p2pfl.errors import Failed
 from sim.results import Result, result_of
 from sim.run import check, run
-from sim.scenario import Scenario, ScenarioFile
+from sim.scenario import Scenario, ScenarioFile, jobs_of
 
 Engine = Literal["local", "process"]
 Progress = Callable[[int], None]
-Finished = Callable[[Result], None]
+Finished = Callable[[int, Result], None]
 
 
 class WorkerLost(Failed):
@@ -50,14 +49,16 @@ def run_all(
     engine: Engine = "local",
     workers: int | None = None,
     progress: Progress = lambda node_rounds: None,
-    finished: Finished = lambda result: None,
+    finished: Finished = lambda number, result: None,
+    done: Mapping[int, Result] = MappingProxyType({}),
 ) -> list[Result]:
     """Run every run of a scenario that `check_all` has passed with each of its seeds; the engine changes no result.
 
     Args:
         workers: processes side by side; by default one for each core.
         progress: called with the number of node-rounds that were done since the last call.
-        finished: called with each result as it comes.
+        finished: called with each result as it comes, and the number of its job (see sim.scenario.jobs_of).
+        done: results that are there already, by the number of their job.
 
     Returns:
         One result for each run and seed, in the order of the file.
@@ -65,26 +66,27 @@ def run_all(
     Raises:
         Failed: a run cannot go on; the others are ended.
     """
-    jobs = [msgspec.structs.replace(scenario, seed=seed) for scenario in file.runs for seed in file.seeds]
+    jobs = {number: job for number, job in enumerate(jobs_of(file)) if number not in done}
     prepare_process(file.folder)
-    results = []
+    results = dict(done)
     if engine == "local":
-        for job in jobs:
-            results.append(_run_one(job, progress))
-            finished(results[-1])
-        return results
-    return _run_in_workers(jobs, file.folder, min(workers or os.cpu_count() or 1, len(jobs)), progress, finished)
+        for number, job in jobs.items():
+            results[number] = _run_one(job, progress)
+            finished(number, results[number])
+    elif jobs:
+        results |= _run_in_workers(jobs, file.folder, min(workers or os.cpu_count() or 1, len(jobs)), progress, finished)
+    return [results[number] for number in sorted(results)]
 
 
 def _run_in_workers(
-    jobs: Sequence[Scenario], folder: str, count: int, progress: Progress, finished: Finished
-) -> list[Result]:
+    jobs: Mapping[int, Scenario], folder: str, count: int, progress: Progress, finished: Finished
+) -> dict[int, Result]:
     """Run jobs in so many processes, and end these whatever happens.
 
     Each has a pipe of its own, so that one that is killed leaves no lock and no half message to others. (Those of a
     ProcessPoolExecutor share queues, and its end can hang when a worker was killed while it sent a result.)
     """
-    todo = iter(enumerate(jobs))
+    todo = iter(jobs.items())
     results: dict[int, Result] = {}
     workers: list[_Worker] = []
     busy: dict[Connection, _Worker] = {}
@@ -103,7 +105,7 @@ def _run_in_workers(
                 if isinstance(message, Exception):
                     raise message
                 results[worker.job] = message
-                finished(message)
+                finished(worker.job, message)
                 if (following := next(todo, None)) is not None:
                     worker.give(*following)
                 else:
@@ -113,7 +115,7 @@ def _run_in_workers(
             worker.process.kill()
         for worker in workers:
             worker.process.join()
-    return [results[k] for k in range(len(jobs))]
+    return results
 
 
 class _Worker:

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 
 import p2pfl
-from p2pfl.errors import ConfigurationError
+from node.files import replace_file
 from sim.run import Run
 from sim.scenario import ScenarioFile
 
 Table = dict[str, np.ndarray]
+SUMMARY = "summary.json"
 
 
 @dataclass
@@ -129,26 +130,12 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def open_folder(path: Path) -> None:
-    """Make the folder of a run.
-
-    Raises:
-        ConfigurationError: it holds a run already, or cannot be made.
-    """
-    if (path / "summary.json").exists():
-        raise ConfigurationError(f"{path} holds a run already; name another folder with --out")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot make the folder {path}: {error.strerror}") from error
-
-
 def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:
     """Write all files of a run; summary.json comes last, so that a folder that has it has all."""
     (path / "scenario.toml").write_bytes(msgspec.toml.encode(file.raw()))
     _write_parquet(path / "rounds.parquet", [(result.summary, result.rounds) for result in results])
     _write_parquet(path / "edges.parquet", [(result.summary, result.edges) for result in results])
-    (path / "summary.json").write_text(to_json(summary) + "\n")
+    replace_file(path / SUMMARY, [to_json(summary).encode() + b"\n"])
 
 
 def to_json(summary: Mapping[str, Any]) -> str:

@@ -124,6 +124,11 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, runs=kept)
 
 
+def jobs_of(file: ScenarioFile) -> list[Scenario]:
+    """Return each run with each seed, in the order of the file."""
+    return [msgspec.structs.replace(scenario, seed=seed) for scenario in file.runs for seed in file.seeds]
+
+
 def shipped() -> dict[str, Path]:
     """Return the scenarios that come with p2pfl-sim, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}

@@ -262,15 +262,16 @@ def start_long_run(folder, *options):
         lambda process: os.killpg(process.pid, signal.SIGINT),  # as a terminal does
     ],
 )
-def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_no_folder(tmp_path, engine, interrupt):
+def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_says_how_to_go_on(tmp_path, engine, interrupt):
     process = start_long_run(tmp_path, "--engine", engine)
     interrupt(process)
     err = process.communicate(timeout=PATIENCE)[1]
-    *before, last = err.splitlines()
+    *before, hint, last = err.splitlines()
     assert last == "interrupted"
+    assert re.fullmatch(r"\d+ of 2200 runs are finished; to go on: p2pfl-sim run --resume runs/here", hint)
     assert all(line.startswith("local, seed ") for line in before)
     assert process.returncode == 130
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "runs/here").iterdir()) == ["parts", "scenario.toml"]
 
 
 def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
