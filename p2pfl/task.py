@@ -20,6 +20,7 @@ TASKS = {
     "classification": "p2pfl.tasks.table:table",
     "concept-shift": "p2pfl.tasks.concept_shift:concept_shift",
     "digits": "p2pfl.tasks.digits:digits",
+    "images": "p2pfl.tasks.images:images",
 }
 
 

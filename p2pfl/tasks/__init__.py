@@ -1,1 +1,1 @@
-"""The tasks that come with p2pfl: `concept-shift` (synthetic) and `digits` (scikit-learn's)."""
+"""The tasks that come with p2pfl: `concept-shift` (synthetic), `digits`, `images` (real data sets) and `classification`."""

@@ -1,0 +1,42 @@
+"""Reading published files, plain or gzip, without trusting what they say of their size."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from p2pfl.errors import ConfigurationError
+
+MOST_BYTES = 2**31  # of one file, unpacked
+DEFLATE_RATIO = 1032  # how many bytes one byte of gzip can stand for, at most
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """Open a file, which is unpacked while it is read if it is gzip.
+
+    Yields:
+        The open file, and how many bytes it can hold at most: the size of a plain file, 1032 times that of a packed one.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is damaged gzip (also while it is being read).
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            if not packed:
+                yield file, size
+                return
+            with gzip.open(file) as unpacked:
+                yield cast(IO[bytes], unpacked), size * DEFLATE_RATIO
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigurationError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,77 @@
+"""Images turned, moved and made noisy; what lies outside of an image is black."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from p2pfl.errors import ConfigurationError
+
+Rng = np.random.Generator
+_AT_ONCE = 2048  # images
+
+
+def rotate(x: np.ndarray, degrees: float) -> np.ndarray:
+    """Turn images counter-clockwise about their centre.
+
+    Args:
+        x: float32 [n, c, h, w].
+        degrees: multiples of 90 are exact; between them pixels are interpolated (bilinear).
+
+    Raises:
+        ConfigurationError: a quarter turn of images that are not square.
+    """
+    if degrees % 90 == 0:
+        quarters = int(degrees // 90) % 4
+        if quarters % 2 and x.shape[2] != x.shape[3]:
+            raise ConfigurationError(f"images of {x.shape[2]} x {x.shape[3]} pixels cannot be turned by {degrees:g} degrees")
+        return np.ascontiguousarray(np.rot90(x, quarters, (2, 3)))
+    n = len(x)
+    return _moved(x, np.full(n, degrees), np.zeros((n, 2)))
+
+
+def augment(x: np.ndarray, rng: Rng, *, shift: int = 0, rotation: float = 0.0, noise: float = 0.0) -> np.ndarray:
+    """Make images harder, each in its own way: first turned and moved, then noisy, then cut to the range 0 to 1.
+
+    Args:
+        x: float32 [n, c, h, w], values from 0 to 1.
+        shift: pixels by which an image is moved at most, down and to the side; whole ones.
+        rotation: degrees by which it is turned at most.
+        noise: standard deviation of the normal noise of each value.
+    """
+    if shift < 0 or not all(isfinite(value) and value >= 0 for value in (rotation, noise)):
+        raise ConfigurationError("task.augment: shift, rotation and noise must be 0 or more, and finite")
+    if shift or rotation:
+        angles = rng.uniform(-rotation, rotation, len(x))
+        x = _moved(x, angles, rng.integers(-shift, shift, (len(x), 2), endpoint=True))
+    if noise:
+        x = x + rng.standard_normal(x.shape, np.float32) * np.float32(noise)
+    result: np.ndarray = np.clip(x, 0, 1)
+    return result
+
+
+def _moved(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Turn and then move each image; bilinear between the four pixels around the place where a pixel comes from."""
+    blocks = range(0, len(x), _AT_ONCE)
+    parts = [_moved_block(*(a[k : k + _AT_ONCE] for a in (x, degrees, shifts))) for k in blocks]
+    return np.concatenate(parts) if parts else x
+
+
+def _moved_block(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    n, _, h, w = x.shape
+    angle = np.radians(degrees)[:, None, None]
+    down = np.arange(h)[None, :, None] - (h - 1) / 2 - shifts[:, 0, None, None]
+    right = np.arange(w)[None, None, :] - (w - 1) / 2 - shifts[:, 1, None, None]
+    rows = np.sin(angle) * right + np.cos(angle) * down + (h - 1) / 2
+    columns = np.cos(angle) * right - np.sin(angle) * down + (w - 1) / 2
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (1, 2)))  # a black frame, one wider where the next pixel is looked up
+    rows, columns = np.clip(rows, -1, h) + 1, np.clip(columns, -1, w) + 1
+    top, left = np.floor(rows).astype(np.int64), np.floor(columns).astype(np.int64)
+    image = np.arange(n)[:, None, None]
+    result = np.zeros((n, h, w, x.shape[1]), np.float32)
+    for below in (0, 1):
+        for beside in (0, 1):
+            near = np.abs(1 - below - (rows - top)) * np.abs(1 - beside - (columns - left))
+            result += near[..., None].astype(np.float32) * padded[image, :, top + below, left + beside]
+    return np.ascontiguousarray(result.transpose(0, 3, 1, 2))

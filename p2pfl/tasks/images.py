@@ -1,0 +1,152 @@
+"""Classes of images from real data sets, divided among nodes, with or without a shift between groups of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl import weights
+from p2pfl.data import sets
+from p2pfl.data.plan import Share, named, plan
+from p2pfl.data.sets import ImageSet
+from p2pfl.data.transforms import augment as augmented
+from p2pfl.data.transforms import rotate
+from p2pfl.errors import ConfigurationError
+from p2pfl.models import MODELS
+from p2pfl.names import build
+from p2pfl.optimizers import SGD, Adam
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Split
+from p2pfl.randomness import Draws
+from p2pfl.task import Part
+from p2pfl.torch_task import Samples, TorchTask
+
+Table = Mapping[str, Any]
+IID, NO_SHIFT, MLP, PLAIN_SGD = {"name": "iid"}, {"name": "none"}, {"name": "mlp"}, {"name": "sgd"}
+AS_THEY_ARE: Table = {}
+OPTIMIZERS = {"sgd": SGD, "adam": Adam}
+
+# What nodes have in common stands in memory once, for as long as one of them uses it.
+_common: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
+
+
+@dataclass
+class ImageTask(TorchTask):
+    """A TorchTask that may start from a file."""
+
+    start: Parameters | None = None
+
+    def initial(self, seed: int) -> Parameters:
+        return super().initial(seed) if self.start is None else self.start
+
+
+def images(
+    part: Part,
+    seed: int,
+    *,
+    data: str | list[str] = "digits",
+    root: str = "",
+    samples: int = 0,
+    validation: int | float = 0.2,
+    test: int = 0,
+    partition: Table = IID,
+    shift: Table = NO_SHIFT,
+    augment: Table = AS_THEY_ARE,
+    model: Table = MLP,
+    optimizer: Table = PLAIN_SGD,
+    batch_size: int = 16,
+    initial: str = "",
+) -> TorchTask:
+    """Images of one or several data sets; cross-entropy, accuracy.
+
+    Training and validation samples are of a set's official training part, test samples of its official test part. No two
+    nodes train on the same sample. Pixels are scaled to 0 to 1, then by the set's mean and deviation, one of each per
+    channel: MNIST .1307 and .3081, Fashion-MNIST .2860 and .3530, digits .3053 and .3760, the CIFAR sets' as in
+    p2pfl.data.sets; of a set that has no name those of its training part.
+
+    Args:
+        data: a folder of the data root (see p2pfl.data.sets), "digits" for scikit-learn's, or a list for a domain shift.
+        root: the folder of the data sets, if it is not the environment variable P2PFL_DATA.
+        samples: training samples of a node, at most; 0 is its whole share.
+        validation: validation samples of a node, or below 1 a part of its samples; never more than half of its share.
+        test: test samples of a node, at most, in the proportions of its training labels; 0 takes as many as there are.
+        partition: { name = "iid" }, "dirichlet" (alpha), "pathological" (classes), "quantity" (alpha), "writer", or
+            "clusters" (groups, sizes); see p2pfl.data.partition.
+        shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),
+            "label-permutation" (share or nodes, permutation), or "domain" (sizes); see p2pfl.data.shifts.
+        augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the run; see
+            p2pfl.data.transforms.
+        model: { name = "linear" }, "mlp" (hidden), or "cnn" (channels, kernel, dense); see p2pfl.models.
+        optimizer: { name = "sgd" } (lr, momentum, weight_decay), or "adam" (lr, betas, eps, weight_decay).
+        initial: a safetensors file to start from, instead of weights drawn from the seed.
+
+    Raises:
+        ConfigurationError: an option makes no sense, or the data or the file cannot be used.
+    """
+    names = [data] if isinstance(data, str) else data
+    if not names:
+        raise ConfigurationError("task.data must name a data set")
+    division = json.dumps([partition, shift, samples, validation, test], sort_keys=True, default=str)
+    loaded = tuple(sets.load(name, root) for name in names)
+    share = _plan(loaded, division, part.count, seed)[part.index]
+    source = loaded[share.source]
+    shape = cast(tuple[int, int, int], source.train.x.shape[1:])
+    factory, options = named("task.model", model, MODELS)
+    classes = len(share.names)
+    build("task.model", factory, options, shape=shape, classes=classes)  # what is wrong with it is said here
+    steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
+    splits: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}
+    if not validation:
+        del splits["validation"]
+    drawn = {split: (augment, Draws(seed, f"images/{part.index}").generator(0, f"augment {split}")) for split in splits}
+    task = ImageTask(
+        lambda: build("task.model", factory, options, shape=shape, classes=classes),
+        {split: _samples(source, split, index, share, drawn[split]) for split, index in splits.items()},
+        optimizer=build("task.optimizer", steps, how),
+        batch_size=batch_size,
+        about={} if share.group is None else {"group": share.group},
+    )
+    if initial:
+        task.start = weights.load(initial, task.layout)
+    return task
+
+
+@lru_cache(maxsize=4)
+def _plan(loaded: tuple[ImageSet, ...], division: str, count: int, seed: int) -> list[Share]:
+    partition, shift, samples, validation, test = json.loads(division)
+    return plan(loaded, count, seed, partition=partition, shift=shift, samples=samples, validation=validation, test=test)
+
+
+def _samples(
+    source: ImageSet, split: Split, index: np.ndarray, share: Share, harder: tuple[Table, np.random.Generator]
+) -> Samples:
+    """Return a node's samples as tensors; those that another node has in just the same way are the same tensors."""
+    images = source.test if split == "test" else source.train
+    place = (id(source), split == "test", index.tobytes())
+    options, rng = harder
+    inputs = (*place, share.angle % 360) if not options else (*place, object())  # each node's own, if drawn
+    x, y = _common.get(inputs), _common.get((*place, share.names.tobytes()))
+    if x is None:
+        x = torch.from_numpy(_pixels(source, images.x[index], share.angle, options, rng))
+    if y is None:
+        y = torch.from_numpy(share.names[images.y[index]])
+    _common[inputs], _common[(*place, share.names.tobytes())] = x, y
+    return Samples(x, y)
+
+
+def _pixels(source: ImageSet, x: np.ndarray, angle: float, harder: Table, rng: np.random.Generator) -> np.ndarray:
+    """Return images as the model sees them: float32 [n, c, h, w], turned, made harder, and normalised."""
+    values = rotate(x.astype(np.float32) / np.float32(source.top), angle)
+    if harder:
+        values = build("task.augment", augmented, harder, x=values, rng=rng)
+    mean, std = (np.array(moment, np.float32)[:, None, None] for moment in (source.mean, source.std))
+    result: np.ndarray = (values - mean) / std
+    return result

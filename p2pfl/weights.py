@@ -1,0 +1,54 @@
+"""A model to start from, from a safetensors file."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Layout, Parameters
+
+
+def load(file: str, layout: Layout) -> Parameters:
+    """Return the tensors of a file as one vector; it is read once per process, and not to be written.
+
+    Args:
+        file: its tensors have the layout's names and shapes, and are float32, as `p2pfl-node export` writes them.
+
+    Raises:
+        ConfigurationError: it cannot be read, or its tensors are others; the text names the first that differs.
+    """
+    path = Path(file).expanduser()
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    return _load(path, changed, layout)
+
+
+@lru_cache(maxsize=2)
+def _load(path: Path, changed: int, layout: Layout) -> Parameters:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as file:
+            names = set(file.keys())
+            for name, shape in layout.shapes:
+                if name not in names:
+                    raise ConfigurationError(f"{path} lacks the tensor {name}; it has {', '.join(sorted(names)) or 'none'}")
+                found = file.get_slice(name)
+                if found.get_dtype() != "F32" or tuple(found.get_shape()) != shape:
+                    raise ConfigurationError(
+                        f"{path}: {name} is {found.get_dtype()} {found.get_shape()}, the model's is F32 {list(shape)}"
+                    )
+            others = sorted(names - dict(layout.shapes).keys())
+            if others:
+                raise ConfigurationError(f"{path} has the tensor {others[0]}, which the model lacks")
+            params = layout.join({name: file.get_tensor(name) for name in names})
+    except (SafetensorError, OSError) as error:
+        raise ConfigurationError(f"{path} is no safetensors file, or damaged: {error}") from error
+    if not np.isfinite(params).all():
+        raise ConfigurationError(f"{path}: a value is not finite")
+    return params
