@@ -90,7 +90,7 @@ class Node:
         self._evaluation: _Evaluation | None = None
         first = task.initial(settings.seed) if initial is None else initial
         draws = Draws(settings.seed, name)
-        self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, settings.budget)
+        self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, settings.budget, settings.rounds)
         self.peers = NodePeers(self.me, exchange, settings.seed, sorted(names))
         self.peers.observer = observer
         self._saved: Checkpoint | None = None

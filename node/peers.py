@@ -26,7 +26,7 @@ class Observer(Protocol):
 class Me:
     """The policy's own node; see p2pfl.policy.Me."""
 
-    __slots__ = ("budget", "draws", "id", "initial", "layout", "n_samples", "params", "round", "trainer")
+    __slots__ = ("budget", "draws", "id", "initial", "layout", "n_samples", "params", "round", "rounds", "trainer")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Me:
         layout: Layout,
         n_samples: int,
         budget: Budget,
+        rounds: int,
     ) -> None:
         self.id = id
         self.draws = draws
@@ -46,6 +47,7 @@ class Me:
         self.n_samples = n_samples
         self.budget = budget
         self.round = 0
+        self.rounds = rounds
 
     def rng(self, purpose: str) -> np.random.Generator:
         return self.draws.generator(self.round, purpose)

@@ -70,23 +70,30 @@ class Merge(NamedTuple):
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node may receive in a round; 0 means no limit.
+    """What a node may receive; 0 means no limit. How it is charged stands in p2pfl.ledger.
 
     Attributes:
-        models: models received in one round.
-        bytes: bytes of models received in one round.
+        models: models received in one round, or in one step of the preparation.
+        held: received models held at once.
+        bytes: bytes of models received in one round, or in one step of the preparation.
     """
 
     models: int = 0
+    held: int = 0
     bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.models < 0 or self.bytes < 0:
+        if min(self.models, self.held, self.bytes) < 0:
             raise ValueError("a budget cannot be negative; 0 means no limit")
 
+    @property
+    def at_once(self) -> int:
+        """How many models may be had at once; 0 means no limit."""
+        return min((limit for limit in (self.models, self.held) if limit), default=0)
+
     def cap(self, models: int) -> int:
-        """Return how many of so many models the budget allows."""
-        return min(models, self.models) if self.models else models
+        """Return how many of so many models may be had at once."""
+        return min(models, self.at_once) if self.at_once else models
 
 
 class Me(Protocol):
@@ -94,6 +101,7 @@ class Me(Protocol):
 
     id: str
     round: int
+    rounds: int  # how many there will be, unless the node stops early
     params: Parameters  # as the last round left them
     initial: Parameters  # common to all nodes
     n_samples: int
@@ -169,6 +177,12 @@ class Policy(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take up a state that `state` returned."""
+
+
+def check_epochs(epochs: int, name: str = "epochs") -> None:
+    """Raise ValueError where a policy's option asks for no epoch of training."""
+    if epochs < 1:
+        raise ValueError(f"{name} must be 1 or more, got {epochs}")
 
 
 def samples(me: Me, updates: Sequence[Update]) -> dict[str, int]:

@@ -34,9 +34,10 @@ class Actor:
         asked: by round, whom it has asked for models.
     """
 
-    def __init__(self, id: str, cast: Mapping[str, Actor], task: Task, seed: int, budget: Budget) -> None:
+    def __init__(self, id: str, cast: Mapping[str, Actor], task: Task, seed: int, budget: Budget, rounds: int) -> None:
         self.id = id
         self.round = 0
+        self.rounds = rounds
         self.layout: Layout = task.layout
         self.initial = self.params = task.initial(seed)
         self.n_samples = task.n_samples
@@ -116,7 +117,7 @@ def rehearse(
     """
     cast: dict[str, Actor] = {}
     for id in sorted(policies):
-        cast[id] = Actor(id, cast, tasks[id], seed, budget or Budget())
+        cast[id] = Actor(id, cast, tasks[id], seed, budget or Budget(), rounds)
     _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
     history = []
     for round in range(1, rounds + 1):

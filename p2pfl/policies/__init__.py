@@ -14,6 +14,9 @@ POLICIES = {
     "random": "p2pfl.policies.random:Random",
     "oracle": "p2pfl.policies.oracle:Oracle",
     "dac": "p2pfl.policies.dac:Dac",
+    "dpfl": "p2pfl.policies.dpfl:Dpfl",
+    "fedavg": "p2pfl.policies.fedavg:FedAvg",
+    "fedprox": "p2pfl.policies.fedprox:FedProx",
 }
 
 

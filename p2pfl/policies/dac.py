@@ -14,7 +14,7 @@ import numpy as np
 from p2pfl import aggregation, selection, similarity
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Extras, Me, Merge, Peers, Stage, Update, merge, samples
+from p2pfl.policy import Extras, Me, Merge, Peers, Stage, Update, check_epochs, merge, samples
 
 TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
 
@@ -43,6 +43,7 @@ class Dac:
         score_on: the data on which `inverse-loss` takes the mean loss: `own`, of the peer's model (literal for the table;
             costs nothing beyond the model), or `peer`, of the own model at the peer (the paper's text; uploads the model).
         schedule: `synchronous` (default) or `sequential` (literal); see p2pfl.policies.schedule.
+        epochs: of training in each round.
     """
 
     neighbours: int = 5
@@ -53,6 +54,7 @@ class Dac:
     weights: Literal["similarity", "probability"] = "similarity"
     score_on: Literal["own", "peer"] = "own"
     schedule: Schedule = "synchronous"
+    epochs: int = 1
     judged: Stage = "trained"
 
     met: dict[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -61,6 +63,7 @@ class Dac:
     def __post_init__(self) -> None:
         if self.neighbours < 0:
             raise ValueError(f"neighbours must be 0 or more, got {self.neighbours}")
+        check_epochs(self.epochs)
         if not 0 <= self.tau < inf:
             raise ValueError(f"tau must be 0 or more, and finite, got {self.tau}")
         self.tau = self.tau or TAU[self.similarity]
@@ -69,7 +72,7 @@ class Dac:
         return Merge(me.params, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        trained = await me.train()
+        trained = await me.train(epochs=self.epochs)
         await peers.publish(trained, self._lent())
 
         known = self.estimated | self.met

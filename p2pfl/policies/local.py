@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from p2pfl.policy import Me, Merge, Peers, Stage
+from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs
 
 
+@dataclass
 class Local:
-    """Train alone."""
+    """Train alone.
 
+    Attributes:
+        epochs: of training in each round.
+    """
+
+    epochs: int = 1
     judged: Stage = "trained"
+
+    def __post_init__(self) -> None:
+        check_epochs(self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         return Merge(me.params, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        return Merge(await me.train(), {me.id: 1.0})
+        return Merge(await me.train(epochs=self.epochs), {me.id: 1.0})
 
     def state(self) -> dict[str, Any]:
         return {}

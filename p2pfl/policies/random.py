@@ -1,14 +1,14 @@
-"""Random gossip: each round the average with m peers drawn at random."""
+"""Random gossip: each round the average with m peers drawn at random; or those of a random graph."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from p2pfl.aggregation import fedavg
 from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Me, Merge, Peers, Stage, merge, samples
+from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs, merge, samples
 from p2pfl.selection import uniform
 
 
@@ -17,25 +17,35 @@ class Random:
     """Average with peers drawn uniformly (gossip learning; the "Random" row of Listo Zec et al.).
 
     Attributes:
-        neighbours: m, the peers drawn each round; a node with fewer takes all.
+        neighbours: m, the peers drawn; a node with fewer takes all.
+        graph: whether they are drawn `each-round` (default), or once before the first round: a `fixed` graph, such as
+            Kharrat et al. 2024 compare with (section 4.4; there `judged` is "merged").
         schedule: `synchronous` (default) or `sequential` (what gives the paper's table); see p2pfl.policies.schedule.
+        epochs: of training in each round.
     """
 
     neighbours: int = 5
+    graph: Literal["each-round", "fixed"] = "each-round"
     schedule: Schedule = "synchronous"
+    epochs: int = 1
     judged: Stage = "trained"
+
+    drawn: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.neighbours < 0:
             raise ValueError(f"neighbours must be 0 or more, got {self.neighbours}")
+        check_epochs(self.epochs)
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
+        if self.graph == "fixed":
+            self.drawn = self._draw(me, peers)
         return Merge(me.params, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        trained = await me.train()
+        trained = await me.train(epochs=self.epochs)
         await peers.publish(trained)
-        chosen = uniform(me.rng("peers"), self.candidates(me, peers), me.budget.cap(self.neighbours))
+        chosen = self._drawn_before(peers) if self.graph == "fixed" else self._draw(me, peers)
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
         if self.schedule == "sequential":
@@ -46,8 +56,15 @@ class Random:
         """Whom to draw from."""
         return peers.ids
 
+    def _draw(self, me: Me, peers: Peers) -> list[str]:
+        return uniform(me.rng("peers"), self.candidates(me, peers), me.budget.cap(self.neighbours))
+
+    def _drawn_before(self, peers: Peers) -> list[str]:
+        there = set(peers.ids)
+        return [id for id in self.drawn if id in there]
+
     def state(self) -> dict[str, Any]:
-        return {}
+        return {"drawn": self.drawn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        pass
+        self.drawn = list(state["drawn"])

@@ -1,0 +1,101 @@
+"""DPFL: choose once among all peers under a budget, then each round among those, by validation loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from p2pfl.aggregation import fedavg
+from p2pfl.greedy import Fetch, bggc, ggc
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Me, Merge, Peers, Stage, Update, check_epochs, merge, samples
+
+
+@dataclass
+class Dpfl:
+    """Decentralized personalized federated learning (Kharrat et al. 2024, algorithm 1).
+
+    Before the first round a node trains from the common initial model, and BGGC chooses Omega among all peers, fetched twice
+    in batches that the budget allows. In each round it trains, fetches the models of Omega, and averages with those, C, that
+    GGC chooses of them. Omega stays as it is. The budget B_c is the node's own, `budget.models`.
+
+    The text and equation 3 of the paper bound |C| without the node itself, its pseudo-code counts it; the default is the
+    former. A peer that is not there drops out of a round, and stays in Omega.
+
+    Attributes:
+        initial_epochs: tau_init, of training before the first round.
+        epochs: tau_train, of training in each round.
+        period: P, rounds from one run of GGC to the next (table 3); in those between C stays, and only C is fetched.
+        count_self: whether the own model counts in the budget (literal for the pseudo-code).
+        snapshot: the model that is validated and tested: what was `aggregated` (default) or `trained`.
+        select: `ggc` (default), or `none`: train alone and let peers have the models, as the clients of section 4.5 with
+            flipped labels that do not run GGC.
+    """
+
+    initial_epochs: int = 10
+    epochs: int = 5
+    period: int = 1
+    count_self: bool = False
+    snapshot: Literal["aggregated", "trained"] = "aggregated"
+    select: Literal["ggc", "none"] = "ggc"
+
+    judged: Stage = field(init=False)
+    omega: tuple[str, ...] = field(default=(), init=False, repr=False)
+    chosen: tuple[str, ...] = field(default=(), init=False, repr=False)
+    due: int = field(default=0, init=False, repr=False)  # the round of the next GGC
+
+    def __post_init__(self) -> None:
+        check_epochs(self.initial_epochs, "initial_epochs")
+        check_epochs(self.epochs)
+        if self.period < 1:
+            raise ValueError(f"period must be 1 or more, got {self.period}")
+        self.judged = "merged" if self.snapshot == "aggregated" else "trained"
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        trained = await me.train(epochs=self.initial_epochs)
+        await peers.publish(trained, stage="prepared")
+        if self.select == "none":
+            return Merge(trained, {me.id: 1.0})
+
+        selection = await bggc(
+            _own(me, trained),
+            peers.ids,
+            _prepared(peers),
+            loss=me.loss,
+            rng=me.rng("greedy"),
+            limit=self._limit(me),
+            batch=me.budget.at_once,
+        )
+        self.omega = self.chosen = selection.ids
+        return Merge(selection.mean, selection.weights)
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        trained = await me.train(epochs=self.epochs)
+        await peers.publish(trained)
+        there = set(peers.ids)
+        if me.round >= self.due:
+            updates = await peers.models([id for id in self.omega if id in there])
+            selection = await ggc(_own(me, trained), updates, loss=me.loss, rng=me.rng("greedy"), limit=self._limit(me))
+            self.chosen, self.due = selection.ids, me.round + self.period
+            updates = [update for update in updates if update.sender in self.chosen]
+        else:
+            updates = await peers.models([id for id in self.chosen if id in there])
+        return await merge(me, trained, updates, fedavg(samples(me, updates)))
+
+    def _limit(self, me: Me) -> int | None:
+        """How many peers may be chosen; None: any number."""
+        return me.budget.at_once - self.count_self if me.budget.at_once else None
+
+    def state(self) -> dict[str, Any]:
+        return {"omega": self.omega, "chosen": self.chosen, "due": self.due}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.omega, self.chosen, self.due = tuple(state["omega"]), tuple(state["chosen"]), state["due"]
+
+
+def _own(me: Me, params: Parameters) -> Update:
+    return Update(me.id, me.round, "trained", params, me.n_samples)
+
+
+def _prepared(peers: Peers) -> Fetch:
+    return lambda ids: peers.models(ids, "prepared")

@@ -1,0 +1,76 @@
+"""FedAvg and FedProx without a server: everyone averages with everyone, and perhaps fine-tunes at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Any, Literal
+
+import numpy as np
+
+from p2pfl.aggregation import fedavg
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs, merge, samples
+
+FineTuning = Literal["", "replace-last", "from-best"]
+
+
+@dataclass
+class FedAvg:
+    """Federated averaging (McMahan et al. 2017, algorithm 1), with all participants in every round.
+
+    There is no server here: a node averages with all peers that it may fetch from. On a complete graph all have the same
+    mean, and that is FedAvg; on any other graph it is averaging among neighbours.
+
+    Attributes:
+        epochs: of local training in each round.
+        ft: fine tuning: `replace-last` trains in the last round and does not aggregate (FedAvg+FT of Hartmann et al.,
+            FedPref); `from-best` trains 2 * `epochs` more after the last round, from the aggregated model of the least own
+            validation loss (FedAvg+FT of Kharrat et al. 2024, appendix F.6). What comes of it stands for the last round's
+            aggregated model; as with every policy, the node's result is the model that was best on validation. A node that
+            stops early has no last round.
+    """
+
+    epochs: int = 1
+    ft: FineTuning = ""
+    judged: Stage = "merged"
+
+    best: Parameters | None = field(default=None, init=False, repr=False)
+    loss: float = field(default=inf, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_epochs(self.epochs)
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        return Merge(me.params, {me.id: 1.0})
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        trained = await me.train(epochs=self.epochs, proximal=self._proximal(me))
+        last = me.round >= me.rounds
+        if self.ft == "replace-last" and last:
+            return Merge(trained, {me.id: 1.0})
+        await peers.publish(trained)
+        updates = await peers.models(peers.ids)
+        merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
+        if self.ft == "from-best":
+            await self._remember(me, merged.params)
+            if last:
+                tuned = await me.train(self.best, epochs=2 * self.epochs, purpose="fine tuning")
+                return Merge(tuned, merged.weights)
+        return merged
+
+    async def _remember(self, me: Me, params: Parameters) -> None:
+        """Keep the model if none was better on the own validation data, or if there are none."""
+        loss = float((await me.loss([params]))[0])
+        if self.best is None or loss < self.loss or not isfinite(self.loss):
+            self.best, self.loss = params.copy(), loss
+
+    def _proximal(self, me: Me) -> tuple[float, Parameters] | None:
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return {"best": b"" if self.best is None else self.best.tobytes(), "loss": self.loss}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.best = np.frombuffer(state["best"], np.float32) if state["best"] else None
+        self.loss = state["loss"]
