@@ -66,6 +66,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     running.add_argument("--json", action="store_true", help="print summary.json and nothing else")
     running.set_defaults(do=_run)
 
+    graph = commands.add_parser("topology", help="print what a named topology, or one from a file, is like")
+    graph.add_argument("topology", help="the name of a topology, or a file (GraphML, or a list of edges)")
+    graph.add_argument("--nodes", type=int, metavar="N", help="how many (default: 10; a file has its own)")
+    graph.add_argument("--seed", type=int, default=0, metavar="N", help="for a random topology (default: 0)")
+    graph.add_argument(
+        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="an option of it, such as degree=4"
+    )
+    graph.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    graph.set_defaults(do=_topology)
+
     options = parser.parse_args(arguments)
     do: Callable[[argparse.Namespace], int] = options.do
     return do(options)
@@ -82,6 +92,13 @@ def _list(options: argparse.Namespace) -> int:
         first = file.runs[0]
         print(f"{file.name}: {len(file.runs)} runs of {first.nodes} nodes, {first.rounds} rounds")
         print(f"    {' '.join(file.description.split())}")
+    return 0
+
+
+def _topology(options: argparse.Namespace) -> int:
+    from sim.topology import show
+
+    show(options.topology, options.nodes, options.seed, options.changes, options.json)
     return 0
 
 

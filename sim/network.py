@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Literal
 
 import msgspec
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.randomness import Draws
+from topologies.geography import FIBRE, Point, great_circle, spread
 
 Range = tuple[float, float]
 
@@ -17,21 +19,29 @@ Range = tuple[float, float]
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     Attributes:
-        latency: seconds that every frame takes; a pair [low, high] draws one value for each pair of nodes.
+        latency: seconds that every frame takes; a pair [low, high] draws one value for each pair of nodes; "geography" is
+            what light in a fibre (200,000 km/s) takes along the great circle between the places that the topology gives.
+        stretch: how many times longer than the great circle a fibre is, with latency "geography".
         jitter: up to so many seconds more for each frame.
         bandwidth: bytes per second that a node sends and receives at most; 0 is no limit. Frames queue for it.
         loss: the probability that a frame never arrives.
     """
 
-    latency: float | Range = 0.0
+    latency: float | Range | Literal["geography"] = 0.0
+    stretch: float = 1.0
     jitter: float = 0.0
     bandwidth: float | Range = 0.0
     loss: float = 0.0
 
     def check(self) -> None:
         """Raise ConfigurationError for a value that makes no sense."""
-        for key in ("latency", "bandwidth"):
-            check_range(f"network.{key}", getattr(self, key))
+        if self.latency != "geography":
+            check_range("network.latency", self.latency)
+            if self.stretch != 1.0:
+                raise ConfigurationError('network.stretch is for network.latency = "geography" only')
+        if not 0 < self.stretch < inf:
+            raise ConfigurationError(f"network.stretch must be a positive number, got {self.stretch}")
+        check_range("network.bandwidth", self.bandwidth)
         check_number("network.jitter", self.jitter)
         if not 0 <= self.loss < 1:
             raise ConfigurationError(f"network.loss must be from 0 to below 1, got {self.loss}")
@@ -58,14 +68,19 @@ def draw(value: float | Range, seed: int, name: str, purpose: str) -> float:
 class Links:
     """The network between named nodes; see protocols.memory.Model.
 
+    Args:
+        points: where each node is, for latency "geography". A frame to or from one that is nowhere (None) takes as long as
+            one between two others does on average.
+
     Attributes:
         instant: frames arrive when they are sent.
         steady: the time of a frame depends on nothing but its link, and none is lost.
         longest: the most seconds that a frame takes.
     """
 
-    def __init__(self, network: Network, seed: int) -> None:
+    def __init__(self, network: Network, seed: int, points: Mapping[str, Point | None] | None = None) -> None:
         network.check()
+        self._points = points or {}
         self._network = network
         self._seed = seed
         self._latencies: dict[tuple[str, str], float] = {}
@@ -76,17 +91,35 @@ class Links:
         self.instant = network == Network()
         self._contended = network.bandwidth != 0.0
         self.steady = not (self._contended or network.loss or network.jitter)
-        highest = network.latency[1] if isinstance(network.latency, Sequence) else network.latency
+        highest = self._highest()
         self.longest = inf if self._contended or network.loss else highest + network.jitter
 
     def latency(self, source: str, target: str) -> float:
         """Return the seconds that a frame takes at least; the same in both directions."""
-        if not isinstance(self._network.latency, Sequence):
-            return self._network.latency
+        latency = self._network.latency
+        if isinstance(latency, float | int):
+            return latency
         pair = (source, target) if source < target else (target, source)
         if pair not in self._latencies:
-            self._latencies[pair] = draw(self._network.latency, self._seed, "/".join(pair), "latency")
+            drawn = (
+                self._along_fibre(pair) if latency == "geography" else draw(latency, self._seed, "/".join(pair), "latency")
+            )
+            self._latencies[pair] = drawn
         return self._latencies[pair]
+
+    def _highest(self) -> float:
+        """The longest latency of all links."""
+        latency = self._network.latency
+        if latency == "geography":
+            mean, longest = spread([point for point in self._points.values() if point is not None])
+            self._seconds_per_km = self._network.stretch / FIBRE
+            self._mean = mean * self._seconds_per_km
+            return longest * self._seconds_per_km * (1 + 1e-12)  # it is computed in another way there
+        return latency if isinstance(latency, float | int) else latency[1]
+
+    def _along_fibre(self, pair: tuple[str, str]) -> float:
+        one, other = (self._points[name] for name in pair)
+        return self._mean if one is None or other is None else great_circle(one, other) * self._seconds_per_km
 
     def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
         """Return when a frame that is sent now has arrived, or None if it is lost."""

@@ -50,6 +50,7 @@ def result_of(run: Run) -> Result:
         "nodes": scenario.nodes,
         "rounds": scenario.rounds,
         "topology": run.topology,
+        "topology_properties": run.properties,
         "metric": metric,
         "test": _test(run, metric, groups),
         "traffic": {
@@ -71,6 +72,8 @@ def result_of(run: Run) -> Result:
         },
         "trace": run.recorder.trace.digest(),
     }
+    if run.labels:
+        summary["labels"] = run.labels
     return Result(summary, rounds, edges, run.notes)
 
 

@@ -6,6 +6,7 @@ import time
 from asyncio import TaskGroup
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import networkx as nx
 
@@ -15,8 +16,7 @@ from node.messaging import MessageExchange
 from node.node import Node, first_error
 from node.peer import Member
 from node.wiring import federation_id, message_exchange
-from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.names import build
+from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
@@ -30,8 +30,9 @@ from sim.clock import virtual_loop
 from sim.network import Links, draw
 from sim.recorder import Recorder
 from sim.scenario import Scenario
+from sim.topology import located, measured, topology
 from sim.world import ModelledExchange, World
-from topologies import BUILDERS, neighbours
+from topologies import labels, neighbours
 
 Progress = Callable[[int], None]
 
@@ -42,6 +43,8 @@ class Run:
 
     Attributes:
         topology: its name.
+        properties: of the topology; see topologies.properties.
+        labels: what each node is called in the topology; empty where that is its number.
         nodes: as they were at the end, by name.
         batches: by kind, how often jobs were computed, and how many.
         notes: what the user should know about how it was computed.
@@ -49,6 +52,8 @@ class Run:
 
     scenario: Scenario
     topology: str
+    properties: dict[str, Any]
+    labels: list[str]
     nodes: dict[str, Node]
     recorder: Recorder
     batches: dict[str, tuple[int, int]]
@@ -85,19 +90,6 @@ def names(count: int) -> list[str]:
     return [f"node-{k:0{width}d}" for k in range(count)]
 
 
-def topology(scenario: Scenario) -> nx.Graph:
-    """Return the graph that a scenario names.
-
-    Raises:
-        ConfigurationError: there is no such graph.
-    """
-    name, options = tables.named("topology", scenario.topology)
-    if name not in BUILDERS:
-        raise unknown("topology", name, BUILDERS)
-    graph: nx.Graph = build("topology", BUILDERS[name], options, n=scenario.nodes, seed=scenario.seed)
-    return graph
-
-
 def check(scenario: Scenario) -> None:
     """Make one of each thing that a scenario names, so that what is wrong is said before anything runs.
 
@@ -105,7 +97,9 @@ def check(scenario: Scenario) -> None:
         ConfigurationError: naming the run.
     """
     try:
-        topology(scenario)
+        graph = topology(scenario.topology, scenario.nodes, scenario.seed)
+        if scenario.network.latency == "geography":
+            located(graph, names(scenario.nodes))
         make_policy(*tables.named("policy", scenario.policy))
         make_task(*tables.named("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
         choose_device(scenario.device)
@@ -124,10 +118,17 @@ class Simulation:
         self.scenario = scenario
         self.notes: list[str] = []
         self.names = names(scenario.nodes)
-        self.topology = str(scenario.topology["name"]) if graph is None else "a graph of one's own"
-        around = neighbours(topology(scenario) if graph is None else graph)
-        if len(around) != scenario.nodes:
-            raise ConfigurationError(f"the topology has {len(around)} nodes, the scenario {scenario.nodes}")
+        if graph is None:
+            graph = topology(scenario.topology, scenario.nodes, scenario.seed)
+            self.topology = str(graph.graph["name"])
+            self.notes += graph.graph.get("notes", [])
+        else:
+            self.topology = "a graph of one's own"
+        if len(graph) != scenario.nodes:
+            raise ConfigurationError(f"the topology has {len(graph)} nodes, the scenario {scenario.nodes}")
+        self.properties = measured(graph)
+        self.labels = [] if labels(graph) == [str(k) for k in range(len(graph))] else labels(graph)
+        around = neighbours(graph)
         self.neighbours = [[self.names[k] for k in ks] for ks in around]
         task, options = tables.named("task", scenario.task)
         self.tasks: list[Task] = [
@@ -136,7 +137,9 @@ class Simulation:
         self._same_layout()
         self.initial = self.tasks[0].initial(scenario.seed)
         self.loop = virtual_loop()
-        self.links = Links(scenario.network, scenario.seed)
+        points, notes = located(graph, self.names) if scenario.network.latency == "geography" else ({}, [])
+        self.notes += notes
+        self.links = Links(scenario.network, scenario.seed, points)
         self.recorder = Recorder(self.loop, self.names)
         draws = [Draws(scenario.seed, name) for name in self.names]
         learners = [task.learner(d, scenario.device) for task, d in zip(self.tasks, draws, strict=True)]
@@ -158,7 +161,17 @@ class Simulation:
         batches = {kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()}
         self.recorder.close(self.nodes)
         return Run(
-            self.scenario, self.topology, self.nodes, self.recorder, batches, self.loop.time(), wall, expired, self.notes
+            self.scenario,
+            self.topology,
+            self.properties,
+            self.labels,
+            self.nodes,
+            self.recorder,
+            batches,
+            self.loop.time(),
+            wall,
+            expired,
+            self.notes,
         )
 
     async def _main(self) -> None:

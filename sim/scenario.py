@@ -32,6 +32,7 @@ from node import tables
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError, unknown
 from sim.network import Network, Range, check_number, check_range
+from sim.topology import from_file
 
 SHIPPED = Path(__file__).parent / "scenarios"
 
@@ -54,7 +55,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         name: of the run; it is the name of its row in the table.
         paper: the figure that a paper gives for this row.
         nodes: how many there are.
-        task, policy, topology: each a table with a `name`, and options.
+        task, policy, topology: each a table with a `name`, and options; or a topology with a `file`, which sets `nodes`.
         fidelity: `modelled` computes when models arrive; `wire` makes, signs and verifies every message.
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         deadline: virtual seconds.
@@ -152,19 +153,20 @@ def load(name: str, changes: Sequence[str] = ()) -> ScenarioFile:
 def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str) -> ScenarioFile:
     """Make a scenario of parsed TOML; see `load`."""
     base: dict[str, Any] = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
-    base |= deepcopy(dict(raw))
+    base |= _with_file(raw, folder)
     top = _FileKeys(**{key: base.pop(key) for key in _FileKeys.__struct_fields__ if key in base})
     top.check(name)
     base_name = name if top.name is None else top.name
-    parsed = [tables.parse_change(change) for change in changes]
+    parsed = _changes_with_file([tables.parse_change(change) for change in changes], folder)
     form = next((value for key, value in reversed(parsed) if key == "form"), top.form)
     if form != "full" and form not in list(top.forms):
         raise ConfigurationError(f"{name}: {unknown('form', str(form), {'full', *top.forms})}")
-    varied = dict(top.forms.get(form, {}))
+    varied = _with_file(top.forms.get(form, {}), folder)
     seeds = varied.pop("seeds", top.seeds)
     if seeds is not None:
         check_seeds(f"{name}: seeds", seeds)
-    entries = [tables.merged(tables.merged(base, varied), entry) for entry in top.run or [{}]]
+    base = tables.merged(base, varied)
+    entries = [tables.merged(base, _with_file(entry, folder)) for entry in top.run or [{}]]
     runs = deepcopy(entries)
     for run in runs:
         for key, value in parsed:
@@ -177,6 +179,32 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         seeds = None
     folder = str(Path(folder, top.modules))
     return ScenarioFile(base_name, top.description, scenarios, tuple(seeds or [scenarios[0].seed]), folder, notes)
+
+
+def _with_file(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return one layer of a scenario: where its topology is a file, this sets `nodes`, unless the same layer does."""
+    layer = deepcopy(dict(table))
+    graph = layer.get("topology")
+    if isinstance(graph, Mapping) and (found := from_file(graph, folder)):
+        layer["topology"], nodes = found
+        layer.setdefault("nodes", nodes)
+    return layer
+
+
+def _changes_with_file(changes: Sequence[tuple[str, Any]], folder: str) -> list[tuple[str, Any]]:
+    """Return changes in which a topology from a file has its name, and sets `nodes`, unless they do so themselves."""
+    result: list[tuple[str, Any]] = []
+    for key, value in changes:
+        table = {"file": value} if key == "topology.file" else value if key == "topology" else None
+        found = from_file(table, folder) if isinstance(table, Mapping) else None
+        if found is None:
+            result.append((key, value))
+            continue
+        whole, nodes = found
+        result.append(("topology", whole))
+        if all(other != "nodes" for other, _ in changes):
+            result.append(("nodes", nodes))
+    return result
 
 
 class _FileKeys(msgspec.Struct):

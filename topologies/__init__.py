@@ -1,5 +1,11 @@
-"""Who may talk to whom: named graphs on NetworkX. Knows nothing of learning or messages."""
+"""Who may talk to whom: named graphs, graphs from files, and what they are like, on NetworkX.
 
-from topologies.builders import BUILDERS, build, neighbours
+Knows nothing of learning or messages.
+"""
 
-__all__ = ["BUILDERS", "build", "neighbours"]
+from topologies.builders import BUILDERS, build, labels, neighbours
+from topologies.files import read
+from topologies.geography import places
+from topologies.properties import properties
+
+__all__ = ["BUILDERS", "build", "labels", "neighbours", "places", "properties", "read"]

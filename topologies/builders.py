@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations, pairwise
+from math import isqrt
+from random import Random
 from typing import Any
 
 import networkx as nx
@@ -44,6 +47,66 @@ def erdos_renyi(n: int, seed: int, *, p: float = 0.1) -> nx.Graph:
     return nx.gnp_random_graph(n, p, seed=seed)
 
 
+def torus(n: int, seed: int) -> nx.Graph:
+    """A grid, as square as it can be, whose opposite sides are joined: every node has four neighbours.
+
+    Node k is in row k // columns. There is one where n is a product of two numbers from 3.
+    """
+    rows = _rows(n)
+    if rows < 3:
+        following = next(k for k in range(max(9, n), 2 * n + 10) if _rows(k) >= 3)
+        raise ValueError(
+            f"a torus has rows * columns nodes, both 3 or more; {n} is no such product, the next is {following}"
+        )
+    return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n // rows, periodic=True))
+
+
+def star(n: int, seed: int) -> nx.Graph:
+    """Node 0 is a neighbour of every other, and there are no more edges."""
+    return nx.star_graph(n - 1)
+
+
+def barabasi_albert(n: int, seed: int, *, edges: int = 2) -> nx.Graph:
+    """A scale-free graph: nodes come one by one, each with so many `edges` to others, likelier the more these have.
+
+    Barabasi and Albert, Emergence of scaling in random networks (Science, 1999). It starts from a star of edges + 1 nodes,
+    and is connected.
+    """
+    if not 1 <= edges < n:
+        raise ValueError(f"edges must be from 1 to {n - 1} for {n} nodes, got {edges}")
+    return nx.barabasi_albert_graph(n, edges, seed=seed)
+
+
+def clusters(n: int, seed: int, *, groups: int = 3, within: float = 1.0, links: int = 1) -> nx.Graph:
+    """Dense groups with few edges between them; connected.
+
+    The groups have consecutive nodes and sizes that differ by one at most: node k is in group k * groups // n. Two nodes of
+    a group are joined with probability `within`; each group is joined to the next one, and the last to the first, by so
+    many `links` between nodes drawn at random. If that is not connected it is drawn again.
+    """
+    _probability("within", within)
+    if not 1 <= groups <= n:
+        raise ValueError(f"groups must be from 1 to {n} for {n} nodes, got {groups}")
+    members: list[list[int]] = [[] for _ in range(groups)]
+    for k in range(n):
+        members[k * groups // n].append(k)
+    around = list(pairwise([*members, members[0]] if groups > 2 else members))
+    most = min((len(one) * len(other) for one, other in around), default=1)
+    if not 1 <= links <= most:
+        raise ValueError(f"links must be from 1 to {most}, the pairs of nodes in two neighbouring groups, got {links}")
+    random = Random(seed)
+    for _ in range(100):
+        graph = nx.empty_graph(n)
+        for group in members:
+            graph.add_edges_from(pair for pair in combinations(group, 2) if random.random() < within)
+        for one, other in around:
+            drawn = random.sample(range(len(one) * len(other)), links)
+            graph.add_edges_from((one[k // len(other)], other[k % len(other)]) for k in drawn)
+        if nx.is_connected(graph):
+            return graph
+    raise ValueError(f"no connected graph found in 100 tries; raise within (now {within})")
+
+
 BUILDERS: dict[str, Callable[..., nx.Graph]] = {
     "complete": complete,
     "ring": ring,
@@ -51,6 +114,11 @@ BUILDERS: dict[str, Callable[..., nx.Graph]] = {
     "small-world": watts_strogatz,
     "watts-strogatz": watts_strogatz,
     "erdos-renyi": erdos_renyi,
+    "torus": torus,
+    "star": star,
+    "barabasi-albert": barabasi_albert,
+    "scale-free": barabasi_albert,
+    "clusters": clusters,
 }
 
 
@@ -75,6 +143,16 @@ def neighbours(graph: nx.Graph) -> list[tuple[int, ...]]:
     place = {node: k for k, node in enumerate(graph.nodes)}
     around = graph.predecessors if graph.is_directed() else graph.neighbors
     return [tuple(sorted({place[other] for other in around(node)} - {place[node]})) for node in graph.nodes]
+
+
+def labels(graph: nx.Graph) -> list[str]:
+    """Return what each node is called, by its place in the graph: its attribute `label`, otherwise the node itself."""
+    return [str(attributes.get("label", node)) for node, attributes in graph.nodes(data=True)]
+
+
+def _rows(n: int) -> int:
+    """The largest divisor of n that is not above its square root."""
+    return next(rows for rows in range(isqrt(n), 0, -1) if n % rows == 0)
 
 
 def _probability(name: str, value: float) -> None:

@@ -1,0 +1,139 @@
+"""The topology of a scenario: a named graph, or one from a file, and what it is like."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from node import tables
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.names import build
+from topologies import BUILDERS, labels, places, properties, read
+from topologies.geography import Point
+
+FILE = "file"  # what a topology from a file is called in a resolved scenario
+
+
+def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
+    """Return the graph that a scenario's table `topology` names.
+
+    Raises:
+        ConfigurationError: there is no such graph, or it has another number of nodes.
+    """
+    name, options = tables.named("topology", table)
+    if name == FILE:
+        graph: nx.Graph = build("topology", read, options)
+        if len(graph) != nodes:
+            raise ConfigurationError(
+                f"nodes is {nodes}, but {Path(options['file']).name} has {len(graph)}; leave nodes out, the file sets it"
+            )
+        return graph
+    if name not in BUILDERS:
+        raise unknown("topology", name, [*BUILDERS, FILE])
+    graph = build("topology", BUILDERS[name], options, n=nodes, seed=seed)
+    graph.graph["name"] = name
+    return graph
+
+
+def from_file(table: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], int] | None:
+    """Return a table `topology` that has the key `file` as the table of a topology from a file, and its number of nodes.
+
+    The file is looked for in the scenario's folder, in the current one, and in that of the environment variable P2PFL_DATA.
+
+    Returns:
+        None if the table has no `file`, or has the name of a graph beside it.
+
+    Raises:
+        ConfigurationError: there is no such file, or it cannot be read.
+    """
+    if FILE not in table or table.get("name", FILE) != FILE:
+        return None
+    file = table[FILE]
+    if not isinstance(file, str):
+        raise ConfigurationError(f"topology.file must be a string, got {file!r}")
+    folders = [Path(folder), Path.cwd(), *([Path(os.environ["P2PFL_DATA"])] if os.environ.get("P2PFL_DATA") else [])]
+    found = next((path for path in (place / file for place in folders) if path.is_file()), None)
+    if found is None:
+        where = ", ".join(dict.fromkeys(str(place.resolve()) for place in folders))
+        raise ConfigurationError(f"there is no topology file {file} (looked for in {where})")
+    whole = {"name": FILE, **table, FILE: str(found.resolve())}
+    graph: nx.Graph = build("topology", read, tables.named("topology", whole)[1])
+    return whole, len(graph)
+
+
+def measured(graph: nx.Graph) -> dict[str, Any]:
+    """Return the properties of a graph; see topologies.properties.
+
+    Raises:
+        ConfigurationError: a weight or a coordinate of it makes no sense.
+    """
+    try:
+        return properties(graph)
+    except ValueError as error:
+        raise ConfigurationError(f"topology: {error}") from error
+
+
+def located(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point | None], list[str]]:
+    """Return where each node is, and what the user should know about those that have no coordinates.
+
+    Raises:
+        ConfigurationError: the topology does not say where its nodes are.
+    """
+    try:
+        found = places(graph)
+    except ValueError as error:
+        raise ConfigurationError(f'network.latency is "geography", but the topology cannot tell it: {error}') from error
+    called = labels(graph)
+    notes = []
+    for missing, how in (
+        (found.estimated, "placed in the middle of their neighbours"),
+        (found.unknown, "nowhere near a node that has some: their latency is the mean of the others'"),
+    ):
+        if missing:
+            nodes = ", ".join(f"{names[k]} ({called[k]})" for k in missing[:MOST_NAMED])
+            more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+            notes.append(f"nodes without coordinates, {how}: {nodes}{more}")
+    return dict(zip(names, found.points, strict=True)), notes
+
+
+MOST_NAMED = 20  # nodes in a note
+
+
+def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_json: bool) -> None:
+    """Print the properties of a named graph or of a file; see the command `p2pfl-sim topology`.
+
+    Raises:
+        ConfigurationError: there is no such graph.
+    """
+    is_file = name not in BUILDERS and ("." in name or "/" in name)
+    table = tables.changed({FILE: name} if is_file else {"name": name}, changes)
+    if found := from_file(table, "."):
+        table, count = found
+        nodes = count if nodes is None else nodes
+    graph = topology(table, 10 if nodes is None else nodes, seed)
+    shown = {"topology": graph.graph["name"], **measured(graph), "notes": graph.graph.get("notes", [])}
+    if as_json:
+        print(json.dumps({**shown, "labels": labels(graph)}))
+        return
+    for key, value in shown.items():
+        print(f"{key.replace('_', ' ')}: {_words(value)}")
+
+
+def _words(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case dict():
+            return ", ".join(f"{key.replace('_', ' ')} {_words(item)}" for key, item in value.items())
+        case list():
+            return "; ".join(value) or "none"
+        case None:
+            return "none"
+    return str(value)

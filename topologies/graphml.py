@@ -1,0 +1,148 @@
+"""Reads GraphML without trusting it: an XML file may name other files, or entities that grow without bound.
+
+expat hands over one element after another, so that nothing is kept but what is wanted. A document type declaration, without
+which there are no entities, ends the reading before anything of it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+LONGEST_TEXT = 10_000  # characters of one attribute
+
+
+@dataclass
+class GraphML:
+    """What a file holds.
+
+    Attributes:
+        nodes: each id with the attributes that were wanted, by name; in the order of the file.
+        edges: source, target, whether it is directed, attributes; in the order of the file.
+    """
+
+    nodes: dict[str, dict[str, str]] = field(default_factory=dict)
+    edges: list[tuple[str, str, bool, dict[str, str]]] = field(default_factory=list)
+
+
+def parse(content: bytes, wanted: Callable[[str], bool], most_nodes: int, most_edges: int) -> GraphML:
+    """Read a GraphML document. Ports and other vendors' elements are passed over; hyperedges and nested graphs are refused.
+
+    Args:
+        wanted: whether an attribute of nodes or edges is kept, by its name.
+
+    Raises:
+        ValueError: the document is broken, or asks for what is not read; the text says in which line.
+    """
+    parser = expat.ParserCreate(namespace_separator=" ")
+    reader = _Reader(wanted, most_nodes, most_edges)
+    parser.StartDoctypeDeclHandler = reader.doctype
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.CharacterDataHandler = reader.text
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        raise ValueError(f"line {error.lineno}: {expat.ErrorString(error.code)}") from error
+    except (ValueError, LookupError) as error:  # LookupError: an encoding that Python does not know
+        raise ValueError(f"line {parser.CurrentLineNumber}: {error}") from error
+    return reader.found
+
+
+class _Reader:
+    """Follows the elements of a document."""
+
+    def __init__(self, wanted: Callable[[str], bool], most_nodes: int, most_edges: int) -> None:
+        self.found = GraphML()
+        self._wanted = wanted
+        self._most = {"nodes": most_nodes, "edges": most_edges}
+        self._names: dict[str, str] = {}  # of the attributes that are wanted, by the id of their key
+        self._defaults: dict[str, dict[str, str]] = {"node": {}, "edge": {}}
+        self._open: list[str] = []
+        self._graphs = 0
+        self._directed = False
+        self._targets: list[dict[str, str]] = []  # what the text of the open <data> or <default> is written into
+        self._name = ""
+        self._text: list[str] | None = None  # None: it is not wanted
+        self._left = 0  # characters that it may still have
+
+    def doctype(self, *_: object) -> None:
+        raise ValueError("it has a document type declaration, which a graph does not need and which is not read")
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        name = tag.rpartition(" ")[2]
+        if not self._open and name != "graphml":
+            raise ValueError(f"it is no GraphML: it begins with <{name}>")
+        match name:
+            case "key":
+                self._key(attributes)
+            case "graph":
+                self._graph(attributes)
+            case "node":
+                self._node(attributes)
+            case "edge":
+                self._edge(attributes)
+            case "data":
+                self._name = self._names.get(attributes.get("key", ""), "")
+                self._begin_text(bool(self._name) and self._open[-1] in ("node", "edge"))
+            case "default":
+                self._begin_text(bool(self._name))
+            case "hyperedge":
+                raise ValueError("it has a hyperedge, which is not read")
+        self._open.append(name)
+
+    def text(self, data: str) -> None:
+        if self._text is None or self._open[-1] not in ("data", "default"):
+            return
+        self._text.append(data)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError(f"{self._name} has more than {LONGEST_TEXT} characters")
+
+    def end(self, tag: str) -> None:
+        name = self._open.pop()
+        if name in ("data", "default") and self._text is not None:
+            for target in self._targets:
+                target[self._name] = "".join(self._text).strip()
+            self._text = None
+
+    def _begin_text(self, wanted: bool) -> None:
+        self._text = [] if wanted else None
+        self._left = LONGEST_TEXT
+
+    def _key(self, attributes: dict[str, str]) -> None:
+        """A key says what an attribute is called, and may hold its default."""
+        name, domain = attributes.get("attr.name", ""), attributes.get("for", "all")
+        self._name = name if self._wanted(name) and domain in ("node", "edge", "all") else ""
+        if self._name:
+            self._names[attributes.get("id", "")] = name
+        self._targets = [self._defaults[kind] for kind in self._defaults if domain in (kind, "all")]
+
+    def _graph(self, attributes: dict[str, str]) -> None:
+        self._graphs += 1
+        if self._graphs > 1:
+            raise ValueError("it holds more than one graph, or a graph within a graph, which is not read")
+        self._directed = attributes.get("edgedefault") == "directed"
+
+    def _node(self, attributes: dict[str, str]) -> None:
+        id, nodes = attributes.get("id", ""), self.found.nodes
+        if not id or id in nodes:
+            raise ValueError(f"two nodes have the id {id!r}" if id else "a node has no id")
+        self._check_count("nodes", len(nodes))
+        nodes[id] = dict(self._defaults["node"])
+        self._targets = [nodes[id]]
+
+    def _edge(self, attributes: dict[str, str]) -> None:
+        source, target = attributes.get("source", ""), attributes.get("target", "")
+        if not source or not target:
+            raise ValueError("an edge has no source or no target")
+        self._check_count("edges", len(self.found.edges))
+        directed = {"true": True, "false": False}.get(attributes.get("directed", ""), self._directed)
+        own = dict(self._defaults["edge"])
+        self.found.edges.append((source, target, directed, own))
+        self._targets = [own]
+
+    def _check_count(self, what: str, before: int) -> None:
+        if before >= self._most[what]:
+            raise ValueError(f"it has more than {self._most[what]} {what}")

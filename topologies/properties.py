@@ -1,0 +1,173 @@
+"""What a graph is like: its degrees, components, distances, and how fast averages spread in it."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from topologies.builders import neighbours
+from topologies.geography import coordinates
+
+LIMIT = 2_000  # nodes; the eigenvalues of more take too long
+
+
+def properties(graph: nx.Graph) -> dict[str, Any]:
+    """Return what a graph is like, in values that JSON has.
+
+    In a directed graph the degree of a node is that of its neighbours that it may fetch from, and components are strongly
+    connected: a model can get from each node to each other one.
+
+    Returns:
+        nodes, edges: how many; parallel edges count once, edges from a node to itself do not count.
+        directed, weighted: whether it is.
+        degree: {"min", "mean", "max"} of the numbers of neighbours.
+        components: how many.
+        diameter: edges of the longest shortest path; None if there is more than one component.
+        spectral_gap: see `spectral_gap`; 0 if there is more than one component.
+        clustering: the mean share of a node's pairs of neighbours that are neighbours, 0 for a node with fewer than two;
+            directions do not count.
+        largest_component: {"nodes", "diameter", "spectral_gap"} of the largest (of equal ones the first).
+        coordinates: how many nodes have some of their own.
+        Diameters, gaps and clustering are None for graphs of more than 2,000 nodes that are not complete.
+
+    Raises:
+        ValueError: a weight is no positive number, or a latitude or longitude no number of degrees.
+    """
+    _check_weights(graph)
+    around = neighbours(graph)
+    n = len(around)
+    degrees = [len(near) for near in around]
+    ends = sum(degrees)
+    parts = _components(graph)
+    whole = _inner(graph, around, max(parts, key=len))
+    connected = len(parts) == 1
+    return {
+        "nodes": n,
+        "edges": ends if graph.is_directed() else ends // 2,
+        "directed": graph.is_directed(),
+        "weighted": _is_weighted(graph),
+        "degree": {"min": min(degrees), "mean": ends / n, "max": max(degrees)},
+        "components": len(parts),
+        "diameter": whole["diameter"] if connected else None,
+        "spectral_gap": whole["spectral_gap"] if connected else 0.0,
+        "clustering": _clustering(around),
+        "largest_component": whole,
+        "coordinates": sum(point is not None for point in coordinates(graph)),
+    }
+
+
+def mixing_matrix(graph: nx.Graph) -> np.ndarray:
+    """Return the weights [n, n], float64, with which nodes would average each other's values: row i is what node i does.
+
+    Between neighbours i and j they are those of Metropolis and Hastings, w_ij / (w + max(s_i, s_j)), where w_ij is the
+    edge's weight, s_i the sum of the weights at node i and w the largest of the graph; each node keeps the rest. Without
+    weights this is 1 / (1 + max(d_i, d_j)) with the degrees d (Xiao, Boyd and Kim, Distributed average consensus with
+    least-mean-square deviation, 2007); it does not depend on the unit of the weights. The matrix is symmetric,
+    so that averaging keeps the mean. In a directed graph a node does not know the others' degrees: w_ji / (w + s_i), with
+    the weights of what comes in, and the mean is not kept.
+    """
+    strengths = _strengths(graph)
+    largest = float(strengths.max(initial=0.0)) or 1.0
+    sums = strengths.sum(axis=1)
+    others = sums[:, None] if graph.is_directed() else np.maximum(sums[:, None], sums[None, :])
+    matrix: np.ndarray = strengths / (largest + others)
+    np.fill_diagonal(matrix, 1.0 - matrix.sum(axis=1))
+    return matrix
+
+
+def spectral_gap(graph: nx.Graph) -> float:
+    """Return 1 - the second largest modulus of the eigenvalues of `mixing_matrix`.
+
+    The difference from the average shrinks by one minus this in a step, in the long run: 1 is a complete graph, 0 a graph of
+    several components.
+    """
+    if len(graph) == 1:
+        return 1.0
+    matrix = mixing_matrix(graph)
+    values = np.linalg.eigvals(matrix) if graph.is_directed() else np.linalg.eigvalsh(matrix)
+    return max(0.0, 1.0 - float(np.sort(np.abs(values))[-2]))
+
+
+def _is_weighted(graph: nx.Graph) -> bool:
+    return any(weight is not None for _, _, weight in graph.edges(data="weight"))
+
+
+def _check_weights(graph: nx.Graph) -> None:
+    for source, target, weight in graph.edges(data="weight", default=1.0):
+        if not isinstance(weight, int | float | np.number) or not 0 < weight < inf:
+            raise ValueError(f"the weight of the edge {source}-{target} must be a positive number, got {weight!r}")
+
+
+def _strengths(graph: nx.Graph) -> np.ndarray:
+    """The weights of edges [n, n]: row i is what comes in at node i. Of parallel edges the largest counts."""
+    place = {node: k for k, node in enumerate(graph.nodes)}
+    strengths = np.zeros((len(place), len(place)))
+    for source, target, weight in graph.edges(data="weight", default=1.0):
+        i, j = place[source], place[target]
+        if i != j:
+            strengths[j, i] = max(strengths[j, i], weight)
+            if not graph.is_directed():
+                strengths[i, j] = strengths[j, i]
+    return strengths
+
+
+def _components(graph: nx.Graph) -> list[set[Any]]:
+    return list(nx.strongly_connected_components(graph) if graph.is_directed() else nx.connected_components(graph))
+
+
+def _inner(graph: nx.Graph, around: list[tuple[int, ...]], part: set[Any]) -> dict[str, Any]:
+    """The measures of a component by itself."""
+    n = len(part)
+    whole = n == len(around)
+    if whole and _is_complete(around) and not _is_weighted(graph):  # no need for its matrix, whatever its size
+        return {"nodes": n, "diameter": min(1, n - 1), "spectral_gap": 1.0}
+    if n > LIMIT:
+        return {"nodes": n, "diameter": None, "spectral_gap": None}
+    if not whole:
+        graph = graph.subgraph([node for node in graph.nodes if node in part])
+        around = neighbours(graph)
+    return {"nodes": n, "diameter": _diameter(around), "spectral_gap": spectral_gap(graph)}
+
+
+def _is_complete(around: list[tuple[int, ...]]) -> bool:
+    return all(len(near) == len(around) - 1 for near in around)
+
+
+def _diameter(around: list[tuple[int, ...]]) -> int:
+    """The longest shortest path of a connected graph.
+
+    All nodes' balls grow by one step at a time, each as the bits of a number, which is many times faster than a search from
+    every node.
+    """
+    n = len(around)
+    full = (1 << n) - 1
+    balls = [1 << k for k in range(n)]
+    steps = 0
+    while any(ball != full for ball in balls):
+        grown = []
+        for k, near in enumerate(around):
+            ball = balls[k]
+            for j in near:
+                ball |= balls[j]
+            grown.append(ball)
+        balls = grown
+        steps += 1
+    return steps
+
+
+def _clustering(around: list[tuple[int, ...]]) -> float | None:
+    n = len(around)
+    if _is_complete(around):
+        return float(n > 2)
+    if n > LIMIT:
+        return None
+    joined = np.zeros((n, n), np.float32)  # exact: it counts to 2,000 squared at most
+    for k, near in enumerate(around):
+        joined[k, near] = joined[near, k] = 1.0
+    degrees = joined.sum(axis=1)
+    triangles = ((joined @ joined) * joined).sum(axis=1)
+    pairs = degrees * (degrees - 1)
+    return float(np.divide(triangles, pairs, out=np.zeros(n), where=pairs > 0, dtype=np.float64).mean())
