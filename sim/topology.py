@@ -110,6 +110,8 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     Raises:
         ConfigurationError: there is no such graph.
     """
+    if nodes is not None and nodes < 1:
+        raise ConfigurationError(f"nodes must be 1 or more, got {nodes}")
     is_file = name not in BUILDERS and ("." in name or "/" in name)
     table = tables.changed({FILE: name} if is_file else {"name": name}, changes)
     if found := from_file(table, "."):

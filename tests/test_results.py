@@ -124,7 +124,7 @@ def test_the_keys_of_the_summary(folder):
     assert list(found) == ["scenario", "version", "seeds", "runs", "table"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
     for each in found["runs"]:
-        assert set(each) == contract | {"deadlines_expired", "batches"}
+        assert set(each) == contract | {"deadlines_expired", "batches", "topology_properties"}
         assert set(each["test"]) == {"mean", "std", "worst_decile", "per_group"}
         counts = {"bytes", "models", "max_models_in_round", "max_models_held"}
         assert set(each["traffic"]) == counts | {"control_bytes"}

@@ -12,8 +12,16 @@ from p2pfl import names
 from p2pfl.errors import ConfigurationError
 from topologies import BUILDERS, build, neighbours
 
-RANDOM = {"k-regular": {}, "small-world": {}, "watts-strogatz": {}, "erdos-renyi": {"p": 0.4}}
-FIXED = ("complete", "ring")
+RANDOM = {
+    "k-regular": {},
+    "small-world": {},
+    "watts-strogatz": {},
+    "erdos-renyi": {"p": 0.4},
+    "barabasi-albert": {},
+    "scale-free": {},
+    "clusters": {"within": 0.8, "links": 2},
+}
+FIXED = ("complete", "ring", "torus", "star")
 
 
 def degrees(graph):
@@ -44,7 +52,7 @@ def test_every_builder_is_covered_here():
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.parametrize("n", [5, 12, 101])
+@pytest.mark.parametrize("n", [9, 12, 100])
 def test_a_graph_has_the_nodes_from_0_on_and_its_name(name, n):
     graph = build(name, n, 3, **RANDOM.get(name, {}))
     assert list(graph.nodes) == list(range(n))
@@ -129,6 +137,63 @@ def test_erdos_renyi_joins_a_pair_with_the_stated_probability(options, p):
     assert joined == pytest.approx(p * pairs, abs=5 * np.sqrt(p * (1 - p) * pairs))
 
 
+@pytest.mark.parametrize(("n", "rows", "columns"), [(9, 3, 3), (12, 3, 4), (100, 10, 10), (21, 3, 7)])
+def test_a_torus_is_a_grid_whose_sides_are_joined(n, rows, columns):
+    found = edges(build("torus", n, 0))
+    right = {frozenset((r * columns + c, r * columns + (c + 1) % columns)) for r in range(rows) for c in range(columns)}
+    below = {frozenset((r * columns + c, (r + 1) % rows * columns + c)) for r in range(rows) for c in range(columns)}
+    assert found == right | below
+    assert degrees(build("torus", n, 0)) == [4] * n
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_a_star_has_node_0_in_the_middle(n):
+    assert edges(build("star", n, 0)) == {frozenset((0, k)) for k in range(1, n)}
+
+
+@given(st.integers(2, 40), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_a_barabasi_albert_graph_is_connected_and_each_newcomer_brings_its_edges(n, new, seed):
+    if new < n:
+        graph = build("barabasi-albert", n, seed, edges=new)
+        assert nx.is_connected(graph)
+        assert graph.number_of_edges() == new + (n - new - 1) * new  # a star of new + 1 nodes, and then each of the rest
+    else:
+        assert refusal("barabasi-albert", n, {"edges": new}).startswith(f"edges must be from 1 to {n - 1}")
+
+
+def test_a_scale_free_graph_has_hubs():
+    assert max(degrees(build("scale-free", 500, 0))) > 4 * np.mean(degrees(build("scale-free", 500, 0)))
+
+
+def test_barabasi_albert_and_scale_free_are_two_names_of_one():
+    assert edges(build("barabasi-albert", 20, 5)) == edges(build("scale-free", 20, 5))
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_clusters_are_complete_groups_joined_in_a_ring(n, groups, links, seed):
+    if n // groups < 2:
+        return
+    graph = build("clusters", n, seed, groups=groups, links=links)
+    group = [k * groups // n for k in range(n)]
+    between = {}
+    for i, j in graph.edges:
+        if group[i] != group[j]:
+            pair = frozenset((group[i], group[j]))
+            between[pair] = between.get(pair, 0) + 1
+    around = {frozenset((g, (g + 1) % groups)) for g in range(groups)} if groups > 1 else set()
+    assert between == dict.fromkeys(around, links)
+    assert all(graph.has_edge(i, j) for i in range(n) for j in range(i) if group[i] == group[j])
+    assert nx.is_connected(graph)
+
+
+def test_clusters_can_be_less_than_complete_and_stay_connected():
+    for seed in range(20):
+        graph = build("clusters", 40, seed, groups=4, within=0.5)
+        assert nx.is_connected(graph)
+        inside = graph.number_of_edges() - 4
+        assert inside == pytest.approx(0.5 * 4 * 45, abs=5 * np.sqrt(0.25 * 180))
+
+
 # Seeds
 
 
@@ -180,6 +245,16 @@ def test_the_seed_is_nothing_to_a_graph_that_is_not_random(name):
         ("small-world", 8, {"rewire": -0.1}, "rewire must be from 0 to 1, got -0.1"),
         ("small-world", 8, {"rewire": float("nan")}, "rewire must be from 0 to 1, got nan"),
         ("watts-strogatz", 8, {"rewire": 1.5}, "rewire must be from 0 to 1, got 1.5"),
+        ("torus", 10, {}, "a torus has rows * columns nodes, both 3 or more; 10 is no such product, the next is 12"),
+        ("torus", 1, {}, "a torus has rows * columns nodes, both 3 or more; 1 is no such product, the next is 9"),
+        ("barabasi-albert", 5, {"edges": 0}, "edges must be from 1 to 4 for 5 nodes, got 0"),
+        ("scale-free", 5, {"edges": 5}, "edges must be from 1 to 4 for 5 nodes, got 5"),
+        ("clusters", 5, {"groups": 6}, "groups must be from 1 to 5 for 5 nodes, got 6"),
+        ("clusters", 5, {"groups": 0}, "groups must be from 1 to 5 for 5 nodes, got 0"),
+        ("clusters", 9, {"links": 10}, "links must be from 1 to 9, the pairs of nodes in two neighbouring groups, got 10"),
+        ("clusters", 9, {"links": 0}, "links must be from 1 to 9, the pairs of nodes in two neighbouring groups, got 0"),
+        ("clusters", 9, {"within": -0.1}, "within must be from 0 to 1, got -0.1"),
+        ("clusters", 9, {"within": 0.0}, "no connected graph found in 100 tries; raise within (now 0.0)"),
         ("erdos-renyi", 8, {"p": 1.01}, "p must be from 0 to 1, got 1.01"),
         ("erdos-renyi", 8, {"p": float("inf")}, "p must be from 0 to 1, got inf"),
         ("erdos-renyi", 8, {"p": float("nan")}, "p must be from 0 to 1, got nan"),

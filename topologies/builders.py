@@ -91,7 +91,7 @@ def clusters(n: int, seed: int, *, groups: int = 3, within: float = 1.0, links: 
     for k in range(n):
         members[k * groups // n].append(k)
     around = list(pairwise([*members, members[0]] if groups > 2 else members))
-    most = min((len(one) * len(other) for one, other in around), default=1)
+    most = min((len(one) * len(other) for one, other in around), default=max(1, links))
     if not 1 <= links <= most:
         raise ValueError(f"links must be from 1 to {most}, the pairs of nodes in two neighbouring groups, got {links}")
     random = Random(seed)
