@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from p2pfl.task import Part, Task, make_task
-from sim.engine import prepare_process
+from sim.processes import prepare_process
 from sim.run import Simulation
 from sim.scenario import Scenario, resolve
 

@@ -7,7 +7,7 @@ sample is masked, and each node sees the batches that it would see alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -69,9 +69,9 @@ class EvaluateJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class OneByOne:
-    """Any learners, each asked in turn."""
+    """Any learners, each asked in turn; by the place of their node."""
 
-    def __init__(self, learners: Sequence[Learner]) -> None:
+    def __init__(self, learners: Sequence[Learner] | Mapping[int, Learner]) -> None:
         self._learners = learners
 
     def train(self, jobs: Sequence[TrainJob]) -> list[Parameters]:

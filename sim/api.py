@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 from msgspec.structs import replace
 
-from sim.engine import prepared_process
+from sim.processes import prepared_process
 from sim.results import Result, result_of
 from sim.run import run
 from sim.scenario import check_seeds, load, resolve

@@ -58,7 +58,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         "--engine",
         choices=("local", "process"),
         default="process",
-        help="all runs in this process, or side by side in worker processes (default: process)",
+        help="all in this process, or in worker processes: runs side by side, and if there are fewer of these than processes"
+        " the nodes of a run, where they are trained one by one (default: process)",
     )
     running.add_argument(
         "--workers", type=int, metavar="N", help="how many processes for engine process (default: one for each core)"

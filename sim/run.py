@@ -20,7 +20,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
-from p2pfl.task import Learner, Part, Task, make_task
+from p2pfl.task import Learner, Part, make_task
 from p2pfl.torch_learner import TorchLearner, choose_device
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
@@ -30,6 +30,7 @@ from sim.clock import virtual_loop
 from sim.network import Links, draw
 from sim.recorder import Recorder
 from sim.scenario import Scenario
+from sim.shards import Shards, task_of
 from sim.topology import located, measured, topology
 from sim.world import ModelledExchange, World
 from topologies import labels, neighbours
@@ -111,9 +112,19 @@ class Simulation:
     """Everything that a run is made of; set up on construction, run once.
 
     Args: see `run`.
+        workers: processes that may be used to train the nodes, where they are trained one by one.
+
+    Attributes:
+        processes: how many are.
     """
 
-    def __init__(self, scenario: Scenario, graph: nx.Graph | None = None, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        graph: nx.Graph | None = None,
+        order: Sequence[int] | None = None,
+        workers: int = 1,
+    ) -> None:
         scenario.check()
         self.scenario = scenario
         self.notes: list[str] = []
@@ -130,10 +141,7 @@ class Simulation:
         self.labels = [] if labels(graph) == [str(k) for k in range(len(graph))] else labels(graph)
         around = neighbours(graph)
         self.neighbours = [[self.names[k] for k in ks] for ks in around]
-        task, options = tables.named("task", scenario.task)
-        self.tasks: list[Task] = [
-            make_task(task, options, Part(k, scenario.nodes), scenario.seed) for k in range(scenario.nodes)
-        ]
+        self.tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
         self._same_layout()
         self.initial = self.tasks[0].initial(scenario.seed)
         self.loop = virtual_loop()
@@ -143,7 +151,9 @@ class Simulation:
         self.recorder = Recorder(self.loop, self.names)
         draws = [Draws(scenario.seed, name) for name in self.names]
         learners = [task.learner(d, scenario.device) for task, d in zip(self.tasks, draws, strict=True)]
-        self.batcher = Batcher(self._crew(learners), self.loop)
+        self.processes = 1
+        self.crew = self._crew(learners, workers)
+        self.batcher = Batcher(self.crew, self.loop)
         slowdowns = [draw(scenario.compute.slowdown, scenario.seed, name, "slowdown") for name in self.names]
         self.trainers = [
             BatchedTrainer(self.batcher, k, scenario.compute.seconds * slowdown) for k, slowdown in enumerate(slowdowns)
@@ -155,7 +165,11 @@ class Simulation:
     def run(self, progress: Progress = lambda rounds: None) -> Run:
         self.recorder.progress = progress
         begun = time.perf_counter()
-        clock.run(self._main(), self.loop)
+        try:
+            clock.run(self._main(), self.loop)
+        finally:
+            if isinstance(self.crew, Shards):
+                self.crew.close()
         wall = time.perf_counter() - begun
         expired = sum(node.exchange.expired for node in self.nodes.values())
         batches = {kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()}
@@ -237,16 +251,22 @@ class Simulation:
             exchanges.append(exchange)
         return exchanges
 
-    def _crew(self, learners: Sequence[Learner]) -> Crew:
-        """Who computes: all nodes' jobs together where the task allows it."""
+    def _crew(self, learners: Sequence[Learner], workers: int) -> Crew:
+        """Who computes: all nodes' jobs together where the task allows it, else each for itself in several processes.
+
+        Stacks stay in one process: in smaller ones, the last bits of the results would be others.
+        """
         torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
-        if self.scenario.trainer == "one-by-one" or len(torch_learners) < max(2, len(learners)):
+        if self.scenario.trainer != "one-by-one" and len(torch_learners) == len(learners) > 1:
+            try:
+                return Stacked(torch_learners)
+            except ConfigurationError as error:
+                self.notes.append(f"trained one by one: {error}")
+        self.processes = min(workers, len(learners))
+        if self.processes == 1:
             return OneByOne(learners)
-        try:
-            return Stacked(torch_learners)
-        except ConfigurationError as error:
-            self.notes.append(f"trained one by one: {error}")
-            return OneByOne(learners)
+        samples = [task.n_samples for task in self.tasks]
+        return Shards(self.scenario, learners, self.names, samples, self.processes)
 
     def _same_layout(self) -> None:
         first = self.tasks[0].layout

@@ -20,7 +20,7 @@ from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged, Failed
 from p2pfl.policy import Budget
 from protocols.errors import ProtocolError
 from sim import cli as sim_cli
-from sim.engine import WorkerLost
+from sim.processes import WorkerLost
 from sim.scenario import shipped
 
 SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weights", "--engine", "local"]
