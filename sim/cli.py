@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from node.commands import Parser, guarded
 from p2pfl.errors import ConfigurationError
+from sim import data
 
 if TYPE_CHECKING:
     from sim.parts import Parts
@@ -76,6 +77,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     )
     graph.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     graph.set_defaults(do=_topology)
+    data.add_commands(commands)
 
     options = parser.parse_args(arguments)
     do: Callable[[argparse.Namespace], int] = options.do

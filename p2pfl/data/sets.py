@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from p2pfl.data import cifar, idx
+from p2pfl.data.files import Missing
 from p2pfl.errors import ConfigurationError
 from p2pfl.randomness import Draws
 
@@ -160,16 +161,17 @@ def _load(name: str, root: Path) -> ImageSet:
     try:
         train, test = _read_idx(folder) or _read_cifar(folder) or (None, None)
         if train is None or test is None:
-            found = (
-                f"{folder} holds neither IDX files nor CIFAR's binary files" if folder.is_dir() else f"there is no {folder}"
-            )
-            raise ConfigurationError(found)
+            if not folder.is_dir():
+                raise Missing(f"there is no {folder}")
+            raise ConfigurationError(f"{folder} holds neither IDX files nor CIFAR's binary files")
         _check(folder, train, test)
         if known:
             _check_known(folder, known, train, test)
             return ImageSet(name, known.classes, 255, known.mean, known.std, train, test)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error}{where}") from error
+        raise type(error)(f"{error}{where}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: {error.strerror}") from error
     mean, std = _moments(train.x)
     return ImageSet(name, int(max(train.y.max(), test.y.max())) + 1, 255, mean, std, train, test)
 
@@ -264,7 +266,7 @@ def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
     for part, images in (("train", mnist.train), ("test", mnist.test)):
         path = _only(folder, rf"qmnist-{part}-labels-idx2-int")
         if path is None:
-            raise ConfigurationError(f"{folder} lacks qmnist-{part}-labels-idx2-int.gz; QMNIST's tables come from {WRITERS}")
+            raise Missing(f"{folder} lacks qmnist-{part}-labels-idx2-int.gz; QMNIST's tables come from {WRITERS}")
         table = idx.read(path)
         if table.ndim != 2 or table.shape[1] < 3 or table.dtype.kind not in "iu":
             raise ConfigurationError(f"{path} is no table of QMNIST; its tables come from {WRITERS}")
