@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2pfl.data import cifar, idx
+from p2pfl.data import cifar, digits, idx
 from p2pfl.data.files import Missing
 from p2pfl.errors import ConfigurationError
 from p2pfl.randomness import Draws
@@ -279,12 +279,8 @@ def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
 @lru_cache(maxsize=1)
 def _digits() -> ImageSet:
     """scikit-learn's handwritten digits; a fifth of them, always the same, is the test part."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ConfigurationError("the data set \"digits\" needs scikit-learn: pip install 'p2pfl-node[sim]'") from error
-    data = load_digits()
-    x, y = data.images[:, None].astype(np.uint8), data.target.astype(np.int64)
+    pixels, labels = digits.read()
+    x, y = pixels.reshape(-1, 1, 8, 8).astype(np.uint8), labels.astype(np.int64)
     order = Draws(0, "data/digits").generator(0, "test part").permutation(len(y))
     test, train = np.sort(order[: len(y) // 5]), np.sort(order[len(y) // 5 :])
     return ImageSet("digits", 10, 16, (0.3053,), (0.3760,), Images(x[train], y[train]), Images(x[test], y[test]))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from p2pfl.data.digits import read
 from p2pfl.errors import ConfigurationError
 from p2pfl.optimizers import SGD
 from p2pfl.randomness import Draws
@@ -68,30 +66,11 @@ def digits(
 @lru_cache(maxsize=8)
 def _images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray]]:
     """All images (pixels from 0 to 1), their labels, and the indices of each split."""
-    pixels, labels = _read()
+    pixels, labels = read()
     order = Draws(seed, "digits").generator(0, "splits").permutation(len(labels))
     train, validation, test = np.split(order, [int(0.8 * len(order)), int(0.9 * len(order))])
     x = torch.tensor(pixels / 16, dtype=torch.float32)
     return x, torch.tensor(labels, dtype=torch.int64), {"train": train, "validation": validation, "test": test}
-
-
-def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels, 0 to 16, and the labels.
-
-    They are read from the file in scikit-learn that holds them: to import scikit-learn for it would take a good part of
-    the time that a node takes to start.
-    """
-    found = find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise ConfigurationError("task digits needs scikit-learn: pip install 'p2pfl-node[sim]'")
-    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if not path.exists():  # another version has moved it
-        from sklearn.datasets import load_digits
-
-        data: Any = load_digits()
-        return data.data, data.target
-    table = np.loadtxt(path, delimiter=",", dtype=np.int64)
-    return table[:, :-1], table[:, -1]
 
 
 @lru_cache(maxsize=8)

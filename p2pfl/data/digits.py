@@ -1,0 +1,32 @@
+"""scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels from 0 to 16, which need no file of the user's."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from p2pfl.errors import ConfigurationError
+
+
+def read() -> tuple[np.ndarray, np.ndarray]:
+    """Return the pixels, [1797, 64], and the labels, [1797].
+
+    They are read from the file in scikit-learn that holds them: to import scikit-learn for it would take a good part of
+    the time that a node takes to start.
+
+    Raises:
+        ConfigurationError: scikit-learn is not installed.
+    """
+    found = find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise ConfigurationError("the digits need scikit-learn: pip install 'p2pfl-node[sim]'")
+    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.exists():  # another version has moved it
+        from sklearn.datasets import load_digits
+
+        data = load_digits()
+        return data.data, data.target
+    table = np.loadtxt(path, delimiter=",", dtype=np.int64)
+    return table[:, :-1], table[:, -1]
