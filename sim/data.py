@@ -76,7 +76,7 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
 
     A split has its number of samples and, where targets are classes, how many there are of each.
     """
-    from sim.engine import prepare_process
+    from sim.processes import prepare_process
 
     prepare_process(file.folder)
     runs: dict[str, list[Scenario]] = {}
