@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -119,6 +120,29 @@ def check_edges(edges: Sequence[Sequence[str]]) -> Edges:
         if len(pair) != 2 or pair[0] == pair[1]:
             raise ConfigurationError(f"an edge is a pair of two names such as alice-bob, not {'-'.join(pair)!r}")
     return tuple((pair[0], pair[1]) for pair in edges)
+
+
+LARGEST_LIST = 2**20  # bytes of a file of edges
+
+
+def read_edges(path: Path) -> list[list[str]]:
+    """Return the pairs of names in a file: two on each line, with blanks or a comma between them; from `#` on is a comment.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is too large; `check_edges` looks at the pairs.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_LIST + 1)
+        text = content.decode()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: it is not UTF-8 text") from error
+    if len(content) > LARGEST_LIST:
+        raise ConfigurationError(f"{path} has more than {LARGEST_LIST} bytes")
+    pairs = [line.partition("#")[0].replace(",", " ").split() for line in text.splitlines()]
+    return [pair for pair in pairs if pair]
 
 
 def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:

@@ -32,6 +32,9 @@ def add(commands: Any, folder: Folder) -> None:
         help="a pair that may exchange models; by default everyone with everyone",
     )  # fmt: skip
     create.add_argument(
+        "--edges", dest="edge_list", type=Path, metavar="FILE", help="a file with such pairs, two names on each line"
+    )
+    create.add_argument(
         "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[],
         help="agree on another value than node.toml has, such as members=3",
     )  # fmt: skip
@@ -88,6 +91,10 @@ def _create(options: argparse.Namespace) -> int:
 
     own = config.load(options.folder, options.changes)
     pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
+    if options.edge_list is not None:
+        pairs += agreement.read_edges(options.edge_list)
+        if not pairs:
+            raise ConfigurationError(f"{options.edge_list} holds no edge")
     edges = agreement.check_edges(pairs) if pairs else "all"
     config.check_name(options.name)
     task = setup.task_of(setup.Setup(options.folder, own, None, None))

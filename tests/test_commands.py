@@ -640,6 +640,28 @@ def test_a_node_that_is_a_member_does_what_was_agreed(capsys):
         assert "an edge is a pair of two names" in err
 
 
+def test_the_edges_of_a_federation_from_a_file(capsys):
+    init(capsys)
+    create = ("federation", "create", "alice", "--backup", "backup.pem", "--edges", "edges.txt")
+    for content, message in (
+        (None, "edges.txt: No such file or directory"),
+        (b"# none", "edges.txt holds no edge"),
+        (b"alice bob 2", "an edge is a pair of two names such as alice-bob, not 'alice-bob-2'"),
+        (b"alice alice", "an edge is a pair of two names such as alice-bob, not 'alice-alice'"),
+        (b"\xff", "edges.txt: it is not UTF-8 text"),
+        (b"#" * (2**20 + 1), "edges.txt has more than 1048576 bytes"),
+    ):
+        if content is not None:
+            Path("edges.txt").write_bytes(content)
+        assert node(capsys, *create)[::2] == (2, f"{message}\n")
+    Path("edges.txt").write_text("alice bob  # neighbours\n\nbob, carol\n")
+    assert node(capsys, *create, "--edge", "alice-dora")[0] == 0
+    assert (
+        "  edges: [['alice', 'dora'], ['alice', 'bob'], ['bob', 'carol']]\n"
+        in node(capsys, "federation", "show", "alice")[1]
+    )
+
+
 def test_data_of_ones_own(capsys, tmp_path):
     rows = "\n".join(f"{k % 3 + 0.1 * (k % 7)},{k % 5},{k % 3}" for k in range(90))
     (tmp_path / "mine.csv").write_text(f"a,b,label\n{rows}\n")
