@@ -107,6 +107,7 @@ def test_in_a_directed_list_the_target_may_fetch_from_the_source(write):
         ("net.txt", "a b -1\n", "net.txt: line 1: a weight must be a positive number, got '-1'"),
         ("net.txt", "a b 1 2\n", "net.txt: line 1: it must be: source target, or: source target weight"),
         ("net.csv", "a,b\n,b\n", "net.csv: line 2: it must be: source target, or: source target weight"),
+        ("net.txt", "x" * 10_001, "net.txt: line 1: a name has more than 10000 characters"),
         ("net.txt", b"\xff\xfe\xfa", "net.txt: it is not UTF-8 text"),
         ("net.gml", "graph []", "net.gml is neither GraphML (.graphml, .xml) nor a list of edges (.edges, "),
     ],
@@ -220,6 +221,8 @@ def test_a_document_type_is_refused_before_any_entity_is_used(write, entities, e
         ('<graphml><graph><node id="a"/><edge source="a"/></graph></graphml>', "line 1: an edge has no source or no target"),
         (graphml('<node id="a"/><edge source="a" target="b"/>'), "an edge names 'b', which is no node of the file"),
         (graphml('<node id="a"><graph/></node>'), "line 4: it holds more than one graph, or a graph within a graph"),
+        (graphml(f'<node id="{"x" * 10_001}"/>'), "line 4: an id has more than 10000 characters"),
+        (graphml("<a>" * 100), "line 4: it has elements within elements, more than 100 deep"),
         (graphml("<hyperedge/>"), "line 4: it has a hyperedge, which is not read"),
         (
             graphml(f'<node id="a"><data key="l">{"x" * 10_001}</data></node>'),

@@ -19,6 +19,7 @@ EDGE_LISTS = (".edges", ".edgelist", ".csv", ".tsv", ".txt")
 LARGEST = 32 * 2**20  # bytes of a file
 MOST_NODES = 20_000
 MOST_EDGES = 1_000_000
+LONGEST_NAME = graphml.LONGEST_TEXT
 WANTED = ("label", "latitude", "longitude", "weight")
 
 Edge = tuple[str, str, bool, float | None]  # source, target, whether it is directed, weight
@@ -127,6 +128,8 @@ def _take(fields: list[str], directed: bool, nodes: dict[str, dict[str, str]], e
     if len(fields) > 3 or not all(ends):
         raise ValueError("it must be: source target, or: source target weight")
     for name in ends:
+        if len(name) > LONGEST_NAME:
+            raise ValueError(f"a name has more than {LONGEST_NAME} characters")
         nodes.setdefault(name, {})
     if len(nodes) > MOST_NODES or len(edges) >= MOST_EDGES:
         raise ValueError(f"there are more than {MOST_NODES} nodes or {MOST_EDGES} edges")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-LONGEST_TEXT = 10_000  # characters of one attribute
+LONGEST_TEXT = 10_000  # characters of one attribute, or of a node's id
+DEEPEST = 100  # elements within elements
 
 
 @dataclass
@@ -74,6 +75,8 @@ class _Reader:
         name = tag.rpartition(" ")[2]
         if not self._open and name != "graphml":
             raise ValueError(f"it is no GraphML: it begins with <{name}>")
+        if len(self._open) >= DEEPEST:
+            raise ValueError(f"it has elements within elements, more than {DEEPEST} deep")
         match name:
             case "key":
                 self._key(attributes)
@@ -129,6 +132,8 @@ class _Reader:
         id, nodes = attributes.get("id", ""), self.found.nodes
         if not id or id in nodes:
             raise ValueError(f"two nodes have the id {id!r}" if id else "a node has no id")
+        if len(id) > LONGEST_TEXT:
+            raise ValueError(f"an id has more than {LONGEST_TEXT} characters")
         self._check_count("nodes", len(nodes))
         nodes[id] = dict(self._defaults["node"])
         self._targets = [nodes[id]]

@@ -36,24 +36,28 @@ def properties(graph: nx.Graph) -> dict[str, Any]:
     Raises:
         ValueError: a weight is no positive number, or a latitude or longitude no number of degrees.
     """
-    _check_weights(graph)
+    weighted = _is_weighted(graph)
     around = neighbours(graph)
     n = len(around)
     degrees = [len(near) for near in around]
     ends = sum(degrees)
-    parts = _components(graph)
-    whole = _inner(graph, around, max(parts, key=len))
+    complete = min(degrees) == n - 1  # then there is no need to look at each of its many edges
+    parts = [set(graph.nodes)] if complete else _components(graph)
+    if complete and not weighted:
+        whole = {"nodes": n, "diameter": min(1, n - 1), "spectral_gap": 1.0}
+    else:
+        whole = _inner(graph, around, max(parts, key=len))
     connected = len(parts) == 1
     return {
         "nodes": n,
         "edges": ends if graph.is_directed() else ends // 2,
         "directed": graph.is_directed(),
-        "weighted": _is_weighted(graph),
+        "weighted": weighted,
         "degree": {"min": min(degrees), "mean": ends / n, "max": max(degrees)},
         "components": len(parts),
         "diameter": whole["diameter"] if connected else None,
         "spectral_gap": whole["spectral_gap"] if connected else 0.0,
-        "clustering": _clustering(around),
+        "clustering": float(n > 2) if complete else _clustering(around),
         "largest_component": whole,
         "coordinates": sum(point is not None for point in coordinates(graph)),
     }
@@ -92,13 +96,12 @@ def spectral_gap(graph: nx.Graph) -> float:
 
 
 def _is_weighted(graph: nx.Graph) -> bool:
-    return any(weight is not None for _, _, weight in graph.edges(data="weight"))
-
-
-def _check_weights(graph: nx.Graph) -> None:
-    for source, target, weight in graph.edges(data="weight", default=1.0):
+    """Whether any edge has a weight; ValueError for one that makes no sense."""
+    given = [(source, target, weight) for source, target, weight in graph.edges(data="weight") if weight is not None]
+    for source, target, weight in given:
         if not isinstance(weight, int | float | np.number) or not 0 < weight < inf:
             raise ValueError(f"the weight of the edge {source}-{target} must be a positive number, got {weight!r}")
+    return bool(given)
 
 
 def _strengths(graph: nx.Graph) -> np.ndarray:
@@ -121,19 +124,12 @@ def _components(graph: nx.Graph) -> list[set[Any]]:
 def _inner(graph: nx.Graph, around: list[tuple[int, ...]], part: set[Any]) -> dict[str, Any]:
     """The measures of a component by itself."""
     n = len(part)
-    whole = n == len(around)
-    if whole and _is_complete(around) and not _is_weighted(graph):  # no need for its matrix, whatever its size
-        return {"nodes": n, "diameter": min(1, n - 1), "spectral_gap": 1.0}
     if n > LIMIT:
         return {"nodes": n, "diameter": None, "spectral_gap": None}
-    if not whole:
+    if n < len(around):
         graph = graph.subgraph([node for node in graph.nodes if node in part])
         around = neighbours(graph)
     return {"nodes": n, "diameter": _diameter(around), "spectral_gap": spectral_gap(graph)}
-
-
-def _is_complete(around: list[tuple[int, ...]]) -> bool:
-    return all(len(near) == len(around) - 1 for near in around)
 
 
 def _diameter(around: list[tuple[int, ...]]) -> int:
@@ -160,8 +156,6 @@ def _diameter(around: list[tuple[int, ...]]) -> int:
 
 def _clustering(around: list[tuple[int, ...]]) -> float | None:
     n = len(around)
-    if _is_complete(around):
-        return float(n > 2)
     if n > LIMIT:
         return None
     joined = np.zeros((n, n), np.float32)  # exact: it counts to 2,000 squared at most
