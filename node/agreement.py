@@ -12,6 +12,7 @@ import msgspec
 from node import tables
 from node.config import NodeConfig
 from node.settings import Settings
+from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Budget
@@ -20,7 +21,7 @@ from p2pfl.task import Task
 if TYPE_CHECKING:
     from protocols.federation import Federation
 
-AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "budget")
+AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "budget", "codec")
 Edges = Literal["all"] | tuple[tuple[str, str], ...]
 
 
@@ -53,6 +54,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     task: dict[str, Any]
     policy: dict[str, Any]
     model: Model
+    codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
 
 def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
@@ -172,7 +174,7 @@ def terms(layout: Layout, settings: Settings, initial: str, edges: Edges = "all"
         "round mode": settings.mode,
         "rounds": str(settings.rounds),
         "local submission trigger": "the end of a round's training, and a peer's request",
-        "local submission format": "all parameters, float32, not compressed",
+        "local submission format": make_codec(*tables.named("codec", settings.codec)).words,
         "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
         "joint aggregation behaviour": "none; every node aggregates for itself",
         "integration of a received model": "as the policy says, in place of the local model",

@@ -25,7 +25,7 @@ _MAGIC = b"p2pfl checkpoint 1\n"
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A published model on disk; `age` in seconds stands for the time, which has no meaning after a restart."""
+    """A published model on disk, as peers get it; `age` in seconds stands for the time, which has no use after a restart."""
 
     round: int
     stage: Stage
@@ -33,6 +33,7 @@ class Model(msgspec.Struct, frozen=True):
     extras: dict[str, tuple[str, list[int], bytes]]
     age: float
     size: int
+    tag: bytes = b""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +48,8 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         policy_state: the policy's own state, msgpack.
         outbox: what may still be asked for.
         final: nothing more will be published.
+        codec: how models travel.
+        steps: the tags of what was published last, and which entries have changed (uint32); see p2pfl.differences.Public.
     """
 
     name: str
@@ -61,19 +64,21 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_state: bytes
     outbox: list[Model]
     final: bool
+    codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
+    steps: list[tuple[bytes, bytes]] = []
 
 
 def pack_model(model: Published, now: float) -> Model:
     update = model.update
     extras = {name: (a.dtype.str, list(a.shape), a.tobytes()) for name, a in update.extras.items()}
-    return Model(update.round, update.stage, update.params.tobytes(), extras, now - model.time, update.size)
+    return Model(update.round, update.stage, update.params.tobytes(), extras, now - model.time, update.size, model.tag)
 
 
 def unpack_model(model: Model, sender: str, n_samples: int, now: float) -> Published:
     extras = {name: np.frombuffer(data, dtype).reshape(shape) for name, (dtype, shape, data) in model.extras.items()}
     params = unpack(model.params)
     update = Update(sender, model.round, model.stage, params, n_samples, extras, size=model.size)
-    return Published(update, now - model.age)
+    return Published(update, now - model.age, model.tag)
 
 
 def unpack(data: bytes) -> Parameters:

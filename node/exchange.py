@@ -6,6 +6,7 @@ from asyncio import TaskGroup
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from node.coding import Coding
 from node.outbox import Outbox, Published
 from node.roster import Roster
 from node.traffic import Traffic
@@ -19,6 +20,7 @@ class Exchange(Protocol):
     outbox: Outbox
     expired: int  # deadlines that have passed
     durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
+    coding: Coding
 
     @property
     def roster(self) -> Roster: ...
@@ -41,8 +43,11 @@ class Exchange(Protocol):
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) at `ids`, sorted by id."""
 
+    def expected(self, id: str, round: int) -> int:
+        """Return the bytes that a peer's model of a round is expected to take; see node.coding.Coding.expected."""
+
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
-        """Return the mean loss of `params` on the training data of each of `ids`."""
+        """Return the mean loss of `params`, which travel as float32 always, on the training data of each of `ids`."""
 
     def finish(self) -> None:
         """Say that what was published is final. Serving goes on."""

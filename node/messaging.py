@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from node.coding import WHOLE, Coding
 from node.contact import Contacts
 from node.deadlines import Deadlines
 from node.outbox import Outbox, Published
-from node.peer import Member, Peer
+from node.peer import Asked, Member, Peer
 from node.roster import Roster
 from node.settings import Settings
 from node.traffic import Traffic
@@ -29,7 +30,7 @@ from p2pfl.policy import Extras, Stage, Update
 from protocols import messages as m
 from protocols.envelope import OVERHEAD, Door, Opened, Payload, Sealer
 from protocols.errors import ProtocolError, TransportError
-from protocols.payload import EXTRAS_LIMIT, decode, encode_extras
+from protocols.payload import EXTRAS_LIMIT, decode, decode_extras, encode_extras
 from protocols.transport import Gate, Transport
 
 GONE_AFTER = 3  # unanswered probes after which nobody waits for a peer to finish
@@ -48,7 +49,7 @@ class MessageExchange:
         sources: those of them that it may fetch from; by default all.
         askers: those that may fetch from it; by default all.
         agreed: what all nodes must have alike, in words, by key.
-        size: P, the number of parameters.
+        coding: how models travel.
         loss: computes the mean loss of a model on the own training data, for peers that ask.
         gate, period: see node.contact.Contacts.
     """
@@ -65,7 +66,7 @@ class MessageExchange:
         settings: Settings,
         agreed: Mapping[str, str],
         about: Mapping[str, Any],
-        size: int,
+        coding: Coding,
         n_samples: int,
         loss: Callable[[Parameters], Awaitable[float]],
         sources: Collection[str] | None = None,
@@ -97,10 +98,10 @@ class MessageExchange:
         self._askers = None if askers is None else frozenset(askers)
         self._leaving = False
         self._settings = settings
-        self._size = size
+        self.coding = coding
         self._n_samples = n_samples
         self._loss = loss
-        self._payloads: dict[tuple[int, Stage], Payload] = {}
+        self._payloads: dict[tuple[int, Stage, bytes], Payload] = {}  # by what they are differences from, too
         self._norm = 0.0  # the greatest of the models that were published
 
     @property
@@ -187,9 +188,10 @@ class MessageExchange:
             for peer in self.contacts.introduced():
                 self.contacts.tell(peer, m.Have(round))
         if (round, stage) not in self.outbox.models:  # else it was published before a restart, and is served as it was
-            size = OVERHEAD + 4 * self._size + len(encode_extras(extras))
-            update = Update(self.name, round, stage, params, self._n_samples, extras, size=size)
-            model = Published(update, asyncio.get_running_loop().time())
+            public, tag = self.coding.publish(params)
+            size = OVERHEAD + self.coding.whole + len(encode_extras(extras))
+            update = Update(self.name, round, stage, public, self._n_samples, extras, size=size)
+            model = Published(update, asyncio.get_running_loop().time(), tag)
             if self.durable is not None:
                 await self.durable(model)
             self.outbox.add(model)
@@ -242,16 +244,22 @@ class MessageExchange:
     # Asking
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
+        copies = self.coding.ask(sorted(ids))
+
         def ask(peer: Peer, number: int) -> None:
             stage = stages if isinstance(stages, str) else stages[peer.name]
-            peer.asked[number] = round, stage
-            self.contacts.say(peer, m.Get(number, round, stage))
+            copy = copies.get(peer.name)
+            peer.asked[number] = Asked(round, stage, copy)
+            self.contacts.say(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
             self.traffic.sent_get += OVERHEAD
 
         updates: list[Update] = await self._ask(ids, round, ask)
         if self._settings.mode == "asynchronous":
             updates = [u for u in updates if u.age <= self._settings.max_staleness]
         return updates
+
+    def expected(self, id: str, round: int) -> int:
+        return self.coding.expected(id, round)
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         payload = Payload.of(params.data.cast("B"))
@@ -326,13 +334,13 @@ class MessageExchange:
     def drained(self, peer: Peer) -> None:
         if peer.queued is None:
             return
-        (number, key), peer.queued = peer.queued, None
+        (get, key), peer.queued = peer.queued, None
         try:
             model = self.outbox.models.get(key)
             if model is None:
-                self.contacts.say(peer, m.Absent(number, self.round, "gone"))
+                self.contacts.say(peer, m.Absent(get.request, self.round, "gone"))
             else:
-                self._answer(peer, number, model)
+                self._answer(peer, get, model)
         except TransportError:
             self.rejected["link lost"] += 1
 
@@ -342,11 +350,11 @@ class MessageExchange:
             return
         found = self.outbox.find(get.round, get.stage)
         if isinstance(found, Published):
-            self._answer(peer, get.request, found)
+            self._answer(peer, get, found)
         elif found == "wait":
-            peer.waiting[get.round, get.stage] = get.request
+            peer.waiting[get.round, get.stage] = get
             if len(peer.waiting) > WAITING_REQUESTS:  # the newest request replaces the oldest
-                del peer.waiting[min(peer.waiting, key=lambda key: peer.waiting[key])]
+                del peer.waiting[min(peer.waiting, key=lambda key: peer.waiting[key].request)]
         else:
             self.contacts.say(peer, m.Absent(get.request, self.round, found))
 
@@ -355,32 +363,38 @@ class MessageExchange:
             for key in list(peer.waiting):
                 found = self.outbox.find(*key)
                 if found != "wait":
-                    number = peer.waiting.pop(key)
+                    get = peer.waiting.pop(key)
                     try:
                         if isinstance(found, Published):
-                            self._answer(peer, number, found)
+                            self._answer(peer, get, found)
                         else:
-                            self.contacts.say(peer, m.Absent(number, self.round, found))
+                            self.contacts.say(peer, m.Absent(get.request, self.round, found))
                     except TransportError:
                         self.rejected["link lost"] += 1
 
-    def _answer(self, peer: Peer, number: int, model: Published) -> None:
+    def _answer(self, peer: Peer, get: m.Get, model: Published) -> None:
         """Send a model; or keep it until the peer has read the ones before, instead of an older one that was kept."""
         update = model.update
-        key = update.round, update.stage
         if peer.link is not None and peer.link.backlog > (MODELS_IN_FLIGHT - 1) * update.size:
-            superseded, peer.queued = peer.queued, (number, key)
+            superseded, peer.queued = peer.queued, (get, (update.round, update.stage))
             if superseded is not None:
-                self.contacts.say(peer, m.Absent(superseded[0], self.round, "busy"))
+                self.contacts.say(peer, m.Absent(superseded[0].request, self.round, "busy"))
             return
-        if key not in self._payloads:
-            self._payloads = {k: v for k, v in self._payloads.items() if k in self.outbox.models}
-            self._payloads[key] = Payload.of(update.params.data.cast("B"), encode_extras(update.extras))
+        base = self.coding.base(model, get.known)
+        payload = self._payload(model, base)
         age = max(0.0, asyncio.get_running_loop().time() - model.time)
-        answer = m.Answer(number, update.round, update.stage, update.n_samples, self.outbox.final, age)
-        self.contacts.say(peer, answer, self._payloads[key])
+        answer = m.Answer(get.request, update.round, update.stage, update.n_samples, self.outbox.final, age, base)
+        self.contacts.say(peer, answer, payload)
         self.traffic.sent_models += 1
-        self.traffic.sent_update += update.size
+        self.traffic.sent_update += OVERHEAD + payload.size
+
+    def _payload(self, model: Published, base: bytes) -> Payload:
+        """Return what is sent of a model to all who know `base`; made once."""
+        key = model.update.round, model.update.stage, base
+        if key not in self._payloads:
+            self._payloads = {k: v for k, v in self._payloads.items() if k[:2] in self.outbox.models}
+            self._payloads[key] = Payload.of(self.coding.encode(model, base), encode_extras(model.update.extras))
+        return self._payloads[key]
 
     def _take(self, peer: Peer, answer: m.Answer, payload: memoryview) -> None:
         if answer.request not in peer.requests:
@@ -390,11 +404,13 @@ class MessageExchange:
             raise ProtocolError("not asked for", "a model, where a loss was")
         try:
             self._check_asked(peer, answer)
-            params, extras = decode(payload, self._size)
+            params, rest = self.coding.decode(payload, answer.base, peer.asked[answer.request].known)
+            extras = decode_extras(rest)
             self._check_norm(params)
         except ProtocolError:
             peer.resolve(answer.request, None)
             raise
+        self.coding.keep(peer.name, answer.round, params)
         size = OVERHEAD + len(payload)
         update = Update(
             peer.name, answer.round, answer.stage, params, answer.n_samples, extras, answer.final, answer.age, size
@@ -406,7 +422,7 @@ class MessageExchange:
 
     def _check_asked(self, peer: Peer, answer: m.Answer) -> None:
         """Refuse another model than the one that was asked for, and another number of samples than was introduced."""
-        round, stage = peer.asked[answer.request]
+        round, stage, _ = peer.asked[answer.request]
         newest = answer.final or (self._settings.mode == "asynchronous" and stage != "prepared")
         if answer.stage != stage or (answer.round != round and not newest):
             raise ProtocolError("not asked for", f"{answer.stage} of round {answer.round}, not {stage} of {round}")
@@ -419,7 +435,7 @@ class MessageExchange:
             raise ProtocolError("too large", f"a norm of {norm(params):.3g}, our own is {self._norm:.3g}")
 
     def _begin_score(self, peer: Peer, score: m.Score, payload: memoryview) -> None:
-        params, _ = decode(payload, self._size)
+        params, _ = decode(payload, self.coding.layout.size)  # whatever the codec
         if peer.scoring >= SCORES_AT_ONCE:
             self.contacts.say(peer, m.Absent(score.request, self.round, "busy"))
             return

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from node import peers
 from node.checkpoint import Checkpoint, Store, pack_model, same_federation, unpack, unpack_model
@@ -22,6 +23,7 @@ from node.outbox import Published
 from node.peers import Me, NodePeers
 from node.settings import Settings
 from node.trainer import Trainer
+from p2pfl.differences import Step
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, problem
 from p2pfl.policy import Merge, Policy, Split, Stage
@@ -231,6 +233,7 @@ class Node:
             policy_state=self._policy_state(),
             outbox=[],
             final=False,
+            codec=self.settings.codec,
         )
         await self._save_outbox()
 
@@ -253,7 +256,8 @@ class Node:
         loop, outbox = asyncio.get_running_loop(), self.exchange.outbox
         models = [*outbox.models.values(), *([] if coming is None else [coming])]
         packed = [pack_model(model, loop.time()) for model in models]
-        checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final)
+        steps = [(step.tag, step.changed.tobytes()) for step in self.exchange.coding.state()]
+        checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final, steps=steps)
         await loop.run_in_executor(None, self._store.save, checkpoint)
         if coming is not None:
             reached("published")
@@ -269,6 +273,7 @@ class Node:
                 "seed": self.settings.seed,
                 "layout": self.me.layout.fingerprint,
                 "policy": self._policy_name,
+                "codec": self.settings.codec,
             },
         )
         self._saved = checkpoint
@@ -281,6 +286,8 @@ class Node:
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
+        steps = [Step(tag, np.frombuffer(changed, np.uint32)) for tag, changed in checkpoint.steps]
+        self.exchange.coding.restore(steps, outbox.models.values())
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
 
 

@@ -10,10 +10,15 @@ from p2pfl.policy import Stage, Update
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
-    """A model as it was published, and when on the node's own clock."""
+    """A model as peers get it, and when it was published on the node's own clock.
+
+    Attributes:
+        tag: names the model where differences from it are sent; see node.coding.
+    """
 
     update: Update
     time: float
+    tag: bytes = b""
 
 
 Missing = Literal["wait", "gone", "nothing yet"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from p2pfl.differences import Copy
 from p2pfl.policy import Stage
+from protocols.messages import Get
 from protocols.transport import Link
 
 MOST_ADDRESSES = 8
@@ -24,6 +26,14 @@ class Member(msgspec.Struct, frozen=True):
 
     key: bytes
     addresses: tuple[str, ...] = ()
+
+
+class Asked(NamedTuple):
+    """A model that was asked for, and the one that the answer may be a difference from."""
+
+    round: int
+    stage: Stage
+    known: Copy | None
 
 
 class Peer:
@@ -44,7 +54,7 @@ class Peer:
         requests: what it was asked and has not answered.
         asked: the models among them.
         unanswered: probes since it was heard.
-        waiting: what it has asked and is not published yet, with its request number.
+        waiting: what it has asked for and is not published yet.
         queued: the model that it is sent when it has read what it was sent before.
         scoring: losses that are computed for it.
         age: in seconds, of the model last received from it when it was sent.
@@ -68,10 +78,10 @@ class Peer:
         self.epoch = 0
         self.problem = ""
         self.requests: dict[int, Future[Any]] = {}
-        self.asked: dict[int, tuple[int, Stage]] = {}
+        self.asked: dict[int, Asked] = {}
         self.unanswered = 0
-        self.waiting: dict[tuple[int, Stage], int] = {}
-        self.queued: tuple[int, tuple[int, Stage]] | None = None
+        self.waiting: dict[tuple[int, Stage], Get] = {}
+        self.queued: tuple[Get, tuple[int, Stage]] | None = None
         self.scoring = 0
         self.age: float | None = None
         self.bytes_in = self.bytes_out = 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from node import tables
+from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Budget
 
@@ -27,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
         device: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. Results differ in their last bits.
         budget: what a node may receive in a round.
+        codec: how models travel: a table with a `name` of p2pfl.codecs, and options; by default as they are.
     """
 
     rounds: int = 10
@@ -40,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     evaluate_every: int = 1
     device: str = "cpu"
     budget: Budget = Budget()
+    codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
     def check(self) -> None:
         """Raise ConfigurationError for a value that makes no sense."""
@@ -49,3 +53,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key in ("deadline", "max_staleness"):
             if not getattr(self, key) > 0:
                 raise ConfigurationError(f"{key} must be more than 0 seconds, got {getattr(self, key)}")
+        make_codec(*tables.named("codec", self.codec))

@@ -21,6 +21,7 @@ EXAMPLES = {
     "network": "{ latency = 0.1 }",
     "compute": "{ seconds = 2.0 }",
     "budget": "{ models = 3 }",
+    "codec": '{ name = "int8" }',
 }
 
 

@@ -6,11 +6,14 @@ from collections.abc import Collection, Mapping
 from hashlib import sha256
 from math import inf
 
+from node import tables
 from node.agreement import Edges, terms
+from node.coding import Coding
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member
 from node.settings import Settings
 from node.trainer import Trainer
+from p2pfl.codecs import TopK, make_codec
 from p2pfl.parameters import Parameters
 from p2pfl.task import Task
 from protocols.envelope import OVERHEAD, Door, Sealer
@@ -31,6 +34,7 @@ def message_exchange(
     settings: Settings,
     agreed: Mapping[str, str],
     initial: str = "made by the task from the seed",
+    coding: Coding | None = None,
     edges: Edges = "all",
     sources: Collection[str] | None = None,
     askers: Collection[str] | None = None,
@@ -44,10 +48,12 @@ def message_exchange(
         federation: 16 bytes; see `federation_id` where there is no signed file.
         agreed: what all nodes must have alike beyond what `node.agreement.terms` says; see `node.agreement.describe`.
         initial: the hash of the initial model.
+        coding: how models travel, if it was made already.
         edges: who may exchange models.
         sources, askers, gate, period: see MessageExchange.
     """
     layout = task.layout
+    codec = make_codec(*tables.named("codec", settings.codec))
 
     async def loss(params: Parameters) -> float:
         return float((await trainer.loss([params], split="train"))[0])
@@ -64,7 +70,7 @@ def message_exchange(
         settings=settings,
         agreed=terms(layout, settings, initial, edges) | dict(agreed),
         about=task.about,
-        size=layout.size,
+        coding=coding or Coding(codec, layout, task.initial(settings.seed) if isinstance(codec, TopK) else None),
         n_samples=task.n_samples,
         loss=loss,
         sources=sources,

@@ -18,6 +18,7 @@ Stage = Literal["prepared", "trained", "merged"]
 Text = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Tag = Annotated[bytes, Meta(max_length=8)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -33,15 +34,19 @@ class Welcome(_Message, frozen=True, tag="welcome"):
 
 
 class Get(_Message, frozen=True, tag="get"):
-    """Asks for the model of (round, stage); is answered by an update or an absent with the same request number."""
+    """Asks for the model of (round, stage); is answered by an update or an absent with the same request number.
+
+    `known` names a model of the recipient's that the sender has: eight bytes, or none.
+    """
 
     request: UInt32
     round: UInt32
     stage: Stage
+    known: Tag = b""
 
 
 class Answer(_Message, frozen=True, tag="update"):
-    """A model: the payload is its parameters and extras."""
+    """A model: the payload is its parameters and extras; or, in place of the parameters, what has changed since `base`."""
 
     request: UInt32
     round: UInt32
@@ -49,6 +54,7 @@ class Answer(_Message, frozen=True, tag="update"):
     n_samples: UInt32
     final: bool
     age: Seconds
+    base: Tag = b""
 
 
 class Absent(_Message, frozen=True, tag="absent"):

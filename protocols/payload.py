@@ -1,7 +1,7 @@
-"""The payload of an update: the parameters as raw little-endian float32, then the extras as msgpack.
+"""The payload of an update: the parameters, by default as raw little-endian float32, then the extras as msgpack.
 
 The parameters come first and at a length that both sides know from the layout, so that they become an array without a
-copy. An update without extras has nothing after them.
+copy (other codecs: see node.coding). An update without extras has nothing after them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str
     if len(view) < 4 * size:
         raise ProtocolError("wrong length", f"{len(view)} bytes for a model of {size} values")
     params = np.frombuffer(view[: 4 * size], np.dtype("<f4"))
-    extras = _decode_extras(view[4 * size :])
+    extras = decode_extras(view[4 * size :])
     # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.dot(params, params)
@@ -80,7 +80,12 @@ def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str
     return params, extras
 
 
-def _decode_extras(data: memoryview) -> dict[str, np.ndarray]:
+def decode_extras(data: memoryview) -> dict[str, np.ndarray]:
+    """Read what follows the parameters of an update: small arrays by name, read-only.
+
+    Raises:
+        ProtocolError: it is no extras.
+    """
     if not len(data):
         return {}
     if len(data) > EXTRAS_LIMIT:

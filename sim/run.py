@@ -11,12 +11,15 @@ from typing import Any
 import networkx as nx
 
 from node import tables
+from node.coding import Coding
 from node.exchange import Exchange
 from node.messaging import MessageExchange
 from node.node import Node, first_error
 from node.peer import Member
 from node.wiring import federation_id, message_exchange
+from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
@@ -144,6 +147,7 @@ class Simulation:
         self.tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
         self._same_layout()
         self.initial = self.tasks[0].initial(scenario.seed)
+        self._codec = make_codec(*tables.named("codec", scenario.codec))
         self.loop = virtual_loop()
         points, notes = located(graph, self.names) if scenario.network.latency == "geography" else ({}, [])
         self.notes += notes
@@ -214,7 +218,7 @@ class Simulation:
         """Exchanges that share a world and make no messages."""
         world = World(self.loop, self.links, self.scenario)
         exchanges = [
-            ModelledExchange(world, name, around, trainer, task.n_samples, task.about, task.layout.size)
+            ModelledExchange(world, name, around, trainer, task.n_samples, task.about, self._coding(task.layout))
             for name, around, trainer, task in zip(self.names, self.neighbours, self.trainers, self.tasks, strict=True)
         ]
         for exchange in exchanges:
@@ -247,9 +251,13 @@ class Simulation:
                 agreed={},
                 sources=self.neighbours[k],
                 askers=askers[name],
+                coding=self._coding(self.tasks[k].layout),
             )
             exchanges.append(exchange)
         return exchanges
+
+    def _coding(self, layout: Layout) -> Coding:
+        return Coding(self._codec, layout, self.initial)
 
     def _crew(self, learners: Sequence[Learner], workers: int) -> Crew:
         """Who computes: all nodes' jobs together where the task allows it, else each for itself in several processes.

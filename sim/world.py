@@ -17,11 +17,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from node.coding import Coding
 from node.messaging import credible_round
 from node.outbox import Missing, Outbox, Published
 from node.roster import Roster
 from node.settings import Settings
 from node.traffic import Traffic
+from p2pfl.differences import Copy
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Extras, Stage, Update
 from protocols.envelope import OVERHEAD
@@ -125,14 +127,22 @@ class _Gathering:
 class _Fetch(_Gathering):
     """One node's requests to several peers for models of a round."""
 
-    __slots__ = ("asker", "links", "pending", "round", "stages")
+    __slots__ = ("asker", "known", "links", "pending", "round", "stages")
 
-    def __init__(self, asker: ModelledExchange, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
+    def __init__(
+        self,
+        asker: ModelledExchange,
+        ids: Sequence[str],
+        round: int,
+        stages: Stage | Mapping[str, Stage],
+        known: Mapping[str, Copy],
+    ) -> None:
         world = asker.world
         super().__init__(world.loop, len(ids), world.settings.deadline)
         self.asker = asker
         self.round = round
         self.stages = stages
+        self.known = known  # of whom the asking node has what
         self.links = links = world.links
         nodes, now = world.nodes, self.latest
         arrivals = [(nodes[id], links.arrival(asker.name, id, OVERHEAD, now)) for id in ids]
@@ -194,6 +204,9 @@ class _Fetch(_Gathering):
             self.add(peer.name, None, links.arrival(peer.name, asker.name, OVERHEAD, when))
             return
         update, published = found.update, found.time
+        if peer.name in self.known:
+            saved = peer.coding.whole - peer.coding.size(found, self.known[peer.name].tag)
+            update = replace(update, size=update.size - saved)
         size = update.size
         sent.sent_models += 1
         sent.sent_update += size
@@ -207,6 +220,8 @@ class _Fetch(_Gathering):
             update = replace(update, age=when - published, final=peer.outbox.final)
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is there
             self.loop.call_at(arrives, asker.heard, peer, peer.round)
+        elif peer.name in self.known:
+            asker.coding.keep(peer.name, update.round, update.params, found.tag)
 
 
 class _Turn:
@@ -223,6 +238,7 @@ class ModelledExchange:
         neighbours: whom it may fetch from; who may fetch from it is the reverse of that over all nodes.
         trainer: computes the losses that peers ask for.
         about: what it says of itself.
+        coding: how models travel.
     """
 
     def __init__(
@@ -233,7 +249,7 @@ class ModelledExchange:
         trainer: BatchedTrainer,
         n_samples: int,
         about: Mapping[str, Any],
-        size: int,
+        coding: Coding,
     ) -> None:
         self.world = world
         self.name = name
@@ -248,7 +264,9 @@ class ModelledExchange:
         self.trainer = trainer
         self.n_samples = n_samples
         self._about = {**about, "n_samples": n_samples}
-        self._size = OVERHEAD + 4 * size
+        self.coding = coding
+        self._whole = OVERHEAD + coding.whole
+        self._score_size = OVERHEAD + 4 * coding.layout.size  # float32, whatever the codec
         self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []  # whom to call when a model is published
         self._paces: dict[int, list[tuple[ModelledExchange, _Gathering]]] = {}
         self._announced: dict[float, float] = {0: -inf}  # when the last rounds were reached
@@ -280,9 +298,10 @@ class ModelledExchange:
             if world.synchronous and not world.all_know(round - 1):
                 await self._pace(round)
             self._reach(round)
-        size = self._size + (len(encode_extras(extras)) if extras else 0)
-        update = Update(self.name, round, stage, params, self.n_samples, extras, False, 0.0, size)
-        model = Published(update, world.loop.now)
+        public, tag = self.coding.publish(params)
+        size = self._whole + (len(encode_extras(extras)) if extras else 0)
+        update = Update(self.name, round, stage, public, self.n_samples, extras, False, 0.0, size)
+        model = Published(update, world.loop.now, tag)
         if self.durable is not None:
             await self.durable(model)
         self.outbox.add(model)
@@ -363,12 +382,14 @@ class ModelledExchange:
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         world = self.world
         self.traffic.sent_get += OVERHEAD * len(ids)
+        ids = sorted(ids)
+        known = self.coding.ask(ids)
         if world.synchronous and world.links.instant:
             await _Turn()  # then whoever trained as long has published too, and there is usually nothing to wait for
-            at_once = self._take_at_once(sorted(ids), round, stages)
+            at_once = None if known else self._take_at_once(ids, round, stages)
             if at_once is not None:
                 return at_once
-        fetch = _Fetch(self, ids, round, stages)
+        fetch = _Fetch(self, ids, round, stages, known)
         if not fetch.future.done():
             world.open(fetch)
             await fetch.future
@@ -410,14 +431,17 @@ class ModelledExchange:
         self.traffic.received_update += size
         return updates
 
+    def expected(self, id: str, round: int) -> int:
+        return self.coding.expected(id, round)
+
     # Scoring
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         loop, links = self.world.loop, self.world.links
         gathering = _Gathering(loop, len(ids), self.world.settings.deadline)
         for id in ids:
-            self.traffic.sent_score += self._size
-            arrives = links.arrival(self.name, id, self._size, loop.now)
+            self.traffic.sent_score += self._score_size
+            arrives = links.arrival(self.name, id, self._score_size, loop.now)
             if arrives is not None:
                 loop.call_at(arrives, self.world.nodes[id]._score, self, gathering, params)
         self.world.open(gathering)
@@ -429,7 +453,7 @@ class ModelledExchange:
         return dict(sorted(gathering.items.items()))
 
     def _score(self, other: ModelledExchange, gathering: _Gathering, params: Parameters) -> None:
-        self.traffic.received_score += self._size
+        self.traffic.received_score += self._score_size
         future = asyncio.ensure_future(self.trainer.loss([params], split="train"), loop=self.world.loop)
 
         def reply(done: Future[Any]) -> None:

@@ -9,9 +9,12 @@ import numpy as np
 from processes import Processes
 
 from node import admission, config, setup
+from node.coding import Coding
 from node.members import Members
 from node.messaging import MessageExchange, payload_limit
 from node.wiring import max_frame
+from p2pfl.codecs import Float32
+from p2pfl.parameters import Layout
 from protocols import messages as m
 from protocols.addresses import split_address
 from protocols.envelope import HEADER_SIZE, Door, Header, Payload, Sealer
@@ -69,7 +72,7 @@ class Honest:
             settings=own,
             agreed={"size": str(size)},
             about={},
-            size=size,
+            coding=Coding(Float32(), Layout((("model", (size,)),), size)),
             n_samples=50,
             loss=self._loss,
             gate=self.log,
@@ -171,7 +174,7 @@ class Intruder:
     async def introduce(self, node):
         """Become a peer like any other; return the link."""
         link = await self.dial(node)
-        terms = m.Terms({"size": str(node.exchange._size)}, {"n_samples": 50}, 1, False, self.gate.epoch)
+        terms = m.Terms({"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.epoch)
         self.say(link, m.Hello(), terms.encode())
         await until(lambda: link in self.heard)
         return link

@@ -5,10 +5,15 @@ import tracemalloc
 from contextlib import suppress
 
 import msgspec
+import numpy as np
 import pytest
 from fortress import Intruder, folders, honest, until
 from test_fuzz import ALICE, BOB, FILE, LOG
 
+from node.coding import Coding
+from p2pfl.codecs import Int8, TopK
+from p2pfl.differences import Copy
+from p2pfl.parameters import Layout
 from protocols import chunks, handshake, invitation, payload, presence, session
 from protocols import messages as m
 from protocols.chunks import Stream
@@ -47,6 +52,16 @@ def take_model(data):
     payload.decode(data, P)
 
 
+def take_int8(data):
+    Coding(Int8(), SHAPES).decode(memoryview(data), b"", None)
+
+
+def take_difference(data):
+    start = np.zeros(P, np.float32)
+    known = Copy(b"12345678", start, 0)
+    Coding(TopK(), SHAPES, start).decode(memoryview(data), known.tag, known)
+
+
 def take_entries(data):
     Membership(FILE, LOG.encode()).extend(data)
 
@@ -65,6 +80,7 @@ def signed_file(content):
     return name + lines + b"# signature: " + signature.hex().encode() + b"\n"
 
 
+SHAPES = Layout((("model", (P,)),), P)
 MODEL_LIMIT = 4 * P + payload.EXTRAS_LIMIT
 BOMBS = {  # what it is given to, what it is, and how many bytes of memory that may take
     "terms of four million empty arrays": (take_terms, EMPTY, 2 * m.Terms.LIMIT),
@@ -80,6 +96,12 @@ BOMBS = {  # what it is given to, what it is, and how many bytes of memory that 
     "extras of no values in a huge shape": (take_model, extras([0, 2**24, 2**24, 2**24]), 2 * MODEL_LIMIT),
     "more arrays than there may be": (take_model, extras([1 << 12], bytes(1 << 15), 30), 2 * MODEL_LIMIT),
     "as many extras as there may be": (take_model, extras([1 << 12], bytes(1 << 15), 16)[:-1], 2 * MODEL_LIMIT),
+    "an int8 model that is too short": (take_int8, bytes(P), SMALL),
+    "an int8 model whose scale is infinite": (take_int8, b"\0\0\x80\x7f" + bytes(P), SMALL),
+    "a difference of 2**32 entries": (take_difference, b"\xff\xff\xff\xff" + bytes(P), SMALL),
+    "a difference of 2**28 entries": (take_difference, b"\0\0\0\x10" + bytes(8 * P), SMALL),
+    "a difference of one entry beyond the model": (take_difference, b"\1\0\0\0" + b"\xff" * 4 + bytes(4), 8 * P + SMALL),
+    "a difference of more entries than are marked": (take_difference, b"\0\2\0\0" + bytes(P // 8 + 4 * 512), 8 * P + SMALL),
     "entries that are empty arrays": (take_entries, EMPTY[: 1 << 22], 3 * LOG_LIMIT),
     "2**32 entries": (take_entries, HUGE, 3 * LOG_LIMIT),
     "60,000 entries": (take_entries, minimal_entries(60_000), 3 * LOG_LIMIT),

@@ -21,9 +21,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from node.coding import Coding
 from node.messaging import MessageExchange, payload_limit
-from node.peer import Member
+from node.peer import Asked, Member
 from node.settings import Settings
+from p2pfl.codecs import BFloat16, Float16, Int8, TopK, Undecodable
+from p2pfl.differences import Copy, decode_entries, encode_entries, tag
+from p2pfl.parameters import Layout
 from protocols import chunks, envelope, handshake, invitation, mdns, payload, presence, session
 from protocols import messages as m
 from protocols.certificates import key_of, make_certificate
@@ -52,14 +56,18 @@ def grown():
 
 
 LOG = grown()
+SHAPES = Layout((("weights", (2, 3)), ("bias", (2,))), P)
+START = np.zeros(P, np.float32)
+ENTRIES = Payload.of(encode_entries(np.ones(P, np.float32), np.array([1, 2, 5], np.uint32)))
 MODEL = Payload.of(np.ones(P, np.float32).tobytes(), payload.encode_extras({"x": np.arange(6.0).reshape(2, 3)}))
 TERMS = Payload.of(m.Terms({"size": "8"}, {"n_samples": 50, "group": "x", "share": 0.5}, 1, False, 3).encode())
 MESSAGES = [
     (m.Hello(), TERMS),
     (m.Welcome(), TERMS),
     (m.Get(1, 1, "trained"), envelope.EMPTY),
-    (m.Get(1, 2, "merged"), envelope.EMPTY),
+    (m.Get(1, 2, "merged", tag(START)), envelope.EMPTY),
     (m.Answer(1, 1, "trained", 50, False, 0.5), MODEL),
+    (m.Answer(1, 1, "trained", 50, False, 0.5, tag(START)), ENTRIES),
     (m.Absent(1, 1, "busy"), envelope.EMPTY),
     (m.Score(1, 1), MODEL),
     (m.Scored(1, 0.5), envelope.EMPTY),
@@ -210,7 +218,7 @@ class Frames:
             settings=Settings(),
             agreed={"size": "8"},
             about={},
-            size=P,
+            coding=Coding(TopK(0.5), SHAPES, START),
             n_samples=50,
             loss=self._loss,
             gate=grown(),
@@ -233,7 +241,7 @@ class Frames:
         # What was asked of him, so that his answers are looked at.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
-        peer.asked = {1: (1, "trained")}
+        peer.asked = {1: Asked(1, "trained", Copy(tag(START), START, 0))}
         return peer.introduced
 
     def frame(self):
@@ -288,6 +296,10 @@ class Stones:
             "signed federation": ([FILE.data], lambda data: Federation.parse(self.file(data)), FederationError),
             "terms": ([TERMS.parts[0]], m.decode_terms, ProtocolError),
             "payload": ([b"".join(MODEL.parts)], lambda data: payload.decode(data, P), ProtocolError),
+            "float16": ([np.ones(P, np.float16).tobytes()], lambda data: Float16().decode(data, SHAPES), Undecodable),
+            "bfloat16": ([b"\x80\x3f" * P], lambda data: BFloat16().decode(data, SHAPES), Undecodable),
+            "int8": ([b"\0\0\x80\x3f" * 2 + bytes(P)], lambda data: Int8().decode(data, SHAPES), Undecodable),
+            "entries": ([ENTRIES.parts[0]], lambda data: decode_entries(memoryview(data), START), Undecodable),
             "join": ([packed(Join(bytes(16), "dave"))], invitation.decode_join, ProtocolError),
             "joined": (
                 [packed(Joined(FILE.data, LOG.encode())), packed(JoinRefused("no"))],

@@ -406,8 +406,8 @@ def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest
         peer = a.peers["b"]
         peer.link = pipe = Pipe()
         for round in (1, 2):
-            params = np.full(a._size, round, np.float32)
-            update = Update("a", round, "trained", params, 50, {}, size=OVERHEAD + 4 * a._size)
+            params = np.full(a.coding.layout.size, round, np.float32)
+            update = Update("a", round, "trained", params, 50, {}, size=OVERHEAD + 4 * a.coding.layout.size)
             a.outbox.add(Published(update, 0.0))
         for number, round in ((11, 1), (12, 2), (13, 1), (14, 2)):
             a._serve(peer, m.Get(number, round, "trained"))

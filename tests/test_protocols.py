@@ -269,8 +269,8 @@ def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, paylo
 
 def test_the_header_is_plain_msgpack(pair):
     header = msgpack.unpackb(pair.frame()[:HEADER_SIZE])
-    assert header[:6] == [2, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
-    assert header[11] == ["get", BIG, BIG, "prepared"]
+    assert header[:6] == [3, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
+    assert header[11] == ["get", BIG, BIG, "prepared", b""]
 
 
 def test_what_was_said_over_one_link_is_refused_on_another(pair):

@@ -85,6 +85,35 @@ def test_one_event_for_a_fetch_equals_message_by_message(world):
         assert modelled.recorder.results[name] == wire.recorder.results[name]
 
 
+CODECS = {
+    "float16": {"name": "float16"},
+    "bfloat16": {"name": "bfloat16"},
+    "int8": {"name": "int8"},
+    "top-k": {"name": "top-k", "share": 0.2},
+    "top-k, few copies": {"name": "top-k", "share": 0.3, "copies": 4},
+}
+CODED_WORLDS = {
+    "instant, more rounds than are remembered": {"rounds": 14},
+    "sequential": WORLDS["sequential, scored by peers"],
+    "asynchronous, latency": WORLDS["asynchronous, latency"],
+    "bandwidth": WORLDS["bandwidth"],
+    "early stopping": WORLDS["early stopping"],
+}
+
+
+@pytest.mark.parametrize("world", CODED_WORLDS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_with_a_codec_the_modelled_exchange_is_the_one_by_messages_too(codec, world):
+    options = {"trainer": "one-by-one", "codec": CODECS[codec]} | CODED_WORLDS[world]
+    modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
+    assert params(modelled) == params(wire)
+    assert bytes_by_kind(modelled) == bytes_by_kind(wire)
+    assert modelled.expired == wire.expired == 0
+    assert not any(node.exchange.rejected for node in wire.nodes.values())
+    plain = run(scenario(trainer="one-by-one", **CODED_WORLDS[world]))
+    assert params(plain) != params(modelled)
+
+
 @pytest.mark.parametrize("world", ["instant", "asynchronous", "latency, slow nodes", "ring"])
 def test_both_take_the_same_virtual_time(world):
     options = {"trainer": "one-by-one"} | WORLDS[world]
