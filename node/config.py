@@ -228,6 +228,9 @@ name = {task}            # digits, concept-shift, classification, or your own "p
 [policy]
 name = {policy}               # local, random, dac, or your own "package.module:factory"
 
+[codec]                    # how models travel
+name = "float32"           # as they are; float16, bfloat16, int8, top-k
+
 [budget]                   # what a node may receive in a round; 0 is no limit
 models = 0                 # how many models
 bytes = 0                  # how many bytes of models
