@@ -34,7 +34,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     )
     init.add_argument("--data", default="", metavar="FILE", help="the node's own data for --task classification: npz or csv")
     init.add_argument("--broker", default="", metavar="URL", help="an MQTT broker that all members reach, mqtt://host:1883")
-    init.add_argument("--task", help="digits, concept-shift, classification, or package.module:factory (default: digits)")
+    init.add_argument(
+        "--task", help="digits, images, concept-shift, classification, or package.module:factory (default: digits)"
+    )
     init.add_argument("--policy", default="dac", help="dac, random, local, or package.module:factory (default: dac)")
     init.set_defaults(do=_init)
 

@@ -223,7 +223,7 @@ max_staleness = inf        # seconds; an asynchronous node leaves out models tha
 patience = 0               # rounds without a better validation loss before learning stops; 0 never
 
 [task]
-name = {task}            # digits, concept-shift, classification, or your own "package.module:factory"
+name = {task}            # digits, images, concept-shift, classification, or your own "package.module:factory"
 
 [policy]
 name = {policy}               # local, random, dac, or your own "package.module:factory"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from node import config, setup
 from p2pfl.data import sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.kernels import DenseKernel
@@ -311,3 +312,12 @@ def test_real_data_can_be_learned_from(folder, options):
     after = learner.train(before, round=1, epochs=3)
     losses = learner.loss([before, after], split="train")
     assert losses[1] < losses[0]
+
+
+def test_a_real_node_has_its_part(tmp_path):
+    config.create(tmp_path / "a", "a", part="1/3", task="images")
+    changes = ["task.data=digits", 'task.shift={ name = "rotation", angles = [0, 90, 180] }', "task.samples=50"]
+    task = setup.task_of(setup.load(tmp_path / "a", changes))
+    assert task.about == {"group": 1}
+    expected = make(1, 3, samples=50, shift={"name": "rotation", "angles": [0, 90, 180]})
+    assert torch.equal(task.data["train"].x, expected.data["train"].x)
