@@ -126,8 +126,9 @@ def _splits(task: Task) -> dict[str, Any]:
 
 def _images(name: str, root: str) -> dict[str, Any]:
     from p2pfl.data import sets
+    from p2pfl.data.known import KNOWN
 
-    data, known = sets.load(name, root), sets.KNOWN.get(name)
+    data, known = sets.load(name, root), KNOWN.get(name)
     counts = [len(data.train.y), len(data.test.y)]
     complete = known is None or counts == [known.train, known.test]
     return {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from p2pfl.data import cifar, idx, sets, tables
 from p2pfl.data.files import Missing
+from p2pfl.data.known import KNOWN
 from p2pfl.errors import ConfigurationError
 from sim.cli import main
 
@@ -297,7 +298,7 @@ def test_digits_need_no_file(monkeypatch):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=real(name)) for name in ("mnist", "fashion-mnist", "cifar10")])
 def test_real_images(name):
-    data, known = sets.load(name, REAL), sets.KNOWN[name]
+    data, known = sets.load(name, REAL), KNOWN[name]
     assert data.train.x.shape[1:] == known.shape
     assert set(data.train.y.tolist()) == set(range(10))
     mean, std = sets._moments(data.train.x)

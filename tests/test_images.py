@@ -1,6 +1,7 @@
 """The task of real images, on scikit-learn's digits, which need no file."""
 
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ def images_of(task, split):
         {"partition": {"name": "dirichlet", "alpha": 0.1}, "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
         {"partition": {"name": "quantity", "alpha": 0.2}, "shift": {"name": "rotation", "angles": [0, 30, 90]}},
         {"shift": {"name": "label-permutation", "nodes": 2}, "optimizer": {"name": "sgd", "weight_decay": 0.001}},
-        {"data": ["digits", "digits"], "shift": {"name": "domain"}, "model": {"name": "linear"}},
+        {"shift": {"name": "concept", "groups": 2}, "model": {"name": "linear"}},
     ],
 )
 def test_stacked_equals_one_by_one(options):
@@ -151,6 +152,29 @@ def test_label_groups_have_their_classes_in_every_split():
     for task in tasks:
         expected = {0: {0, 1, 2}, 1: {3, 4}}[task.about["group"]]
         assert all(set(task.data[split].y.tolist()) == expected for split in ("train", "validation", "test"))
+
+
+def write_idx(folder, x, y):
+    folder.mkdir(exist_ok=True)
+    for part in ("train", "t10k"):
+        for kind, array in (("images-idx3", x), ("labels-idx1", y)):
+            head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
+
+
+def test_nodes_of_two_domains(tmp_path):
+    write_idx(tmp_path / "blank", np.arange(40 * 64).reshape(40, 8, 8) % 251, np.arange(40) % 12)
+    options = {"data": ["digits", "blank"], "root": str(tmp_path), "shift": {"name": "domain", "sizes": [2, 1]}}
+    tasks = nodes(3, **options)
+    assert [task.about["group"] for task in tasks] == [0, 0, 1]
+    assert max(int(task.data["train"].y.max()) for task in tasks[:2]) == 9
+    assert len(tasks[2].data["train"].y) == 32
+    assert {task.layout.shapes[-1] for task in tasks} == {("3.bias", (12,))}  # classes of both
+    write_idx(tmp_path / "wide", np.zeros((12, 8, 9)), np.arange(12))
+    with pytest.raises(
+        ConfigurationError, match=r"data sets of one shape, got \{'digits': \[1, 8, 8\], 'wide': \[1, 8, 9\]\}"
+    ):
+        make(**options | {"data": ["digits", "wide"]})
 
 
 # Extremes
@@ -268,6 +292,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         ({"partition": {}}, "task.partition must be a table with a name"),
         ({"shift": {"name": "domain"}}, "needs several data sets"),
         ({"data": ["digits", "digits"]}, 'several data sets need shift = { name = "domain" }'),
+        ({"data": ["digits", "digits"], "shift": {"name": "domain"}}, "needs different data sets"),
         ({"data": []}, "task.data must name a data set"),
         ({"shift": {"name": "rotation", "angles": []}}, "a list of groups is empty"),
         ({"shift": {"name": "rotation", "angles": [0, 90], "sizes": [1]}}, "`sizes` must be 2 numbers above 0"),

@@ -1,7 +1,7 @@
 """Data sets from files, and how they are divided among nodes. NumPy only.
 
     files, idx, cifar, digits, tables   the formats in which data sets are published
-    sets                                named image data sets, found in a folder
+    known, folders, sets                named image data sets, found in a folder
     quotas, partition                   which samples each node has
     shifts, transforms                  how groups of nodes differ from each other
     splits, plan                        what each node trains, validates and tests on

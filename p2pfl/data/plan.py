@@ -119,6 +119,8 @@ def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: Draws, t
     if factory is SHIFTS["domain"]:
         if len(sets) < 2:
             raise ConfigurationError("the shift domain needs several data sets, such as data = ['mnist', 'fashion-mnist']")
+        if len({id(data.train.x) for data in sets}) < len(sets):
+            raise ConfigurationError("the shift domain needs different data sets: no two nodes train on the same image")
         shapes = {data.name: list(data.train.x.shape[1:]) for data in sets}
         if len({str(shape) for shape in shapes.values()}) > 1:
             raise ConfigurationError(f"the shift domain needs data sets of one shape, got {shapes}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, cast
+from functools import lru_cache, partial
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -98,18 +98,17 @@ def images(
     loaded = tuple(sets.load(name, root) for name in names)
     share = _plan(loaded, division, part.count, seed)[part.index]
     source = loaded[share.source]
-    shape = cast(tuple[int, int, int], source.train.x.shape[1:])
-    factory, options = named("task.model", model, MODELS)
-    classes = len(share.names)
-    build("task.model", factory, options, shape=shape, classes=classes)  # what is wrong with it is said here
+    make, options = named("task.model", model, MODELS)
+    module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=len(share.names))
+    module()  # what is wrong with it is said here
     steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
+    draws = Draws(seed, f"images/{part.index}")
     splits: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}
     if not validation:
         del splits["validation"]
-    drawn = {split: (augment, Draws(seed, f"images/{part.index}").generator(0, f"augment {split}")) for split in splits}
     task = ImageTask(
-        lambda: build("task.model", factory, options, shape=shape, classes=classes),
-        {split: _samples(source, split, index, share, drawn[split]) for split, index in splits.items()},
+        module,
+        {split: _samples(source, split, index, share, augment, draws) for split, index in splits.items()},
         optimizer=build("task.optimizer", steps, how),
         batch_size=batch_size,
         about={} if share.group is None else {"group": share.group},
@@ -125,20 +124,19 @@ def _plan(loaded: tuple[ImageSet, ...], division: str, count: int, seed: int) ->
     return plan(loaded, count, seed, partition=partition, shift=shift, samples=samples, validation=validation, test=test)
 
 
-def _samples(
-    source: ImageSet, split: Split, index: np.ndarray, share: Share, harder: tuple[Table, np.random.Generator]
-) -> Samples:
+def _samples(source: ImageSet, split: Split, index: np.ndarray, share: Share, harder: Table, draws: Draws) -> Samples:
     """Return a node's samples as tensors; those that another node has in just the same way are the same tensors."""
     images = source.test if split == "test" else source.train
-    place = (id(source), split == "test", index.tobytes())
-    options, rng = harder
-    inputs = (*place, share.angle % 360) if not options else (*place, object())  # each node's own, if drawn
-    x, y = _common.get(inputs), _common.get((*place, share.names.tobytes()))
+    which = (source, split == "test", index.tobytes())
+    inputs = (*which, object() if harder else share.angle % 360)  # what is drawn for a node is its own
+    targets = (*which, share.names.tobytes())
+    x, y = _common.get(inputs), _common.get(targets)
     if x is None:
-        x = torch.from_numpy(_pixels(source, images.x[index], share.angle, options, rng))
+        rng = draws.generator(0, f"augment {split}")
+        x = torch.from_numpy(_pixels(source, images.x[index], share.angle, harder, rng))
     if y is None:
         y = torch.from_numpy(share.names[images.y[index]])
-    _common[inputs], _common[(*place, share.names.tobytes())] = x, y
+    _common[inputs], _common[targets] = x, y
     return Samples(x, y)
 
 
