@@ -13,16 +13,23 @@ from sim.scenario import resolve
 
 NAMES = [f"node-{k}" for k in range(5)]
 
-RUNS = {
+RUNS = {  # the task, the policy, and other settings
     "dac, sequential, scored by peers": (
         'name = "concept-shift"',
         'name = "dac"\nneighbours = 2\nsimilarity = "inverse-loss"\nscore_on = "peer"\nschedule = "sequential"',
+        "",
     ),
     "dac, digits": (
         'name = "digits"\nlabels = 4\nsamples = 30',
         'name = "dac"\nneighbours = 3\nsimilarity = "cosine-gradients"',
+        "",
     ),
-    "random": ('name = "concept-shift"', 'name = "random"\nneighbours = 3'),
+    "random": ('name = "concept-shift"', 'name = "random"\nneighbours = 3', ""),
+    "random, top-k": (
+        'name = "digits"\nlabels = 4\nsamples = 30',
+        'name = "random"\nneighbours = 3',
+        'codec = { name = "top-k", share = 0.1 }\n',
+    ),
 }
 
 
@@ -30,8 +37,8 @@ RUNS = {
 @pytest.mark.parametrize("options", RUNS)
 def test_the_simulator_is_the_system(tmp_path, options):
     """Five processes and the simulated federation of the same seed end with the same bits, and the same bytes."""
-    task, policy = RUNS[options]
-    settings = "rounds = 6\nseed = 3\ndeadline = 60.0\n"
+    task, policy, codec = RUNS[options]
+    settings = f"rounds = 6\nseed = 3\ndeadline = 60.0\n{codec}"
     with processes(tmp_path, NAMES, f"{settings}[task]\n{task}\n[policy]\n{policy}\n") as federation:
         federation.start()
         federation.wait()
