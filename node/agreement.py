@@ -15,13 +15,12 @@ from node.settings import Settings
 from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Budget
 from p2pfl.task import Task
 
 if TYPE_CHECKING:
     from protocols.federation import Federation
 
-AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "budget", "codec")
+AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "codec")
 Edges = Literal["all"] | tuple[tuple[str, str], ...]
 
 
@@ -49,7 +48,6 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     adaptive: bool
     max_staleness: float
     patience: int
-    budget: Budget
     edges: Edges
     task: dict[str, Any]
     policy: dict[str, Any]
@@ -164,7 +162,6 @@ def terms(layout: Layout, settings: Settings, initial: str, edges: Edges = "all"
     synchronous = settings.mode == "synchronous"
     waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
     topology = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
-    budget = settings.budget
     return {
         "system topology": f"no server; {topology}",
         "coordinator": "none",
@@ -178,7 +175,7 @@ def terms(layout: Layout, settings: Settings, initial: str, edges: Edges = "all"
         "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
         "joint aggregation behaviour": "none; every node aggregates for itself",
         "integration of a received model": "as the policy says, in place of the local model",
-        "model collection": f"fetched from peers; at most {budget.models or 'any number of'} models a round",
+        "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
         "failure handling": f"{waits}, goes on without a silent peer until it is heard",
         "early stopping": f"after {settings.patience} rounds" if settings.patience else "never",
     }

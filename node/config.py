@@ -26,6 +26,7 @@ from node.settings import Settings
 from p2pfl.errors import ConfigurationError
 from p2pfl.names import locate
 from p2pfl.policies import POLICIES
+from p2pfl.policy import Budget
 from p2pfl.task import TASKS, Part
 from protocols.addresses import split_address
 from protocols.errors import AddressError, IdentityError
@@ -50,6 +51,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         broker: an MQTT broker through which members may be reached, "mqtt://host:1883" or "mqtts://host:8883".
         metrics: host:port, on loopback, to serve figures at for Prometheus; "" does not.
         task, policy: each a table with a `name`, and options.
+        budget: what this node may receive; models beyond it are left out.
         addresses: of members, by name, that need not be looked for.
     """
 
@@ -64,6 +66,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     metrics: str = ""
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
     policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "dac"})
+    budget: Budget = Budget()
     addresses: dict[str, str] = msgspec.field(default_factory=dict)
 
     def check(self) -> None:
@@ -231,9 +234,12 @@ name = {policy}               # local, random, dac, or your own "package.module:
 [codec]                    # how models travel
 name = "float32"           # as they are; float16, bfloat16, int8, top-k
 
-[budget]                   # what a node may receive in a round; 0 is no limit
-models = 0                 # how many models
-bytes = 0                  # how many bytes of models
+# The rest is this node's own business again.
+
+[budget]                   # what it may receive, whatever the policy asks for; 0 is no limit
+models = 0                 # models in a round
+held = 0                   # received models that are held at once
+bytes = 0                  # bytes of models in a round
 
 [addresses]                # of members that need not be looked for
 # bob = "192.168.1.6:4100"

@@ -252,6 +252,7 @@ class MessageExchange:
             peer.asked[number] = Asked(round, stage, copy)
             self.contacts.say(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
             self.traffic.sent_get += OVERHEAD
+            self.traffic.sent_preparation += 0 if round else OVERHEAD
 
         updates: list[Update] = await self._ask(ids, round, ask)
         if self._settings.mode == "asynchronous":
@@ -315,10 +316,12 @@ class MessageExchange:
         match message:
             case m.Get():
                 self.traffic.received_get += size
+                self.traffic.received_preparation += 0 if message.round else size
                 self._serve(peer, message)
             case m.Answer():
                 self.traffic.received_update += size
                 self.traffic.received_models += 1
+                self.traffic.received_preparation += 0 if message.round else size
                 self._take(peer, message, payload)
             case m.Score():
                 self.traffic.received_score += size
@@ -387,6 +390,7 @@ class MessageExchange:
         self.contacts.say(peer, answer, payload)
         self.traffic.sent_models += 1
         self.traffic.sent_update += OVERHEAD + payload.size
+        self.traffic.sent_preparation += 0 if update.round else OVERHEAD + payload.size
 
     def _payload(self, model: Published, base: bytes) -> Payload:
         """Return what is sent of a model to all who know `base`; made once."""

@@ -26,7 +26,7 @@ from node.trainer import Trainer
 from p2pfl.differences import Step
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, problem
-from p2pfl.policy import Merge, Policy, Split, Stage
+from p2pfl.policy import Budget, Merge, Policy, Split, Stage
 from p2pfl.randomness import Draws
 from p2pfl.task import Task
 
@@ -61,6 +61,8 @@ class Node:
     Args:
         name: by which the federation knows it.
         names: those of all participants, its own included; every participant gives the same.
+        budget: what it may receive; by default anything.
+        refuse: leave out models that the budget does not let in, instead of ending with BudgetExceeded.
         initial: the common initial model, if it was made already.
     """
 
@@ -76,6 +78,8 @@ class Node:
         settings: Settings,
         store: Store | None = None,
         observer: Observer | None = None,
+        budget: Budget | None = None,
+        refuse: bool = False,
         initial: Parameters | None = None,
     ) -> None:
         settings.check()
@@ -92,8 +96,8 @@ class Node:
         self._evaluation: _Evaluation | None = None
         first = task.initial(settings.seed) if initial is None else initial
         draws = Draws(settings.seed, name)
-        self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, settings.budget, settings.rounds)
-        self.peers = NodePeers(self.me, exchange, settings.seed, sorted(names))
+        self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, budget or Budget(), settings.rounds)
+        self.peers = NodePeers(self.me, exchange, settings.seed, sorted(names), refuse)
         self.peers.observer = observer
         self._saved: Checkpoint | None = None
         if store is not None:

@@ -9,10 +9,11 @@ import numpy as np
 
 from node.exchange import Exchange
 from node.trainer import Trainer
-from p2pfl.errors import BudgetExceeded
+from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Budget, Extras, Split, Stage, Update
 from p2pfl.randomness import Draws, common_order
+from protocols.payload import encode_extras
 
 
 class Observer(Protocol):
@@ -73,26 +74,33 @@ class Me:
 class NodePeers:
     """What a policy may do to the outside, held to the node's budget; see p2pfl.policy.Peers.
 
+    Args:
+        refuse: see p2pfl.ledger.Ledger.
+
     Attributes:
-        models_in: models received in this round.
+        ledger: what was received, and its budget.
         published: what was published in this round, by stage.
     """
 
-    def __init__(self, me: Me, exchange: Exchange, seed: int, names: Sequence[str]) -> None:
+    def __init__(self, me: Me, exchange: Exchange, seed: int, names: Sequence[str], refuse: bool = False) -> None:
         self._me = me
         self._exchange = exchange
         self._seed = seed
         self._names = tuple(names)
         self._neighbours: tuple[str, ...] = exchange.roster.neighbours
         self.observer: Observer | None = None
-        self._bytes_before = 0
-        self.models_in = 0
+        self.ledger = Ledger(me.budget, refuse)
+        self._extras = 0  # bytes of those that were published last
         self.published: dict[Stage, Parameters] = {}
 
     def begin_round(self) -> None:
-        self.models_in = 0
-        self._bytes_before = self._exchange.traffic.received_update
+        self.ledger.begin_round()
         self.published = {}
+
+    @property
+    def models_in(self) -> int:
+        """Models received in this round."""
+        return self.ledger.models
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -109,16 +117,21 @@ class NodePeers:
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
         self.published[stage] = params
+        if self._me.budget.bytes:
+            self._extras = len(encode_extras(extras)) if extras else 0
         await self._exchange.publish(self._me.round, stage, params, extras or {})
         if self.observer is not None:
             self.observer.published(self._me.id, self._me.round, stage, params)
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
-        if not ids:
+        places = self.ledger.reserve(ids, self._expected)
+        if not places.ids:
             return []
-        self._charge(len(ids))
-        updates = await self._exchange.fetch(ids, self._me.round, stage)
-        self.models_in += len(updates)
+        try:
+            updates = await self._exchange.fetch(places.ids, self._me.round, stage)
+        finally:
+            self.ledger.release(places)
+        updates = self.ledger.take(updates)
         if self.observer is not None:
             self.observer.received(self._me.id, self._me.round, updates)
         return updates
@@ -126,12 +139,6 @@ class NodePeers:
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         return await self._exchange.score(ids, self._me.round, params) if ids else {}
 
-    def _charge(self, models: int) -> None:
-        """Refuse what would go over the budget before anything is asked for."""
-        budget = self._me.budget
-        if budget.models and self.models_in + models > budget.models:
-            raise BudgetExceeded(f"{self.models_in + models} models in a round, the budget is {budget.models}")
-        if budget.bytes:
-            used = self._exchange.traffic.received_update - self._bytes_before
-            if used + models * 4 * self._me.layout.size > budget.bytes:
-                raise BudgetExceeded(f"{models} more models after {used} bytes, the budget is {budget.bytes} bytes a round")
+    def _expected(self, id: str) -> int:
+        """Bytes of a peer's model, if its extras are as long as the own ones."""
+        return self._exchange.expected(id, self._me.round) + self._extras

@@ -88,6 +88,8 @@ class _Parts:
             settings=config,
             store=FileStore(folder / folders.CHECKPOINT, say),
             observer=self.board,
+            budget=config.budget,
+            refuse=True,
             initial=self.initial,
         )
         if config.metrics:

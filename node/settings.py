@@ -10,7 +10,6 @@ import msgspec
 from node import tables
 from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
-from p2pfl.policy import Budget
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +27,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             never stops.
         evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
         device: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. Results differ in their last bits.
-        budget: what a node may receive in a round.
         codec: how models travel: a table with a `name` of p2pfl.codecs, and options; by default as they are.
     """
 
@@ -42,7 +40,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patience: int = 0
     evaluate_every: int = 1
     device: str = "cpu"
-    budget: Budget = Budget()
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
     def check(self) -> None:

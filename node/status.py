@@ -33,6 +33,7 @@ class StatusBoard:
         self._say = say
         self._rounds: dict[int, dict[str, Any]] = {}
         self._before = (0, 0)
+        self._refused = 0
         self._missing: Mapping[str, str] = {}
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
         exchange.roster.on_change = self._peers_changed
@@ -54,7 +55,7 @@ class StatusBoard:
 
     def merged(self, node: Node, merge: Merge) -> None:
         traffic = node.exchange.traffic
-        now = traffic.received, traffic.sent
+        now = traffic.received_in_rounds, traffic.sent_in_rounds
         self._rounds[node.round] = row = {
             "round": node.round,
             "models": node.peers.models_in,
@@ -63,11 +64,20 @@ class StatusBoard:
             "weights": {id: round(weight, 4) for id, weight in merge.weights.items()},
         }
         self._before = now
+        self._say_refused(node)
         self.state |= {"round": node.round, "disk": node.disk}
         self.state["history"] = [*self.state["history"], row][-1000:]
         if not node.settings.evaluate_every:
             self._say(_line(row, node.settings.rounds, node.task.metric))
         self.write()
+
+    def _say_refused(self, node: Node) -> None:
+        """Say how many models of this round the budget has kept out, and why."""
+        ledger = node.peers.ledger
+        if ledger.refused > self._refused:
+            self._say(f"{ledger.refused - self._refused} models left out by the budget: {ledger.refusal}")
+        self._refused = ledger.refused
+        self.state["refused_by_budget"] = ledger.refused
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
         row = self._rounds.pop(round, {"round": round})
@@ -158,6 +168,8 @@ def describe(state: Mapping[str, Any]) -> list[str]:
     for direction, counts in state.get("traffic", {}).items():
         learning = sum(counts[kind] for kind in ("get", "update", "score", "scored"))
         lines.append(f"  {direction}: {counts['models']} models, {learning} bytes, {counts['control']} bytes of control")
+    if state.get("refused_by_budget"):
+        lines.append(f"  left out by the budget: {state['refused_by_budget']} models")
     for cause, count in sorted(state.get("rejected", {}).items()):
         lines.append(f"  rejected, {cause}: {count}")
     return lines

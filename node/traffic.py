@@ -11,6 +11,8 @@ class Traffic:
         sent_models, received_models: updates, as a number of frames.
         sent_get, ..., received_scored: bytes of the kinds that carry learning.
         sent_control, received_control: bytes of all other kinds.
+        sent_preparation, received_preparation: bytes of requests and models that belong to no round, but to the preparation;
+            they are in the counts of their kinds too.
     """
 
     __slots__ = (
@@ -23,12 +25,14 @@ class Traffic:
             "received_scored",
             "received_control",
         ),
+        *("sent_preparation", "received_preparation"),
     )
 
     def __init__(self) -> None:
         self.sent_models = self.sent_get = self.sent_update = self.sent_score = self.sent_scored = self.sent_control = 0
         self.received_models = self.received_get = self.received_update = 0
         self.received_score = self.received_scored = self.received_control = 0
+        self.sent_preparation = self.received_preparation = 0
 
     @property
     def sent(self) -> int:
@@ -39,6 +43,16 @@ class Traffic:
     def received(self) -> int:
         """Bytes received of the kinds that carry learning."""
         return self.received_get + self.received_update + self.received_score + self.received_scored
+
+    @property
+    def sent_in_rounds(self) -> int:
+        """Bytes sent of the kinds that carry learning, without those of the preparation."""
+        return self.sent - self.sent_preparation
+
+    @property
+    def received_in_rounds(self) -> int:
+        """Bytes received of the kinds that carry learning, without those of the preparation."""
+        return self.received - self.received_preparation
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Return all counts, by direction."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Budget, Extras, Merge, Policy, Split, Stage, Update
 from p2pfl.randomness import Draws, common_order
@@ -32,6 +33,7 @@ class Actor:
     Attributes:
         published: by (round, stage), what it has published.
         asked: by round, whom it has asked for models.
+        ledger: what it has received, and its budget.
     """
 
     def __init__(self, id: str, cast: Mapping[str, Actor], task: Task, seed: int, budget: Budget, rounds: int) -> None:
@@ -42,6 +44,7 @@ class Actor:
         self.initial = self.params = task.initial(seed)
         self.n_samples = task.n_samples
         self.budget = budget
+        self.ledger = Ledger(budget)
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
         self._cast = cast
@@ -85,44 +88,56 @@ class Actor:
         return common_order(self._draws.seed, round, tuple(sorted(self._cast)))
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
-        self.published[self.round, stage] = Update(self.id, self.round, stage, params, self.n_samples, extras or {})
+        size = params.nbytes + sum(array.nbytes for array in (extras or {}).values())
+        update = Update(self.id, self.round, stage, params, self.n_samples, extras or {}, size=size)
+        self.published[self.round, stage] = update
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
-        self.asked.setdefault(self.round, []).extend(ids)
+        places = self.ledger.reserve(ids, lambda peer: 4 * self.layout.size)
+        self.asked.setdefault(self.round, []).extend(places.ids)
         updates = []
-        for id in sorted(ids):
+        for id in sorted(places.ids):
             key = self.round, stage if isinstance(stage, str) else stage[id]
             while key not in self._cast[id].published:
                 await _Turn()
             updates.append(self._cast[id].published[key])
-        return updates
+        self.ledger.release(places)
+        return self.ledger.take(updates)
 
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         return {id: float(self._cast[id]._learner.loss([params], split="train")[0]) for id in sorted(ids)}
 
 
 def rehearse(
-    policies: Mapping[str, Policy], tasks: Mapping[str, Task], rounds: int, seed: int = 0, budget: Budget | None = None
+    policies: Mapping[str, Policy],
+    tasks: Mapping[str, Task],
+    rounds: int,
+    seed: int = 0,
+    budget: Budget | Mapping[str, Budget] | None = None,
 ) -> tuple[dict[str, Actor], list[dict[str, Merge]]]:
     """Run each node's policy for some rounds.
 
     Args:
         policies, tasks: by node id.
+        budget: of each node, or by node id.
 
     Returns:
         The nodes as they are at the end, and what each round has made.
 
     Raises:
+        BudgetExceeded: a policy asks for more than its node's budget allows.
         RuntimeError: the policies wait for each other for ever.
     """
     cast: dict[str, Actor] = {}
     for id in sorted(policies):
-        cast[id] = Actor(id, cast, tasks[id], seed, budget or Budget(), rounds)
+        own = budget.get(id) if isinstance(budget, Mapping) else budget
+        cast[id] = Actor(id, cast, tasks[id], seed, own or Budget(), rounds)
     _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
     history = []
     for round in range(1, rounds + 1):
         for actor in cast.values():
             actor.round = round
+            actor.ledger.begin_round()
         history.append(_take_turns({id: policies[id].round(actor, actor) for id, actor in cast.items()}, cast))
     return cast, history
 
@@ -130,15 +145,19 @@ def rehearse(
 def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[str, Actor]) -> dict[str, Merge]:
     """Let coroutines go on in turn until all are done, and take over their parameters."""
     waiting, merges = dict(parts), {}
-    while waiting:
-        before = len(waiting), sum(len(actor.published) for actor in cast.values())
-        for id in list(waiting):
-            try:
-                waiting[id].send(None)
-            except StopIteration as done:
-                merges[id] = done.value
-                cast[id].params = done.value.params
-                del waiting[id]
-        if (len(waiting), sum(len(actor.published) for actor in cast.values())) == before:
-            raise RuntimeError(f"{', '.join(waiting)} wait for models that nobody will publish")
+    try:
+        while waiting:
+            before = len(waiting), sum(len(actor.published) for actor in cast.values())
+            for id in list(waiting):
+                try:
+                    waiting[id].send(None)
+                except StopIteration as done:
+                    merges[id] = done.value
+                    cast[id].params = done.value.params
+                    del waiting[id]
+            if (len(waiting), sum(len(actor.published) for actor in cast.values())) == before:
+                raise RuntimeError(f"{', '.join(waiting)} wait for models that nobody will publish")
+    finally:
+        for part in waiting.values():
+            part.close()
     return merges

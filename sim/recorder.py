@@ -55,7 +55,7 @@ class Recorder:
         name, traffic = node.name, node.exchange.traffic
         models = node.peers.models_in
         round, place = node.me.round, self._place[name]
-        self._rounds.append((round, self._loop.now, place, traffic.received, traffic.sent, models))
+        self._rounds.append((round, self._loop.now, place, traffic.received_in_rounds, traffic.sent_in_rounds, models))
         self._edges.append((round, place, merge.weights, self._got.pop(name, _NOTHING)))
         if models > self.most_models:
             self.most_models = models
@@ -76,7 +76,12 @@ class Recorder:
         for name, node in nodes.items():
             if (k := last.get(self._place[name])) is not None:
                 traffic = node.exchange.traffic
-                self._rounds[k] = (*self._rounds[k][:3], traffic.received, traffic.sent, self._rounds[k][5])
+                self._rounds[k] = (
+                    *self._rounds[k][:3],
+                    traffic.received_in_rounds,
+                    traffic.sent_in_rounds,
+                    self._rounds[k][5],
+                )
 
     def rounds_table(self) -> dict[str, np.ndarray]:
         """Return one row for each round of each node; a metric that was not computed is NaN.

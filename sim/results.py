@@ -13,6 +13,7 @@ import numpy as np
 
 import p2pfl
 from node.files import replace_file
+from sim.figures import by_snapshot, collaboration, traffic
 from sim.run import Run
 from sim.scenario import ScenarioFile
 
@@ -42,7 +43,6 @@ def result_of(run: Run) -> Result:
     scenario = run.scenario
     nodes = list(run.nodes.values())
     metric = nodes[0].task.metric
-    traffic = [node.exchange.traffic for node in nodes]
     groups = [node.task.about.get("group") for node in nodes]
     summary = {
         "name": scenario.name,
@@ -53,14 +53,9 @@ def result_of(run: Run) -> Result:
         "topology_properties": run.properties,
         "metric": metric,
         "test": _test(run, metric, groups),
-        "traffic": {
-            "bytes": sum(t.sent for t in traffic),
-            "models": sum(t.received_models for t in traffic),
-            "max_models_in_round": run.recorder.most_models,
-            "max_models_held": run.recorder.most_models + 1,  # its own, and at most all that it received in a round
-            "control_bytes": sum(t.sent_control for t in traffic),
-        },
-        "collaboration": _collaboration(edges, groups),
+        "test_by_snapshot": by_snapshot(rounds, metric),
+        "traffic": traffic(run),
+        "collaboration": collaboration(edges, groups),
         "time": {
             "wall_s": round(run.wall_s, 4),
             "virtual_s": run.virtual_s,
@@ -87,22 +82,10 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
     return {
         "mean": float(values.mean()),
         "std": float(values.std()),
+        "variance": float(values.var()),
         "worst_decile": float(worst_first[: max(1, len(values) // 10)].mean()),
         "per_group": by_group,
     }
-
-
-def _collaboration(edges: Table, groups: Sequence[Any]) -> dict[str, Any]:
-    """Who learned with whom: models aggregated in the last round, and the share from the own group in the last half."""
-    if not len(edges["round"]):
-        return {"edges": 0, "within_group": None}
-    last = int(edges["round"].max())
-    late = edges["round"] > last / 2
-    within = None
-    if all(group is not None for group in groups):
-        numbers = np.unique([str(group) for group in groups], return_inverse=True)[1]
-        within = float((numbers[edges["src"][late]] == numbers[edges["dst"][late]]).mean())
-    return {"edges": int((edges["round"] == last).sum()), "within_group": within}
 
 
 def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:

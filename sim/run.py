@@ -104,7 +104,8 @@ def check(scenario: Scenario) -> None:
         graph = topology(scenario.topology, scenario.nodes, scenario.seed)
         if scenario.network.latency == "geography":
             located(graph, names(scenario.nodes))
-        make_policy(*tables.named("policy", scenario.policy))
+        for group in (None, *scenario.policy_by_group):
+            make_policy(*tables.named("policy", scenario.policy_of(group)))
         make_task(*tables.named("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
         choose_device(scenario.device)
     except ConfigurationError as error:
@@ -146,6 +147,7 @@ class Simulation:
         self.neighbours = [[self.names[k] for k in ks] for ks in around]
         self.tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
         self._same_layout()
+        self._known_groups()
         self.initial = self.tasks[0].initial(scenario.seed)
         self._codec = make_codec(*tables.named("codec", scenario.codec))
         self.loop = virtual_loop()
@@ -206,11 +208,12 @@ class Simulation:
             self.names[k],
             self.names,
             task=self.tasks[k],
-            policy=make_policy(*tables.named("policy", self.scenario.policy)),
+            policy=make_policy(*tables.named("policy", self.scenario.policy_of(self.tasks[k].about.get("group")))),
             trainer=self.trainers[k],
             exchange=exchange,
             settings=self.scenario,
             observer=self.recorder,
+            budget=self.scenario.budget.of(self.scenario.seed, self.names[k]),
             initial=self.initial,
         )
 
@@ -275,6 +278,13 @@ class Simulation:
             return OneByOne(learners)
         samples = [task.n_samples for task in self.tasks]
         return Shards(self.scenario, learners, self.names, samples, self.processes)
+
+    def _known_groups(self) -> None:
+        groups = {str(task.about["group"]) for task in self.tasks if "group" in task.about}
+        for group in self.scenario.policy_by_group:
+            if group not in groups:
+                known = ", ".join(sorted(groups)) or "none"
+                raise ConfigurationError(f"policy_by_group names the group {group!r}; the nodes' groups are: {known}")
 
     def _same_layout(self) -> None:
         first = self.tasks[0].layout

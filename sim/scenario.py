@@ -31,6 +31,7 @@ import msgspec
 from node import tables
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError, unknown
+from sim.budgets import Budgets
 from sim.network import Network, Range, check_number, check_range
 from sim.topology import from_file
 
@@ -56,6 +57,8 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         paper: the figure that a paper gives for this row.
         nodes: how many there are.
         task, policy, topology: each a table with a `name`, and options; or a topology with a `file`, which sets `nodes`.
+        policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task says.
+        budget: what each node may receive; a policy that asks for more ends the run.
         fidelity: `modelled` computes when models arrive; `wire` makes, signs and verifies every message.
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
         deadline: virtual seconds.
@@ -66,9 +69,11 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: int = 10
     task: dict[str, Any]
     policy: dict[str, Any]
+    policy_by_group: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     topology: dict[str, Any]
     network: Network = Network()
     compute: Compute = Compute()
+    budget: Budgets = Budgets()
     fidelity: Literal["modelled", "wire"] = "modelled"
     trainer: Literal["stacked", "one-by-one"] = "stacked"
 
@@ -78,13 +83,23 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigurationError(f"nodes must be 1 or more, got {self.nodes}")
         for key in ("task", "policy", "topology"):
             tables.named(key, getattr(self, key))
+        for group, changes in self.policy_by_group.items():
+            if "name" in changes:
+                raise ConfigurationError(
+                    f"policy_by_group.{group} changes options; all nodes have the policy {self.policy['name']}"
+                )
         self.network.check()
+        self.budget.check()
         if self.adaptive and self.fidelity == "modelled":
             raise ConfigurationError('adaptive deadlines are not modelled; set fidelity = "wire"')
         if self.paper is not None and not isfinite(self.paper):
             raise ConfigurationError(f"paper must be a finite number, got {self.paper}")
         check_number("compute.seconds", self.compute.seconds)
         check_range("compute.slowdown", self.compute.slowdown)
+
+    def policy_of(self, group: Any) -> dict[str, Any]:
+        """Return the table of the policy of a node that is of a group; None is none."""
+        return self.policy | ({} if group is None else self.policy_by_group.get(str(group), {}))
 
 
 class ScenarioFile(msgspec.Struct, frozen=True):

@@ -196,6 +196,8 @@ class _Fetch(_Gathering):
         asker, links = self.asker, self.links
         sent, received = peer.traffic, asker.traffic
         sent.received_get += OVERHEAD
+        if not self.round:
+            sent.received_preparation += OVERHEAD
         peer.heard(asker, asker.round)
         if not isinstance(found, Published):
             sent.sent_control += OVERHEAD
@@ -210,12 +212,16 @@ class _Fetch(_Gathering):
         size = update.size
         sent.sent_models += 1
         sent.sent_update += size
+        if not self.round:
+            sent.sent_preparation += size
         when = asked if asked > published else published
         arrives = when if links.instant else links.arrival(peer.name, asker.name, size, when)
         if arrives is None:
             return
         received.received_models += 1
         received.received_update += size
+        if not self.round:
+            received.received_preparation += size
         if when > published or peer.outbox.final:  # else the update is handed over as it is
             update = replace(update, age=when - published, final=peer.outbox.final)
         if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is there
@@ -382,6 +388,8 @@ class ModelledExchange:
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         world = self.world
         self.traffic.sent_get += OVERHEAD * len(ids)
+        if not round:
+            self.traffic.sent_preparation += OVERHEAD * len(ids)
         ids = sorted(ids)
         known = self.coding.ask(ids)
         if world.synchronous and world.links.instant:
@@ -422,6 +430,9 @@ class ModelledExchange:
             sent.sent_models += 1
             sent.sent_update += update.size
             size += update.size
+            if not round:
+                sent.received_preparation += OVERHEAD
+                sent.sent_preparation += update.size
             if peer.roster.suspected:
                 peer.heard(self, self.round)
             if model.time < now or peer.outbox.final:
@@ -429,6 +440,8 @@ class ModelledExchange:
             updates.append(update)
         self.traffic.received_models += len(updates)
         self.traffic.received_update += size
+        if not round:
+            self.traffic.received_preparation += size
         return updates
 
     def expected(self, id: str, round: int) -> int:

@@ -64,10 +64,21 @@ class Federation:
         folder: where checkpoints are kept; without one nodes forget all.
         speeds: seconds that a node needs for an epoch; 1 by default.
         period: seconds between probes; by default nobody is probed who is not suspected.
+        node_options: of node.node.Node.
     """
 
     def __init__(
-        self, names, settings=None, *, edges=None, folder=None, policy=Random, speeds=None, task="concept-shift", period=inf
+        self,
+        names,
+        settings=None,
+        *,
+        edges=None,
+        folder=None,
+        policy=Random,
+        speeds=None,
+        task="concept-shift",
+        period=inf,
+        **node_options,
     ):
         self.names = sorted(names)
         self.settings = settings or Settings(rounds=5, deadline=10.0)
@@ -77,6 +88,7 @@ class Federation:
         self.folder = folder
         self.policy = policy
         self.period = period
+        self.node_options = node_options
         count = len(self.names)
         self.tasks = {name: make_task(task, {}, Part(k, count), 0) for k, name in enumerate(self.names)}
         learners = [task.learner(Draws(self.settings.seed, name)) for name, task in self.tasks.items()]
@@ -121,6 +133,7 @@ class Federation:
             settings=self.settings,
             store=store,
             observer=self.watch[name],
+            **self.node_options,
         )
 
     def start(self, *names, **options):

@@ -430,9 +430,9 @@ def test_a_budget_that_a_policy_ignores_ends_the_node():
             return Merge(me.params, {})  # when all the others have ended
 
     with pytest.raises(BudgetExceeded, match="3 models in a round, the budget is 2"):
-        play(to_the_end, NAMES, settings(budget=Budget(models=2)), policy=Greedy)
+        play(to_the_end, NAMES, settings(), budget=Budget(models=2), policy=Greedy)
     with pytest.raises(BudgetExceeded, match="the budget is 100 bytes"):
-        play(to_the_end, NAMES, settings(budget=Budget(bytes=100)), policy=Greedy)
+        play(to_the_end, NAMES, settings(), budget=Budget(bytes=100), policy=Greedy)
 
 
 def test_a_policy_that_returns_something_else_than_a_model():

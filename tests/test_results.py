@@ -124,11 +124,13 @@ def test_the_keys_of_the_summary(folder):
     assert list(found) == ["scenario", "version", "seeds", "runs", "table"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
     for each in found["runs"]:
-        assert set(each) == contract | {"deadlines_expired", "batches", "topology_properties"}
-        assert set(each["test"]) == {"mean", "std", "worst_decile", "per_group"}
+        assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties"}
+        assert set(each["test"]) == {"mean", "std", "variance", "worst_decile", "per_group"}
         counts = {"bytes", "models", "max_models_in_round", "max_models_held"}
-        assert set(each["traffic"]) == counts | {"control_bytes"}
-        assert set(each["collaboration"]) == {"within_group", "edges"}
+        limited = {"budget"} if each["name"] == "it's apart" else set()
+        assert set(each["traffic"]) == counts | {"control_bytes", "preparation"} | limited
+        late = {"links_per_node", "sparsity", "asymmetry", "late_share"} if each["name"] != "alone" else set()
+        assert set(each["collaboration"]) == {"within_group", "edges"} | late
         assert set(each["time"]) == {"wall_s", "virtual_s", "node_rounds_per_s"}
     assert [set(row) for row in found["table"]] == [
         {"name", "mean", "std", "seeds", "per_group", "paper"},
@@ -243,8 +245,25 @@ def test_a_nodes_result_is_that_of_the_round_that_was_best_on_validation(folder,
 def test_nodes_without_test_data_have_no_figure(tmp_path):
     file = resolve({"nodes": 3, "rounds": 1, "task": {"name": "test_results:untested"}}, [], "study", ".")
     found = summary(leave(file, tmp_path / "out"))
-    assert found["runs"][0]["test"] == {"mean": None, "std": None, "worst_decile": None, "per_group": {}}
+    assert found["runs"][0]["test"] == {"mean": None, "std": None, "variance": None, "worst_decile": None, "per_group": {}}
     assert found["table"][0]["mean"] is None
+
+
+def test_each_snapshot_is_reported_where_it_was_best_on_validation(folder):
+    for name in ("together", "alone"):
+        found, means = entry(folder, name), {}
+        for stage in ("trained", "merged"):
+            best = sql(
+                folder,
+                f"SELECT arg_min({stage}_test_mse, {stage}_validation_loss) FROM rounds"
+                f" WHERE run = '{name}' AND seed = 0 AND NOT isnan({stage}_validation_loss) GROUP BY node",
+            )
+            if best:
+                means[stage] = pytest.approx(float(np.mean(best)))
+        assert found["test_by_snapshot"] == means
+        judged = "merged" if name == "alone" else "trained"  # who trains alone publishes nothing
+        assert found["test_by_snapshot"][judged] == pytest.approx(found["test"]["mean"])
+        assert len(means) == (1 if name == "alone" else 2)
 
 
 def untested(part, seed):
@@ -306,6 +325,7 @@ def test_bytes_add_up_to_the_traffic(folder, seed):
         "max_models_in_round": PEERS,
         "max_models_held": PEERS + 1,
         "control_bytes": 0,
+        "preparation": {"models": 0, "bytes": 0},
     }
 
 
@@ -390,10 +410,17 @@ def test_collaboration_is_counted_on_the_edges(folder, name):
         )
         within = [group_of(src) == group_of(dst) for _, src, dst in late]
         assert 0 < sum(within) < len(within)
-        assert entry(folder, name, seed)["collaboration"] == {
-            "edges": sum(round == ROUNDS for round, *_ in late),
-            "within_group": pytest.approx(sum(within) / len(within)),
-        }
+        found = entry(folder, name, seed)["collaboration"]
+        assert found["edges"] == sum(round == ROUNDS for round, *_ in late)
+        assert found["within_group"] == pytest.approx(sum(within) / len(within))
+        assert found["links_per_node"] == pytest.approx(len(late) / NODES / (ROUNDS / 2))
+        assert found["sparsity"] == pytest.approx(1 - len(late) / (NODES * (NODES - 1) * ROUNDS / 2))
+        one_way = [(round, dst, src) not in late for round, src, dst in late]
+        assert 0 < found["asymmetry"] == pytest.approx(sum(one_way) / len(one_way))
+        for own, shares in found["late_share"].items():
+            sources = [str(group_of(src)) for _, src, dst in late if str(group_of(dst)) == own]
+            others = set(sources) - {own}
+            assert shares == pytest.approx({other: sources.count(other) / len(sources) for other in others})
 
 
 class InTwoGoes(Random):

@@ -38,9 +38,11 @@ def trace(result):
 def bytes_by_kind(result):
     """What each node has sent and received, but for control messages."""
     counts = {name: node.exchange.traffic.as_dict() for name, node in result.nodes.items()}
-    for ways in counts.values():
+    for name, ways in counts.items():
+        traffic = result.nodes[name].exchange.traffic
         for way in ways.values():
             way.pop("control")
+        ways["preparation"] = {"sent": traffic.sent_preparation, "received": traffic.received_preparation}
     return counts
 
 
@@ -69,6 +71,11 @@ WORLDS = {
     },
     "ring": {"topology": {"name": "ring"}, "compute": {"slowdown": [1.0, 3.0]}},
     "disconnected": {"topology": {"name": "erdos-renyi", "p": 0.12}},
+    "prepared under a budget": {
+        "policy": {"name": "dpfl", "initial_epochs": 2, "period": 2},
+        "budget": {"models": [1, 4], "held": 4, "bytes": 5000},
+        "network": {"latency": [0.01, 0.3]},
+    },
     "early stopping": {"patience": 1, "rounds": 12, "policy": {"name": "random", "neighbours": 2}},
 }
 

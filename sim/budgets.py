@@ -1,0 +1,46 @@
+"""The budgets of simulated nodes: the same for all, or drawn for each from a range."""
+
+from __future__ import annotations
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.policy import Budget
+from p2pfl.randomness import Draws
+
+Limit = int | tuple[int, int]
+
+
+class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What each node may receive (see p2pfl.policy.Budget); 0 means no limit.
+
+    Attributes:
+        models, held, bytes: a number for all nodes; a pair [low, high] draws one for each, both ends included.
+    """
+
+    models: Limit = 0
+    held: Limit = 0
+    bytes: Limit = 0
+
+    def check(self) -> None:
+        """Raise ConfigurationError for a value that makes no sense."""
+        for key in self.__struct_fields__:
+            limit = getattr(self, key)
+            if isinstance(limit, int):
+                if limit < 0:
+                    raise ConfigurationError(f"budget.{key} is {limit}: a budget cannot be negative; 0 means no limit")
+            elif not 1 <= limit[0] <= limit[1]:
+                raise ConfigurationError(
+                    f"budget.{key} must be a number, or a pair of such from 1 in order, got {list(limit)}"
+                )
+
+    def of(self, seed: int, name: str) -> Budget:
+        """Return the budget of one node."""
+        limits = {key: _draw(getattr(self, key), seed, name, f"budget {key}") for key in self.__struct_fields__}
+        return Budget(**limits)
+
+
+def _draw(limit: Limit, seed: int, name: str, purpose: str) -> int:
+    if isinstance(limit, int):
+        return limit
+    return int(Draws(seed, name).generator(0, purpose).integers(limit[0], limit[1], endpoint=True))
