@@ -1,7 +1,8 @@
 """What survives a crash: a file replaced as a whole, with the hash of its content, and the two before it.
 
-A checkpoint is written when a model is published, before any peer can get it, and after every round. So a node that was
-killed at any moment comes back with its last finished round and still serves the bytes that it has served before.
+A checkpoint is written when a model is published, before any peer can get it, after the preparation and after every round.
+So a node that was killed at any moment comes back with its last finished round and still serves the bytes that it has served
+before.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         final: nothing more will be published.
         codec: how models travel.
         steps: the tags of what was published last, and which entries have changed (uint32); see p2pfl.differences.Public.
+        prepared: what comes before the first round is done.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     final: bool
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
     steps: list[tuple[bytes, bytes]] = []
+    prepared: bool = False
 
 
 def pack_model(model: Published, now: float) -> Model:

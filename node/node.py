@@ -93,6 +93,7 @@ class Node:
         self._store = store
         self._observer = observer
         self._stopping = False
+        self._prepared = False
         self._evaluation: _Evaluation | None = None
         first = task.initial(settings.seed) if initial is None else initial
         draws = Draws(settings.seed, name)
@@ -143,10 +144,8 @@ class Node:
             raise first_error(group) from None
 
     async def _rounds(self) -> None:
-        if not self.done and self.me.round == 0 and not self._stopping:
-            if self._store is not None:
-                await self._save()
-            self._take(await self.policy.prepare(self.me, self.peers))
+        if not (self.done or self._prepared or self._stopping):
+            await self._prepare()
         while not (self._stopping or self.done):
             await self._round()
         if self.done:
@@ -156,6 +155,14 @@ class Node:
             await self._finish()
             if self._store is not None:
                 await self._save()
+
+    async def _prepare(self) -> None:
+        if self._store is not None:
+            await self._save()
+        self._take(await self.policy.prepare(self.me, self.peers))
+        self._prepared = True
+        if self._store is not None:
+            await self._save()
 
     async def _round(self) -> None:
         me, settings = self.me, self.settings
@@ -222,7 +229,7 @@ class Node:
     # Checkpoints
 
     async def _save(self) -> None:
-        """Write down the state after a round."""
+        """Write down the state after a round, or around the preparation."""
         unjudged = self._evaluation
         self._saved = Checkpoint(
             name=self.name,
@@ -238,6 +245,7 @@ class Node:
             outbox=[],
             final=False,
             codec=self.settings.codec,
+            prepared=self._prepared,
         )
         await self._save_outbox()
 
@@ -282,6 +290,7 @@ class Node:
         )
         self._saved = checkpoint
         self.me.round, self.me.params = checkpoint.round, unpack(checkpoint.params)
+        self._prepared = checkpoint.prepared or checkpoint.round > 0
         self.judge.restore(checkpoint.judge)
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         if checkpoint.unjudged:

@@ -3,10 +3,13 @@
 import asyncio
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from federation import Federation
 
+from node import agreement
+from node.config import NodeConfig
 from node.settings import Settings
 from node.status import StatusBoard, describe
 from p2pfl.errors import BudgetExceeded, ConfigurationError
@@ -328,6 +331,14 @@ def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
     state = json.loads((tmp_path / "status.json").read_text())
     assert state["refused_by_budget"] == 4
     assert "  left out by the budget: 4 models" in describe(state)
+
+
+def test_a_budget_is_each_nodes_own_and_not_the_federations():
+    ours, theirs = (NodeConfig(name=name, listen=":0", budget=Budget(models=k)) for k, name in enumerate(("a", "b"), 2))
+    agreed = msgspec.convert(agreement.draft("f", ours, TASKS["a"]), agreement.Agreement)
+    assert agreement.applied(theirs, agreed).budget == Budget(models=3)
+    layout = TASKS["a"].layout
+    assert agreement.terms(layout, ours, "") == agreement.terms(layout, theirs, "")
 
 
 # Options for a group

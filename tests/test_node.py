@@ -13,6 +13,7 @@ from node.peer import Member
 from node.settings import Settings
 from p2pfl.errors import BudgetExceeded, ConfigurationError
 from p2pfl.policies.dac import Dac
+from p2pfl.policies.dpfl import Dpfl
 from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Budget, Merge, Update
@@ -205,6 +206,35 @@ def test_a_killed_node_goes_on_where_it_was_while_the_others_go_on(tmp_path):
     assert done[:4] == [1, 2, 3, 4]
     assert done[4] > 13  # it went on where the others were
     assert done[-1] == 30
+
+
+def test_a_node_that_is_killed_in_its_first_round_does_not_prepare_again(tmp_path):
+    begun = []
+
+    class Prepared(Dpfl):
+        async def prepare(self, me, peers):
+            begun.append(me.id)
+            return await super().prepare(me, peers)
+
+    def policy():
+        return Prepared(initial_epochs=1, epochs=2)
+
+    async def test(federation):
+        federation.start()
+        while federation.nodes["d"].exchange.round == 0:  # until it has published the model of its first round
+            await asyncio.sleep(0.001)
+        omega = federation.nodes["d"].policy.omega
+        await federation.kill("d")
+        federation.start("d")
+        await federation.done()
+        assert federation.nodes["d"].policy.omega == omega
+
+    interrupted = play(test, NAMES, settings(), folder=tmp_path, policy=policy)
+    assert sorted(begun) == list(NAMES)
+    whole = play(to_the_end, NAMES, settings(), policy=policy)
+    for name in NAMES:
+        assert interrupted.nodes[name].me.params.tobytes() == whole.nodes[name].me.params.tobytes()
+        assert sorted(interrupted.watch[name].weights) == [1, 2, 3, 4, 5]
 
 
 def test_a_node_resumes_from_its_last_finished_round(tmp_path):
