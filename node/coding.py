@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from node.outbox import Published
 from p2pfl.codecs import Codec, Float32, TopK, Undecodable
 from p2pfl.differences import REMEMBERED, Copies, Copy, Public, Step, decode_entries, encode_entries, entries_size, tag
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, Failed
 from p2pfl.parameters import Layout, Parameters
 from protocols.envelope import OVERHEAD
 from protocols.errors import ProtocolError
@@ -45,12 +47,18 @@ class Coding:
     # What peers have of this node
 
     def publish(self, params: Parameters) -> tuple[Parameters, bytes]:
-        """Return a model as peers get it, float32 [P], and its tag, or WHOLE where no differences from it are sent."""
+        """Return a model as peers get it, float32 [P], and its tag, or WHOLE where no differences from it are sent.
+
+        Raises:
+            Failed: the codec cannot put it, as it has values that are not finite.
+        """
+        if self._public is None and isinstance(self.codec, Float32):
+            return params, WHOLE
+        if not np.isfinite(params).all():
+            raise Failed("a model with values that are not finite was to be published")
         if self._public is not None:
             step = self._public.publish(params)
             return self._public.params, step.tag
-        if isinstance(self.codec, Float32):
-            return params, WHOLE
         return self.codec.decode(self.codec.encode(params, self.layout), self.layout), WHOLE
 
     def base(self, model: Published, known: bytes) -> bytes:

@@ -12,7 +12,7 @@ from node.outbox import Published
 from node.settings import Settings
 from p2pfl.codecs import CODECS, TopK, make_codec
 from p2pfl.differences import Copy, Step, encode_entries, tag
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, Failed
 from p2pfl.parameters import Layout
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.random import Random
@@ -317,6 +317,13 @@ def test_steps_without_their_model_are_not_taken_up():
     coding.restore([Step(b"12345678", np.zeros(0, np.uint32))], [])
     assert coding.state() == before
     assert published(coding, START + 1).tag == tag(np.repeat(np.float32([1, 0]), [10, 90]))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k"])
+def test_a_model_that_is_not_finite_is_not_published(name):
+    coding = Coding(make_codec(name, {}), LAYOUT, START)
+    with pytest.raises(Failed, match="values that are not finite"):
+        coding.publish(START * np.nan)
 
 
 def test_top_k_does_not_start_without_the_common_model():
