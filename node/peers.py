@@ -136,6 +136,9 @@ class NodePeers:
             self.observer.received(self._me.id, self._me.round, updates)
         return updates
 
+    def fit(self, ids: Sequence[str]) -> Sequence[str]:
+        return self.ledger.fit(self._me.rng, ids, self._expected)
+
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         return await self._exchange.score(ids, self._me.round, params) if ids else {}
 

@@ -175,8 +175,8 @@ class TopK(Float32):
     Loss: unbounded in one publication. A value that is left out long enough comes to be the largest: if w stays, w^ is equal
     to it after ceil(1 / share) publications.
 
-    Memory: a node keeps a model for each of the `copies` peers that it has asked last (4 P bytes each); one that it has
-    not kept is sent whole the next time.
+    Memory: a node keeps a model for each of the `copies` peers that it has asked last (4 P bytes each), which `budget.held`
+    does not count; one that it has not kept, or that is more than 8 publications old, is sent whole the next time.
 
     Attributes:
         share: of the entries, sent with a publication.

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from p2pfl.errors import BudgetExceeded
 from p2pfl.policy import Budget, Update
+from p2pfl.selection import fitting
 
 
 class Places(NamedTuple):
@@ -88,6 +89,19 @@ class Ledger:
         self._places += len(places.ids)
         self._place_bytes += places.bytes
         return places
+
+    def fit(
+        self, rng: Callable[[str], np.random.Generator], ids: Sequence[str], size: Callable[[str], int]
+    ) -> Sequence[str]:
+        """Return those of `ids` whose models fit into what is left of the bytes; which ones, is drawn.
+
+        Args:
+            rng: the node's generators by purpose.
+            size: see `reserve`.
+        """
+        if not self.budget.bytes:
+            return ids
+        return fitting(rng("budget"), ids, [size(id) for id in ids], self.budget.bytes - self.bytes - self._place_bytes)
 
     def release(self, places: Places) -> None:
         """Give up places: the models have come, or will not."""

@@ -156,6 +156,12 @@ class Peers(Protocol):
             BudgetExceeded: more models or bytes than the budget allows.
         """
 
+    def fit(self, ids: Sequence[str]) -> Sequence[str]:
+        """Return those of `ids` whose models this round's budget of bytes has room for; which ones, is drawn.
+
+        Bytes are those that the models are expected to take: with some codecs fewer of peers that were heard lately.
+        """
+
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         """Return the mean loss of `params` on each peer's training data; a peer that does not answer is left out."""
 

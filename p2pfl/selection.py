@@ -27,6 +27,20 @@ def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
     return [ids[k] for k in sorted(picks)]
 
 
+def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], limit: int) -> list[str]:
+    """Return those of `ids`, in their order, that fit together into `limit`: taken in a drawn order while there is room.
+
+    Args:
+        sizes: of each, 0 or more.
+    """
+    taken = set()
+    for place in rng.permutation(len(ids)).tolist():
+        if sizes[place] <= limit:
+            limit -= sizes[place]
+            taken.add(place)
+    return [ids[place] for place in sorted(taken)]
+
+
 def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
     """softmax(tau * s) (eq. 4) over the peers whose similarity is known (not 0).
 

@@ -196,7 +196,9 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def print_table(summary: Mapping[str, Any]) -> None:
-    """Print the table of a summary, with the means of the nodes' groups where there are any, and a paper's figures."""
+    """Print the table of a summary: with what was sent where codecs are compared, the means of the nodes' groups where there
+    are any, and a paper's figures.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -206,14 +208,17 @@ def print_table(summary: Mapping[str, Any]) -> None:
     table = Table()
     papers = any("paper" in row for row in rows)
     groups = list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
-    headings = [*(f"group {group}" for group in groups), *(["paper"] if papers else [])]
+    sent = any("bytes" in row for row in rows)
+    headings = [*(["MB sent"] if sent else []), *(f"group {group}" for group in groups), *(["paper"] if papers else [])]
     for name in ("run", metric, "+- over seeds", *headings):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     for row in rows:
         paper = _figure(row["paper"]) if "paper" in row else ""
         deviation = _figure(row["std"]) if seeds > 1 else ""
+        of_codecs = [f"{row['bytes'] / 1e6:.2f}"] if sent else []
         of_groups = [_figure(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
-        table.add_row(row["name"], _figure(row["mean"]), deviation, *of_groups, *([paper] if papers else []))
+        more = [*of_codecs, *of_groups, *([paper] if papers else [])]
+        table.add_row(row["name"], _figure(row["mean"]), deviation, *more)
     print(f"{summary['scenario']}: test {metric}, mean over nodes and {seeds} seed{'s' * (seeds > 1)}")
     console = Console(highlight=False)
     console.width = max(console.width, 120)  # what is wider than a terminal is folded by it, not cut off

@@ -50,6 +50,7 @@ def result_of(run: Run) -> Result:
         "nodes": scenario.nodes,
         "rounds": scenario.rounds,
         "topology": run.topology,
+        "codec": scenario.codec,
         "topology_properties": run.properties,
         "metric": metric,
         "test": _test(run, metric, groups),
@@ -101,6 +102,8 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
             "std": float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
             "seeds": len(means),
         }
+        if len({str(each.codec) for each in file.runs}) > 1:
+            row["bytes"] = float(np.mean([run["traffic"]["bytes"] for run in runs if run["name"] == scenario.name]))
         groups = tests[0]["per_group"]
         if len(groups) > 1:
             row["per_group"] = {group: float(np.mean([test["per_group"][group] for test in tests])) for group in groups}

@@ -1,10 +1,14 @@
 """Nodes that have agreed on a codec: what peers get of a model, after restarts and from those who lie too."""
 
 import asyncio
+import json
+from collections import Counter
 
 import numpy as np
 import pytest
 from federation import Federation
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from node.coding import WHOLE, Coding
@@ -17,10 +21,14 @@ from p2pfl.parameters import Layout
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.random import Random
 from p2pfl.policy import Update
+from p2pfl.selection import fitting
 from protocols import messages as m
 from protocols.envelope import OVERHEAD, Payload
 from protocols.errors import ProtocolError
+from sim.cli import main
 from sim.clock import run
+from sim.run import run as simulate
+from sim.scenario import resolve
 
 NAMES = ("a", "b", "c", "d")
 P = 11  # values of the concept-shift task's model
@@ -53,6 +61,9 @@ class Noting:
     def __init__(self, peers, own, given):
         self.peers, self.own, self.given = peers, own, given
         self.ids, self.order = peers.ids, peers.order
+
+    def fit(self, ids):
+        return self.peers.fit(ids)
 
     async def publish(self, params, extras=None, stage="trained"):
         self.own.append(params)
@@ -329,3 +340,60 @@ def test_a_model_that_is_not_finite_is_not_published(name):
 def test_top_k_does_not_start_without_the_common_model():
     with pytest.raises(ConfigurationError, match="needs the common initial model"):
         Coding(TopK(), LAYOUT)
+
+
+# A budget of bytes
+
+
+def test_with_fewer_bytes_for_a_model_more_peers_are_heard_and_the_budget_holds():
+    models = {}
+    for table in (*CODEC_TABLES, {"name": "top-k", "share": 1.0}):
+        budget = {"bytes": 3 * (OVERHEAD + 2 * P)}
+        options = {"nodes": 12, "rounds": 12, "codec": table, "budget": budget, "task": {"name": "concept-shift"}}
+        scenario = resolve(options | {"policy": {"name": "random", "neighbours": 11}}, [], "test", ".").runs[0]
+        for fidelity in ("modelled", "wire"):
+            edges = simulate(replace(scenario, fidelity=fidelity, trainer="one-by-one")).recorder.edges_table()
+            received = np.zeros((13, 12))
+            np.add.at(received, (edges["round"], edges["dst"]), edges["bytes"])
+            assert received.max() <= budget["bytes"]
+            models.setdefault(str(table), []).append(len(edges["bytes"]) / 144)
+    assert all(modelled == wire for modelled, wire in models.values())
+    heard = {name: wire for name, (_, wire) in models.items()}
+    assert list(heard.values())[:4] == [2, 3, 3, 3]
+    assert 2 < heard[str(TOP_K)] <= 3
+    assert list(heard.values())[5] == 2
+
+
+def test_the_table_says_what_was_sent_where_codecs_are_compared(tmp_path, capsys):
+    def table(*options):
+        assert (
+            main(["run", "codecs-one-byte-budget", "--set", "form=smoke", "--out", str(tmp_path / str(options)), *options])
+            == 0
+        )
+        printed = capsys.readouterr().out
+        return printed, json.loads((tmp_path / str(options) / "summary.json").read_text())
+
+    printed, summary = table()
+    assert "MB sent" in printed
+    assert [row["bytes"] for row in summary["table"]] == [run["traffic"]["bytes"] for run in summary["runs"]]
+    assert {run["name"]: run["codec"]["name"] for run in summary["runs"]}["top-k/0.01"] == "top-k"
+    printed, summary = table("--only", "float32")
+    assert "MB sent" not in printed
+    assert all("bytes" not in row for row in summary["table"])
+
+
+def test_which_peers_fit_is_drawn_and_every_one_has_its_turn():
+    rng = np.random.default_rng(0)
+    counts = Counter(id for _ in range(3000) for id in fitting(rng, list("abcde"), [1, 1, 1, 1, 1], 2))
+    assert sum(counts.values()) == 6000
+    assert all(abs(count - 1200) < 150 for count in counts.values())
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(-1, 30))
+def test_those_that_fit_leave_no_room_for_another(sizes, limit):
+    ids = list(range(len(sizes)))
+    taken = fitting(np.random.default_rng(1), ids, sizes, limit)
+    assert taken == sorted(set(taken))
+    used = sum(sizes[k] for k in taken)
+    assert used <= max(limit, 0)
+    assert all(used + sizes[k] > limit for k in ids if k not in taken)

@@ -124,7 +124,7 @@ def test_the_keys_of_the_summary(folder):
     assert list(found) == ["scenario", "version", "seeds", "runs", "table"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
     for each in found["runs"]:
-        assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties"}
+        assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties", "codec"}
         assert set(each["test"]) == {"mean", "std", "variance", "worst_decile", "per_group"}
         counts = {"bytes", "models", "max_models_in_round", "max_models_held"}
         limited = {"budget"} if each["name"] == "it's apart" else set()

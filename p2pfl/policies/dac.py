@@ -78,7 +78,7 @@ class Dac:
         known = self.estimated | self.met
         p = selection.probabilities(np.array([known.get(id, 0.0) for id in peers.ids]), self.tau)
         before = dict(zip(peers.ids, p.tolist(), strict=True))
-        chosen = selection.sample(me.rng("peers"), peers.ids, p, me.budget.cap(self.neighbours))
+        chosen = peers.fit(selection.sample(me.rng("peers"), peers.ids, p, me.budget.cap(self.neighbours)))
 
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         self.met |= await self._measure(me, peers, trained, updates)

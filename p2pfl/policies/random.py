@@ -45,7 +45,7 @@ class Random:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
         await peers.publish(trained)
-        chosen = self._drawn_before(peers) if self.graph == "fixed" else self._draw(me, peers)
+        chosen = peers.fit(self._drawn_before(peers) if self.graph == "fixed" else self._draw(me, peers))
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
         if self.schedule == "sequential":
