@@ -53,7 +53,7 @@ def end(process, folder):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("nope", "unknown policy 'nope'; known: dac, local, oracle, random\n"),
+        ("nope", "unknown policy 'nope'; known: dac, dpfl, fedavg, fedprox, local, oracle, random\n"),
         ("nowhere:Policy", "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'\n"),
     ],
 )
