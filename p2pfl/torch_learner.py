@@ -51,11 +51,14 @@ class TorchLearner:
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[:n]
         x, y = self.data["train"]
         state = self.task.optimizer.start(weights, epochs * -(-len(x) // self.task.batch_size))
+        # Leaves that share their memory with `weights`, which the optimiser changes between the steps. (One leaf for all would
+        # have autograd fill a vector of zeros for each of its parts.)
+        leaves = {name: view.detach().requires_grad_() for name, view in self._views(weights, self._trained).items()}
         self._module.train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.draws.torch_seed(round, f"{purpose} module"))
             for index in batches(self.draws, round, purpose, len(x), self.task.batch_size, epochs):
-                grad = self._gradient(weights, buffers, x[index], y[index])
+                grad = self._gradient(leaves, buffers, x[index], y[index])
                 if proximal is not None and anchor is not None:
                     grad.add_(weights - anchor, alpha=proximal[0])
                 self.task.optimizer.step(weights, grad, state, weights)
@@ -78,12 +81,11 @@ class TorchLearner:
             results.append(result)
         return results
 
-    def _gradient(self, weights: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        leaf = weights.detach().requires_grad_()
-        tensors = self._views(leaf, self._trained) | buffers | self._local
-        loss = self.task.loss(functional_call(self._module, tensors, (x,)), y).mean()
-        (grad,) = torch.autograd.grad(loss, leaf)
-        return grad
+    def _gradient(self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        outputs = functional_call(self._module, leaves | buffers | self._local, (x,))
+        loss = self.task.loss(outputs, y).mean()
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # 0 for what was not used
+        return torch.cat([grad.flatten() for grad in grads])
 
     @torch.no_grad()
     def _evaluate(self, params: Parameters, split: Split) -> dict[str, float]:
