@@ -6,9 +6,11 @@ In one process, interleaved, on the same data and model, with one torch thread:
     stacked  the bare stacked program: no node, no clock, no message; gradients written by hand as batched products
     sim      p2pfl-sim: nodes, policies, virtual clock, trace and records
     module   the same with a module that p2pfl does not know, so that its gradients come from torch.func
+    shards   p2pfl-sim in two processes, of which each trains half of the nodes (where they are trained one by one)
 
-Nobody evaluates; data and modules are made before the clock starts. Figures are node-rounds per second, the median over the
-repetitions.
+Nobody evaluates; data, modules and processes are made before the clock starts. Figures are node-rounds per second, the
+median over the repetitions, and how many times as many as the loop's: the median of the ratios within a repetition, and the
+lowest and the highest of them.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 
+from p2pfl.optimizers import SGD
+from p2pfl.randomness import Draws
 from p2pfl.task import Part, Task, make_task
+from p2pfl.torch_task import classification
+from sim.engine import run_all
 from sim.processes import prepare_process
 from sim.run import Simulation
-from sim.scenario import Scenario, resolve
+from sim.scenario import Scenario, ScenarioFile, resolve
 
 PEERS = 5
 
@@ -55,6 +61,22 @@ def training_only(part: Part, seed: int, task: str, own_module: bool = False, **
     return dataclasses.replace(made, data={"train": made.data["train"]}, **module)
 
 
+def network() -> nn.Module:
+    """Two convolutions and two dense layers, 215,370 parameters, for images of 28 x 28."""
+    convolutions = (
+        *(nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+    )
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def noise(part: Part, seed: int, samples: int) -> Task:
+    """Images of noise: what is in them does not change how long it takes to learn them."""
+    rng = Draws(seed, f"images of {part.index}").generator(0, "data")
+    train = rng.standard_normal((samples, 1, 28, 28), np.float32), rng.integers(0, 10, samples)
+    return classification(network, train, optimizer=SGD(0.01, 0.9), batch_size=32)
+
+
 WORKLOADS: dict[str, dict[str, Any]] = {
     "digits": {
         "nodes": 100,
@@ -67,6 +89,13 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "nodes": 99,
         "rounds": 40,
         "task": {"name": f"{__name__}:training_only", "task": "concept-shift", "lr": 0.003},
+        "policy": {"name": "random", "neighbours": PEERS},
+        "evaluate_every": 0,
+    },
+    "cnn": {
+        "nodes": 20,
+        "rounds": 3,
+        "task": {"name": f"{__name__}:noise", "samples": 300},
         "policy": {"name": "random", "neighbours": PEERS},
         "evaluate_every": 0,
     },
@@ -190,19 +219,34 @@ def simulated(scenario: Scenario) -> Callable[[], float]:
     return lambda: Simulation(scenario).run().wall_s
 
 
-def measure(name: str, repeat: int, rounds: int) -> dict[str, float]:
-    """Return node-rounds per second of each system on a workload."""
-    scenario = resolve(WORKLOADS[name] | {"name": name}, [], name, ".").runs[0]
-    if rounds:
-        scenario = replace(scenario, rounds=rounds)
+def in_shards(file: ScenarioFile) -> Callable[[], float]:
+    def run() -> float:
+        (result,) = run_all(file, "process", workers=2)
+        return float(result.summary["time"]["wall_s"])
+
+    return run
+
+
+def systems_of(name: str, file: ScenarioFile) -> dict[str, Callable[[], float]]:
+    """Return what is measured on a workload: functions that run it once and return its seconds."""
+    (scenario,) = file.runs
+    systems = {"loop": loop(scenario)}
+    if name == "cnn":
+        return systems | {"sim": simulated(scenario), "shards": in_shards(file)}
     stack = Stack(scenario)
-    systems: dict[str, Callable[[], float]] = {
-        "loop": loop(scenario),
-        "stacked": lambda: stacked_mlp(stack) if name == "digits" else stacked_linear(stack),
-        "sim": simulated(scenario),
-    }
+    systems["stacked"] = lambda: stacked_mlp(stack) if name == "digits" else stacked_linear(stack)
+    systems["sim"] = simulated(scenario)
     if name == "digits":
         systems["module"] = simulated(replace(scenario, task=scenario.task | {"own_module": True}))
+    return systems
+
+
+def measure(name: str, repeat: int, rounds: int) -> dict[str, list[float]]:
+    """Return node-rounds per second of each system on a workload, in each repetition."""
+    changes = [f"rounds={rounds}"] if rounds else []
+    file = resolve(WORKLOADS[name] | {"name": name}, changes, name, ".")
+    (scenario,) = file.runs
+    systems = systems_of(name, file)
     seconds: dict[str, list[float]] = {system: [] for system in systems}
     for repetition in range(repeat + 1):
         for system, run in systems.items():
@@ -210,23 +254,35 @@ def measure(name: str, repeat: int, rounds: int) -> dict[str, float]:
             if repetition:  # the first is to warm up
                 seconds[system].append(taken)
     done = scenario.nodes * scenario.rounds
-    return {system: done / statistics.median(values) for system, values in seconds.items()}
+    return {system: [done / value for value in values] for system, values in seconds.items()}
+
+
+def show(name: str, speeds: dict[str, list[float]]) -> None:
+    print(f"{name}: node-rounds per second")
+    for system, own in speeds.items():
+        ratios = {
+            other: [a / b for a, b in zip(own, speeds[other], strict=True)]
+            for other in ("loop", "stacked")
+            if other in speeds
+        }
+        text = f"  {system:8s} {statistics.median(own):10,.0f}   "
+        text += f"{statistics.median(ratios['loop']):6.2f} x loop ({min(ratios['loop']):.2f} to {max(ratios['loop']):.2f})"
+        print(text + (f", {statistics.median(ratios['stacked']):5.2f} x stacked" if "stacked" in ratios else ""))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works; the figures mean little")
+    parser.add_argument("--only", choices=WORKLOADS, action="append", help="measure this workload")
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions after one to warm up (5)")
     options = parser.parse_args()
     prepare_process(str(Path(__file__).parent))
     repeat, rounds = (1, 3) if options.quick else (options.repeat, 0)
-    figures = {name: measure(name, repeat, rounds) for name in WORKLOADS}
-    for name, speeds in figures.items():
-        print(f"{name}: node-rounds per second")
-        for system, speed in speeds.items():
-            ratios = f"{speed / speeds['loop']:6.1f} x loop, {speed / speeds['stacked']:5.2f} x stacked"
-            print(f"  {system:8s} {speed:10,.0f}   {ratios}")
+    figures = {}
+    for name in options.only or WORKLOADS:
+        figures[name] = measure(name, repeat, rounds)
+        show(name, figures[name])
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
