@@ -98,7 +98,7 @@ class Node:
         first = task.initial(settings.seed) if initial is None else initial
         draws = Draws(settings.seed, name)
         self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, budget or Budget(), settings.rounds)
-        self.peers = NodePeers(self.me, exchange, settings.seed, sorted(names), refuse)
+        self.peers = NodePeers(self.me, exchange, settings.seed, names, refuse)
         self.peers.observer = observer
         self._saved: Checkpoint | None = None
         if store is not None:

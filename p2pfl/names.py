@@ -9,7 +9,8 @@ import inspect
 import pkgutil
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
@@ -70,10 +71,9 @@ def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **
         ConfigurationError: an unknown, missing or ill-typed option, or one that the factory itself refuses.
     """
     try:
-        signature = inspect.signature(factory)
+        signature, hints = (_known if isinstance(factory, Hashable) else _described)(factory)
     except ValueError as error:
         raise ConfigurationError(f"{what}: {error}") from error
-    hints = _hints(factory)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     known = [name for name in signature.parameters if name not in given]
     values = {}
@@ -89,6 +89,14 @@ def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **
         return factory(**given, **values)
     except ValueError as error:
         raise ConfigurationError(f"{what}: {error}") from error
+
+
+def _described(factory: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return a factory's signature, and the types of its arguments. Raises ValueError if there is none to be had."""
+    return inspect.signature(factory), _hints(factory)
+
+
+_known = lru_cache(maxsize=64)(_described)  # ten thousand nodes are made by one factory, and to look at it takes longer
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class TorchLearner:
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[:n]
         x, y = self.data["train"]
         state = self.task.optimizer.start(weights, epochs * -(-len(x) // self.task.batch_size))
-        # Leaves that share their memory with `weights`, which the optimiser changes between the steps. (One leaf for all would
-        # have autograd fill a vector of zeros for each of its parts.)
+        # Leaves that share their memory with `weights`, which the optimiser changes between the steps. (With one leaf for
+        # all, autograd would fill a vector of zeros for each of its parts.)
         leaves = {name: view.detach().requires_grad_() for name, view in self._views(weights, self._trained).items()}
         self._module.train()
         with torch.random.fork_rng(devices=[]):

@@ -19,6 +19,8 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Split
 from p2pfl.randomness import Draws, federation_draws
 
+FEW_CLASSES, MANY_SAMPLES = 16, 256  # below and from which the cross-entropy is faster across samples than along classes
+
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> [n]: one value for each sample, so that nodes' samples can be stacked."""
 
@@ -32,6 +34,9 @@ class Samples(NamedTuple):
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The cross-entropy of logits [n, classes] with class numbers [n]; shape [n]."""
+    if outputs.dim() == 2 and outputs.shape[1] < FEW_CLASSES and len(outputs) >= MANY_SAMPLES:
+        # Of a row that is shorter than a vector register, torch's softmax takes one value at a time.
+        return functional.cross_entropy(outputs.t().unsqueeze(0), targets.unsqueeze(0), reduction="none").squeeze(0)
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 

@@ -133,6 +133,7 @@ class Simulation:
         self.scenario = scenario
         self.notes: list[str] = []
         self.names = names(scenario.nodes)
+        self._everyone = tuple(self.names)  # one for all nodes: each with its own would have nodes times nodes names
         if graph is None:
             graph = topology(scenario.topology, scenario.nodes, scenario.seed)
             self.topology = str(graph.graph["name"])
@@ -206,7 +207,7 @@ class Simulation:
     def _node(self, k: int, exchange: Exchange) -> Node:
         return Node(
             self.names[k],
-            self.names,
+            self._everyone,
             task=self.tasks[k],
             policy=make_policy(*tables.named("policy", self.scenario.policy_of(self.tasks[k].about.get("group")))),
             trainer=self.trainers[k],

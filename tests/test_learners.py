@@ -11,11 +11,41 @@ from p2pfl.optimizers import SGD, Adam
 from p2pfl.randomness import Draws
 from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, OneByOne, Stacked, TrainJob
 from p2pfl.torch_learner import choose_device
-from p2pfl.torch_task import classification, regression
+from p2pfl.torch_task import classification, cross_entropy, regression
 
 COUNTS = (5, 23, 8, 16, 1, 40, 16)  # unequal, below and above the batch size, with and without a last small batch
 NODES = len(COUNTS)
 CREWS = ("one by one", "dense", "vmap")
+
+
+@pytest.mark.parametrize("classes", [2, 15, 16])
+@pytest.mark.parametrize("n", [1, 255, 256, 700])
+def test_the_cross_entropy_is_torchs_at_every_size(n, classes):
+    rng = torch.Generator().manual_seed(n)
+    outputs = (20 * torch.randn(n, classes, generator=rng)).requires_grad_()
+    targets = torch.randint(0, classes, (n,), generator=rng)
+    mine, theirs = cross_entropy(outputs, targets), nn.functional.cross_entropy(outputs, targets, reduction="none")
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    gradients = [torch.autograd.grad(losses.mean(), outputs)[0] for losses in (mine, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
+def test_what_a_module_does_not_use_is_not_trained():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    this = task(Half, 40, 0)
+    before = this.initial(0)
+    after = this.learner(Draws(0, "a")).train(before, round=1)
+    moved = {
+        name: not np.array_equal(part, this.layout.split(before)[name]) for name, part in this.layout.split(after).items()
+    }
+    assert moved == {"used.weight": True, "used.bias": True, "unused.weight": False, "unused.bias": False}
 
 
 def mlp():

@@ -157,6 +157,21 @@ def test_what_a_task_may_say_is_what_a_peer_can_be_told():
     assert decode_terms(told.encode()) == told
 
 
+def test_nodes_that_share_the_digits_draw_each_for_themselves():
+    tasks = [make("digits", k, 5000, labels=3, samples=40, shared=True) for k in (0, 1, 4999)]
+    pool = {tuple(image.tolist()) for image in _images(0)[0][_images(0)[2]["train"]]}
+    for task, own in zip(tasks, (node_labels(0, 5000, 3)[k] for k in (0, 1, 4999)), strict=True):
+        images = {tuple(image.tolist()) for image in task.data["train"].x}
+        assert len(images) == task.n_samples == 40  # no image twice at a node
+        assert images <= pool
+        assert set(task.data["train"].y.tolist()) <= set(own)
+    assert make("digits", 4999, 5000, labels=3, samples=40, shared=True).data["train"].x.equal(tasks[2].data["train"].x)
+    assert not tasks[0].data["train"].x.equal(tasks[1].data["train"].x)
+    assert make("digits", 0, 1, samples=9000, shared=True).n_samples == len(pool)
+    with pytest.raises(ConfigurationError, match=r"task.shared needs task.samples"):
+        make("digits", 0, 3, shared=True)
+
+
 def test_more_nodes_than_digits_are_refused():
     with pytest.raises(ConfigurationError, match="too many"):
         make("digits", 0, 2000)

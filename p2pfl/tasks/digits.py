@@ -24,6 +24,7 @@ def digits(
     *,
     labels: int = CLASSES,
     samples: int = 0,
+    shared: bool = False,
     hidden: int = 64,
     lr: float = 0.1,
     momentum: float = 0.9,
@@ -38,20 +39,27 @@ def digits(
     Args:
         labels: how many of the ten labels each node has.
         samples: at most so many training images per node; 0 takes an equal share of all.
+        shared: nodes draw their `samples` images each for itself, so that several have the same ones: for more nodes than
+            there are images.
     """
     if not 1 <= labels <= CLASSES:
         raise ConfigurationError(f"task.labels must be from 1 to {CLASSES}, got {labels}")
     if samples < 0 or hidden < 1:
         raise ConfigurationError("task.samples must be 0 or more and task.hidden 1 or more")
     own = node_labels(seed, part.count, labels)[part.index]
-    train = _training_share(seed, part, labels)
-    if samples:
-        train = train[:samples]
+    if shared and not samples:
+        raise ConfigurationError("task.shared needs task.samples, the number of images that each node draws")
+    x, y, _ = _images(seed)
+    if shared:
+        pool = _pool_of(seed, "train", own)
+        train = Draws(seed, f"digits {part.index}").generator(0, "images").permutation(pool)[:samples]
+    else:
+        train = _shares(seed, part.count, labels)[part.index][: samples or None]
     if not len(train):
         raise ConfigurationError(
-            f"{part.count} nodes are too many for the digits: node {part.index} has no image to train on"
+            f"{part.count} nodes are too many for the digits: node {part.index} has no image to train on; with"
+            " task.shared = true, nodes may have the same ones"
         )
-    x, y, _ = _images(seed)
     return classification(
         lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)),
         (x[train], y[train]),
@@ -105,13 +113,16 @@ def _shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
     return [rng.permutation(np.concatenate(share)) for share in shares]
 
 
-def _training_share(seed: int, part: Part, labels: int) -> np.ndarray:
-    return _shares(seed, part.count, labels)[part.index]
-
-
 @lru_cache(maxsize=512)
 def _pool(seed: int, split: str, labels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """The validation or test images of some labels: one pair of tensors, held once for all nodes with these labels."""
-    x, y, splits = _images(seed)
-    index = splits[split][np.isin(y.numpy()[splits[split]], labels)]
+    x, y, _ = _images(seed)
+    index = _pool_of(seed, split, labels)
     return x[index], y[index]
+
+
+@lru_cache(maxsize=512)
+def _pool_of(seed: int, split: str, labels: tuple[int, ...]) -> np.ndarray:
+    """Which images of a split have one of some labels."""
+    _, y, splits = _images(seed)
+    return splits[split][np.isin(y.numpy()[splits[split]], labels)]
