@@ -11,6 +11,9 @@ In one process, interleaved, on the same data and model, with one torch thread:
 Nobody evaluates; data, modules and processes are made before the clock starts. Figures are node-rounds per second, the
 median over the repetitions, and how many times as many as the loop's: the median of the ratios within a repetition, and the
 lowest and the highest of them.
+
+With --scale instead: a whole `p2pfl-sim run --engine local` of that many nodes (10,000), with set-up, evaluation and
+results: its time, its processor time and its peak memory.
 """
 
 from __future__ import annotations
@@ -18,7 +21,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +48,7 @@ from sim.run import Simulation
 from sim.scenario import Scenario, ScenarioFile, resolve
 
 PEERS = 5
+ROOT = Path(__file__).parent.parent
 
 
 class Mlp(nn.Module):
@@ -257,6 +266,29 @@ def measure(name: str, repeat: int, rounds: int) -> dict[str, list[float]]:
     return {system: [done / value for value in values] for system, values in seconds.items()}
 
 
+SCALE = """
+rounds = 5
+task = { name = "digits", samples = 16, shared = true, batch_size = 16 }
+policy = { name = "random", neighbours = 5 }
+topology = { name = "k-regular", degree = 10 }
+"""
+
+
+def scale(nodes: int) -> dict[str, float]:
+    """Run a scenario of many nodes as a user would; return seconds, seconds of the processor and GiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "scale.toml").write_text(f"nodes = {nodes}\n{SCALE}")
+        command = [sys.executable, "-m", "sim", "run", "scale.toml", "--engine", "local", "--json", "--out", "out"]
+        begun = time.perf_counter()
+        subprocess.run(
+            command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL
+        )
+        wall = time.perf_counter() - begun
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # it counts bytes there, KiB elsewhere
+    return {"nodes": nodes, "wall_s": wall, "processor_s": used.ru_utime + used.ru_stime, "peak_gib": used.ru_maxrss / unit}
+
+
 def show(name: str, speeds: dict[str, list[float]]) -> None:
     print(f"{name}: node-rounds per second")
     for system, own in speeds.items():
@@ -276,15 +308,26 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works; the figures mean little")
     parser.add_argument("--only", choices=WORKLOADS, action="append", help="measure this workload")
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions after one to warm up (5)")
+    parser.add_argument(
+        "--scale", type=int, nargs="?", const=10_000, metavar="N", help="time and memory of N nodes (10,000)"
+    )
     options = parser.parse_args()
+    if options.scale is not None:
+        figures = scale(options.scale)
+        print(
+            "{nodes:,} nodes: {wall_s:.1f} s, {processor_s:.1f} s of one core, at most {peak_gib:.2f} GiB".format(**figures)
+        )
+        if options.json:
+            options.json.write_text(json.dumps({"scale": figures}, indent=1) + "\n")
+        return
     prepare_process(str(Path(__file__).parent))
     repeat, rounds = (1, 3) if options.quick else (options.repeat, 0)
-    figures = {}
+    measured = {}
     for name in options.only or WORKLOADS:
-        figures[name] = measure(name, repeat, rounds)
-        show(name, figures[name])
+        measured[name] = measure(name, repeat, rounds)
+        show(name, measured[name])
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        options.json.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 if __name__ == "__main__":
