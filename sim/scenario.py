@@ -15,6 +15,11 @@ policy = { name = "local" }
 name = "with peers"
 policy = { name = "dac", neighbours = 3 }
 paper = 0.9            # a figure to print beside this row
+
+[forms.short]          # --set form=short
+rounds = 3
+seeds = [0]
+runs = { "with peers" = { policy = { neighbours = 2 } } }    # which runs it has, with changes; all if not given
 """
 
 from __future__ import annotations
@@ -180,8 +185,9 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     seeds = varied.pop("seeds", top.seeds)
     if seeds is not None:
         check_seeds(f"{name}: seeds", seeds)
+    rows = _rows(name, top.run, varied.pop("runs", None))
     base = tables.merged(base, varied)
-    entries = [tables.merged(base, _with_file(entry, folder)) for entry in top.run or [{}]]
+    entries = [tables.merged(base, _with_file(row, folder)) for row in rows or [{}]]
     runs = deepcopy(entries)
     for run in runs:
         for key, value in parsed:
@@ -194,6 +200,23 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         seeds = None
     folder = str(Path(folder, top.modules))
     return ScenarioFile(base_name, top.description, scenarios, tuple(seeds or [scenarios[0].seed]), folder, notes)
+
+
+def _rows(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> list[dict[str, Any]]:
+    """Return the `[[run]]` entries that a form has, with its changes to them.
+
+    Args:
+        picked: changes by the name of an entry; None keeps all entries as they are.
+    """
+    if picked is None:
+        return list(rows)
+    if not isinstance(picked, dict) or not all(isinstance(change, dict) for change in picked.values()):
+        raise ConfigurationError(f"{where}: runs of a form must be tables by the runs' names, got {picked!r}")
+    known = {str(row.get("name")): row for row in rows}
+    for key in picked:
+        if key not in known:
+            raise ConfigurationError(f"{where}: a form has an {unknown('run', key, known)}")
+    return [tables.merged(row, picked[key]) for key, row in known.items() if key in picked]
 
 
 def _with_file(table: Mapping[str, Any], folder: str) -> dict[str, Any]:

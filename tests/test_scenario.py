@@ -1,9 +1,12 @@
 """Scenarios: one file for one table, and one clear line for what is wrong in it."""
 
 import gc
+import os
+import re
 import sys
 from contextlib import nullcontext
 from math import inf
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +35,7 @@ nodes = 3
 
 [forms.short]
 seeds = [1, 2, 3]
+runs = { hot = {}, "as it is" = { policy = { tau = 9.0 } } }
 
 [[run]]
 name = "alone"
@@ -118,6 +122,19 @@ def test_forms(file):
     assert "study: unknown form" in refusal(file, 'form=["smoke"]')
 
 
+def test_a_form_may_have_some_of_the_runs_and_change_them(file):
+    short = load(file, ["form=short"])
+    assert [(run.name, run.policy) for run in short.runs] == [
+        ("hot", {"name": "dac", "tau": 100.0}),
+        ("as it is", {"name": "dac", "tau": 9.0}),
+    ]
+    text = Path(file).read_text()
+    Path(file).write_text(text.replace('"as it is" = {', '"as it was" = {'))
+    assert "study: a form has an unknown run 'as it was'; did you mean 'as it is'?" in refusal(file, "form=short")
+    Path(file).write_text(re.sub("runs = .*", "runs = ['hot']", text))
+    assert "study: runs of a form must be tables by the runs' names, got ['hot']" in refusal(file, "form=short")
+
+
 def test_a_seed_given_by_hand_replaces_the_files(file):
     assert load(file, ["seed=9"]).seeds == (9,)
 
@@ -132,6 +149,8 @@ def test_only_some_runs(file):
 def test_shipped_scenarios_name_what_exists(name):
     file = load(name)
     assert file.description
+    if any(run.task.get("data", "digits") != "digits" for run in file.runs) and "P2PFL_DATA" not in os.environ:
+        pytest.skip("P2PFL_DATA names no folder with data sets")
     for run in file.runs:
         task, policy = dict(run.task), dict(run.policy)
         make_task(task.pop("name"), task, Part(0, run.nodes), 0)
