@@ -170,6 +170,9 @@ def test_nodes_of_two_domains(tmp_path):
     assert max(int(task.data["train"].y.max()) for task in tasks[:2]) == 9
     assert len(tasks[2].data["train"].y) == 32
     assert {task.layout.shapes[-1] for task in tasks} == {("3.bias", (12,))}  # classes of both
+    apart = nodes(3, **options | {"shift": {"name": "domain", "sizes": [2, 1], "labels": "apart"}})
+    assert [(int(task.data["test"].y.min()), int(task.data["test"].y.max())) for task in apart] == [(0, 9), (0, 9), (12, 23)]
+    assert {task.layout.shapes[-1] for task in apart} == {("3.bias", (24,))}
     write_idx(tmp_path / "wide", np.zeros((12, 8, 9)), np.arange(12))
     with pytest.raises(
         ConfigurationError, match=r"data sets of one shape, got \{'digits': \[1, 8, 8\], 'wide': \[1, 8, 9\]\}"

@@ -28,6 +28,7 @@ class Share:
         group: None where there is no shift.
         angle: by which its images are turned, in degrees.
         names: what it calls each class, int64 [classes].
+        labels: how many names there are among all nodes.
     """
 
     source: int
@@ -37,6 +38,7 @@ class Share:
     group: int | None
     angle: float
     names: np.ndarray
+    labels: int
 
 
 def named(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -87,6 +89,7 @@ def plan(
     kind = _shift(sets, n_nodes, classes, draws, shift)
     shares = _partition(sets, kind, n_nodes, draws, partition)
     groups = kind.groups.tolist()
+    labels = max((int(names.max()) + 1 for names in kind.names or ()), default=classes)
     sources = [kind.sources[group] if kind.sources else 0 for group in groups]
     pools = [by_class(data.test.y, classes) for data in sets]
     result = []
@@ -108,6 +111,7 @@ def plan(
                 None if len(kind.counts) == 1 else group,
                 kind.angles[group] if kind.angles else 0,
                 kind.names[group] if kind.names else np.arange(classes),
+                labels,
             )
         )
     return _validated(result, sets, seed) if validation else result

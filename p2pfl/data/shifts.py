@@ -104,13 +104,24 @@ def label_permutation(
     return Shift((n_nodes - count, *[1] * count), names=_names(n_classes, 1 + count, rng))
 
 
-def domain(n_nodes: int, n_classes: int, rng: Rng, *, sets: int, sizes: Sequence[float] = ()) -> Shift:
+def domain(
+    n_nodes: int,
+    n_classes: int,
+    rng: Rng,
+    *,
+    sets: int,
+    sizes: Sequence[float] = (),
+    labels: Literal["shared", "apart"] = "shared",
+) -> Shift:
     """Domain shift: each group has a data set of its own.
 
     Args:
         sets: how many data sets there are.
+        labels: whether the first class of each set is class 0 (`shared`), or the classes of all sets are numbered on
+            (`apart`; the 20 labels of Listo Zec et al., table 8), so that a model tells the sets apart too.
     """
-    return Shift(_counts(n_nodes, sets, sizes), sources=tuple(range(sets)))
+    names = tuple(np.arange(n_classes) + k * n_classes for k in range(sets)) if labels == "apart" else None
+    return Shift(_counts(n_nodes, sets, sizes), names=names, sources=tuple(range(sets)))
 
 
 SHIFTS = {

@@ -81,7 +81,7 @@ def images(
         partition: { name = "iid" }, "dirichlet" (alpha), "pathological" (classes), "quantity" (alpha), "writer", or
             "clusters" (groups, sizes); see p2pfl.data.partition.
         shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),
-            "label-permutation" (share or nodes, permutation), or "domain" (sizes); see p2pfl.data.shifts.
+            "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see p2pfl.data.shifts.
         augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the run; see
             p2pfl.data.transforms.
         model: { name = "linear" }, "mlp" (hidden), or "cnn" (channels, kernel, dense); see p2pfl.models.
@@ -99,7 +99,7 @@ def images(
     share = _plan(loaded, division, part.count, seed)[part.index]
     source = loaded[share.source]
     make, options = named("task.model", model, MODELS)
-    module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=len(share.names))
+    module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=share.labels)
     module()  # what is wrong with it is said here
     steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
     draws = Draws(seed, f"images/{part.index}")
