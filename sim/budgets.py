@@ -15,10 +15,11 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each node may receive (see p2pfl.policy.Budget); 0 means no limit.
 
     Attributes:
-        models, held, bytes: a number for all nodes; a pair [low, high] draws one for each, both ends included.
+        models, held, bytes: a number for all nodes; a pair [low, high] draws one for each, both ends included. Of models
+            also a share of all nodes, above 0 and below 1: rounded, and at least one.
     """
 
-    models: Limit = 0
+    models: Limit | float = 0
     held: Limit = 0
     bytes: Limit = 0
 
@@ -26,7 +27,10 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise ConfigurationError for a value that makes no sense."""
         for key in self.__struct_fields__:
             limit = getattr(self, key)
-            if isinstance(limit, int):
+            if isinstance(limit, float):
+                if not 0 < limit < 1:
+                    raise ConfigurationError(f"budget.{key} is {limit}: a share of the nodes is above 0 and below 1")
+            elif isinstance(limit, int):
                 if limit < 0:
                     raise ConfigurationError(f"budget.{key} is {limit}: a budget cannot be negative; 0 means no limit")
             elif not 1 <= limit[0] <= limit[1]:
@@ -34,13 +38,15 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"budget.{key} must be a number, or a pair of such from 1 in order, got {list(limit)}"
                 )
 
-    def of(self, seed: int, name: str) -> Budget:
-        """Return the budget of one node."""
-        limits = {key: _draw(getattr(self, key), seed, name, f"budget {key}") for key in self.__struct_fields__}
+    def of(self, seed: int, name: str, nodes: int) -> Budget:
+        """Return the budget of one of so many nodes."""
+        limits = {key: _draw(getattr(self, key), seed, name, f"budget {key}", nodes) for key in self.__struct_fields__}
         return Budget(**limits)
 
 
-def _draw(limit: Limit, seed: int, name: str, purpose: str) -> int:
+def _draw(limit: Limit | float, seed: int, name: str, purpose: str, nodes: int) -> int:
     if isinstance(limit, int):
         return limit
+    if isinstance(limit, float):
+        return max(1, round(limit * nodes))
     return int(Draws(seed, name).generator(0, purpose).integers(limit[0], limit[1], endpoint=True))

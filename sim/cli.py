@@ -196,8 +196,8 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def print_table(summary: Mapping[str, Any]) -> None:
-    """Print the table of a summary: with what was sent where codecs are compared, the means of the nodes' groups where there
-    are any, and a paper's figures.
+    """Print the table of a summary: with what was sent where codecs or runs are compared, the means of the nodes' groups
+    where there are any, and a paper's figures.
     """
     from rich.console import Console
     from rich.table import Table
@@ -209,20 +209,29 @@ def print_table(summary: Mapping[str, Any]) -> None:
     papers = any("paper" in row for row in rows)
     groups = list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
     sent = any("bytes" in row for row in rows)
-    headings = [*(["MB sent"] if sent else []), *(f"group {group}" for group in groups), *(["paper"] if papers else [])]
+    reference = next((row["against"]["name"] for row in rows if "against" in row), "")
+    headings = [*(["MB sent"] if sent else []), *([f"- {reference}", "x bytes"] if reference else [])]
+    headings += [*(f"group {group}" for group in groups), *(["paper"] if papers else [])]
     for name in ("run", metric, "+- over seeds", *headings):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
     for row in rows:
         paper = _figure(row["paper"]) if "paper" in row else ""
         deviation = _figure(row["std"]) if seeds > 1 else ""
-        of_codecs = [f"{row['bytes'] / 1e6:.2f}"] if sent else []
+        compared = [f"{row['bytes'] / 1e6:.2f}"] if sent else []
         of_groups = [_figure(row["per_group"][group]) if group in row.get("per_group", {}) else "" for group in groups]
-        more = [*of_codecs, *of_groups, *([paper] if papers else [])]
+        if reference:
+            compared += _against(row["against"])
+        more = [*compared, *of_groups, *([paper] if papers else [])]
         table.add_row(row["name"], _figure(row["mean"]), deviation, *more)
     print(f"{summary['scenario']}: test {metric}, mean over nodes and {seeds} seed{'s' * (seeds > 1)}")
     console = Console(highlight=False)
     console.width = max(console.width, 120)  # what is wider than a terminal is folded by it, not cut off
     console.print(table)
+
+
+def _against(compared: Mapping[str, Any]) -> list[str]:
+    times = compared["times_bytes"]
+    return [f"{compared['difference']:+.3f}", "" if times is None else f"{times:.2f}"]
 
 
 def _figure(value: float) -> str:

@@ -92,6 +92,7 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
 def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     """Return what summary.json holds."""
     runs = [result.summary for result in results]
+    compared = bool(file.against) or len({str(run.codec) for run in file.runs}) > 1
     table = []
     for scenario in file.runs:
         tests = [run["test"] for run in runs if run["name"] == scenario.name]
@@ -102,7 +103,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
             "std": float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
             "seeds": len(means),
         }
-        if len({str(each.codec) for each in file.runs}) > 1:
+        if compared:
             row["bytes"] = float(np.mean([run["traffic"]["bytes"] for run in runs if run["name"] == scenario.name]))
         groups = tests[0]["per_group"]
         if len(groups) > 1:
@@ -110,6 +111,8 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         if scenario.paper is not None:
             row["paper"] = scenario.paper
         table.append(row)
+    if file.against:
+        _compare(table, next(row for row in table if row["name"] == file.against))
     return {
         "scenario": file.name,
         "version": p2pfl.__version__,
@@ -117,6 +120,14 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "runs": runs,
         "table": table,
     }
+
+
+def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> None:
+    """Say in each row what its metric has more than that of the reference, and how many times as many bytes it sends."""
+    mean, sent = reference["mean"], reference["bytes"]
+    for row in table:
+        times = row["bytes"] / sent if sent else None
+        row["against"] = {"name": reference["name"], "difference": row["mean"] - mean, "times_bytes": times}
 
 
 def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:

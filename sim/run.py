@@ -214,7 +214,7 @@ class Simulation:
             exchange=exchange,
             settings=self.scenario,
             observer=self.recorder,
-            budget=self.scenario.budget.of(self.scenario.seed, self.names[k]),
+            budget=self.scenario.budget.of(self.scenario.seed, self.names[k], self.scenario.nodes),
             initial=self.initial,
         )
 

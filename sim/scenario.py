@@ -2,6 +2,7 @@
 
 name = "my-study"
 seeds = [0, 1, 2]      # every run is repeated with each
+against = "alone"      # the table says how much better each run is than this one, and what it sends compared to it
 nodes = 20
 rounds = 10
 task = { name = "digits", labels = 3 }
@@ -114,6 +115,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         seeds: what every run is repeated with.
         folder: where modules that it names may lie: beside the file, unless its key `modules` names another folder.
         notes: what the user should know about how it was resolved.
+        against: the run that the others are compared with in the table; "" is none.
     """
 
     name: str
@@ -122,6 +124,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     seeds: tuple[int, ...]
     folder: str
     notes: tuple[str, ...] = ()
+    against: str = ""
 
     def raw(self) -> dict[str, Any]:
         """Return the TOML tables that give the same scenario again."""
@@ -129,6 +132,8 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         table = {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
         if any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy)):
             table["modules"] = str(Path(self.folder).resolve())
+        if self.against:
+            table["against"] = self.against
         return table
 
     def only(self, text: str) -> ScenarioFile:
@@ -142,7 +147,8 @@ class ScenarioFile(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"no run of {self.name} has {text!r} in its name: {', '.join(r.name for r in self.runs)}"
             )
-        return msgspec.structs.replace(self, runs=kept)
+        against = self.against if any(run.name == self.against for run in kept) else ""
+        return msgspec.structs.replace(self, runs=kept, against=against)
 
 
 def jobs_of(file: ScenarioFile) -> list[Scenario]:
@@ -199,7 +205,8 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     if any(key == "seed" for key, _ in parsed):
         seeds = None
     folder = str(Path(folder, top.modules))
-    return ScenarioFile(base_name, top.description, scenarios, tuple(seeds or [scenarios[0].seed]), folder, notes)
+    against = top.against if top.against in {run.name for run in scenarios} else ""
+    return ScenarioFile(base_name, top.description, scenarios, tuple(seeds or [scenarios[0].seed]), folder, notes, against)
 
 
 def _rows(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> list[dict[str, Any]]:
@@ -251,6 +258,7 @@ class _FileKeys(msgspec.Struct):
     name: str | None = None
     description: str = ""
     modules: str = "."
+    against: str = ""
     seeds: list[int] | None = None
     form: str = "full"
     forms: dict[str, dict[str, Any]] = {}
@@ -258,7 +266,7 @@ class _FileKeys(msgspec.Struct):
 
     def check(self, where: str) -> None:
         """Raise ConfigurationError for a value of another type."""
-        for key in ("name", "description", "modules", "form"):
+        for key in ("name", "description", "modules", "against", "form"):
             value = getattr(self, key)
             if value is not None and not isinstance(value, str):
                 raise ConfigurationError(f"{where}: {key} must be a string, got {value!r}")
