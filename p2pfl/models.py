@@ -1,4 +1,4 @@
-"""Models for images, by name: `linear`, `mlp` and `cnn`."""
+"""Models for images, by name: `linear`, `mlp`, `cnn` and `resnet18`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,16 @@ def cnn(
     return nn.Sequential(*blocks, nn.Flatten(), *_dense([before * height * width, *dense, classes]))
 
 
-MODELS = {"linear": linear, "mlp": mlp, "cnn": cnn}
+def resnet18(shape: Shape, classes: int) -> nn.Module:
+    """See p2pfl.resnet."""
+    from p2pfl.resnet import ResNet18
+
+    if min(shape[1:]) < 32:
+        raise ConfigurationError(f"task.model: resnet18 needs images of 32 x 32 pixels or more, got {shape[1]} x {shape[2]}")
+    return ResNet18(shape[0], classes)
+
+
+MODELS = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet18": resnet18}
 
 
 def _dense(sizes: Sequence[int]) -> list[nn.Module]:

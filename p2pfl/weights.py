@@ -11,11 +11,13 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
 
 
-def load(file: str, layout: Layout) -> Parameters:
+def load(file: str, layout: Layout, without: tuple[str, ...] = ()) -> Parameters:
     """Return the tensors of a file as one vector; it is read once per process, and not to be written.
 
     Args:
-        file: its tensors have the layout's names and shapes, and are float32, as `p2pfl-node export` writes them.
+        file: its tensors have the layout's names and shapes, and are float32, as `p2pfl-node export` writes them. Batch
+            norm's integer counters, which others' files have too, are left out.
+        without: names of tensors that are not taken from the file, whether it has them or not: they are 0.
 
     Raises:
         ConfigurationError: it cannot be read, or its tensors are others; the text names the first that differs.
@@ -25,17 +27,18 @@ def load(file: str, layout: Layout) -> Parameters:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
-    return _load(path, changed, layout)
+    return _load(path, changed, layout, without)
 
 
 @lru_cache(maxsize=2)
-def _load(path: Path, changed: int, layout: Layout) -> Parameters:
+def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) -> Parameters:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "numpy") as file:
-            names = set(file.keys())
-            for name, shape in layout.shapes:
+            names = {name for name in file.keys() if not name.endswith(".num_batches_tracked")} - set(without)  # noqa: SIM118
+            needed = {name: shape for name, shape in layout.shapes if name not in without}
+            for name, shape in needed.items():
                 if name not in names:
                     raise ConfigurationError(f"{path} lacks the tensor {name}; it has {', '.join(sorted(names)) or 'none'}")
                 found = file.get_slice(name)
@@ -43,10 +46,11 @@ def _load(path: Path, changed: int, layout: Layout) -> Parameters:
                     raise ConfigurationError(
                         f"{path}: {name} is {found.get_dtype()} {found.get_shape()}, the model's is F32 {list(shape)}"
                     )
-            others = sorted(names - dict(layout.shapes).keys())
+            others = sorted(names - needed.keys())
             if others:
                 raise ConfigurationError(f"{path} has the tensor {others[0]}, which the model lacks")
-            params = layout.join({name: file.get_tensor(name) for name in names})
+            zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.shapes if name in without}
+            params = layout.join(zeros | {name: file.get_tensor(name) for name in needed})
     except (SafetensorError, OSError) as error:
         raise ConfigurationError(f"{path} is no safetensors file, or damaged: {error}") from error
     if not np.isfinite(params).all():

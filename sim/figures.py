@@ -118,13 +118,13 @@ def collaboration(edges: Table, groups: Sequence[Any]) -> dict[str, Any]:
     if all(group is not None for group in groups):
         words = np.array([str(group) for group in groups])
         figures["within_group"] = float((words[src] == words[dst]).mean())
-        figures["late_share"] = _late_share(words[src], words[dst])
+        figures["late_share"] = _late_share(words[src], words[dst], np.unique(words))
     return figures
 
 
-def _late_share(source: np.ndarray, target: np.ndarray) -> dict[str, dict[str, float]]:
+def _late_share(source: np.ndarray, target: np.ndarray, groups: np.ndarray) -> dict[str, dict[str, float]]:
     shares: dict[str, dict[str, float]] = {}
     for group in np.unique(target):
         others = source[target == group]
-        shares[str(group)] = {str(other): float((others == other).mean()) for other in np.unique(source) if other != group}
+        shares[str(group)] = {str(other): float((others == other).mean()) for other in groups if other != group}
     return shares

@@ -191,6 +191,8 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     seeds = varied.pop("seeds", top.seeds)
     if seeds is not None:
         check_seeds(f"{name}: seeds", seeds)
+    if top.against and top.against not in (known := [str(row.get("name", base_name)) for row in top.run or [{}]]):
+        raise ConfigurationError(f"{name}: {unknown('run in against', top.against, known)}")
     rows = _rows(name, top.run, varied.pop("runs", None))
     base = tables.merged(base, varied)
     entries = [tables.merged(base, _with_file(row, folder)) for row in rows or [{}]]

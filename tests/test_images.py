@@ -13,9 +13,11 @@ from node import config, setup
 from p2pfl.data import sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.kernels import DenseKernel
+from p2pfl.models import MODELS
 from p2pfl.randomness import Draws
 from p2pfl.stacked import EvaluateJob, LossJob, OneByOne, Stacked, TrainJob
 from p2pfl.task import Part, make_task
+from p2pfl.torch_task import layout_of
 
 CNN = {"name": "cnn", "channels": [4, 5], "kernel": 2, "dense": [10]}
 REAL = os.environ.get("P2PFL_DATA", "")
@@ -247,6 +249,32 @@ def test_a_model_from_a_file(tmp_path):
     task = make(initial=str(tmp_path / "start.safetensors"))
     assert (task.initial(0) == params).all()
     assert (task.initial(1) == params).all()
+
+
+def test_a_last_layer_may_be_drawn_anew(tmp_path):
+    layout = make().layout
+    params = np.arange(1, layout.size + 1, dtype=np.float32)
+    body = {name: tensor for name, tensor in layout.split(params).items() if not name.startswith("3.")}
+    counters = {"9.num_batches_tracked": np.array(7)}
+    save_file(body | counters | {"3.weight": np.zeros((1000, 64), np.float32)}, tmp_path / "body.safetensors")
+    tuned, plain = make(initial=str(tmp_path / "body.safetensors"), head="new"), make()
+    for seed in (0, 1):
+        start, drawn = layout.split(tuned.initial(seed)), layout.split(plain.initial(seed))
+        assert all((start[name] == body[name]).all() for name in body)
+        assert all((start[name] == drawn[name]).all() for name in ("3.weight", "3.bias"))
+    with pytest.raises(ConfigurationError, match=r"3.weight is F32 \[1000, 64\]"):
+        make(initial=str(tmp_path / "body.safetensors"))
+
+
+def test_resnet18_has_the_tensors_of_torchvision():
+    layout = layout_of(MODELS["resnet18"]((3, 32, 32), 1000))
+    shapes = dict(layout.shapes)
+    assert layout.n_trained == 11_689_512
+    assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
+    assert shapes["layer4.1.bn2.running_var"] == (512,)
+    assert len(shapes) == 102  # and 20 integer counters, which stay local
+    with pytest.raises(ConfigurationError, match="needs images of 32 x 32 pixels or more, got 28 x 28"):
+        MODELS["resnet18"]((1, 28, 28), 10)
 
 
 def without(tensors, name):

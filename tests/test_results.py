@@ -187,6 +187,23 @@ def test_the_table_of_given_runs():
     ]
 
 
+def test_the_table_says_what_is_better_and_what_sends_less():
+    file = resolve({"against": "b", "run": [{"name": "a"}, {"name": "b", "rounds": 1}]}, [], "study", ".")
+    given = [
+        results.Result(
+            {"name": name, "seed": 0, "test": {"mean": mean, "per_group": {}}, "traffic": {"bytes": sent}}, {}, {}, []
+        )
+        for name, mean, sent in (("a", 0.75, 30), ("b", 0.5, 120))
+    ]
+    rows = results.summarise(file, given)["table"]
+    assert [row["against"] for row in rows] == [
+        {"name": "b", "difference": 0.25, "times_bytes": 0.25},
+        {"name": "b", "difference": 0.0, "times_bytes": 1.0},
+    ]
+    given[1].summary["traffic"]["bytes"] = 0
+    assert results.summarise(file, given)["table"][0]["against"]["times_bytes"] is None
+
+
 def test_json_has_null_for_what_is_no_number():
     text = results.to_json({"a": float("nan"), "b": [np.float64("inf"), 1.5], "c": {"d": -math.inf, "e": "nan", "f": 3}})
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": None, "e": "nan", "f": 3}}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -40,12 +40,24 @@ _common: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
 
 @dataclass
 class ImageTask(TorchTask):
-    """A TorchTask that may start from a file."""
+    """A TorchTask that may start from a file.
+
+    Attributes:
+        start: what is of the file.
+        drawn: the names of tensors that are drawn from the seed nevertheless.
+    """
 
     start: Parameters | None = None
+    drawn: tuple[str, ...] = ()
 
     def initial(self, seed: int) -> Parameters:
-        return super().initial(seed) if self.start is None else self.start
+        if self.start is not None and not self.drawn:
+            return self.start
+        params = super().initial(seed)
+        if self.start is None:
+            return params
+        tensors = self.layout.split(self.start) | {name: self.layout.split(params)[name] for name in self.drawn}
+        return self.layout.join(tensors)
 
 
 def images(
@@ -64,6 +76,7 @@ def images(
     optimizer: Table = PLAIN_SGD,
     batch_size: int = 16,
     initial: str = "",
+    head: Literal["file", "new"] = "file",
 ) -> TorchTask:
     """Images of one or several data sets; cross-entropy, accuracy.
 
@@ -84,9 +97,12 @@ def images(
             "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see p2pfl.data.shifts.
         augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the run; see
             p2pfl.data.transforms.
-        model: { name = "linear" }, "mlp" (hidden), or "cnn" (channels, kernel, dense); see p2pfl.models.
+        model: { name = "linear" }, "mlp" (hidden), "cnn" (channels, kernel, dense), or "resnet18"; see
+            p2pfl.models.
         optimizer: { name = "sgd" } (lr, momentum, weight_decay), or "adam" (lr, betas, eps, weight_decay).
         initial: a safetensors file to start from, instead of weights drawn from the seed.
+        head: whether the last layer is of that file too, or is drawn from the seed (`new`): for weights that were trained on
+            other classes.
 
     Raises:
         ConfigurationError: an option makes no sense, or the data or the file cannot be used.
@@ -114,8 +130,15 @@ def images(
         about={} if share.group is None else {"group": share.group},
     )
     if initial:
-        task.start = weights.load(initial, task.layout)
+        task.drawn = _last_layer(task) if head == "new" else ()
+        task.start = weights.load(initial, task.layout, task.drawn)
     return task
+
+
+def _last_layer(task: TorchTask) -> tuple[str, ...]:
+    names = [name for name, _ in task.layout.shapes[: len(list(task.template.parameters()))]]
+    module = names[-1].rpartition(".")[0]
+    return tuple(name for name in names if name.rpartition(".")[0] == module)
 
 
 @lru_cache(maxsize=4)
