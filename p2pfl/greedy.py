@@ -87,20 +87,25 @@ async def bggc(
     if batches:
         await steps.begin()
     for part in batches:
-        if await steps.take(part, await fetch(part)):
+        came = [id for id in part if id in steps.seen]  # the others may be silent, and are not waited for twice
+        if came and await steps.take(came, await fetch(came)):
             break
     return steps.selection()
 
 
 class _Steps:
-    """The sums of X and Y, weighted and not divided, and what is known of their losses."""
+    """The sums of X and Y, weighted and not divided, and what is known of their losses.
+
+    Attributes:
+        seen: the candidates that were put into Y.
+    """
 
     def __init__(self, own: Update, loss: Loss, rng: np.random.Generator, limit: int | None) -> None:
         self._loss = loss
         self._rng = rng
         self._limit = limit
         self._own = own
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()
         self._x = self._y = _weight(own) * own.params
         self._x_weight = self._y_weight = _weight(own)
         self._x_loss = self._y_loss = inf
@@ -111,7 +116,7 @@ class _Steps:
         for model in _in_order(order, models):
             self._y = self._y + _weight(model) * model.params
             self._y_weight += _weight(model)
-            self._seen.add(model.sender)
+            self.seen.add(model.sender)
 
     async def begin(self) -> None:
         """Evaluate X and Y as they are at the start."""
@@ -120,10 +125,8 @@ class _Steps:
         )
 
     async def take(self, order: Sequence[str], models: Sequence[Update]) -> bool:
-        """Decide on candidates one after another. Return True when no more may be chosen."""
+        """Decide on candidates that are in Y, one after another. Return True when no more may be chosen."""
         for model in _in_order(order, models):
-            if model.sender not in self._seen:
-                continue
             weight, params = _weight(model), model.params
             x_weight, y_weight = self._x_weight + weight, self._y_weight - weight
             x_loss, y_loss = await self._losses(

@@ -106,6 +106,16 @@ def test_there_are_two_evaluations_and_two_for_each_candidate_at_most_and_no_mor
     assert selection.mean == pytest.approx(mean, rel=1e-3, abs=1e-4)
 
 
+def test_who_did_not_come_in_the_first_pass_is_not_asked_in_the_second():
+    rng = np.random.default_rng(0)
+    own, others = some_models(rng, 8)
+    silent, asked = {"n02", "n05", "n06"}, []
+    fetch = fetching([other for other in others if other.sender not in silent], lambda ids, found: asked.extend(ids))
+    ids = [other.sender for other in others]
+    play(bggc(own, ids, fetch, loss=Validation(rng), rng=rng, batch=2))
+    assert {id: asked.count(id) for id in ids} == {id: 1 if id in silent else 2 for id in ids}
+
+
 def test_without_a_limit_the_result_is_never_worse_than_the_mean_of_all():
     for seed in range(500):
         rng = np.random.default_rng(seed)
