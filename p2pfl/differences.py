@@ -65,7 +65,7 @@ class Public:
         self.k = k
         self.params = start
         self.steps = [Step(tag(start), np.zeros(0, np.uint32))]
-        self._between: dict[tuple[bytes, bytes], Indices | None] = {}  # asked for by many peers
+        self._between: dict[tuple[bytes, bytes], Indices] = {}  # asked for by many peers
 
     def publish(self, params: Parameters) -> Step:
         """Let the entries of w^ that are furthest from `params`, float32 [P], become equal to them."""
@@ -80,17 +80,15 @@ class Public:
 
     def between(self, one: bytes, other: bytes) -> Indices | None:
         """Return which entries may differ between two published models; None where one is not remembered."""
-        if (one, other) not in self._between:
-            self._between[one, other] = self._union(one, other)
-        return self._between[one, other]
-
-    def _union(self, one: bytes, other: bytes) -> Indices | None:
+        if (one, other) in self._between:
+            return self._between[one, other]
         places = {step.tag: place for place, step in enumerate(self.steps)}
         if one not in places or other not in places:
-            return None
+            return None  # and nothing is kept of it: peers may name as many models as they like
         first, last = sorted((places[one], places[other]))
         changed = [step.changed for step in self.steps[first + 1 : last + 1]]
-        return np.unique(np.concatenate(changed)) if changed else np.zeros(0, np.uint32)
+        self._between[one, other] = np.unique(np.concatenate(changed)) if changed else np.zeros(0, np.uint32)
+        return self._between[one, other]
 
     def restore(self, steps: Sequence[Step], params: Parameters) -> None:
         """Take up the steps of an earlier life, of which `params` came last."""
