@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,23 @@ def answer(pipe: Connection, work: Callable[[Any], Any]) -> None:
             message = work(task)
         except Exception as error:
             error.add_note(traceback.format_exc())  # where it was raised does not travel
-            message = error
+            message = _fit_to_travel(error)
         try:
             pipe.send(message)
         except OSError:
             return
+
+
+def _fit_to_travel(error: Exception) -> Exception:
+    """Return an error that can be made again at the other end of a pipe: itself, or else one that says the same."""
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))  # what a pipe does
+    except Exception:
+        told = Failed(str(error)) if isinstance(error, Failed) else RuntimeError(f"{type(error).__name__}: {error}")
+        for note in error.__notes__:
+            told.add_note(note)
+        return told
+    return error
 
 
 def _begin(work: Callable[..., None], pipe: Connection, *args: Any) -> None:

@@ -68,6 +68,28 @@ class Telling:
         return self.learner.train(params, round=round, **options)
 
 
+class Particular(Exception):
+    def __init__(self, one, other):
+        super().__init__(f"{one} and {other}")
+
+
+class Bound(Exception):
+    def __init__(self, *words):
+        super().__init__(" and ".join(words))
+        self.bound = lambda: words
+
+
+class Failing(Telling):
+    def train(self, params, **options):
+        raise {"Particular": Particular, "Bound": Bound}[self.kind]("seven", "eight")  # in training
+
+
+def failing(part, seed, kind):
+    task = Careless(part, seed)
+    task.learners = type("Kind", (Failing,), {"kind": kind})
+    return task
+
+
 class Killing(Telling):
     def train(self, params, **options):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -173,6 +195,14 @@ def test_the_error_is_that_of_the_first_node_whichever_process_has_it():
 def test_what_goes_wrong_in_another_process_at_the_start_is_said():
     with pytest.raises(ConfigurationError, match="no data here"):
         Simulation(scenario("elsewhere").runs[0], workers=2)
+
+
+@pytest.mark.parametrize("kind", ["Particular", "Bound"])
+def test_an_error_that_cannot_travel_is_told_in_its_words(kind):
+    file = scenario("failing", nodes=4, options={"kind": kind})
+    with pytest.raises(RuntimeError, match=f"^{kind}: seven and eight") as caught:
+        run_all(file, "process", workers=1)
+    assert "in training" in "".join(caught.value.__notes__)  # where it was raised
 
 
 def test_stacked_nodes_stay_in_one_process_and_whoever_asked_for_more_is_told():
