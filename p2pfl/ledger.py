@@ -93,15 +93,22 @@ class Ledger:
     def fit(
         self, rng: Callable[[str], np.random.Generator], ids: Sequence[str], size: Callable[[str], int]
     ) -> Sequence[str]:
-        """Return those of `ids` whose models fit into what is left of the bytes; which ones, is drawn.
+        """Return those of `ids` for whose models there is room in what is left of the budget; which ones, is drawn.
 
         Args:
             rng: the node's generators by purpose.
             size: see `reserve`.
         """
-        if not self.budget.bytes:
+        budget = self.budget
+        if not self.limited:
             return ids
-        return fitting(rng("budget"), ids, [size(id) for id in ids], self.budget.bytes - self.bytes - self._place_bytes)
+        places = [limit - used for limit, used in ((budget.models, self.models), (budget.held, self.held)) if limit]
+        most = max(0, min([len(ids), *(left - self._places for left in places)]))
+        sizes = [size(id) if budget.bytes else 0 for id in ids]
+        left = budget.bytes - self.bytes - self._place_bytes if budget.bytes else 0
+        if most == len(ids) and sum(sizes) <= left:
+            return ids
+        return fitting(rng("budget"), ids, sizes, left, most)
 
     def release(self, places: Places) -> None:
         """Give up places: the models have come, or will not."""

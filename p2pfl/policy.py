@@ -157,7 +157,7 @@ class Peers(Protocol):
         """
 
     def fit(self, ids: Sequence[str]) -> Sequence[str]:
-        """Return those of `ids` whose models this round's budget of bytes has room for; which ones, is drawn.
+        """Return those of `ids` for whose models the budget has room now; which ones, is drawn.
 
         Bytes are those that the models are expected to take: with some codecs fewer of peers that were heard lately.
         """

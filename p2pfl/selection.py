@@ -27,15 +27,16 @@ def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
     return [ids[k] for k in sorted(picks)]
 
 
-def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], limit: int) -> list[str]:
+def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], limit: int, most: int) -> list[str]:
     """Return those of `ids`, in their order, that fit together into `limit`: taken in a drawn order while there is room.
 
     Args:
         sizes: of each, 0 or more.
+        most: how many may be taken.
     """
-    taken = set()
+    taken: set[int] = set()
     for place in rng.permutation(len(ids)).tolist():
-        if sizes[place] <= limit:
+        if sizes[place] <= limit and len(taken) < most:
             limit -= sizes[place]
             taken.add(place)
     return [ids[place] for place in sorted(taken)]

@@ -168,6 +168,7 @@ class Simulation:
         exchanges = self._by_messages() if scenario.fidelity == "wire" else self._modelled()
         made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
         self.nodes = {name: made[k] for k, name in enumerate(self.names)}
+        self._note_budgets_that_are_useless()
 
     def run(self, progress: Progress = lambda rounds: None) -> Run:
         self.recorder.progress = progress
@@ -279,6 +280,13 @@ class Simulation:
             return OneByOne(learners)
         samples = [task.n_samples for task in self.tasks]
         return Shards(self.scenario, learners, self.names, samples, self.processes)
+
+    def _note_budgets_that_are_useless(self) -> None:
+        """A policy that takes what fits would train alone, and nobody would know why."""
+        size = Coding(self._codec, self.tasks[0].layout, self.initial).expected("", 1)
+        small = [limit for node in self.nodes.values() if 0 < (limit := node.me.budget.bytes) < size]
+        if small:
+            self.notes.append(f"budget.bytes of {len(small)} of {len(self.nodes)} nodes is less than a model takes: {size}")
 
     def _known_groups(self) -> None:
         groups = {str(task.about["group"]) for task in self.tasks if "group" in task.about}

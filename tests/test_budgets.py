@@ -18,7 +18,9 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Budget, Merge, Update
 from p2pfl.rehearsal import rehearse
 from p2pfl.task import Part, make_task
+from protocols.envelope import OVERHEAD
 from sim import figures
+from sim.budgets import Budgets
 from sim.clock import run as run_on_virtual_time
 from sim.run import run
 from sim.scenario import resolve
@@ -239,6 +241,38 @@ def test_dpfl_keeps_to_each_nodes_budget(fidelity):
     assert found["preparation"]["models"] == sum(prepared)
     a_model = found["bytes"] / found["models"]  # and the request for it
     assert found["preparation"]["bytes"] == pytest.approx(sum(prepared) * a_model)
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+@pytest.mark.parametrize("codec", [{"name": "int8"}, {"name": "top-k", "share": 0.2}], ids=["int8", "top-k"])
+@pytest.mark.parametrize(
+    "policy", [{"name": "dpfl", "initial_epochs": 1, "epochs": 1}, {"name": "fedavg"}], ids=["dpfl", "fedavg"]
+)
+def test_a_budget_of_bytes_holds_in_every_round_and_step(monkeypatch, fidelity, codec, policy):
+    steps = []
+
+    def take(ledger, updates):
+        steps.append((ledger._preparing, sum(update.size for update in updates)))
+        return taken(ledger, updates)
+
+    taken = Ledger.take
+    monkeypatch.setattr(Ledger, "take", take)
+    limit = 2000
+    result = run(scenario(nodes=10, rounds=4, policy=policy, fidelity=fidelity, codec=codec, budget={"bytes": limit}))
+    assert max(size for _, size in steps) <= limit
+    if policy["name"] == "dpfl":
+        assert max(size for preparing, size in steps if preparing) > limit / 2
+    received = [node.peers.ledger.round_models for node in result.nodes.values()]
+    assert 0 < max(received) < 9 * 4
+
+
+def test_whoever_gives_bytes_for_no_model_is_told():
+    (note,) = run(scenario(policy={"name": "fedavg"}, budget={"bytes": [100, 5000]})).notes
+    size = OVERHEAD + 4 * 11
+    small = [Budgets(bytes=(100, 5000)).of(0, f"node-{k}").bytes < size for k in range(6)]
+    assert 0 < sum(small) < 6
+    assert note == f"budget.bytes of {sum(small)} of 6 nodes is less than a model takes: {size}"
+    assert not run(scenario(policy={"name": "fedavg"}, budget={"bytes": size})).notes
 
 
 def test_the_use_of_a_budget_is_its_share_on_average():

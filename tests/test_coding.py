@@ -384,16 +384,17 @@ def test_the_table_says_what_was_sent_where_codecs_are_compared(tmp_path, capsys
 
 def test_which_peers_fit_is_drawn_and_every_one_has_its_turn():
     rng = np.random.default_rng(0)
-    counts = Counter(id for _ in range(3000) for id in fitting(rng, list("abcde"), [1, 1, 1, 1, 1], 2))
+    counts = Counter(id for _ in range(3000) for id in fitting(rng, list("abcde"), [1, 1, 1, 1, 1], 2, 5))
     assert sum(counts.values()) == 6000
     assert all(abs(count - 1200) < 150 for count in counts.values())
 
 
-@given(st.lists(st.integers(0, 9), max_size=8), st.integers(-1, 30))
-def test_those_that_fit_leave_no_room_for_another(sizes, limit):
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(-1, 30), st.integers(0, 9))
+def test_those_that_fit_leave_no_room_for_another(sizes, limit, most):
     ids = list(range(len(sizes)))
-    taken = fitting(np.random.default_rng(1), ids, sizes, limit)
+    taken = fitting(np.random.default_rng(1), ids, sizes, limit, most)
     assert taken == sorted(set(taken))
     used = sum(sizes[k] for k in taken)
     assert used <= max(limit, 0)
-    assert all(used + sizes[k] > limit for k in ids if k not in taken)
+    assert len(taken) <= most
+    assert len(taken) == most or all(used + sizes[k] > limit for k in ids if k not in taken)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.ledger import Ledger
 from p2pfl.policies import make_policy
 from p2pfl.policies.dpfl import Dpfl
 from p2pfl.policies.fedavg import FedAvg
@@ -68,6 +69,39 @@ def test_dpfl_counts_itself_if_told_to():
     assert all(not any(actor.asked.values()) for actor in cast.values())
     policies, *_ = play(lambda: Dpfl(epochs=1, count_self=True), rounds=1, budget=Budget(models=3))
     assert max(len(policy.omega) for policy in policies.values()) == 2
+
+
+def test_dpfl_chooses_as_many_as_its_bytes_have_room_for():
+    two = Budget(bytes=2 * 4 * 11 + 40)  # a model has 11 values
+    for options in ({}, {"count_self": True}):  # of the numbers of models, and of them only
+        policies, cast, _ = play(lambda: Dpfl(initial_epochs=1, epochs=1, **options), rounds=3, budget=two)  # noqa: B023
+        assert max(len(policy.omega) for policy in policies.values()) == 2
+        assert all(set(actor.asked.get(3, ())) == set(policies[name].omega) for name, actor in cast.items())
+        assert all(len(set(actor.asked[0])) == 5 for actor in cast.values())  # all were looked at
+        assert max(actor.ledger.most_held for actor in cast.values()) == 2
+
+
+@pytest.mark.parametrize("make", [lambda: Dpfl(initial_epochs=1, epochs=1), FedAvg, FedProx])
+def test_who_has_bytes_for_no_model_trains_alone(make):
+    _, cast, history = play(make, budget=Budget(bytes=43))
+    assert all(merges[name].weights == {name: 1.0} for merges in history for name in NAMES)
+    assert not any(any(actor.asked.values()) for actor in cast.values())
+
+
+def test_dpfl_whose_bytes_have_become_fewer_fetches_those_that_fit():
+    policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
+    cast, _ = rehearse(policies, TASKS, 1, budget=Budget(bytes=4 * 4 * 11))
+    name, actor = next((name, actor) for name, actor in cast.items() if len(policies[name].omega) > 2)
+    actor.ledger = Ledger(Budget(bytes=2 * 4 * 11))
+    asked = actor.asked[1]
+    for due in (1, 9):  # with GGC, and between two runs of it
+        asked.clear()
+        policies[name].due, policies[name].chosen = due, policies[name].omega
+        actor.ledger.begin_round()
+        with pytest.raises(StopIteration):
+            policies[name].round(actor, actor).send(None)
+        assert len(asked) == 2
+        assert set(asked) < set(policies[name].omega)
 
 
 def test_dpfl_with_a_period_keeps_whom_it_chose_and_fetches_only_those():
@@ -136,6 +170,16 @@ def test_fedavg_gives_all_the_same_mean():
     assert set(history[0]["node-0"].weights) == set(NAMES)
     models = [cast[name].published[2, "trained"].params for name in NAMES]
     assert np.allclose(params[0], np.mean(models, axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [Budget(models=2), Budget(held=2), Budget(bytes=2 * 4 * 11)])
+@pytest.mark.parametrize("make", [FedAvg, FedProx])
+def test_fedavg_under_a_budget_averages_with_peers_drawn_each_round(make, budget):
+    _, cast, history = play(make, rounds=8, budget=budget)
+    for name, actor in cast.items():
+        assert all(len(actor.asked[round]) == 2 for round in range(1, 9))
+        assert len({id for round in range(1, 9) for id in actor.asked[round]}) > 3
+        assert set(history[-1][name].weights) == {name, *actor.asked[8]}
 
 
 def test_fedprox_holds_nodes_near_the_model_of_the_round_before():

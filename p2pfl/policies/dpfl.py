@@ -17,7 +17,9 @@ class Dpfl:
 
     Before the first round a node trains from the common initial model, and BGGC chooses Omega among all peers, fetched twice
     in batches that the budget allows. In each round it trains, fetches the models of Omega, and averages with those, C, that
-    GGC chooses of them. Omega stays as it is. The budget B_c is the node's own, `budget.models`.
+    GGC chooses of them. Omega stays as it is. The budget B_c is the node's own: `budget.models`, or as many models as its
+    other limits allow at once in the preparation, if those are fewer. Where a round's bytes do not suffice for all of Omega
+    (with the codec `top-k` a peer that was not heard lately takes more), it fetches those that are drawn.
 
     The text and equation 3 of the paper bound |C| without the node itself, its pseudo-code counts it; the default is the
     former. A peer that is not there drops out of a round, and stays in Omega.
@@ -26,7 +28,7 @@ class Dpfl:
         initial_epochs: tau_init, of training before the first round.
         epochs: tau_train, of training in each round.
         period: P, rounds from one run of GGC to the next (table 3); in those between C stays, and only C is fetched.
-        count_self: whether the own model counts in the budget (literal for the pseudo-code).
+        count_self: whether the own model counts as one of `budget.models` and `budget.held` (literal for the pseudo-code).
         snapshot: the model that is validated and tested: what was `aggregated` (default) or `trained`.
         select: `ggc` (default), or `none`: train alone and let peers have the models, as the clients of section 4.5 with
             flipped labels that do not run GGC.
@@ -57,14 +59,15 @@ class Dpfl:
         if self.select == "none":
             return Merge(trained, {me.id: 1.0})
 
+        room = len(peers.fit(peers.ids))  # for as many in each step, as all take the same bytes now
         selection = await bggc(
             _own(me, trained),
             peers.ids,
             _prepared(peers),
             loss=me.loss,
             rng=me.rng("greedy"),
-            limit=self._limit(me),
-            batch=me.budget.at_once,
+            limit=self._limit(me, room),
+            batch=room,
         )
         self.omega = self.chosen = selection.ids
         return Merge(selection.mean, selection.weights)
@@ -74,17 +77,18 @@ class Dpfl:
         await peers.publish(trained)
         there = set(peers.ids)
         if me.round >= self.due:
-            updates = await peers.models([id for id in self.omega if id in there])
-            selection = await ggc(_own(me, trained), updates, loss=me.loss, rng=me.rng("greedy"), limit=self._limit(me))
+            updates = await peers.models(peers.fit([id for id in self.omega if id in there]))
+            limit = self._limit(me, len(updates))
+            selection = await ggc(_own(me, trained), updates, loss=me.loss, rng=me.rng("greedy"), limit=limit)
             self.chosen, self.due = selection.ids, me.round + self.period
             updates = [update for update in updates if update.sender in self.chosen]
         else:
-            updates = await peers.models([id for id in self.chosen if id in there])
+            updates = await peers.models(peers.fit([id for id in self.chosen if id in there]))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
-    def _limit(self, me: Me) -> int | None:
-        """How many peers may be chosen; None: any number."""
-        return me.budget.at_once - self.count_self if me.budget.at_once else None
+    def _limit(self, me: Me, count: int) -> int:
+        """How many of so many peers may be chosen."""
+        return min(count, me.budget.at_once - self.count_self) if me.budget.at_once else count
 
     def state(self) -> dict[str, Any]:
         return {"omega": self.omega, "chosen": self.chosen, "due": self.due}

@@ -20,7 +20,8 @@ class FedAvg:
     """Federated averaging (McMahan et al. 2017, algorithm 1), with all participants in every round.
 
     There is no server here: a node averages with all peers that it may fetch from. On a complete graph all have the same
-    mean, and that is FedAvg; on any other graph it is averaging among neighbours.
+    mean, and that is FedAvg; on any other graph it is averaging among neighbours. Under a budget a node averages with as
+    many of its peers as that has room for, drawn anew each round.
 
     Attributes:
         epochs: of local training in each round.
@@ -50,7 +51,7 @@ class FedAvg:
         if self.ft == "replace-last" and last:
             return Merge(trained, {me.id: 1.0})
         await peers.publish(trained)
-        updates = await peers.models(peers.ids)
+        updates = await peers.models(peers.fit(peers.ids))
         merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
         if self.ft == "from-best":
             await self._remember(me, merged.params)
