@@ -11,6 +11,7 @@ from pathlib import Path
 
 from node.commands import FAILED, Parser, guarded
 from p2pfl.errors import ConfigurationError
+from p2pfl.policies import POLICIES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     init.add_argument(
         "--task", help="digits, images, concept-shift, classification, or package.module:factory (default: digits)"
     )
-    init.add_argument("--policy", default="dac", help="dac, random, local, or package.module:factory (default: dac)")
+    init.add_argument("--policy", default="dac", help=f"{', '.join(POLICIES)}, or package.module:factory (default: dac)")
     init.set_defaults(do=_init)
 
     cli_members.add(commands, _folder)
@@ -75,7 +76,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     demo = commands.add_parser("demo", help="run a throw-away federation of processes on this machine")
     demo.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
     demo.add_argument("--rounds", type=int, default=10, help="how many (default: 10)")
-    demo.add_argument("--policy", default="dac", help="dac, random, or package.module:factory (default: dac)")
+    demo.add_argument("--policy", default="dac", help=f"{', '.join(POLICIES)}, or package.module:factory (default: dac)")
     demo.add_argument("--broker", action="store_true", help="let them meet at an MQTT broker, Mosquitto or else amqtt")
     demo.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     demo.set_defaults(do=_demo)

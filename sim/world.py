@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future, TaskGroup
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import partial
@@ -387,10 +388,12 @@ class ModelledExchange:
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         world = self.world
+        ids = sorted(self._reachable(ids))
+        if not ids:
+            return []
         self.traffic.sent_get += OVERHEAD * len(ids)
         if not round:
             self.traffic.sent_preparation += OVERHEAD * len(ids)
-        ids = sorted(ids)
         known = self.coding.ask(ids)
         if world.synchronous and world.links.instant:
             await _Turn()  # then whoever trained as long has published too, and there is usually nothing to wait for
@@ -444,6 +447,14 @@ class ModelledExchange:
             self.traffic.received_preparation += size
         return updates
 
+    def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
+        """Leave out whom the topology does not let this node fetch from: a policy may ask for anyone, no peer heeds it."""
+        if ids is self.roster.ids:
+            return ids
+        around = self.roster.neighbours
+        places = [(id, bisect_left(around, id)) for id in ids]
+        return [id for id, place in places if place < len(around) and around[place] == id]
+
     def expected(self, id: str, round: int) -> int:
         return self.coding.expected(id, round)
 
@@ -451,6 +462,9 @@ class ModelledExchange:
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         loop, links = self.world.loop, self.world.links
+        ids = self._reachable(ids)
+        if not ids:
+            return {}
         gathering = _Gathering(loop, len(ids), self.world.settings.deadline)
         for id in ids:
             self.traffic.sent_score += self._score_size

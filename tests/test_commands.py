@@ -17,6 +17,7 @@ from processes import PATIENCE
 from node import cli as node_cli
 from node.config import CONFIG, KEY, STATUS, NodeConfig, lock
 from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged, Failed
+from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from protocols.errors import ProtocolError
 from sim import cli as sim_cli
@@ -536,6 +537,14 @@ def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, comm
     text = capsys.readouterr().out.partition("\n\n")[2]  # after the usage
     assert not re.search(r"^ +(folder|-\S+( \S+)?)$\n(?! {20})", text, re.M)  # an option without a word
     assert all(remark.startswith("default: ") for remark in re.findall(r"\(([^)]*)\)", " ".join(text.split())))
+
+
+@pytest.mark.parametrize("command", ["init", "demo"])
+def test_help_names_every_policy(capsys, command):
+    with pytest.raises(SystemExit):
+        node_cli.main([command, "--help"])
+    words = re.split(r"[\s,]+", capsys.readouterr().out)
+    assert set(POLICIES) <= set(words)
 
 
 @pytest.mark.parametrize(

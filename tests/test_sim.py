@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 import p2pfl
 from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.policies.random import Random
 from p2pfl.task import make_task
 from sim.engine import run_all
 from sim.network import Links, Network
@@ -152,6 +153,30 @@ def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
     quick = [row for k, row in enumerate(models[0]) if k != slow]
     assert all(count == 3 for row in quick for count in row[1:])
     assert models[0][slow] == [4] * 8
+
+
+class Nosy(Random):
+    """Asks whom it likes, the topology notwithstanding: itself, everyone, and one that does not exist."""
+
+    def candidates(self, me, peers):
+        return ["nobody", *names(12)]
+
+    async def round(self, me, peers):
+        merged = await super().round(me, peers)
+        self.losses = await peers.scores(self.candidates(me, peers), me.params)
+        return merged
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_no_policy_has_models_of_those_that_the_topology_forbids(fidelity):
+    policy = {"name": "test_sim:Nosy", "neighbours": 13}
+    result = run(scenario(policy=policy, topology={"name": "ring"}, fidelity=fidelity))
+    edges = result.recorder.edges_table()
+    assert {*zip(edges["src"].tolist(), edges["dst"].tolist(), strict=True)} == {
+        ((k + step) % 12, k) for k in range(12) for step in (-1, 1)
+    }
+    assert all(tuple(node.policy.losses) == node.exchange.roster.neighbours for node in result.nodes.values())
+    assert all(node.exchange.expired == 0 for node in result.nodes.values())
 
 
 def test_a_directed_topology_by_messages():
