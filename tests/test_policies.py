@@ -51,6 +51,12 @@ def test_policies_keep_to_the_budget():
         assert all(len(asked) == 1 for actor in cast.values() for asked in actor.asked.values())
 
 
+def test_oracle_is_refused_where_there_are_no_groups():
+    tasks = {name: make_task("digits", {}, Part(k, 2), 0) for k, name in enumerate("ab")}
+    with pytest.raises(ConfigurationError, match="the policy oracle needs a task whose nodes have groups"):
+        rehearse({name: Oracle() for name in tasks}, tasks, 1)
+
+
 def test_oracle_asks_its_own_group():
     cast, _ = play(lambda: Oracle(neighbours=3))
     assert cast["node-2"].asked == {1: ["node-3"], 2: ["node-3"]}

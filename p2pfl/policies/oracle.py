@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2pfl.errors import ConfigurationError
 from p2pfl.policies.random import Random
-from p2pfl.policy import Me, Peers
+from p2pfl.policy import Me, Merge, Peers
 
 
 @dataclass
 class Oracle(Random):
     """Average with peers drawn uniformly from those whose task says that they are of the own group.
 
-    The upper bound of what peer selection can give ("Oracle" of Listo Zec et al.).
+    The upper bound of what peer selection can give ("Oracle" of Listo Zec et al.). Raises ConfigurationError where the task
+    says of no group: it would be random gossip under another name.
     """
+
+    async def prepare(self, me: Me, peers: Peers) -> Merge:
+        if "group" not in peers.about(me.id):
+            raise ConfigurationError("the policy oracle needs a task whose nodes have groups; the task of this one has none")
+        return await super().prepare(me, peers)
 
     def candidates(self, me: Me, peers: Peers) -> Sequence[str]:
         group = peers.about(me.id).get("group")
