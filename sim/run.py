@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from asyncio import TaskGroup
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import networkx as nx
@@ -197,11 +199,21 @@ class Simulation:
         )
 
     async def _main(self) -> None:
+        learning, nobody = len(self.nodes), asyncio.Event()
+
+        async def linger(exchange: MessageExchange) -> None:
+            """Serve while a node may need it. Where messages are lost, the one that says so may be lost too."""
+            nonlocal learning
+            learning -= 1
+            if not learning:
+                nobody.set()
+            await (nobody.wait() if self.scenario.network.loss else exchange.others_done())
+
         try:
             async with TaskGroup() as tasks:
                 for name, node in self.nodes.items():
-                    linger = node.exchange.others_done if isinstance(node.exchange, MessageExchange) else None
-                    tasks.create_task(node.run(linger), name=name)
+                    waits = partial(linger, node.exchange) if isinstance(node.exchange, MessageExchange) else None
+                    tasks.create_task(node.run(waits), name=name)
         except ExceptionGroup as group:
             raise first_error(group) from None
 

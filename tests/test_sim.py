@@ -297,6 +297,11 @@ def test_lost_frames_are_survived():
     assert trace(result) == trace(again)
 
 
+def test_messages_end_a_run_although_word_of_its_end_is_lost():
+    result = run(scenario(rounds=2, fidelity="wire", network={"latency": 0.1, "loss": 0.2}))
+    assert all(node.round == 2 for node in result.nodes.values())
+
+
 def test_a_node_that_is_too_slow_is_left_behind_and_taken_along():
     result = run(scenario(rounds=12, deadline=1.5, compute={"seconds": 1.0, "slowdown": [1.0, 40.0]}))
     assert result.expired > 0
