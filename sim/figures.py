@@ -35,10 +35,11 @@ def traffic(run: Run) -> dict[str, Any]:
 def _most_held(run: Run) -> int:
     """The most models that a node held at once, its own included.
 
-    Without a budget it is not counted: then at most all that it received in a round.
+    Without a budget it is not counted: then at most all that it received in a round, or in a step of the preparation.
     """
     ledgers = [node.peers.ledger for node in run.nodes.values()]
-    return 1 + max(ledger.most_held if ledger.limited else run.recorder.most_models for ledger in ledgers)
+    received = max(run.recorder.most_models, run.recorder.most_prepared)
+    return 1 + max(ledger.most_held if ledger.limited else received for ledger in ledgers)
 
 
 def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
@@ -86,36 +87,38 @@ def by_snapshot(rounds: Table, metric: str) -> dict[str, float]:
     return found
 
 
-def collaboration(edges: Table, groups: Sequence[Any]) -> dict[str, Any]:
+def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[str, Any]:
     """Return who learned with whom.
 
-    edges: models aggregated in the last round. All else is of the last half of the rounds:
+    edges: models aggregated in the last round that a node did. All else is of the last half of the rounds, without those
+    that a node did not do because it had stopped:
     links_per_node: peers that a node aggregated with in a round, on average.
     sparsity: the share of all pairs that were no link.
-    asymmetry: the share of links whose reverse was none in that round.
+    asymmetry: the share of links whose reverse was none in that round; None if there was no link, as the next.
     within_group: the share of links from the own group.
     late_share: by the group of the node that aggregated, the share of its links from each other group.
 
     Args:
-        edges: see sim.recorder.Recorder.edges_table.
+        edges, rounds: see sim.recorder.Recorder.edges_table and rounds_table.
         groups: of each node; None of one that is of none.
     """
     if not len(edges["round"]):
         return {"edges": 0, "within_group": None}
-    last = int(edges["round"].max())
+    last, n = int(rounds["round"].max()), len(groups)
+    done = int((rounds["round"] > last / 2).sum())  # by how many nodes, in all of these rounds
     late = edges["round"] > last / 2
-    rounds, src, dst = (edges[name][late].astype(np.int64) for name in ("round", "src", "dst"))
-    n = len(groups)
-    links = np.unique((rounds * n + src) * n + dst)  # a model that was fetched twice is one link
-    reversed_too, count = np.isin(links, (rounds * n + dst) * n + src), last - last // 2
+    when, src, dst = (edges[name][late].astype(np.int64) for name in ("round", "src", "dst"))
+    links, first = np.unique((when * n + src) * n + dst, return_index=True)  # a model that was fetched twice is one link
+    reversed_too = np.isin(links, (when * n + dst) * n + src)
+    src, dst = src[first], dst[first]
     figures: dict[str, Any] = {
         "edges": int((edges["round"] == last).sum()),
         "within_group": None,
-        "links_per_node": len(links) / (n * count),
-        "sparsity": 1 - len(links) / max(1, n * (n - 1) * count),
-        "asymmetry": float(1 - reversed_too.mean()),
+        "links_per_node": len(links) / done,
+        "sparsity": 1 - len(links) / (done * (n - 1)),
+        "asymmetry": float(1 - reversed_too.mean()) if len(links) else None,
     }
-    if all(group is not None for group in groups):
+    if len(links) and all(group is not None for group in groups):
         words = np.array([str(group) for group in groups])
         figures["within_group"] = float((words[src] == words[dst]).mean())
         figures["late_share"] = _late_share(words[src], words[dst], np.unique(words))

@@ -22,6 +22,7 @@ class Recorder:
     Attributes:
         results: the metrics of each node's result, by name.
         most_models: the greatest number of models that a node has received in one round.
+        most_prepared: the same, of one step of the preparation.
     """
 
     def __init__(self, loop: VirtualLoop, names: Sequence[str]) -> None:
@@ -30,6 +31,7 @@ class Recorder:
         self.trace = Trace()
         self.results: dict[str, Mapping[str, float]] = {}
         self.most_models = 0
+        self.most_prepared = 0
         self.rounds_done = 0
         self.progress: Callable[[int], None] = lambda rounds: None
         self._rounds: list[tuple[int, float, int, int, int, int]] = []
@@ -44,6 +46,7 @@ class Recorder:
         senders = [update.sender for update in updates]
         self.trace.received(self._loop.now, id, round, ",".join(senders))
         if not round:  # the preparation is no round, and has no edges
+            self.most_prepared = max(self.most_prepared, len(updates))
             return
         got = senders, [update.size for update in updates]
         if id in self._got:

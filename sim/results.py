@@ -56,7 +56,7 @@ def result_of(run: Run) -> Result:
         "test": _test(run, metric, groups),
         "test_by_snapshot": by_snapshot(rounds, metric),
         "traffic": traffic(run),
-        "collaboration": collaboration(edges, groups),
+        "collaboration": collaboration(edges, rounds, groups),
         "time": {
             "wall_s": round(run.wall_s, 4),
             "virtual_s": run.virtual_s,
@@ -78,7 +78,7 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
     values = np.array([run.recorder.results[name].get(f"test_{metric}", np.nan) for name in run.nodes])
     worst_first = np.sort(values) if next(iter(run.nodes.values())).task.higher_is_better else -np.sort(-values)
     by_group: dict[str, float] = {}
-    for group in sorted({group for group in groups if group is not None}):
+    for group in sorted({group for group in groups if group is not None}, key=lambda g: (type(g).__name__, g)):
         by_group[str(group)] = float(np.mean([v for v, g in zip(values, groups, strict=True) if g == group]))
     return {
         "mean": float(values.mean()),
@@ -104,10 +104,10 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
             "seeds": len(means),
         }
         if compared:
-            row["bytes"] = float(np.mean([run["traffic"]["bytes"] for run in runs if run["name"] == scenario.name]))
-        groups = tests[0]["per_group"]
-        if len(groups) > 1:
-            row["per_group"] = {group: float(np.mean([test["per_group"][group] for test in tests])) for group in groups}
+            row["bytes"] = float(np.mean([_sent(run["traffic"]) for run in runs if run["name"] == scenario.name]))
+        per_group = _per_group(tests)
+        if len(per_group) > 1:
+            row["per_group"] = per_group
         if scenario.paper is not None:
             row["paper"] = scenario.paper
         table.append(row)
@@ -120,6 +120,20 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         "runs": runs,
         "table": table,
     }
+
+
+def _sent(traffic: Mapping[str, Any]) -> int:
+    """All that was sent in order to learn: also the preparation, without which a policy could not save anything later."""
+    return int(traffic["bytes"] + traffic["preparation"]["bytes"])
+
+
+def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each group over those seeds that have it: a task may draw who is in which."""
+    found: dict[str, list[float]] = {}
+    for test in tests:
+        for group, mean in test["per_group"].items():
+            found.setdefault(group, []).append(mean)
+    return {group: float(np.mean(means)) for group, means in found.items()}
 
 
 def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> None:

@@ -218,6 +218,12 @@ def dpfl(**changes):
     return scenario(**options | changes)
 
 
+def test_without_a_budget_a_step_of_the_preparation_may_hold_more_than_a_round():
+    found = figures.traffic(run(dpfl(rounds=1)))
+    assert found["max_models_in_round"] < 9
+    assert found["max_models_held"] == 1 + 9
+
+
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_dpfl_keeps_to_each_nodes_budget(fidelity):
     result = run(dpfl(fidelity=fidelity, budget={"models": [1, 5], "held": 5}, trainer="one-by-one"))

@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+from dataclasses import replace
 from hashlib import sha256
 
 import duckdb
@@ -18,7 +19,7 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Merge, merge, samples
 from p2pfl.task import make_task
 from protocols.envelope import OVERHEAD
-from sim import results
+from sim import figures, results
 from sim.engine import run_all
 from sim.run import run
 from sim.scenario import load, resolve
@@ -191,9 +192,17 @@ def test_the_table_says_what_is_better_and_what_sends_less():
     file = resolve({"against": "b", "run": [{"name": "a"}, {"name": "b", "rounds": 1}]}, [], "study", ".")
     given = [
         results.Result(
-            {"name": name, "seed": 0, "test": {"mean": mean, "per_group": {}}, "traffic": {"bytes": sent}}, {}, {}, []
+            {
+                "name": name,
+                "seed": 0,
+                "test": {"mean": mean, "per_group": {}},
+                "traffic": {"bytes": sent, "preparation": {"bytes": prepared}},
+            },
+            {},
+            {},
+            [],
         )
-        for name, mean, sent in (("a", 0.75, 30), ("b", 0.5, 120))
+        for name, mean, sent, prepared in (("a", 0.75, 10, 20), ("b", 0.5, 120, 0))
     ]
     rows = results.summarise(file, given)["table"]
     assert [row["against"] for row in rows] == [
@@ -202,6 +211,24 @@ def test_the_table_says_what_is_better_and_what_sends_less():
     ]
     given[1].summary["traffic"]["bytes"] = 0
     assert results.summarise(file, given)["table"][0]["against"]["times_bytes"] is None
+
+
+def test_groups_may_differ_from_seed_to_seed_and_in_type():
+    file = resolve({"run": [{"name": "a"}]}, [], "study", ".")
+    groups = ({"0": 1.0, "1": 3.0}, {"1": 5.0, "b": 7.0})
+    given = [
+        results.Result({"name": "a", "seed": seed, "test": {"mean": 0.0, "per_group": means}}, {}, {}, [])
+        for seed, means in enumerate(groups)
+    ]
+    assert results.summarise(file, given)["table"][0]["per_group"] == {"0": 1.0, "1": 4.0, "b": 7.0}
+    (found,) = p2pfl.simulate({"nodes": 4, "rounds": 1, "task": {"name": "test_results:mixed"}, "policy": {"name": "local"}})
+    assert list(found.summary["test"]["per_group"]) == ["1", "3", "even"]
+
+
+def mixed(part, seed):
+    """Nodes in groups that have numbers and a word."""
+    task = make_task("concept-shift", {}, part, seed)
+    return replace(task, about={"group": part.index if part.index % 2 else "even"})
 
 
 def test_json_has_null_for_what_is_no_number():
@@ -438,6 +465,34 @@ def test_collaboration_is_counted_on_the_edges(folder, name):
             sources = [str(group_of(src)) for _, src, dst in late if str(group_of(dst)) == own]
             others = set(sources) - {own}
             assert shares == pytest.approx({other: sources.count(other) / len(sources) for other in others})
+
+
+class Fading(Random):
+    """Asks peers in the first round only."""
+
+    async def round(self, me, peers):
+        if me.round == 1:
+            return await super().round(me, peers)
+        return Merge(await me.train(), {me.id: 1.0})
+
+
+def test_a_policy_that_stops_collaborating_has_no_late_links():
+    (found,) = p2pfl.simulate(
+        {"nodes": 4, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "test_results:Fading"}}
+    )
+    assert set(found.edges["round"].tolist()) == {1}
+    late = found.summary["collaboration"]
+    assert late == {"edges": 0, "within_group": None, "links_per_node": 0.0, "sparsity": 1.0, "asymmetry": None}
+
+
+def test_late_links_are_those_of_the_nodes_that_have_not_stopped():
+    edges = {name: np.array(column) for name, column in {"round": [1, 4, 4], "src": [1, 1, 1], "dst": [0, 0, 0]}.items()}
+    rounds = {"round": np.array([1, 1, 2, 2, 3, 4])}  # one of two nodes stops after round 2
+    late = figures.collaboration(edges, rounds, [0, 1])
+    assert late["edges"] == 2
+    assert late["links_per_node"] == 0.5  # a model that was fetched twice, in two rounds of one node
+    assert late["sparsity"] == 0.5
+    assert late["late_share"] == {"0": {"1": 1.0}}
 
 
 class InTwoGoes(Random):
