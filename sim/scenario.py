@@ -219,8 +219,8 @@ def _rows(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> list[dict[
     """
     if picked is None:
         return list(rows)
-    if not isinstance(picked, dict) or not all(isinstance(change, dict) for change in picked.values()):
-        raise ConfigurationError(f"{where}: runs of a form must be tables by the runs' names, got {picked!r}")
+    if not isinstance(picked, dict) or not picked or not all(isinstance(change, dict) for change in picked.values()):
+        raise ConfigurationError(f"{where}: runs of a form must be tables by the runs' names, one at least, got {picked!r}")
     known = {str(row.get("name")): row for row in rows}
     for key in picked:
         if key not in known:

@@ -132,7 +132,11 @@ def test_a_form_may_have_some_of_the_runs_and_change_them(file):
     Path(file).write_text(text.replace('"as it is" = {', '"as it was" = {'))
     assert "study: a form has an unknown run 'as it was'; did you mean 'as it is'?" in refusal(file, "form=short")
     Path(file).write_text(re.sub("runs = .*", "runs = ['hot']", text))
-    assert "study: runs of a form must be tables by the runs' names, got ['hot']" in refusal(file, "form=short")
+    assert "study: runs of a form must be tables by the runs' names, one at least, got ['hot']" in refusal(
+        file, "form=short"
+    )
+    Path(file).write_text(re.sub("runs = .*", "runs = {}", text))
+    assert "one at least, got {}" in refusal(file, "form=short")
 
 
 def test_a_seed_given_by_hand_replaces_the_files(file):

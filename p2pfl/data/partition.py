@@ -136,7 +136,7 @@ def group_sizes(n_nodes: int, n_groups: int, sizes: Sequence[float] = ()) -> np.
     """
     if not n_groups:
         raise ConfigurationError("a list of groups is empty")
-    if sizes and (len(sizes) != n_groups or not all(isfinite(size) and size > 0 for size in sizes)):
+    if sizes and (len(sizes) != n_groups or not all(size > 0 for size in sizes) or not isfinite(sum(sizes))):
         raise ConfigurationError(f"`sizes` must be {n_groups} numbers above 0, one for each group, got {list(sizes)}")
     counts = quotas(n_nodes, sizes or [1] * n_groups)
     while n_nodes >= n_groups and not counts.all():

@@ -71,6 +71,8 @@ def concept(n_nodes: int, n_classes: int, rng: Rng, *, groups: int = 0, sizes: S
     Args:
         groups: how many; as many as `sizes` if not given.
     """
+    if groups < 0:
+        raise ConfigurationError(f"task.shift.groups must be 0 or more, got {groups}")
     count = groups or len(sizes) or 2
     return Shift(_counts(n_nodes, count, sizes), names=_names(n_classes, count, rng))
 
