@@ -84,7 +84,7 @@ def test_parallel_edges_count_once_with_the_largest_weight_and_loops_not_at_all(
     assert type(graph) is nx.Graph
     assert edges(graph) == {(0, 1): {"weight": 5.0}}
     assert labels(graph) == ["a", "b", "c"]
-    assert graph.graph["notes"] == ["left out: 3 edge from a node to itself", "left out: 2 parallel edge"]
+    assert graph.graph["notes"] == ["left out: 3 edges from nodes to themselves", "left out: 2 parallel edges"]
 
 
 def test_in_a_directed_list_the_target_may_fetch_from_the_source(write):

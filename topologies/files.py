@@ -166,6 +166,9 @@ def _simple(nodes: dict[str, dict[str, str]], edges: Iterable[Edge]) -> nx.Graph
         for i, j in ways:
             old = graph.edges[i, j] if graph.has_edge(i, j) else {}
             graph.add_edge(i, j, **({"weight": max(old.get("weight", 0.0), weight or 1.0)} if weighted else {}))
-    left_out = ((loops, "edge from a node to itself"), (parallel, "parallel edge"))
-    graph.graph["notes"] = [f"left out: {count} {what}" for count, what in left_out if count]
+    left_out = (
+        (loops, "edge from a node to itself", "edges from nodes to themselves"),
+        (parallel, "parallel edge", "parallel edges"),
+    )
+    graph.graph["notes"] = [f"left out: {count} {what if count == 1 else other}" for count, what, other in left_out if count]
     return graph

@@ -32,7 +32,7 @@ class ImageSet:
     Attributes:
         classes: how many; labels are below it.
         top: the greatest value that a pixel can have.
-        mean, std: of each channel over the training part, with pixels from 0 to 1.
+        mean, std: of each channel over the training part (of the digits: over both), with pixels from 0 to 1.
     """
 
     name: str
