@@ -149,6 +149,7 @@ class Simulation:
         around = neighbours(graph)
         self.neighbours = [[self.names[k] for k in ks] for ks in around]
         self.tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
+        self._note_scarcity()
         self._same_layout()
         self._known_groups()
         self.initial = self.tasks[0].initial(scenario.seed)
@@ -306,6 +307,14 @@ class Simulation:
             if group not in groups:
                 known = ", ".join(sorted(groups)) or "none"
                 raise ConfigurationError(f"policy_by_group names the group {group!r}; the nodes' groups are: {known}")
+
+    def _note_scarcity(self) -> None:
+        """Say where a task that was asked for so many training samples had fewer."""
+        asked = self.scenario.task.get("samples", 0)
+        least = min(task.n_samples for task in self.tasks)
+        if isinstance(asked, int) and least < asked:
+            few = sum(task.n_samples < asked for task in self.tasks)
+            self.notes.append(f"{few} of {len(self.tasks)} nodes have fewer than {asked} training samples, the least {least}")
 
     def _same_layout(self) -> None:
         first = self.tasks[0].layout

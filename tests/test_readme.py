@@ -20,7 +20,7 @@ def test_every_block_is_run_by_a_test():
     assert {kind for kind, _ in BLOCKS} == {"sh", "python", "toml"}
     assert list(FILES) == ["mine.py", "rings.py", "rings.toml", "study.py"]
     real = "federation create laptop", "invite laptop", "join pi-1", "join pi-2", "status pi-1", "broker="
-    words = "./scripts", *real, "digits-gossip", "rings.toml", "dac-synthetic", "sim_speed", "wire.py"
+    words = "./scripts", *real, "digits-gossip", "rings.toml", "dac-synthetic", "dpfl-", "data check", "sim_speed", "wire.py"
     assert [block(word) for word in words] == COMMANDS
 
 
@@ -103,6 +103,16 @@ def test_three_machines_through_a_broker(tmp_path):
             homes.stop()
             broker.terminate()
             broker.wait()
+
+
+@pytest.mark.slow
+def test_real_data(tmp_path):
+    if "P2PFL_DATA" not in os.environ:
+        pytest.skip("P2PFL_DATA names no folder with data sets")
+    said = bash(block("data check"), tmp_path)
+    assert "fashion-mnist" in said
+    assert "dpfl-table1: 27 runs of 100 nodes" in said
+    assert json.loads((tmp_path / "runs" / "smoke" / "summary.json").read_text())["scenario"] == "dac-fmnist-covariate"
 
 
 @pytest.mark.slow

@@ -418,3 +418,13 @@ def test_summaries_are_json_even_of_nothing():
     (result,) = p2pfl.simulate(SMALL | {"rounds": 0})
     json.dumps(result.summary)
     assert result.summary["collaboration"] == {"edges": 0, "within_group": None}
+
+
+def test_it_is_said_when_there_are_fewer_samples_than_were_asked_for():
+    task = {"name": "images", "samples": 40}
+    many, few = (
+        run(resolve({"nodes": n, "rounds": 0, "task": task, "policy": {"name": "local"}}, [], "few", ".").runs[0])
+        for n in (10, 100)
+    )
+    assert many.notes == []
+    assert few.notes == ["100 of 100 nodes have fewer than 40 training samples, the least 11"]
