@@ -314,7 +314,9 @@ class Simulation:
         least = min(task.n_samples for task in self.tasks)
         if isinstance(asked, int) and least < asked:
             few = sum(task.n_samples < asked for task in self.tasks)
-            self.notes.append(f"{few} of {len(self.tasks)} nodes have fewer than {asked} training samples, the least {least}")
+            self.notes.append(
+                f"{few} of {len(self.tasks)} nodes have fewer than {asked} training samples, the least {least}"
+            )
 
     def _same_layout(self) -> None:
         first = self.tasks[0].layout

@@ -76,7 +76,7 @@ def test_what_a_budget_costs_and_what_it_saves(summaries):
 def test_the_figures_of_the_readme(summaries):
     """As they come out here; other machines may differ in the last digit of a mean."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
-    printed = [row for row in rows if row[0] == "fedavg+ft" or row[0].startswith("dpfl") and len(row) == 5]
+    printed = [row for row in rows if row[0] == "fedavg+ft" or (row[0].startswith("dpfl") and len(row) == 5)]
     assert len(printed) == 7
     for name, *figures in printed:
         for (table, _), mean, sent in zip(summaries.values(), figures[::2], figures[1::2], strict=True):
