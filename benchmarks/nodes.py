@@ -11,10 +11,13 @@ from math import inf
 
 import numpy as np
 
+from node.coding import Coding
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member, Peer
 from node.settings import Settings
 from node.wiring import max_frame
+from p2pfl.codecs import Float32
+from p2pfl.parameters import Layout
 from protocols import messages as m
 from protocols.envelope import Door, Sealer
 from protocols.identity import Identity
@@ -76,7 +79,7 @@ class BenchNode:
             settings=Settings(mode="asynchronous", members=1 + len(others), deadline=60.0),
             agreed={},
             about={},
-            size=size // 4,
+            coding=Coding(Float32(), Layout((("model", (size // 4,)),), size // 4)),
             n_samples=1,
             loss=self._no_loss,
             period=period,
