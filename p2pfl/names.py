@@ -62,6 +62,20 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str) -> Calla
     return typing.cast(Callable[..., Any], factory)
 
 
+def named(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what the `name` of a table such as { name = "iid" } stands for, and the table's other keys.
+
+    Raises:
+        ConfigurationError: there is no name, or none that is known.
+    """
+    name = table.get("name")
+    if not isinstance(name, str):
+        raise ConfigurationError(f'{where} must be a table with a name, such as {{ name = "{next(iter(known))}" }}')
+    if name not in known:
+        raise unknown(where, name, known)
+    return known[name], {key: value for key, value in table.items() if key != "name"}
+
+
 def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **given: Any) -> Any:
     """Call `factory(**given, **options)` after checking the options against its signature.
 

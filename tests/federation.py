@@ -16,6 +16,7 @@ from p2pfl.task import Part, make_task
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
 from sim.batching import BatchedTrainer, Batcher
+from sim.clock import run
 
 LATENCY = 0.01
 
@@ -163,3 +164,15 @@ class Federation:
 
     def partners(self, name, round):
         return set(self.watch[name].weights[round]) - {name}
+
+
+def play(test, *args, **options):
+    """Run `test(federation)` on virtual time; return the federation."""
+
+    async def main():
+        federation = Federation(*args, **options)
+        async with asyncio.timeout(1000):  # virtual seconds
+            await test(federation)
+        return federation
+
+    return run(main())

@@ -6,7 +6,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from federation import Federation
+from federation import play
 
 from node import agreement
 from node.config import NodeConfig
@@ -21,7 +21,6 @@ from p2pfl.task import Part, make_task
 from protocols.envelope import OVERHEAD
 from sim import figures
 from sim.budgets import Budgets
-from sim.clock import run as run_on_virtual_time
 from sim.run import run
 from sim.scenario import resolve
 
@@ -327,16 +326,6 @@ def test_a_budget_that_makes_no_sense_is_refused(budget, message):
 
 
 # At real nodes
-
-
-def play(test, *args, **options):
-    async def main():
-        federation = Federation(*args, **options)
-        async with asyncio.timeout(1000):  # virtual seconds
-            await test(federation)
-        return federation
-
-    return run_on_virtual_time(main())
 
 
 async def to_the_end(federation):

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from federation import Federation
+from federation import play
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -26,7 +26,6 @@ from protocols import messages as m
 from protocols.envelope import OVERHEAD, Payload
 from protocols.errors import ProtocolError
 from sim.cli import main
-from sim.clock import run
 from sim.run import run as simulate
 from sim.scenario import resolve
 
@@ -34,16 +33,6 @@ NAMES = ("a", "b", "c", "d")
 P = 11  # values of the concept-shift task's model
 TOP_K = {"name": "top-k", "share": 0.2}  # 3 of them
 CODEC_TABLES = [{"name": name} for name in CODECS if name != "top-k"] + [TOP_K]
-
-
-def play(test, *args, **options):
-    async def main():
-        federation = Federation(*args, **options)
-        async with asyncio.timeout(1000):  # virtual seconds
-            await test(federation)
-        return federation
-
-    return run(main())
 
 
 def settings(codec, **options):

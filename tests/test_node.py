@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import numpy as np
 import pytest
-from federation import LATENCY, Federation
+from federation import LATENCY, play
 from msgspec.structs import replace
 
 from node.outbox import Published
@@ -20,19 +20,8 @@ from p2pfl.policy import Budget, Merge, Update
 from p2pfl.task import Part, make_task
 from protocols import messages as m
 from protocols.envelope import OVERHEAD, Payload
-from sim.clock import run
 
 NAMES = ("a", "b", "c", "d")
-
-
-def play(test, *args, **options):
-    async def main():
-        federation = Federation(*args, **options)
-        async with asyncio.timeout(1000):  # virtual seconds
-            await test(federation)
-        return federation
-
-    return run(main())
 
 
 def settings(**options):

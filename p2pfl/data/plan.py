@@ -12,8 +12,8 @@ from p2pfl.data.partition import PARTITIONS, class_pools
 from p2pfl.data.sets import ImageSet
 from p2pfl.data.shifts import SHIFTS, Shift
 from p2pfl.data.splits import by_class, check_sizes, draw_test, histogram, hold_out
-from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.names import build
+from p2pfl.errors import ConfigurationError
+from p2pfl.names import build, named
 from p2pfl.randomness import Draws
 
 
@@ -41,20 +41,6 @@ class Share:
     labels: int
 
 
-def named(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what the `name` of a table such as { name = "iid" } stands for, and the table's other keys.
-
-    Raises:
-        ConfigurationError: there is no name, or none that is known.
-    """
-    name = table.get("name")
-    if not isinstance(name, str):
-        raise ConfigurationError(f'{where} must be a table with a name, such as {{ name = "{next(iter(known))}" }}')
-    if name not in known:
-        raise unknown(where, name, known)
-    return known[name], {key: value for key, value in table.items() if key != "name"}
-
-
 def plan(
     sets: Sequence[ImageSet],
     n_nodes: int,
@@ -69,8 +55,7 @@ def plan(
     """Divide data sets among nodes.
 
     A node whose share is too small to hold anything out is validated on a sample that no node trains on, of a class that it
-    has, if
-    there is one: one that nobody has, or else one that another node is validated on.
+    has, if there is one: one that nobody has, or else one that another node is validated on.
 
     Args:
         sets: one, or for the shift `domain` several of the same shape.

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from p2pfl import weights
 from p2pfl.data import sets
-from p2pfl.data.plan import Share, named, plan
+from p2pfl.data.plan import Share, plan
 from p2pfl.data.sets import ImageSet
 from p2pfl.data.transforms import augment as augmented
 from p2pfl.data.transforms import rotate
 from p2pfl.errors import ConfigurationError
 from p2pfl.models import MODELS
-from p2pfl.names import build
+from p2pfl.names import build, named
 from p2pfl.optimizers import SGD, Adam
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
