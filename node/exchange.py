@@ -11,7 +11,7 @@ from node.outbox import Outbox, Published
 from node.roster import Roster
 from node.traffic import Traffic
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Extras, Stage, Update
+from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
 
 
 class Exchange(Protocol):
@@ -21,6 +21,7 @@ class Exchange(Protocol):
     expired: int  # deadlines that have passed
     durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
     coding: Coding
+    step: Step | None  # of the node's policy, if that is coordinated
 
     @property
     def roster(self) -> Roster: ...
@@ -48,6 +49,9 @@ class Exchange(Protocol):
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         """Return the mean loss of `params`, which travel as float32 always, on the training data of each of `ids`."""
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        """Return what the coordinator assigns; None if there is none, or nothing came of it by the deadline."""
 
     def finish(self) -> None:
         """Say that what was published is final. Serving goes on."""

@@ -26,7 +26,7 @@ from node.settings import Settings
 from node.traffic import Traffic
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Extras, Stage, Update
+from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
 from protocols import messages as m
 from protocols.envelope import OVERHEAD, Door, Opened, Payload, Sealer
 from protocols.errors import ProtocolError, TransportError
@@ -95,6 +95,7 @@ class MessageExchange:
         )
         self.contacts.customer = self
         self.deadlines = Deadlines(settings.deadline, settings.adaptive)
+        self.step: Step | None = None
         self._askers = None if askers is None else frozenset(askers)
         self._leaving = False
         self._settings = settings
@@ -270,6 +271,9 @@ class MessageExchange:
             self.traffic.sent_score += OVERHEAD + payload.size
 
         return dict(await self._ask(ids, round, ask))
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        raise ConfigurationError("this policy needs a coordinator, and nodes elect none yet; it runs in p2pfl-sim")
 
     async def _ask(self, ids: Sequence[str], round: int, ask: Callable[[Peer, int], None]) -> list[Any]:
         """Ask each of `ids` something; return the answers in the order of ids, without those that did not come in time."""

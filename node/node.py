@@ -26,7 +26,7 @@ from node.trainer import Trainer
 from p2pfl.differences import Step
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, problem
-from p2pfl.policy import Budget, Merge, Policy, Split, Stage
+from p2pfl.policy import Budget, Coordinated, Merge, Policy, Split, Stage
 from p2pfl.randomness import Draws
 from p2pfl.task import Task
 
@@ -106,6 +106,8 @@ class Node:
         self._saved: Checkpoint | None = None
         if store is not None:
             exchange.durable = self._save_outbox
+        if isinstance(policy, Coordinated):
+            exchange.step = policy.step
 
     @property
     def round(self) -> int:

@@ -11,7 +11,7 @@ from node.exchange import Exchange
 from node.trainer import Trainer
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Budget, Extras, Split, Stage, Update
+from p2pfl.policy import Assignment, Budget, Extras, Split, Stage, Submission, Update
 from p2pfl.randomness import Draws, common_order
 from protocols.payload import encode_extras
 
@@ -22,6 +22,8 @@ class Observer(Protocol):
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
 
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
 
 
 class Me:
@@ -141,6 +143,26 @@ class NodePeers:
 
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         return await self._exchange.score(ids, self._me.round, params) if ids else {}
+
+    async def joint(
+        self,
+        params: Parameters,
+        *,
+        extras: Extras | None = None,
+        previous: Extras | None = None,
+        start: Parameters | None = None,
+    ) -> Assignment | None:
+        me = self._me
+        self.published["trained"] = params
+        if self.observer is not None:
+            self.observer.published(me.id, me.round, "trained", params)
+        submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
+        assignment = await self._exchange.submit(submission)
+        if assignment is not None:
+            self.ledger.charge(assignment.size)
+            if self.observer is not None:
+                self.observer.assigned(me.id, me.round, assignment)
+        return assignment
 
     def _expected(self, id: str) -> int:
         """Bytes of a peer's model, if its extras are as long as the own ones."""

@@ -18,7 +18,7 @@ from node.node import SPLITS, Node
 from p2pfl.errors import ConfigurationError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Merge, Stage, Update
+from p2pfl.policy import Assignment, Merge, Stage, Update
 
 
 class StatusBoard:
@@ -70,6 +70,8 @@ class StatusBoard:
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
 
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
 
     def merged(self, node: Node, merge: Merge) -> None:
         traffic, begun = node.exchange.traffic, self._ended

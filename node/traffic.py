@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-KINDS = ("get", "update", "score", "scored")  # those that carry learning
+KINDS = ("get", "update", "score", "scored", "submit", "assigned")  # those that carry learning
 
 
 class Traffic:
     """
     Attributes:
-        sent_models, received_models: updates, as a number of frames.
-        sent_get, ..., received_scored: bytes of the kinds that carry learning.
+        sent_models, received_models: updates, submissions and assignments, as a number of frames.
+        sent_get, ..., received_assigned: bytes of the kinds that carry learning.
         sent_control, received_control: bytes of all other kinds.
         sent_preparation, received_preparation: bytes of requests and models that belong to no round, but to the preparation;
             they are in the counts of their kinds too.
@@ -25,6 +25,7 @@ class Traffic:
             "received_scored",
             "received_control",
         ),
+        *("sent_submit", "sent_assigned", "received_submit", "received_assigned"),
         *("sent_preparation", "received_preparation"),
     )
 
@@ -32,17 +33,20 @@ class Traffic:
         self.sent_models = self.sent_get = self.sent_update = self.sent_score = self.sent_scored = self.sent_control = 0
         self.received_models = self.received_get = self.received_update = 0
         self.received_score = self.received_scored = self.received_control = 0
+        self.sent_submit = self.sent_assigned = self.received_submit = self.received_assigned = 0
         self.sent_preparation = self.received_preparation = 0
 
     @property
     def sent(self) -> int:
         """Bytes sent of the kinds that carry learning."""
-        return self.sent_get + self.sent_update + self.sent_score + self.sent_scored
+        sent = self.sent_get + self.sent_update + self.sent_score + self.sent_scored
+        return sent + self.sent_submit + self.sent_assigned
 
     @property
     def received(self) -> int:
         """Bytes received of the kinds that carry learning."""
-        return self.received_get + self.received_update + self.received_score + self.received_scored
+        received = self.received_get + self.received_update + self.received_score + self.received_scored
+        return received + self.received_submit + self.received_assigned
 
     @property
     def sent_in_rounds(self) -> int:

@@ -131,6 +131,18 @@ class Ledger:
             self.round_bytes += size
         return [self._lease(update) for update in updates]
 
+    def charge(self, size: int) -> None:
+        """Charge a model of so many bytes that a coordinator has assigned; 0 bytes are none, as it is that node itself.
+
+        It takes the place of the node's own, so it is not held beside it.
+        """
+        if size:
+            self.models += 1
+            self.round_models += 1
+        if self.limited:
+            self.bytes += size
+            self.round_bytes += size
+
     @property
     def held(self) -> int:
         return len(self._held)

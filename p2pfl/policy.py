@@ -23,7 +23,7 @@ A policy is one short asynchronous procedure per round. A complete one:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -70,6 +70,43 @@ class Merge(NamedTuple):
 
     params: Parameters
     weights: Mapping[str, float]
+
+
+class Submission(msgspec.Struct, frozen=True, gc=False):
+    """What a participant gives the coordinator in a round. A value: nothing in it may be written.
+
+    Attributes:
+        params: as they were trained; float32, shape [P].
+        n_samples: how many training samples the sender has.
+        extras: what its policy says with it, small arrays by name.
+        previous: the extras of the assignment from which it went on; none before the first.
+        start: the model from which it trained, float32 [P]; None where the coordinator knows it, as it has assigned it, and
+            where the policy's step does not ask for it. With `previous` it is what a successor rebuilds the state from.
+    """
+
+    sender: str
+    round: int
+    params: Parameters
+    n_samples: int
+    extras: Extras = {}
+    previous: Extras = {}
+    start: Parameters | None = None
+
+
+class Assignment(msgspec.Struct, frozen=True, gc=False):
+    """What the coordinator gives back to a participant: its new parameters. A value, too.
+
+    Attributes:
+        params: float32, shape [P].
+        weights: how much each participant's model counted in them.
+        extras: what the participant says again with its next submission, small arrays by name.
+        size: bytes of the frame that brought it; 0 at the coordinator itself.
+    """
+
+    params: Parameters
+    weights: Mapping[str, float]
+    extras: Extras = {}
+    size: int = 0
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,6 +216,22 @@ class Peers(Protocol):
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         """Return the mean loss of `params` on each peer's training data; a peer that does not answer is left out."""
 
+    async def joint(
+        self,
+        params: Parameters,
+        *,
+        extras: Extras | None = None,
+        previous: Extras | None = None,
+        start: Parameters | None = None,
+    ) -> Assignment | None:
+        """Submit `params` to the coordinator and return what it assigns; None if there is none, or it was too late.
+
+        It goes through the coordinator whatever the topology is. An assignment is charged as one model of the round; what
+        the coordinator receives of others is not charged to its budget.
+
+        Args: see `Submission`. `start` only travels where the coordinator does not know it.
+        """
+
 
 @runtime_checkable
 class Policy(Protocol):
@@ -201,6 +254,28 @@ class Policy(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take up a state that `state` returned."""
+
+
+@runtime_checkable
+class Coordinated(Policy, Protocol):
+    """A policy whose aggregation is one step, made for all by the coordinator. Its `round` calls `peers.joint`."""
+
+    def step(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> tuple[dict[str, Assignment], dict[str, Any]]:
+        """Make a round's assignments. Pure: it reads the policy's options, and neither writes nor remembers anything.
+
+        Args:
+            submissions: of those who were there in time, one each, in any order.
+            state: what the step before has returned; empty in the first one, and after a change of coordinator.
+
+        Returns:
+            An assignment for each sender, and the state for the next step.
+        """
+
+
+Step = Callable[[Sequence[Submission], Mapping[str, Any], Layout], tuple[dict[str, Assignment], dict[str, Any]]]
+"""See `Coordinated.step`."""
 
 
 def check_epochs(epochs: int, name: str = "epochs") -> None:

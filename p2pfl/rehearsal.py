@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters, weighted_mean
-from p2pfl.policy import Budget, Extras, Merge, Policy, Split, Stage, Update
+from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Merge, Policy, Split, Stage, Submission, Update
 from p2pfl.randomness import Draws, common_order
 from p2pfl.task import Learner, Task
 
@@ -27,6 +27,43 @@ async def _at_once(value: T) -> T:
     return value
 
 
+class Desk:
+    """Where all submit: the step of a round is made as soon as all have who are not absent.
+
+    Args:
+        step: of the policy of the node with the lowest id, which coordinates.
+        absent: by round, whose submission does not reach it.
+
+    Attributes:
+        submitted: how many submissions there were.
+        state: what the last step has returned.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], absent: Mapping[int, Collection[str]], layout: Layout) -> None:
+        self.submitted = 0
+        self.state: Mapping[str, Any] = {}
+        self._policy = policies[min(policies)]
+        self._ids = policies.keys()
+        self._absent = absent
+        self._layout = layout
+        self._there: dict[int, dict[str, Submission]] = {}
+        self._made: dict[int, Mapping[str, Assignment]] = {}
+
+    async def joint(self, submission: Submission) -> Assignment | None:
+        round = submission.round
+        if submission.sender in self._absent.get(round, ()):
+            return None
+        there = self._there.setdefault(round, {})
+        there[submission.sender] = submission
+        self.submitted += 1
+        while there.keys() != self._ids - set(self._absent.get(round, ())):
+            await _Turn()
+        if round not in self._made:
+            assert isinstance(self._policy, Coordinated)
+            self._made[round], self.state = self._policy.step(list(there.values()), self.state, self._layout)
+        return self._made[round][submission.sender]
+
+
 class Actor:
     """One node of a rehearsal: its own `Me`, and its `Peers`, who are the other actors.
 
@@ -36,7 +73,9 @@ class Actor:
         ledger: what it has received, and its budget.
     """
 
-    def __init__(self, id: str, cast: Mapping[str, Actor], task: Task, seed: int, budget: Budget, rounds: int) -> None:
+    def __init__(
+        self, id: str, cast: Mapping[str, Actor], task: Task, seed: int, budget: Budget, rounds: int, desk: Desk
+    ) -> None:
         self.id = id
         self.round = 0
         self.rounds = rounds
@@ -48,6 +87,7 @@ class Actor:
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
         self._cast = cast
+        self._desk = desk
         self._task = task
         self._draws = Draws(seed, id)
         self._learner: Learner = task.learner(self._draws, "cpu")
@@ -110,6 +150,20 @@ class Actor:
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         return {id: float(self._cast[id]._learner.loss([params], split="train")[0]) for id in sorted(ids)}
 
+    async def joint(
+        self,
+        params: Parameters,
+        *,
+        extras: Extras | None = None,
+        previous: Extras | None = None,
+        start: Parameters | None = None,
+    ) -> Assignment | None:
+        submission = Submission(self.id, self.round, params, self.n_samples, extras or {}, previous or {}, start)
+        assignment = await self._desk.joint(submission)
+        if assignment is not None and self.id != min(self._cast):
+            self.ledger.charge(4 * self.layout.size)
+        return assignment
+
 
 def rehearse(
     policies: Mapping[str, Policy],
@@ -117,12 +171,14 @@ def rehearse(
     rounds: int,
     seed: int = 0,
     budget: Budget | Mapping[str, Budget] | None = None,
+    absent: Mapping[int, Collection[str]] | None = None,
 ) -> tuple[dict[str, Actor], list[dict[str, Merge]]]:
     """Run each node's policy for some rounds.
 
     Args:
         policies, tasks: by node id.
         budget: of each node, or by node id.
+        absent: by round, whose submission does not reach the coordinator, which is the node with the lowest id.
 
     Returns:
         The nodes as they are at the end, and what each round has made.
@@ -132,9 +188,10 @@ def rehearse(
         RuntimeError: the policies wait for each other for ever.
     """
     cast: dict[str, Actor] = {}
+    desk = Desk(policies, absent or {}, tasks[min(policies)].layout)
     for id in sorted(policies):
         own = budget.get(id) if isinstance(budget, Mapping) else budget
-        cast[id] = Actor(id, cast, tasks[id], seed, own or Budget(), rounds)
+        cast[id] = Actor(id, cast, tasks[id], seed, own or Budget(), rounds, desk)
     _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
     history = []
     for round in range(1, rounds + 1):
@@ -150,7 +207,7 @@ def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[s
     waiting, merges = dict(parts), {}
     try:
         while waiting:
-            before = len(waiting), sum(len(actor.published) for actor in cast.values())
+            before = _done(waiting, cast)
             for id in list(waiting):
                 try:
                     waiting[id].send(None)
@@ -158,9 +215,15 @@ def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[s
                     merges[id] = done.value
                     cast[id].params = done.value.params
                     del waiting[id]
-            if (len(waiting), sum(len(actor.published) for actor in cast.values())) == before:
+            if _done(waiting, cast) == before:
                 raise RuntimeError(f"{', '.join(waiting)} wait for models that nobody will publish")
     finally:
         for part in waiting.values():
             part.close()
     return merges
+
+
+def _done(waiting: Mapping[str, Any], cast: Mapping[str, Actor]) -> tuple[int, int, int]:
+    """Return what changes whenever a coroutine gets on."""
+    published = sum(len(actor.published) for actor in cast.values())
+    return len(waiting), published, max(actor._desk.submitted for actor in cast.values())

@@ -8,7 +8,7 @@ import numpy as np
 
 from node.node import Node
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Merge, Stage, Update
+from p2pfl.policy import Assignment, Merge, Stage, Update
 from sim.clock import VirtualLoop
 from sim.trace import Trace
 
@@ -58,6 +58,12 @@ class Recorder:
             self._got[id] = self._got[id][0] + got[0], self._got[id][1] + got[1]
         else:
             self._got[id] = got
+
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None:
+        """The models of others come mixed into one: who counted in it is written down with no bytes of its own."""
+        others = [other for other in sorted(assignment.weights) if other != id]
+        self.trace.received(self._loop.now, id, round, ",".join(others))
+        self._got[id] = others, [0] * len(others)
 
     def merged(self, node: Node, merge: Merge) -> None:
         name, traffic = node.name, node.exchange.traffic

@@ -32,6 +32,7 @@ from protocols.memory import MemoryNetwork
 from sim import clock
 from sim.batching import BatchedTrainer, Batcher, Crew
 from sim.clock import virtual_loop
+from sim.coordination import refuse
 from sim.network import Links, draw
 from sim.recorder import Recorder
 from sim.scenario import Scenario
@@ -107,7 +108,7 @@ def check(scenario: Scenario) -> None:
         if scenario.network.latency == "geography":
             located(mapped(scenario.network, graph), names(scenario.nodes))
         for group in (None, *scenario.policy_by_group):
-            make_policy(*tables.named("policy", scenario.policy_of(group)))
+            refuse(scenario, make_policy(*tables.named("policy", scenario.policy_of(group))))
         make_task(*tables.named("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
         choose_device(scenario.device)
     except ConfigurationError as error:
@@ -221,11 +222,13 @@ class Simulation:
             raise first_error(group) from None
 
     def _node(self, k: int, exchange: Exchange) -> Node:
+        policy = make_policy(*tables.named("policy", self.scenario.policy_of(self.tasks[k].about.get("group"))))
+        refuse(self.scenario, policy)
         return Node(
             self.names[k],
             self._everyone,
             task=self.tasks[k],
-            policy=make_policy(*tables.named("policy", self.scenario.policy_of(self.tasks[k].about.get("group")))),
+            policy=policy,
             trainer=self.trainers[k],
             exchange=exchange,
             settings=self.scenario,

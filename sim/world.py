@@ -26,11 +26,12 @@ from node.settings import Settings
 from node.traffic import Traffic
 from p2pfl.differences import Copy
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Extras, Stage, Update
+from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
 from protocols.envelope import OVERHEAD
 from protocols.payload import encode_extras
 from sim.batching import BatchedTrainer
 from sim.clock import VirtualLoop
+from sim.coordination import Desk, Entry, Leader, size_of
 from sim.network import Links
 
 
@@ -43,6 +44,7 @@ class World:
         self.settings = settings
         self.synchronous = settings.mode == "synchronous"
         self.nodes: dict[str, ModelledExchange] = {}
+        self._lowest = ""  # the name of a node
         self._at_round: dict[float, int] = {0: 0}  # how many nodes are at a round
         self.slowest = 0  # no node is behind this round
         self.fastest = 0
@@ -52,7 +54,12 @@ class World:
 
     def join(self, exchange: ModelledExchange) -> None:
         self.nodes[exchange.name] = exchange
+        self._lowest = min(self._lowest or exchange.name, exchange.name)
         self._at_round[0] += 1
+
+    def leader(self) -> Leader | None:
+        """Return who coordinates now, or None where nobody does: as long as none is elected, the lowest name."""
+        return Leader(1, self._lowest)
 
     def moved(self, before: float, after: float) -> None:
         """A node has gone from one round to another (inf: it has stopped)."""
@@ -277,6 +284,9 @@ class ModelledExchange:
         self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []  # whom to call when a model is published
         self._paces: dict[int, list[tuple[ModelledExchange, _Gathering]]] = {}
         self._announced: dict[float, float] = {0: -inf}  # when the last rounds were reached
+        self.step: Step | None = None
+        self.desk = Desk(self)
+        self._assigned_in = 0  # the term of the last assignment, if the last submission was answered by one
         world.join(self)
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -319,6 +329,11 @@ class ModelledExchange:
         self.outbox.final = True
         self._reach(inf)
         self._answer()
+        world = self.world
+        if self.step is not None and (leader := world.leader()) is not None:  # who coordinates expects nothing more
+            when = world.links.arrival(self.name, leader.id, OVERHEAD, world.loop.now)
+            if when is not None:
+                world.loop.call_at(when, world.nodes[leader.id].desk.leave, self.name)
 
     def _reach(self, round: float) -> None:
         """Announce a round to those who wait for this node."""
@@ -491,6 +506,43 @@ class ModelledExchange:
                 gathering.add(self.name, float(done.result()[0]), when)
 
         future.add_done_callback(reply)
+
+    # Submitting: see sim.coordination
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        world = self.world
+        loop, links = world.loop, world.links
+        if submission.round > self.round:
+            self._reach(submission.round)
+        leader = world.leader()
+        known, self._assigned_in = self._assigned_in, 0
+        if leader is None:
+            return None
+        if known == leader.term:
+            submission = replace(submission, start=None)
+        answer = _Gathering(loop, 1, world.settings.deadline)
+        coordinator, arrives = world.nodes[leader.id], loop.now
+        if coordinator is not self:
+            size = size_of(submission, self.coding.whole)
+            self.traffic.sent_models += 1
+            self.traffic.sent_submit += size
+            sent = links.arrival(self.name, leader.id, size, loop.now)
+            if sent is None:
+                arrives = inf
+            else:
+                arrives = sent
+                coordinator.traffic.received_models += 1
+                coordinator.traffic.received_submit += size
+        if arrives < inf:
+            loop.call_at(arrives, coordinator.desk.take, leader.term, Entry(submission, self, answer))
+        world.open(answer)
+        if not await answer.future:
+            self.expired += 1
+            return None
+        assignment: Assignment | None = answer.items[leader.id]
+        if assignment is not None:
+            self._assigned_in = leader.term
+        return assignment
 
     # Suspicion: see node.messaging.MessageExchange._heard
 

@@ -48,6 +48,8 @@ class Watch:
 
     def received(self, id, round, updates): ...
 
+    def assigned(self, id, round, assignment): ...
+
     def merged(self, node, merge):
         self.weights[node.round] = dict(merge.weights)
         self.times[node.round] = asyncio.get_running_loop().time()

@@ -17,6 +17,11 @@ POLICIES = {
     "dpfl": "p2pfl.policies.dpfl:Dpfl",
     "fedavg": "p2pfl.policies.fedavg:FedAvg",
     "fedprox": "p2pfl.policies.fedprox:FedProx",
+    "coordinated-fedavg": "p2pfl.policies.coordinated:CoordinatedFedAvg",
+    "coordinated-fedprox": "p2pfl.policies.coordinated:CoordinatedFedProx",
+    "cfl": "p2pfl.policies.cfl:Cfl",
+    "matfl": "p2pfl.policies.matfl:MaTfl",
+    "fedpref": "p2pfl.policies.fedpref:FedPref",
 }
 
 

@@ -50,15 +50,18 @@ class FedAvg:
         last = me.round >= me.rounds
         if self.ft == "replace-last" and last:
             return Merge(trained, {me.id: 1.0})
-        await peers.publish(trained)
-        updates = await peers.models(peers.fit(peers.ids))
-        merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
+        merged = await self._aggregate(me, peers, trained)
         if self.ft == "from-best":
             await self._remember(me, merged.params)
             if last:
                 tuned = await me.train(self.best, epochs=2 * self.epochs, purpose="fine tuning")
                 return Merge(tuned, merged.weights)
         return merged
+
+    async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
+        await peers.publish(trained)
+        updates = await peers.models(peers.fit(peers.ids))
+        return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
     async def _remember(self, me: Me, params: Parameters) -> None:
         """Keep the model if none was better on the own validation data, or if there are none."""

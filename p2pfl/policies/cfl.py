@@ -1,0 +1,89 @@
+"""CFL: clusters that share one model each, and are split where that has come to rest while their members have not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from p2pfl.aggregation import fedavg
+from p2pfl.clustering import Layer, similarity, single_linkage
+from p2pfl.parameters import Layout
+from p2pfl.policies.clusters import Cluster, extras_of, gather, remember
+from p2pfl.policies.coordinated import CoordinatedFedAvg, together
+from p2pfl.policy import Assignment, Submission
+
+
+@dataclass
+class Cfl(CoordinatedFedAvg):
+    """Clustered federated learning (Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed Multitask
+    Optimization under Privacy Constraints", 2019), run by the elected coordinator.
+
+    A cluster takes the mean of its members, weighted by samples. It is split when the norm of its mean update is below
+    `epsilon_1` and the greatest norm of a member's update is above `epsilon_2` (the paper's two criteria), so that the
+    greatest cosine of two updates across the cut is least (its optimal bipartition).
+
+    Simplified: no check of the gap between similarities before a split (the paper's gamma_max), and no tree of past models
+    for newcomers; a newcomer joins the cluster whose updates its own is most like. An update is taken from the model that
+    its sender began from.
+
+    Attributes:
+        epochs, ft: as of `fedavg`.
+        epsilon_1, epsilon_2: see above.
+        relative: both are shares of the greatest norm seen: of a mean update, and of a member's.
+        warm_up: rounds before the first split.
+    """
+
+    needs_start: ClassVar[bool] = True
+    epsilon_1: float = 0.4
+    epsilon_2: float = 0.6
+    relative: bool = False
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epsilon_1", "epsilon_2", "warm_up"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+
+    def step(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> tuple[dict[str, Assignment], dict[str, Any]]:
+        """Split each cluster that is to be split, once, and average each part.
+
+        Raises:
+            ValueError: a submission lacks its `start`, and the state does not know it.
+        """
+        parts = layout_as_one(layout)
+        clusters = [c for cluster in gather(submissions, state, parts, 1.0) for c in self._divide(cluster, parts)]
+        assignments: dict[str, Assignment] = {}
+        for cluster in clusters:
+            assignments |= together(cluster.submissions, extras_of(cluster))
+        assignments = dict(sorted(assignments.items()))
+        return assignments, remember(state, clusters, {id: a.params for id, a in assignments.items()})
+
+    def _divide(self, cluster: Cluster, parts: Sequence[slice | Layer]) -> list[Cluster]:
+        trained = [s.params for s in cluster.submissions]
+        updates = [model - start for model, start in zip(trained, cluster.starts, strict=True)]
+        shares = fedavg({s.sender: s.n_samples for s in cluster.submissions}).values()
+        total = np.zeros(trained[0].shape)
+        for share, update in zip(shares, updates, strict=True):
+            total += share * update
+        change = float(np.linalg.norm(total))
+        most = max(float(np.linalg.norm(update.astype(np.float64))) for update in updates)
+        seen = cluster.figures
+        round = max(s.round for s in cluster.submissions)
+        cluster.figures = seen._replace(round=round, change=max(seen.change, change), update=max(seen.update, most))
+        settled = change < self.epsilon_1 * (cluster.figures.change if self.relative else 1.0)
+        torn = most > self.epsilon_2 * (cluster.figures.update if self.relative else 1.0)
+        if not (settled and torn) or len(trained) == 1 or round <= self.warm_up:
+            return [cluster]
+        first, second = single_linkage(similarity(updates, np.zeros(len(total)), parts))
+        return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]
+
+
+def layout_as_one(layout: Layout) -> list[slice | Layer]:
+    """Return where the trained values of a model are, as one layer: CFL compares whole updates."""
+    return [slice(0, sum(stop - start for _, start, stop, _ in layout.places if stop <= layout.n_trained))]

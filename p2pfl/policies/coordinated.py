@@ -1,0 +1,89 @@
+"""FedAvg and FedProx through a coordinator, and what all coordinated policies have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from p2pfl.aggregation import fedavg
+from p2pfl.parameters import Layout, Parameters, weighted_mean
+from p2pfl.policies.fedavg import FedAvg
+from p2pfl.policies.fedprox import FedProx
+from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission
+
+
+@dataclass
+class CoordinatedFedAvg(FedAvg):
+    """Federated averaging (McMahan et al. 2017, algorithm 1), the mean being made once, by the elected coordinator.
+
+    On dictionaries and where nodes train one by one it gives the very bits of `fedavg` on a complete graph. Who misses a
+    round goes on with its own trained model, and is in no mean of that round.
+
+    Attributes:
+        epochs, ft: as of `fedavg`; in a last round with `replace-last` nothing is submitted.
+    """
+
+    needs_start: ClassVar[bool] = False  # whether the step asks for the model that a round began from
+    previous: Extras = field(default_factory=dict, init=False, repr=False)
+
+    async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
+        start = me.params if self.needs_start else None
+        assignment = await peers.joint(trained, previous=self.previous, start=start)
+        if assignment is None:
+            return Merge(trained, {me.id: 1.0})
+        self.previous = assignment.extras
+        return Merge(assignment.params, assignment.weights)
+
+    def step(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> tuple[dict[str, Assignment], dict[str, Any]]:
+        """Give all the mean of all, weighted by samples and summed in the order of ids. It has no state."""
+        there = sorted(submissions, key=sender)
+        return together(there), {}
+
+    def state(self) -> dict[str, Any]:
+        previous = {name: [array.dtype.kind, array.tolist()] for name, array in self.previous.items()}
+        return {**super().state(), "previous": previous}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        kinds = {"i": np.int64, "f": np.float64}
+        self.previous = {name: np.array(values, kinds[kind]) for name, (kind, values) in state["previous"].items()}
+
+
+@dataclass
+class CoordinatedFedProx(CoordinatedFedAvg, FedProx):
+    """`coordinated-fedavg` with the proximal term of FedProx (Li et al. 2020, algorithm 2); see `fedprox`."""
+
+
+def sender(submission: Submission) -> str:
+    return submission.sender
+
+
+def together(submissions: Sequence[Submission], extras: Extras | None = None) -> dict[str, Assignment]:
+    """Assign to each of these the mean of their models, weighted by their samples.
+
+    Args:
+        submissions: one or more, in the order of their senders' ids.
+    """
+    weights = fedavg({s.sender: s.n_samples for s in submissions})
+    mean = weighted_mean([s.params for s in submissions], list(weights.values()))
+    return {id: Assignment(mean, weights, extras or {}) for id in weights}
+
+
+def apart(submissions: Sequence[Submission], weights: np.ndarray, extras: Extras | None = None) -> dict[str, Assignment]:
+    """Assign to each of these a mean of its own.
+
+    Args:
+        submissions: one or more, in the order of their senders' ids.
+        weights: of sender j's model in i's mean; shape [n, n], whose rows sum to 1.
+    """
+    ids = [s.sender for s in submissions]
+    means = weights.astype(np.float32) @ np.array([s.params for s in submissions])
+    return {
+        id: Assignment(mean, dict(zip(ids, row.tolist(), strict=True)), extras or {})
+        for id, mean, row in zip(ids, means, weights, strict=True)
+    }

@@ -1,0 +1,71 @@
+"""MaTFL: each node averages with those whom most layers of its model find most alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from p2pfl.clustering import Matrix, layers, similarity
+from p2pfl.parameters import Layout
+from p2pfl.policies.clusters import mean
+from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
+from p2pfl.policy import Assignment, Submission
+
+
+@dataclass
+class MaTfl(CoordinatedFedAvg):
+    """Many-task federated learning (Cai et al., "Many-Task Federated Learning: A New Problem Setting and A Simple Baseline",
+    CVPR workshops 2023), as FedPref compares with it, run by the elected coordinator.
+
+    Models are compared layer by layer, by the cosine of their differences from the mean of all. Each layer of a node's model
+    votes for the `neighbours` others that it is most like; the node averages with the `neighbours` that have most votes (of
+    equals, those more like it on average; then the first by id). Weights are the mean similarities over layers, clipped at
+    0; the own one is 1.
+
+    Simplified: one model for all, where the paper averages a common backbone only; a layer is a module, weight and bias
+    joined.
+
+    Attributes:
+        epochs, ft: as of `fedavg`.
+        neighbours: k, with how many others a node averages at most.
+    """
+
+    neighbours: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neighbours < 1:
+            raise ValueError(f"neighbours must be 1 or more, got {self.neighbours}")
+
+    def step(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> tuple[dict[str, Assignment], dict[str, Any]]:
+        """Give each the mean of those that it is most like. It has no state."""
+        there = sorted(submissions, key=sender)
+        models = [s.params for s in there]
+        reference = mean(models)
+        by_layer = [similarity(models, reference, [part]) for part in layers(layout)]
+        return apart(there, votes(by_layer, self.neighbours)), {}
+
+
+def votes(by_layer: Sequence[Matrix], neighbours: int) -> Matrix:
+    """Return the weights of the models in each one's mean; shape [n, n], rows sum to 1.
+
+    Args:
+        by_layer: the similarities in each layer, shape [n, n].
+    """
+    count = len(by_layer[0])
+    average = np.mean(by_layer, axis=0)
+    weights = np.eye(count)
+    for i in range(count):
+        others = np.array([j for j in range(count) if j != i], np.intp)
+        ballot = np.zeros(count)
+        for similarities in by_layer:
+            ballot[others[np.argsort(-similarities[i, others], kind="stable")[:neighbours]]] += 1
+        elected = sorted(others.tolist(), key=lambda j: (-ballot[j], -average[i, j], j))[:neighbours]
+        weights[i, elected] = np.maximum(average[i, elected], 0.0)
+    normalised: Matrix = weights / weights.sum(axis=1, keepdims=True)
+    return normalised
