@@ -53,7 +53,11 @@ def end(process, folder):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("nope", "unknown policy 'nope'; known: cfl, coordinated-fedavg, coordinated-fedprox, dac, dpfl, fedavg, fedpref, fedprox, local, matfl, oracle, random\n"),
+        (
+            "nope",
+            "unknown policy 'nope'; known: cfl, coordinated-fedavg, coordinated-fedprox, dac, dpfl, fedavg, fedpref, fedprox,"
+            " local, matfl, oracle, random\n",
+        ),
         ("nowhere:Policy", "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'\n"),
     ],
 )
