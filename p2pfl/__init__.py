@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters, weighted_mean
-from p2pfl.policy import Budget, Me, Merge, Peers, Policy, Update, merge, samples
+from p2pfl.policy import Assignment, Budget, Coordinated, Me, Merge, Peers, Policy, Submission, Update, merge, samples
 from p2pfl.randomness import Draws
 from p2pfl.task import Learner, Part, Task
 
@@ -39,8 +39,10 @@ _LAZY = {
 __all__ = [
     "SGD",
     "Adam",
+    "Assignment",
     "Budget",
     "ConfigurationError",
+    "Coordinated",
     "Draws",
     "Layout",
     "Learner",
@@ -51,6 +53,7 @@ __all__ = [
     "Part",
     "Peers",
     "Policy",
+    "Submission",
     "Task",
     "TorchTask",
     "Update",

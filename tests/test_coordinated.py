@@ -231,9 +231,11 @@ def test_after_a_split_nobody_learns_from_the_other_part():
     assert assignments["a"].params[0] == pytest.approx(1)
 
 
-def test_clusters_split_once_a_round_down_to_single_members_and_those_stay():
-    policy, state = FedPref(epsilon=100.0, patience=1), {}
-    for sizes in ([2, 2], [1, 1, 1, 1], [1, 1, 1, 1]):
+@pytest.mark.parametrize("patience", [1, 2])
+def test_clusters_are_split_down_to_single_members_each_after_as_much_patience(patience):
+    policy, state = FedPref(epsilon=100.0, patience=patience), {}
+    sizes_by_round = [[4]] * (patience - 1) + [[2, 2]] * patience + [[1, 1, 1, 1]] * 3
+    for sizes in sizes_by_round:
         there = [submission(id, pull) for id, pull in zip("abcd", [[1, 0.1], [1, -0.1], [-1, 0.1], [-1, -0.1]], strict=True)]
         assignments, state = policy.step(there, state, FLAT)
         assert sorted(len(members) for members in clusters(state).values()) == sizes
