@@ -363,6 +363,13 @@ def test_what_a_participant_says_of_its_cluster_is_checked():
             read(wrong)
 
 
+def test_of_what_members_say_of_their_cluster_the_newest_counts():
+    told = [{"cluster": np.zeros(0, np.int64), "figures": np.array([round, round, 0.0, 0.0])} for round in (1, 3, 2)]
+    there = [submission(id, [1, 1], previous=previous) for id, previous in zip("abc", told, strict=True)]
+    (cluster,) = gather(there, {}, [slice(None)], 1.0)
+    assert (cluster.figures.round, cluster.figures.streak) == (3, 3)
+
+
 # CFL
 
 
