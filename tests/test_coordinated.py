@@ -17,7 +17,7 @@ from p2pfl.policies.fedpref import FedPref
 from p2pfl.policies.fedprox import FedProx
 from p2pfl.policies.local import Local
 from p2pfl.policies.matfl import MaTfl, votes
-from p2pfl.policy import Budget, Coordinated, Submission
+from p2pfl.policy import Assignment, Budget, Coordinated, Merge, Submission
 from p2pfl.rehearsal import rehearse
 from p2pfl.task import Part, make_task
 
@@ -168,6 +168,24 @@ def test_their_names_make_coordinated_policies_and_others_are_none():
         assert isinstance(make_policy(name, {}), Coordinated)
     assert not isinstance(Local(), Coordinated)
     assert not isinstance(FedAvg(), Coordinated)
+
+
+def test_what_a_policy_says_with_its_model_reaches_the_step():
+    class ByWish(CoordinatedFedAvg):
+        """Everyone gets the model of whom it asks for."""
+
+        async def _aggregate(self, me, peers, trained):
+            wish = (NAMES.index(me.id) + me.round) % len(NAMES)
+            assignment = await peers.joint(trained, extras={"wish": np.array([wish])})
+            return Merge(assignment.params, assignment.weights)
+
+        def step(self, submissions, state, layout):
+            models = {s.sender: s.params for s in submissions}
+            wishes = {s.sender: NAMES[int(s.extras["wish"][0])] for s in submissions}
+            return {id: Assignment(models[wish], {wish: 1.0}) for id, wish in wishes.items()}, {}
+
+    _, _, history = play(ByWish, rounds=2)
+    assert [history[1][name].weights for name in NAMES] == [{NAMES[(k + 2) % 6]: 1.0} for k in range(6)]
 
 
 # FedPref

@@ -41,9 +41,9 @@ class FedPref(CoordinatedFedAvg):
         relative: `epsilon` is a share of the greatest such change that the cluster has seen.
         patience: how many rounds in a row it must have converged before it is split; 1 is the paper.
         affinity: of two members in the clustering: `clipped` is max(s, 0), `shifted` is (s + 1) / 2.
-        min_progress: split only while the greatest update of a member is at least this share of the greatest that the
-            cluster has seen (the second criterion of CFL). 0 is the paper, which goes on until every node is alone, as
-            clusters whose members agree converge too.
+        min_progress: split only while the greatest update of a member, from the cluster's mean (eq. 4.2), is at least this
+            share of the greatest that the cluster has seen (after the second criterion of CFL). 0 is the paper, which goes
+            on until every node is alone, as clusters whose members agree converge too.
         clustering: off: nothing is split ("weighted aggregation only" of the ablation, section 4.3.3).
         weighting: off: clusters take their plain mean ("clustering only").
     """
