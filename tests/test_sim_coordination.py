@@ -187,7 +187,7 @@ def test_nodes_that_stop_early_are_not_waited_for():
     rounds = {node.round for node in result.nodes.values()}
     assert len(rounds) > 1
     assert result.expired == 0
-    assert result.virtual_s < 45
+    assert result.virtual_s < 1.03 * max(rounds) + 1  # a second and two latencies for each round, and no deadline of 4
 
 
 def test_where_frames_are_lost_the_run_ends_and_learns():
