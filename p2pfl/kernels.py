@@ -25,12 +25,13 @@ Tensors = dict[str, Tensor]
 
 
 class Kernel(Protocol):
-    def gradient(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the gradient of each model's mean loss.
 
         Args:
             flat: float32, [K, P].
             x, y: a batch for each model, [K, b, ...].
+            weights: of its objectives, [K, m], where the task has several.
 
         Returns:
             [K, n_trained]; overwritten by the next call.
@@ -64,8 +65,8 @@ class VmapKernel:
             if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
                 raise ConfigurationError(f"layer {name or 'itself'} ({type(part).__name__}) changes its buffers in training")
 
-        def loss(trained: Tensors, rest: Tensors, x: Tensor, y: Tensor) -> Tensor:
-            return task.loss(functional_call(training, trained | rest | local, (x,)), y).mean()
+        def loss(trained: Tensors, rest: Tensors, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+            return task.batch_loss(functional_call(training, trained | rest | local, (x,)), y, weights)
 
         def outputs(tensors: Tensors, x: Tensor) -> Tensor:
             result: Tensor = functional_call(evaluating, tensors | local, (x,))
@@ -73,14 +74,14 @@ class VmapKernel:
 
         self._layout = layout
         self._trained = [name for name, _, stop, _ in layout.places if stop <= layout.n_trained]
-        self._gradients = vmap(grad(loss))
+        self._gradients = vmap(grad(loss), in_dims=(0, 0, 0, 0, None if task.objectives is None else 0))
         self._outputs = vmap(outputs)
         self._try(task)
 
-    def gradient(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         tensors: Tensors = self._layout.split(flat)
         trained = {name: tensors.pop(name) for name in self._trained}
-        gradients = self._gradients(trained, tensors, x, y)
+        gradients = self._gradients(trained, tensors, x, y, weights)
         return torch.cat([gradients[name].reshape(len(flat), -1) for name in self._trained], 1)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -90,8 +91,9 @@ class VmapKernel:
         """Run two models on a batch of two: what cannot be stacked says so here, before anything is trained."""
         x, y = (part[:1].repeat(2, *[1] * (part.ndim - 1)) for part in task.data["train"])
         flat = torch.zeros(2, task.layout.size, device=x.device)
+        own = task.weights(x.device)
         try:
-            self.gradient(flat, torch.stack([x, x]), torch.stack([y, y]))
+            self.gradient(flat, torch.stack([x, x]), torch.stack([y, y]), None if own is None else torch.stack([own, own]))
             with torch.no_grad():
                 self.outputs(flat, torch.stack([x, x]))
         except (RuntimeError, NotImplementedError, ValueError) as error:
@@ -111,7 +113,8 @@ def _chain(task: TorchTask) -> list[_Layer] | None:
     """Return the layers of a chain of linear layers with relu or tanh between them, or None if the module is another."""
     module, layout = task.template, task.layout
     parts = list(module.named_children()) if isinstance(module, nn.Sequential) else [("", module)]
-    if task.loss not in (cross_entropy, squared_error) or layout.n_trained != layout.size:
+    known = task.objectives is None and task.loss in (cross_entropy, squared_error)
+    if not known or layout.n_trained != layout.size:
         return None
     places = {name: (start, stop) for name, start, stop, _ in layout.places}
     if parts and isinstance(parts[0][1], nn.Flatten) and parts[0][1].start_dim == 1:
@@ -148,7 +151,7 @@ class DenseKernel:
             z = self._forward(layer, flat, z)
         return z
 
-    def gradient(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         if len(self._grad) < len(flat) or self._grad.device != flat.device:
             self._grad = torch.empty_like(flat)
         grad = self._grad[: len(flat)]

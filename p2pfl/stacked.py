@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError, Diverged
@@ -106,6 +107,8 @@ class Stacked:
             raise ConfigurationError("large convolutions are faster one by one on a CPU")
         self._draws = [learner.draws for learner in learners]
         self._device = learners[0].device
+        own = [learner.task.weights(self._device) for learner in learners]
+        self._weights = None if self._task.objectives is None else torch.stack([w for w in own if w is not None])
         self._kernel = kernel_for(self._task, dense)
         splits = dict.fromkeys(split for learner in learners for split in learner.data)
         self._data = {split: _Shelf([learner.data.get(split) for learner in learners]) for split in splits}
@@ -150,9 +153,9 @@ class Stacked:
         for split in {job.split for job in jobs} & self._data.keys():
             rows = [(k, j, job.node) for k, job in enumerate(jobs) if job.split == split for j in range(len(job.stack))]
             params = [jobs[k].stack[j] for k, j, _ in rows]
-            for row, loss, _ in self._evaluate(params, [node for *_, node in rows], split):
+            for row, figures in self._evaluate(params, [node for *_, node in rows], split):
                 k, j, _ = rows[row]
-                results[k][j] = loss
+                results[k][j] = figures["loss"]
         return results
 
     def evaluate(self, jobs: Sequence[EvaluateJob]) -> list[list[dict[str, float]]]:
@@ -161,9 +164,9 @@ class Stacked:
         for split in [split for split in asked if split in self._data]:
             rows = [(k, j, job.node) for k, job in enumerate(jobs) if split in job.splits for j in range(len(job.stack))]
             params = [jobs[k].stack[j] for k, j, _ in rows]
-            for row, loss, measure in self._evaluate(params, [node for *_, node in rows], split):
+            for row, figures in self._evaluate(params, [node for *_, node in rows], split):
                 k, j, _ = rows[row]
-                results[k][j] |= {f"{split}_loss": loss, f"{split}_{self._task.metric}": measure}
+                results[k][j] |= {f"{split}_{name}": value for name, value in figures.items()}
         return results
 
     @torch.no_grad()
@@ -176,6 +179,7 @@ class Stacked:
         if jobs[0].proximal is not None:
             anchors = torch.from_numpy(np.array([job.proximal[1] for job in jobs if job.proximal])).to(self._device)
             mu = torch.tensor([job.proximal[0] for job in jobs if job.proximal], device=self._device).unsqueeze(1)
+        weights = None if self._weights is None else self._weights[nodes]
         n, batch_size = self._task.layout.n_trained, self._task.batch_size
         optimizer, shelf = self._task.optimizer, self._data["train"]
         counts = shelf.counts[nodes]  # in descending order
@@ -188,7 +192,7 @@ class Stacked:
                 new.copy_(flat)
                 fresh = False
             part = flat if fresh else new[rows]
-            gradient = self._kernel.gradient(part, x, y)
+            gradient = self._kernel.gradient(part, x, y, None if weights is None else weights[rows])
             if anchors is not None:
                 gradient.add_(mu[rows] * (part[:, :n] - anchors[rows, :n]))
             states = {name: tensor[rows] for name, tensor in state.items()}
@@ -233,8 +237,8 @@ class Stacked:
     @torch.no_grad()
     def _evaluate(
         self, params: Sequence[Parameters], nodes: Sequence[int], split: Split
-    ) -> Iterable[tuple[int, float, float]]:
-        """Yield (row, mean loss, mean metric) of each model on its node's data."""
+    ) -> Iterable[tuple[int, dict[str, float]]]:
+        """Yield (row, figures by name) of each model on its node's data."""
         shelf = self._data[split]
         for count, rows in _by_value(shelf.counts[list(nodes)]):
             rows = rows[np.argsort(shelf.offsets[[nodes[r] for r in rows]], kind="stable")]  # equal data side by side
@@ -243,12 +247,17 @@ class Stacked:
                 picked = chunk.tolist()
                 flat = torch.from_numpy(self._trained.stack([params[r] for r in picked])).to(self._device)
                 x, y = shelf.whole([nodes[r] for r in picked], count)
-                outputs = self._kernel.outputs(flat, x).flatten(0, 1)
-                targets = y.flatten(0, 1)
-                shape = len(picked), count
-                losses = self._task.loss(outputs, targets).view(shape).mean(1)
-                measures = self._task.measure(outputs, targets).view(shape).mean(1)
-                yield from zip(picked, losses.tolist(), measures.tolist(), strict=True)
+                figures = self._figures([nodes[r] for r in picked], self._kernel.outputs(flat, x), y)
+                for row, *values in zip(picked, *(column.tolist() for column in figures.values()), strict=True):
+                    yield row, dict(zip(figures, values, strict=True))
+
+    def _figures(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return what is reported of outputs and targets of [K, n, ...], by name: [K] each."""
+        if self._weights is not None:
+            return vmap(self._task.figures)(outputs, y, self._weights[list(nodes)])
+        shape, outputs, y = outputs.shape[:2], outputs.flatten(0, 1), y.flatten(0, 1)
+        losses, measures = self._task.loss(outputs, y), self._task.measure(outputs, y)
+        return {"loss": losses.view(shape).mean(1), self._task.metric: measures.view(shape).mean(1)}
 
 
 class _Block:
@@ -340,6 +349,7 @@ def _common_task(learners: Sequence[TorchLearner]) -> TorchTask:
             ("layout", task.layout == first.layout),
             ("module", repr(task.template) == repr(first.template)),
             ("loss", task.loss == first.loss and task.measure == first.measure),
+            ("objectives", task.objectives == first.objectives),
             ("optimizer", task.optimizer == first.optimizer),
             ("batch size", task.batch_size == first.batch_size),
         ):

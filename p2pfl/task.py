@@ -19,8 +19,10 @@ from p2pfl.randomness import Draws
 TASKS = {
     "classification": "p2pfl.tasks.table:table",
     "concept-shift": "p2pfl.tasks.concept_shift:concept_shift",
+    "deep-sea-treasure": "p2pfl.tasks.deep_sea_treasure:deep_sea_treasure",
     "digits": "p2pfl.tasks.digits:digits",
     "images": "p2pfl.tasks.images:images",
+    "teachers": "p2pfl.tasks.teachers:teachers",
 }
 
 
@@ -87,6 +89,10 @@ class Task(Protocol):
         higher_is_better: whether more of it is better.
         about: public facts, sent to peers (`group` for the oracle); never preferences. At most 31 plain numbers, bools and
             short strings.
+
+    A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner trains
+    what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective as
+    "<split>_<name>".
     """
 
     layout: Layout

@@ -27,6 +27,7 @@ class TorchLearner:
         self.draws = draws
         self.device = choose_device(device)
         self.data = {split: (x.to(self.device), y.to(self.device)) for split, (x, y) in task.data.items()}
+        self._weights = task.weights(self.device)
         module = task.template.to(self.device)
         layout = task.layout
         self._module = module
@@ -83,7 +84,7 @@ class TorchLearner:
 
     def _gradient(self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(self._module, leaves | buffers | self._local, (x,))
-        loss = self.task.loss(outputs, y).mean()
+        loss = self.task.batch_loss(outputs, y, self._weights)
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)  # 0 for what was not used
         return torch.cat([grad.flatten() for grad in grads])
 
@@ -96,10 +97,8 @@ class TorchLearner:
         tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
         self._module.eval()
         outputs = functional_call(self._module, tensors, (x,))
-        return {
-            f"{split}_loss": self.task.loss(outputs, y).mean().item(),
-            f"{split}_{self.task.metric}": self.task.measure(outputs, y).mean().item(),
-        }
+        figures = self.task.figures(outputs, y, self._weights)
+        return {f"{split}_{name}": value.item() for name, value in figures.items()}
 
     @staticmethod
     def _views(vector: Tensor, places: list[tuple[str, int, int, tuple[int, ...]]]) -> dict[str, Tensor]:

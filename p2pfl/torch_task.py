@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.objectives import Objectives
 from p2pfl.optimizers import SGD, Optimizer
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Split
+from p2pfl.preferences import Preference, checked
 from p2pfl.randomness import Draws, federation_draws
 
 FEW_CLASSES, MANY_SAMPLES = 16, 256  # below and from which the cross-entropy is faster across samples than along classes
@@ -63,6 +65,9 @@ class TorchTask:
         optimizer: p2pfl.SGD or p2pfl.Adam, or anything with their `step`; its state dies with the round.
         batch_size: samples in a step; the last one of an epoch may be smaller.
         about: public facts that peers are told.
+        objectives: several, in place of `loss` and `measure`; then the metric is minus the scalarised loss.
+        preference: the weights that scalarise them, [m]; they stay on this node.
+        group: the number of the node's group where preferences are given by groups; it is not sent either.
 
     Raises:
         ConfigurationError: the module has parameters that cannot be handled, or there is no training data.
@@ -77,6 +82,9 @@ class TorchTask:
     optimizer: Optimizer = field(default_factory=SGD)
     batch_size: int = 16
     about: Mapping[str, Any] = field(default_factory=dict)
+    objectives: Objectives | None = None
+    preference: Preference | None = field(default=None, repr=False)
+    group: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -89,9 +97,36 @@ class TorchTask:
             if x.is_floating_point() and not x.isfinite().all():
                 raise ConfigurationError(f"{split} data: an input is not finite")
 
+        if (self.objectives is None) != (self.preference is None):
+            raise ConfigurationError("a task has objectives and a preference, or neither")
+        if self.objectives is not None and self.preference is not None:
+            self.preference = checked("preference", self.preference.tolist(), len(self.objectives.names))
+
+    @property
+    def goals(self) -> Mapping[str, bool]:
+        return {} if self.objectives is None else dict.fromkeys(self.objectives.names, False)
+
     @property
     def n_samples(self) -> int:
         return len(self.data["train"].x)
+
+    def weights(self, device: torch.device) -> Tensor | None:
+        """The preference as float32 [m], or None without objectives."""
+        return None if self.preference is None else torch.tensor(self.preference, dtype=torch.float32, device=device)
+
+    def batch_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """The loss of a batch that is trained, a scalar."""
+        if self.objectives is None or weights is None:
+            return self.loss(outputs, targets).mean()
+        return self.objectives.scalarise(self.objectives.losses(outputs, targets), weights)
+
+    def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """What is reported of a model's outputs for all samples of a split, by name: scalars."""
+        if self.objectives is None or weights is None:
+            return {"loss": self.loss(outputs, targets).mean(), self.metric: self.measure(outputs, targets).mean()}
+        losses = self.objectives.losses(outputs, targets)
+        loss = self.objectives.scalarise(losses, weights)
+        return {"loss": loss, self.metric: -loss, **dict(zip(self.objectives.names, losses.unbind(), strict=True))}
 
     @cached_property
     def template(self) -> nn.Module:
@@ -142,6 +177,27 @@ def regression(
     """Make a regression task from arrays: mean squared error. Targets have the shape of the module's outputs, [n, ...]."""
     data = _data(train, validation, test, target=torch.float32)
     return TorchTask(module, data, squared_error, "mse", squared_error, False, **options)
+
+
+def multi_objective(
+    module: Callable[[], nn.Module],
+    train: tuple[Any, Any],
+    validation: tuple[Any, Any] | None = None,
+    test: tuple[Any, Any] | None = None,
+    *,
+    objectives: Objectives,
+    preference: Preference,
+    **options: Any,
+) -> TorchTask:
+    """Make a task of several objectives from arrays; the metric is the reward, minus the scalarised loss.
+
+    Args:
+        preference: the node's weights, [m].
+    """
+    data = _data(train, validation, test, target=torch.float32)
+    return TorchTask(
+        module, data, metric="reward", higher_is_better=True, objectives=objectives, preference=preference, **options
+    )
 
 
 def _data(
