@@ -1,0 +1,182 @@
+"""Q-learning with a table, of a deterministic environment with several rewards: no neural network, and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pfl.errors import Diverged
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Split
+from p2pfl.preferences import Preference
+from p2pfl.randomness import Draws
+
+
+@dataclass(frozen=True)
+class Environment:
+    """S states, A actions and m rewards, as tables.
+
+    Attributes:
+        next: the state that follows, [S, A].
+        rewards: what a step brings, float64 [S, A, m].
+        ends: whether the episode ends with it, [S, A].
+        names: of the rewards.
+        start: the state in which an episode begins.
+    """
+
+    next: NDArray[np.int64]
+    rewards: NDArray[np.float64]
+    ends: NDArray[np.bool_]
+    names: tuple[str, ...]
+    start: int = 0
+
+
+@dataclass
+class TabularTask:
+    """Q-learning (Watkins and Dayan 1992) of the linearly scalarised reward; the model is the table Q [S, A].
+
+    Attributes:
+        preference: the node's weights of the rewards, [m]; they stay on this node.
+        group: the number of the node's group where preferences are given by groups; it is not sent either.
+        lr: alpha.
+        discount: gamma.
+        steps: of the environment in an epoch; an episode that is under way at the end is given up.
+        longest: steps after which an episode is cut off; the value of what would have come still counts.
+        explore_rounds: the probability of a random action falls linearly from 1 at the start of round 1 to `explore_least`
+            after so many rounds.
+    """
+
+    environment: Environment
+    preference: Preference = field(repr=False)
+    group: int | None = field(default=None, repr=False)
+    lr: float = 0.3
+    discount: float = 0.98
+    steps: int = 500
+    longest: int = 100
+    explore_rounds: float = 11.2
+    explore_least: float = 0.07
+    metric: str = "reward"
+    higher_is_better: bool = True
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout((("q", self.environment.next.shape),), self.environment.next.size)
+
+    @property
+    def n_samples(self) -> int:
+        return self.steps
+
+    @property
+    def goals(self) -> Mapping[str, bool]:
+        return dict.fromkeys(self.environment.names, True)
+
+    def initial(self, seed: int) -> Parameters:
+        """Return a table of zeros, whatever the seed."""
+        return np.zeros(self.layout.size, np.float32)
+
+    def learner(self, draws: Draws, device: str = "cpu") -> QLearner:
+        return QLearner(self, draws)
+
+
+class QLearner:
+    """The learner of a TabularTask (see p2pfl.task.Learner). One node's step takes about a microsecond: the tables are lists,
+    which Python reads faster than arrays, and nothing is gained by stepping many nodes together.
+    """
+
+    def __init__(self, task: TabularTask, draws: Draws) -> None:
+        environment = task.environment
+        self.task = task
+        self.draws = draws
+        self._next = environment.next.tolist()
+        self._ends = environment.ends.tolist()
+        self._rewards = environment.rewards.tolist()
+        self._scalar = (environment.rewards @ task.preference).tolist()
+
+    def train(
+        self,
+        params: Parameters,
+        *,
+        round: int,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Parameters:
+        """Return the table after `epochs` times the task's steps.
+
+        Args:
+            proximal: (mu, anchor) adds mu/2 (q - anchor)^2 of the entry that is updated to what a step minimises.
+        """
+        task, n = self.task, epochs * self.task.steps
+        q: list[list[float]] = self._table(params)
+        mu, anchor = (0.0, q) if proximal is None else (proximal[0], self._table(proximal[1]))
+        random = self._random_actions(round, purpose, n)
+        state, length = task.environment.start, 0
+        for wanted in random:
+            row = q[state]
+            action = row.index(max(row)) if wanted < 0 else wanted
+            after = self._next[state][action]
+            ended = self._ends[state][action]
+            value = self._scalar[state][action]
+            if not ended:
+                value += task.discount * max(q[after])
+            change = value - row[action]
+            if mu:
+                change -= mu * (row[action] - anchor[state][action])
+            row[action] += task.lr * change
+            length += 1
+            state = after
+            if ended or length == task.longest:
+                state, length = task.environment.start, 0
+        trained = np.array(q, np.float32).reshape(-1)
+        if not np.isfinite(trained).all():
+            raise Diverged(self.draws.name, round)
+        return trained
+
+    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
+        """Return minus the scalarised return of K greedy policies, in training and test; NaN for validation.
+
+        There is no held-out environment: if a node chose the best of its rounds by the return, it would choose by the test.
+        """
+        if split == "validation":
+            return np.full(len(stack), np.nan)
+        return np.array([-float(self.returns(params) @ self.task.preference) for params in stack])
+
+    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
+        results = []
+        for params in stack:
+            returns = self.returns(params)
+            reward = float(returns @ self.task.preference)
+            named = zip(self.task.environment.names, returns.tolist(), strict=True)
+            figures = {"loss": -reward, self.task.metric: reward, **dict(named)}
+            asked = [split for split in splits if split != "validation"]
+            results.append({f"{split}_{name}": value for split in asked for name, value in figures.items()})
+        return results
+
+    def returns(self, params: Parameters) -> NDArray[np.float64]:
+        """Return the sums of the rewards of the greedy policy, [m], not discounted; of equal actions it takes the first."""
+        best = params.reshape(self.task.environment.next.shape).argmax(1).tolist()
+        state, total = self.task.environment.start, np.zeros(len(self.task.environment.names))
+        for _ in range(self.task.longest):
+            action = best[state]
+            total += self._rewards[state][action]
+            if self._ends[state][action]:
+                break
+            state = self._next[state][action]
+        return total
+
+    def _table(self, params: Parameters) -> list[list[float]]:
+        table: list[list[float]] = params.reshape(self.task.environment.next.shape).tolist()
+        return table
+
+    def _random_actions(self, round: int, purpose: str, n: int) -> list[int]:
+        """Return for each of n steps a random action, or -1 where the best is taken."""
+        task, rng = self.task, self.draws.generator(round, purpose)
+        done = max(round - 1, 0) + np.arange(n) / n
+        chance = np.maximum(1 - (1 - task.explore_least) * done / task.explore_rounds, task.explore_least)
+        actions = rng.integers(task.environment.next.shape[1], size=n)
+        return np.where(rng.random(n) < chance, actions, -1).tolist()
