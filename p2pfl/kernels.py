@@ -113,8 +113,9 @@ def _chain(task: TorchTask) -> list[_Layer] | None:
     """Return the layers of a chain of linear layers with relu or tanh between them, or None if the module is another."""
     module, layout = task.template, task.layout
     parts = list(module.named_children()) if isinstance(module, nn.Sequential) else [("", module)]
-    known = task.objectives is None and task.loss in (cross_entropy, squared_error)
-    if not known or layout.n_trained != layout.size:
+    if task.objectives is None and task.loss not in (cross_entropy, squared_error):
+        return None
+    if layout.n_trained != layout.size:
         return None
     places = {name: (start, stop) for name, start, stop, _ in layout.places}
     if parts and isinstance(parts[0][1], nn.Flatten) and parts[0][1].start_dim == 1:
@@ -138,11 +139,15 @@ def _chain(task: TorchTask) -> list[_Layer] | None:
 
 
 class DenseKernel:
-    """A chain of linear layers, under cross-entropy or squared error, with its gradient written by hand."""
+    """A chain of linear layers, under cross-entropy or squared error, with its gradient written by hand.
+
+    Of several objectives only the gradient with respect to the outputs is left to torch.func.
+    """
 
     def __init__(self, task: TorchTask, layers: list[_Layer]) -> None:
         self._layers = layers
         self._cross_entropy = task.loss is cross_entropy
+        self._several = None if task.objectives is None else vmap(grad(task.batch_loss))
         self._grad = torch.empty(0)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -158,7 +163,7 @@ class DenseKernel:
         inputs = [x.flatten(2)]
         for layer in self._layers:
             inputs.append(self._forward(layer, flat, inputs[-1]))
-        delta = self._loss_gradient(inputs[-1], y)
+        delta = self._loss_gradient(inputs[-1], y, weights)
         for depth in reversed(range(len(self._layers))):
             layer, z = self._layers[depth], inputs[depth]
             self._weight(layer, grad).copy_(torch.bmm(delta.mT, z))  # a third faster than with out=, whose rows lie apart
@@ -186,8 +191,11 @@ class DenseKernel:
             z = z.relu_() if layer.activation == "relu" else z.tanh_()
         return z
 
-    def _loss_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def _loss_gradient(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
         """The gradient of the mean loss of a batch with respect to the outputs, [K, b, outputs]."""
+        if self._several is not None:
+            several: Tensor = self._several(outputs, y, weights)
+            return several
         b = outputs.shape[1]
         if self._cross_entropy:
             delta = (outputs - outputs.amax(-1, keepdim=True)).exp_()  # twice as fast as softmax over few classes
