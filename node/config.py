@@ -46,6 +46,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         advertise: addresses by which others reach this node, if they are not those of this machine.
         part: which part of a task's built-in data is this node's, such as "0/3".
         data: a file of the node's own, for tasks that take one.
+        preference: the node's own weights of a task's objectives, for tasks of several; nobody is told.
         mdns: whether to look for members on the local network, and be found there.
         direct: whether to listen, and to dial members where they can be reached without the broker.
         broker: an MQTT broker through which members may be reached, "mqtt://host:1883" or "mqtts://host:8883".
@@ -62,6 +63,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     advertise: tuple[str, ...] = ()
     part: str = "0/1"
     data: str = ""
+    preference: tuple[float, ...] = ()
     mdns: bool = True
     direct: bool = True
     broker: str = ""
@@ -78,6 +80,11 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             check_name(name)
         Part.parse(self.part)
         locate("task", tables.named("task", self.task)[0], TASKS, "p2pfl.tasks")
+        if "preference" in self.task:
+            raise ConfigurationError(
+                "task.preference would be told to the other members, with all of the task's options; write preference = [...]"
+                " outside of the table [task]"
+            )
         locate("policy", tables.named("policy", self.policy)[0], POLICIES, "p2pfl.policies")
         try:
             for address in (self.listen, *self.advertise, *self.addresses.values()):
@@ -94,9 +101,10 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigurationError("broker is not of the form mqtt://host:1883")
 
     def task_options(self) -> dict[str, Any]:
-        """Return the options of the task, with the node's own file if it has one."""
+        """Return the options of the task, with the node's own file and preference if it has them."""
         _, options = tables.named("task", self.task)
-        return options | ({"data": self.data} if self.data else {})
+        own: dict[str, Any] = {"data": self.data} if self.data else {}
+        return options | own | ({"preference": self.preference} if self.preference else {})
 
 
 def check_name(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from hashlib import sha256
-from math import inf
+from math import inf, nan
 
 from node import tables
 from node.agreement import Edges, terms
@@ -15,7 +15,7 @@ from node.settings import Settings
 from node.trainer import Trainer
 from p2pfl.codecs import TopK, make_codec
 from p2pfl.parameters import Parameters
-from p2pfl.task import Task
+from p2pfl.task import Task, goals_of
 from protocols.envelope import OVERHEAD, Door, Sealer
 from protocols.identity import Identity
 from protocols.transport import Gate, Transport
@@ -55,7 +55,11 @@ def message_exchange(
     layout = task.layout
     codec = make_codec(*tables.named("codec", settings.codec))
 
+    private = bool(goals_of(task))  # what peers' models are worth to this node would tell its preference
+
     async def loss(params: Parameters) -> float:
+        if private:
+            return nan
         return float((await trainer.loss([params], split="train"))[0])
 
     return MessageExchange(

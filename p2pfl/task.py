@@ -92,7 +92,7 @@ class Task(Protocol):
 
     A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner trains
     what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective as
-    "<split>_<name>".
+    "<split>_<name>". Such a node does not tell peers the loss of their models, from which they could infer its preference.
     """
 
     layout: Layout
@@ -125,6 +125,18 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name!r}: {error}") from error
     return task
+
+
+def goals_of(task: Task) -> Mapping[str, bool]:
+    """Return the objectives of a task by name, and of each whether more is better; none if it has a single one."""
+    goals: Mapping[str, bool] = getattr(task, "goals", {})
+    return goals
+
+
+def group_of(task: Task) -> Any:
+    """Return the group of the task's node, for reports: the one that peers are told, or one that stays on the node."""
+    own = getattr(task, "group", None)
+    return task.about.get("group") if own is None else own
 
 
 def check_about(about: Mapping[str, Any]) -> None:

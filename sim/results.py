@@ -16,6 +16,8 @@ import numpy as np
 
 import p2pfl
 from node.files import replace_file
+from p2pfl.fronts import cardinality, maximised, sparsity
+from p2pfl.task import goals_of, group_of
 from sim.figures import by_snapshot, chosen_before, collaboration, traffic
 from sim.fronts import on_front
 from sim.left import SUMMARY
@@ -48,7 +50,7 @@ def result_of(run: Run) -> Result:
     scenario = run.scenario
     nodes = list(run.nodes.values())
     metric = nodes[0].task.metric
-    groups = [node.task.about.get("group") for node in nodes]
+    groups = [group_of(node.task) for node in nodes]
     summary = {
         "name": scenario.name,
         "seed": scenario.seed,
@@ -81,6 +83,14 @@ def result_of(run: Run) -> Result:
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
         summary["groups"] = [None if group is None else str(group) for group in groups]
+    if goals := goals_of(nodes[0].task):
+        points = maximised([run.recorder.results[name] for name in run.nodes], goals)
+        summary["objectives"] = {
+            "higher_is_better": dict(goals),
+            "nodes": (points * [1 if higher else -1 for higher in goals.values()]).tolist(),
+            "cardinality": cardinality(points),
+            "sparsity": sparsity(points),
+        }
     return Result(summary, rounds, edges, run.notes)
 
 

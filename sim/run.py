@@ -25,7 +25,7 @@ from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
-from p2pfl.task import Learner, Part, make_task
+from p2pfl.task import Learner, Part, goals_of, make_task
 from p2pfl.torch_learner import TorchLearner, choose_device
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
@@ -241,7 +241,9 @@ class Simulation:
         """Exchanges that share a world and make no messages."""
         world = World(self.loop, self.links, self.scenario)
         exchanges = [
-            ModelledExchange(world, name, around, trainer, task.n_samples, task.about, self._coding(task.layout))
+            ModelledExchange(
+                world, name, around, trainer, task.n_samples, task.about, self._coding(task.layout), bool(goals_of(task))
+            )
             for name, around, trainer, task in zip(self.names, self.neighbours, self.trainers, self.tasks, strict=True)
         ]
         for exchange in exchanges:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import partial
-from math import inf
+from math import inf, isfinite, nan
 from typing import Any
 
 from msgspec.structs import replace
@@ -253,6 +253,7 @@ class ModelledExchange:
         trainer: computes the losses that peers ask for.
         about: what it says of itself.
         coding: how models travel.
+        private: whether it does not tell peers the losses of their models.
     """
 
     def __init__(
@@ -264,6 +265,7 @@ class ModelledExchange:
         n_samples: int,
         about: Mapping[str, Any],
         coding: Coding,
+        private: bool = False,
     ) -> None:
         self.world = world
         self.name = name
@@ -279,6 +281,7 @@ class ModelledExchange:
         self.n_samples = n_samples
         self._about = {**about, "n_samples": n_samples}
         self.coding = coding
+        self._private = private
         self._whole = OVERHEAD + coding.whole
         self._score_size = OVERHEAD + 4 * coding.layout.size  # float32, whatever the codec
         self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []  # whom to call when a model is published
@@ -492,7 +495,7 @@ class ModelledExchange:
             for id in ids:
                 if id not in gathering.items:
                     self._suspect(self.world.nodes[id], f"missed the deadline of round {round}")
-        return dict(sorted(gathering.items.items()))
+        return {id: loss for id, loss in sorted(gathering.items.items()) if isfinite(loss)}
 
     def _score(self, other: ModelledExchange, gathering: _Gathering, params: Parameters) -> None:
         self.traffic.received_score += self._score_size
@@ -503,7 +506,7 @@ class ModelledExchange:
             when = self.world.links.arrival(self.name, other.name, OVERHEAD, self.world.loop.now)
             if when is not None:
                 other.traffic.received_scored += OVERHEAD
-                gathering.add(self.name, float(done.result()[0]), when)
+                gathering.add(self.name, nan if self._private else float(done.result()[0]), when)
 
         future.add_done_callback(reply)
 

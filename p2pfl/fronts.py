@@ -1,0 +1,108 @@
+"""Measures of a set of solutions of a problem with several objectives.
+
+Points are float64 [n, m], and more is better in every column; `maximised` makes them of what nodes report. Of objectives that
+are losses the values are negated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pfl.errors import ConfigurationError
+
+Points = NDArray[np.float64]
+
+
+def maximised(figures: Sequence[Mapping[str, float]], goals: Mapping[str, bool], split: str = "test") -> Points:
+    """Return the objectives of each node's model, [nodes, m], so that more is better.
+
+    Args:
+        figures: what `evaluate` says of each model.
+        goals: of a task, by name whether more is better.
+    """
+    signs = [1 if higher else -1 for higher in goals.values()]
+    rows = [[sign * row[f"{split}_{name}"] for sign, name in zip(signs, goals, strict=True)] for row in figures]
+    return np.array(rows, np.float64).reshape(len(figures), len(goals))
+
+
+def non_dominated(points: Points) -> Points:
+    """Return the different points that no other one is as good as everywhere and better than somewhere, in lexicographic order."""
+    different = np.unique(points, axis=0)
+    as_good = (different[None] >= different[:, None]).all(2)  # [i, j]: j is as good as i everywhere
+    return different[as_good.sum(1) == 1]  # by none but itself
+
+
+def cardinality(points: Points) -> int:
+    """Return the number of different points on the front (FedPref, Hartmann et al., section 4.4)."""
+    return len(non_dominated(points))
+
+
+def hypervolume(points: Points, reference: Sequence[float]) -> float:
+    """Return the volume that the points dominate above `reference`, [m] (Zitzler and Thiele 1999).
+
+    Points that are not better than the reference everywhere add nothing. Of more than two objectives it is computed by
+    moocore (extra `sim`).
+
+    Raises:
+        ConfigurationError: moocore is needed, and missing.
+    """
+    worst = np.array(reference, np.float64)
+    front = non_dominated(points[(points > worst).all(1)]) if len(points) else points
+    if not len(front):
+        return 0.0
+    if len(worst) <= 2:
+        sides = front - worst  # the first column ascends, and so the last descends
+        steps = np.diff(sides[:, 0], prepend=0.0)
+        return float((steps * sides[:, -1]).sum()) if len(worst) == 2 else float(steps.sum())
+    try:
+        import moocore
+    except ImportError as error:
+        raise ConfigurationError(
+            "the hypervolume of three or more objectives needs moocore: install p2pfl-node[sim]"
+        ) from error
+    return float(moocore.hypervolume(front, ref=worst, maximise=True))
+
+
+def inverted_generational_distance(points: Points, true_front: Points) -> float:
+    """Return the mean distance of the points of the true front to the nearest of `points` (Coello and Reyes Sierra 2004).
+
+    Where the true front is not known, it is that of all solutions that were found in an experiment. It is NaN without points.
+    """
+    if not len(points):
+        return float("nan")
+    distances = np.linalg.norm(true_front[:, None] - points[None], axis=2)
+    return float(distances.min(1).mean())
+
+
+def sparsity(points: Points) -> float:
+    """Return the mean squared distance of neighbours on the front, summed over the objectives (Xu et al. 2020, section 4).
+
+    Neighbours are those along one objective at a time: sum_j sum_k (s_j(k) - s_j(k+1))^2 / (n - 1), with s_j the front's
+    values of objective j in order. It is 0 for less than two points.
+    """
+    front = non_dominated(points)
+    if len(front) < 2:
+        return 0.0
+    return float(np.square(np.diff(np.sort(front, axis=0), axis=0)).sum() / (len(front) - 1))
+
+
+def measures(points: Points, reference: Sequence[float], true_front: Points | None = None) -> dict[str, float]:
+    """Return all measures of a set of solutions by name; `igd` only where the true front is given."""
+    found = {
+        "hypervolume": hypervolume(points, reference),
+        "sparsity": sparsity(points),
+        "cardinality": float(cardinality(points)),
+    }
+    return found if true_front is None else found | {"igd": inverted_generational_distance(points, true_front)}
+
+
+def mean_reward(points: Points, preferences: NDArray[np.float64]) -> float:
+    """Return the mean over the nodes of each one's objectives weighted by its own preference.
+
+    Args:
+        points, preferences: of the same nodes, [n, m] each.
+    """
+    return float((points * preferences).sum(1).mean())
