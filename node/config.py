@@ -82,8 +82,8 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         locate("task", tables.named("task", self.task)[0], TASKS, "p2pfl.tasks")
         if "preference" in self.task:
             raise ConfigurationError(
-                "task.preference would be told to the other members, with all of the task's options; write preference = [...]"
-                " outside of the table [task]"
+                "task.preference would be told to the other members, as all of the task's options are; write"
+                " preference = [...] outside of the table [task]"
             )
         locate("policy", tables.named("policy", self.policy)[0], POLICIES, "p2pfl.policies")
         try:

@@ -1,7 +1,7 @@
 """Measures of a set of solutions of a problem with several objectives.
 
-Points are float64 [n, m], and more is better in every column; `maximised` makes them of what nodes report. Of objectives that
-are losses the values are negated.
+Points are float64 [n, m], and more is better in every column; `maximised` makes them of what nodes report. Of objectives
+that are losses the values are negated.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def maximised(figures: Sequence[Mapping[str, float]], goals: Mapping[str, bool],
 
 
 def non_dominated(points: Points) -> Points:
-    """Return the different points that no other one is as good as everywhere and better than somewhere, in lexicographic order."""
-    different = np.unique(points, axis=0)
+    """Return the different points that no other is as good as everywhere and better than somewhere; lexicographic order."""
+    different: Points = np.unique(points, axis=0)
     as_good = (different[None] >= different[:, None]).all(2)  # [i, j]: j is as good as i everywhere
-    return different[as_good.sum(1) == 1]  # by none but itself
+    front: Points = different[as_good.sum(1) == 1]  # by none but itself
+    return front
 
 
 def cardinality(points: Points) -> int:
-    """Return the number of different points on the front (FedPref, Hartmann et al., section 4.4)."""
+    """Return the number of different points on the front (FedPref, Hartmann et al.)."""
     return len(non_dominated(points))
 
 
@@ -69,7 +70,7 @@ def hypervolume(points: Points, reference: Sequence[float]) -> float:
 def inverted_generational_distance(points: Points, true_front: Points) -> float:
     """Return the mean distance of the points of the true front to the nearest of `points` (Coello and Reyes Sierra 2004).
 
-    Where the true front is not known, it is that of all solutions that were found in an experiment. It is NaN without points.
+    Where the true front is not known, it is that of all solutions found in an experiment. It is NaN without points.
     """
     if not len(points):
         return float("nan")
@@ -78,7 +79,7 @@ def inverted_generational_distance(points: Points, true_front: Points) -> float:
 
 
 def sparsity(points: Points) -> float:
-    """Return the mean squared distance of neighbours on the front, summed over the objectives (Xu et al. 2020, section 4).
+    """Return the mean squared distance of neighbours on the front, summed over the objectives (Xu et al. 2020).
 
     Neighbours are those along one objective at a time: sum_j sum_k (s_j(k) - s_j(k+1))^2 / (n - 1), with s_j the front's
     values of objective j in order. It is 0 for less than two points.

@@ -28,9 +28,9 @@ def linear(losses: Tensor, weights: Tensor) -> Tensor:
 class SmoothTchebycheff:
     """(1/gamma) log sum_i exp(gamma a_i), where a_i is a weight times a loss, or, with `divide`, a loss by a weight.
 
-    With the product it is Lin et al. 2024 ("Smooth Tchebycheff scalarization for multi-objective optimization", definition 3,
-    with mu = 1/gamma and the ideal point 0), and more weight makes an objective count more. With the quotient it is PraFFL
-    (section 5.2), where more weight makes it count less. It exceeds max a_i by at most (log m) / gamma.
+    With the product it is Lin et al. 2024 ("Smooth Tchebycheff scalarization for multi-objective optimization", with mu =
+    1/gamma and the ideal point 0), and more weight makes an objective count more. With the quotient it is PraFFL (section
+    5.2), where more weight makes it count less. It exceeds max a_i by at most (log m) / gamma.
 
     Attributes:
         gamma: more than 0; the greater, the nearer to the maximum.

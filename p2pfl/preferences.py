@@ -34,16 +34,17 @@ def checked(where: str, weights: Sequence[float], objectives: int) -> Preference
     """
     if len(weights) != objectives:
         raise ConfigurationError(f"{where} must have {objectives} weights, one for each objective, got {len(weights)}")
-    point = np.array(weights, np.float64)
+    point: Preference = np.array(weights, np.float64)
     if not (point >= 0).all() or not abs(point.sum() - 1) <= ROUNDING:
         raise ConfigurationError(f"{where} must be weights of 0 or more with the sum 1")
-    return point / point.sum()
+    point /= point.sum()
+    return point
 
 
 def dirichlet(part: Part, rng: np.random.Generator, objectives: int, *, alpha: float = 1.0) -> Preference:
     """Draw from a symmetric Dirichlet distribution.
 
-    With alpha 1 it is uniform on the simplex, as in FedPref (Hartmann et al., section 4.3, "Dirichlet": "sampled uniformly at
+    With alpha 1 it is uniform on the simplex, as in FedPref (Hartmann et al., "Dirichlet": "sampled uniformly at
     random from the weight simplex").
     """
     if not 0 < alpha < inf:
@@ -54,7 +55,7 @@ def dirichlet(part: Part, rng: np.random.Generator, objectives: int, *, alpha: f
 def gaussian(part: Part, rng: np.random.Generator, objectives: int, *, deviation: float = 0.1) -> Preference:
     """Draw each weight from N(1/m, deviation^2), and take the nearest point of the simplex.
 
-    FedPref (Hartmann et al., section 4.3, "Gaussian") gives neither mean nor deviation, nor how the sum becomes 1; it says
+    FedPref (Hartmann et al., "Gaussian") gives neither mean nor deviation, nor how the sum becomes 1; it says
     that preferences are most alike under this distribution.
     """
     if not 0 <= deviation < inf:
@@ -63,13 +64,14 @@ def gaussian(part: Part, rng: np.random.Generator, objectives: int, *, deviation
 
 
 def equidistant(part: Part, rng: np.random.Generator, objectives: int) -> Preference:
-    """Return the node's one of points that are equally spaced on the simplex (FedPref, section 4.3, "equidistant").
+    """Return the node's one of points that are equally spaced on the simplex (FedPref, "equidistant").
 
-    The points are those of the simplex lattice (Das and Dennis 1998, section 3.2) with the fewest divisions that has enough of
-    them. Where it has more, each point taken is the one farthest from those before (Gonzalez 1985), the corners first. (The
-    paper does not say how its points are made; with 20 nodes and 2 or 4 objectives the lattice has exactly 20.)
+    The points are those of the simplex lattice (Das and Dennis 1998) with the fewest divisions that has enough
+    of them. Where it has more, each point taken is the one farthest from those before (Gonzalez 1985), the corners first.
+    (The paper does not say how its points are made; with 20 nodes and 2 or 4 objectives the lattice has exactly 20.)
     """
-    return _spread(part.count, objectives)[part.index]
+    point: Preference = _spread(part.count, objectives)[part.index]
+    return point
 
 
 def groups(part: Part, rng: np.random.Generator, objectives: int, *, weights: list[list[float]]) -> Preference:
@@ -105,10 +107,11 @@ def preference_of(
 
 def nearest(point: NDArray[np.float64]) -> Preference:
     """Return the point of the simplex with the least Euclidean distance (Duchi et al. 2008, figure 1)."""
-    descending = np.sort(point)[::-1]
+    descending: NDArray[np.float64] = np.sort(point)[::-1]
     excess = np.cumsum(descending) - 1
     positive = np.flatnonzero(descending - excess / np.arange(1, len(point) + 1) > 0)[-1]
-    return np.maximum(point - excess[positive] / (positive + 1), 0)
+    found: Preference = np.maximum(point - excess[positive] / (positive + 1), 0)
+    return found
 
 
 def lattice(divisions: int, objectives: int) -> NDArray[np.float64]:

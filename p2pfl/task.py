@@ -90,9 +90,10 @@ class Task(Protocol):
         about: public facts, sent to peers (`group` for the oracle); never preferences. At most 31 plain numbers, bools and
             short strings.
 
-    A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner trains
-    what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective as
-    "<split>_<name>". Such a node does not tell peers the loss of their models, from which they could infer its preference.
+    A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner
+    trains what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective
+    as "<split>_<name>". Such a node does not tell peers the loss of their models, from which they could infer its
+    preference.
     """
 
     layout: Layout

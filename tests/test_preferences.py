@@ -91,7 +91,7 @@ def test_a_nodes_own_preference_counts_before_any_distribution():
 
 @pytest.mark.parametrize("weights", [[0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0], [float("inf"), 0.0]])
 def test_weights_off_the_simplex_are_refused(weights):
-    with pytest.raises(ConfigurationError, match="task.preference must be weights of 0 or more with the sum 1"):
+    with pytest.raises(ConfigurationError, match=r"task.preference must be weights of 0 or more with the sum 1"):
         checked("task.preference", weights, 2)
 
 

@@ -1,4 +1,4 @@
-"""Deep-sea treasure: a submarine that dives for near and small or for far and large treasures; treasure and time conflict."""
+"""Deep-sea treasure: a submarine dives for near and small or for far and large treasures; treasure and time conflict."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ def deep_sea_treasure(
     """Tabular Q-learning of deep-sea treasure, with the objectives `treasure` and `time`.
 
     The map has 11 rows and 10 columns (Vamplew et al. 2011) and the treasures of Yang et al. 2019, .7 to 23.7, as
-    mo-gymnasium's deep-sea-treasure-v0, which has an eleventh column of open water that leads nowhere. The submarine starts in
-    the upper left corner and moves up, down, left or right; a move into rock or off the map leaves it where it is. Each step
-    costs 1 of time; an episode ends at a treasure. The reward is the scalarised return, not discounted, of the greedy policy.
+    mo-gymnasium's deep-sea-treasure-v0, which has an eleventh column of open water that leads nowhere. The submarine starts
+    in the upper left corner and moves up, down, left or right; a move into rock or off the map leaves it where it is. Each
+    step costs 1 of time; an episode ends at a treasure. The reward is the scalarised return, not discounted, of the greedy
+    policy.
 
     Args:
-        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.tabular.TabularTask. By default exploration ends
-            after the first 40 % of 28 rounds.
+        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.tabular.TabularTask. By default exploration
+            ends after the first 40 % of 28 rounds.
         preference: this node's own weights of treasure and time.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default in four groups,
-            with .9, .5, .25 and .05 on treasure.
+        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default in four
+            groups, with .9, .5, .25 and .05 on treasure.
     """
     for name, value in {"steps": steps, "longest": longest}.items():
         if value < 1:

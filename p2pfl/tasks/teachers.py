@@ -51,8 +51,8 @@ def teachers(
         samples, validation: sizes, per node.
         test: size of the set that all nodes share.
         preference: this node's own weights, one for each teacher.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default a group for each
-            teacher, with weight .85 on it and the rest shared by the others.
+        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default a group for
+            each teacher, with weight .85 on it and the rest shared by the others.
         scalarisation: { name = "linear" } by default, or { name = "tchebycheff", gamma = 1.0 }.
     """
     sizes = {"teachers": (teachers, 2), "samples": (samples, 1), "validation": (validation, 0), "test": (test, 0)}

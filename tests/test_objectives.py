@@ -1,0 +1,372 @@
+"""Several objectives of one model: scalarised alike by every way to train, and by a preference that nobody is told."""
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import node.wiring
+from node.config import NodeConfig
+from p2pfl.errors import ConfigurationError
+from p2pfl.fronts import maximised
+from p2pfl.kernels import DenseKernel, VmapKernel
+from p2pfl.objectives import Objectives, SmoothTchebycheff, linear, scalarisation
+from p2pfl.optimizers import SGD
+from p2pfl.randomness import Draws
+from p2pfl.stacked import EvaluateJob, LossJob, OneByOne, Stacked, TrainJob
+from p2pfl.task import Part, goals_of, group_of, make_task
+from p2pfl.tasks.teachers import favourites, squared_errors
+from p2pfl.torch_task import TorchTask, classification, multi_objective
+from protocols.memory import MemoryNetwork
+from sim.api import simulate
+from sim.run import Simulation
+from sim.scenario import resolve
+
+NODES = 6
+CREWS = ("one by one", "dense", "vmap")
+SCALARISATIONS = {
+    "linear": {"name": "linear"},
+    "tchebycheff": {"name": "tchebycheff", "gamma": 3.0},
+    "divided": {"name": "tchebycheff", "divide": True},
+}
+
+
+def tensor(*values):
+    return torch.tensor(values)
+
+
+# Scalarisations
+
+
+def test_linear_is_the_weighted_sum():
+    assert linear(tensor(1.0, 2.0, 4.0), tensor(0.5, 0.25, 0.25)).item() == 2
+    assert linear(torch.ones(5, 3), torch.full((5, 3), 1 / 3)).shape == (5,)
+
+
+def test_smooth_tchebycheff_by_hand():
+    losses, weights = tensor(1.0, 2.0), tensor(0.8, 0.2)
+    product, quotient = SmoothTchebycheff(2.0), SmoothTchebycheff(1.0, divide=True)
+    assert product(losses, weights).item() == pytest.approx(np.log(np.exp(1.6) + np.exp(0.8)) / 2)
+    assert quotient(losses, weights).item() == pytest.approx(np.log(np.exp(1.25) + np.exp(10)), rel=1e-6)
+
+
+def test_smooth_tchebycheff_comes_near_the_maximum():
+    losses, weights = tensor(3.0, 1.0, 2.0), tensor(0.2, 0.5, 0.3)
+    for gamma in (1.0, 10.0, 1000.0):
+        excess = SmoothTchebycheff(gamma)(losses, weights).item() - 0.6
+        assert -1e-6 <= excess <= np.log(3) / gamma + 1e-6
+
+
+def test_a_weight_of_zero_divides_nothing_to_pieces():
+    losses = torch.tensor([0.5, 0.0], requires_grad=True)
+    SmoothTchebycheff(1.0, divide=True)(losses, tensor(1.0, 0.0)).backward()
+    assert losses.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"name": "chebyshev"}, "unknown task.scalarisation 'chebyshev'; did you mean 'tchebycheff'"),
+        ({"name": "tchebycheff", "gamma": 0.0}, "task.scalarisation.gamma must be more than 0"),
+        ({"name": "linear", "gamma": 1.0}, "unknown key 'task.scalarisation.gamma'"),
+    ],
+)
+def test_scalarisations_that_make_no_sense_say_so(table, words):
+    with pytest.raises(ConfigurationError, match=words):
+        scalarisation(table)
+
+
+# Training
+
+
+def gap(outputs, targets):
+    """An objective that couples the samples of a batch: the squared difference of two groups' means."""
+    first = (targets[:, 0] > 0).float().unsqueeze(1)
+    means = [(outputs * who).sum() / who.sum().clamp_min(1) for who in (first, 1 - first)]
+    return torch.stack([(outputs - targets[:, :1]).square().mean(), (means[0] - means[1]).square()])
+
+
+def teachers(k, **options):
+    return make_task("teachers", {"samples": 20 + k % 2, "validation": 5, "test": 30} | options, Part(k, NODES), 0)
+
+
+def crew(kind, tasks):
+    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    return OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+
+
+def jobs(tasks, **options):
+    rng = np.random.default_rng(0)
+    size = tasks[0].layout.size
+    return [TrainJob(k, rng.normal(0, 0.3, size).astype(np.float32), 1, 2, **options) for k in range(len(tasks))]
+
+
+def difference(some, others):
+    return max(np.abs(a - b).max() / np.abs(a).max() for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("kind", CREWS[1:])
+@pytest.mark.parametrize("name", SCALARISATIONS)
+def test_nodes_of_different_preferences_are_stacked_as_if_alone(kind, name):
+    tasks = [
+        teachers(k, scalarisation=SCALARISATIONS[name], preferences={"name": "gaussian"}, lr=0.01) for k in range(NODES)
+    ]
+    alone, together = crew("one by one", tasks), crew(kind, tasks)
+    assert isinstance(together._kernel, DenseKernel if kind == "dense" else VmapKernel)
+    models = alone.train(jobs(tasks))
+    assert difference(models, together.train(jobs(tasks))) < 1e-5
+    some = [jobs(tasks)[k] for k in (4, 1)]
+    assert difference([models[4], models[1]], together.train(some)) < 1e-5
+    asked = [EvaluateJob(k, [models[k], models[0]], ("validation", "test")) for k in range(NODES)]
+    for a, b in zip(alone.evaluate(asked), together.evaluate(asked), strict=True):
+        assert a == [pytest.approx(row, rel=1e-4) for row in b]
+    losses = [LossJob(k, models, "train") for k in range(NODES)]
+    assert difference(alone.loss(losses), together.loss(losses)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_objectives_may_couple_the_samples_of_a_batch(kind):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 1))
+    goals = Objectives(("error", "gap"), gap)
+    tasks = [
+        multi_objective(lambda: nn.Linear(3, 1), (x, y), None, (x, y), objectives=goals, preference=np.array([1 - w, w]))
+        for w in (0.0, 0.5, 1.0)
+    ]
+    team, start = crew(kind, tasks), [np.array([1, 1, 1, 0], np.float32)] * 3
+    models = start
+    for round in range(1, 60):
+        models = team.train([TrainJob(k, model, round) for k, model in enumerate(models)])
+    found = [team.evaluate([EvaluateJob(k, [models[k]], ("test",))])[0][0] for k in range(3)]
+    assert found[0]["test_error"] < found[1]["test_error"] < found[2]["test_error"]
+    assert found[0]["test_gap"] > found[1]["test_gap"] > found[2]["test_gap"]
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_one_step_follows_the_weighted_sum_of_gradients(kind):
+    task = teachers(0, lr=0.1, batch_size=100)
+    start = jobs([task])[0].params
+    (found,) = crew(kind, [task, teachers(2, lr=0.1, batch_size=100)]).train([TrainJob(0, start, 1)])
+    module = task.module()
+    nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), module.parameters())
+    x, y = task.data["train"]
+    for j, weight in enumerate(task.preference):
+        (weight * (module(x)[:, 0] - y[:, j]).square().mean()).backward()
+    step = torch.cat([p.grad.flatten() for p in module.parameters()])
+    assert np.abs(found - (start - 0.1 * step.numpy())).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_what_is_reported_is_each_objective_and_what_the_preference_makes_of_them(kind):
+    tasks = [teachers(k) for k in range(NODES)]
+    model = jobs(tasks)[0].params
+    found = [row[0] for row in crew(kind, tasks).evaluate([EvaluateJob(k, [model], ("test",)) for k in range(NODES)])]
+    names = ["mse_0", "mse_1", "mse_2", "mse_3"]
+    assert list(found[0]) == ["test_loss", "test_reward", *(f"test_{name}" for name in names)]
+    for task, row in zip(tasks, found, strict=True):
+        assert row["test_reward"] == -row["test_loss"]
+        assert -row["test_reward"] == pytest.approx(task.preference @ [row[f"test_{name}"] for name in names])
+    assert (
+        maximised(found, goals_of(tasks[0])) == -np.array([[row[f"test_{name}"] for name in names] for row in found])
+    ).all()
+
+
+def test_a_single_objective_is_what_it_was():
+    task = classification(lambda: nn.Linear(2, 2), (np.ones((4, 2)), np.zeros(4)))
+    assert goals_of(task) == {}
+    assert task.weights(torch.device("cpu")) is None
+
+
+def test_nodes_of_different_objectives_are_not_stacked():
+    tasks = [teachers(0), teachers(1, scalarisation=SCALARISATIONS["tchebycheff"])]
+    with pytest.raises(ConfigurationError, match="differ in objectives"):
+        crew("dense", tasks)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.4], [1.0], [2.0, -1.0]])
+def test_a_task_checks_its_preference(weights):
+    with pytest.raises(ConfigurationError, match="preference must"):
+        multi_objective(
+            lambda: nn.Linear(1, 1),
+            ([[0.0]], [[0.0, 1.0]]),
+            objectives=Objectives(("a", "b"), squared_errors),
+            preference=np.array(weights),
+        )
+
+
+def test_objectives_come_with_a_preference():
+    data = classification(lambda: nn.Linear(1, 2), ([[0.0]], [0])).data
+    with pytest.raises(ConfigurationError, match="objectives and a preference, or neither"):
+        TorchTask(lambda: nn.Linear(1, 2), data, objectives=Objectives(("a",), squared_errors))
+
+
+# Teachers
+
+
+def test_a_teacher_reads_its_own_inputs_only():
+    task = teachers(0, noise=0.0, samples=400)
+    x, y = (part.numpy() for part in task.data["train"])
+    for j in range(4):
+        own = np.linalg.norm(np.cov(np.sign(x).T, y[:, j])[-1, :-1][3 * j : 3 * j + 3])
+        assert own > 0
+    # Two samples whose inputs of a teacher are equal have equal targets of it: nearest in those inputs, near in it.
+    for j in range(4):
+        part = x[:, 3 * j : 3 * j + 3]
+        distances = np.linalg.norm(part[:, None] - part[None], axis=2) + 100 * np.eye(len(x))
+        near = distances.argmin(1)
+        assert np.corrcoef(y[:, j], y[near, j])[0, 1] > 0.5
+        assert abs(np.corrcoef(y[:, j], y[near, (j + 1) % 4])[0, 1]) < 0.35
+
+
+def test_nodes_share_teachers_and_the_test_set_and_nothing_else():
+    first, second, other = teachers(0), teachers(1), make_task("teachers", {"test": 30}, Part(0, NODES), 1)
+    assert first.data["test"].x is second.data["test"].x
+    assert not torch.equal(first.data["train"].x[:20], second.data["train"].x[:20])
+    assert not torch.equal(first.data["test"].y, other.data["test"].y)
+    assert first.layout == second.layout
+
+
+def test_noise_is_added_to_the_targets_and_changes_nothing_else():
+    quiet, loud = teachers(0, noise=0.0, samples=2000), teachers(0, noise=0.3, samples=2000)
+    assert torch.equal(quiet.data["train"].x, loud.data["train"].x)
+    assert (quiet.data["train"].y - loud.data["train"].y).std().item() == pytest.approx(0.3, abs=0.01)
+
+
+def test_by_default_each_group_has_a_favourite():
+    tasks = [teachers(k) for k in range(NODES)]
+    assert favourites(4)[1] == pytest.approx([0.05, 0.85, 0.05, 0.05])
+    assert [group_of(task) for task in tasks] == [0, 0, 1, 2, 2, 3]
+    assert [int(task.preference.argmax()) for task in tasks] == [0, 0, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"teachers": 1}, "task.teachers must be 2 or more"),
+        ({"samples": 0}, "task.samples must be 1 or more"),
+        ({"noise": -1.0}, "task.noise must be 0 or more"),
+        ({"preference": [1.0]}, "task.preference must have 4 weights"),
+        ({"preference": [0.25, 0.25, 0.25, "x"]}, "task.preference is"),
+    ],
+)
+def test_options_that_make_no_sense_say_so(options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        teachers(0, **options)
+
+
+def test_a_common_model_serves_each_preference_worse_than_training_alone():
+    scenario = {
+        "nodes": 8,
+        "rounds": 15,
+        "task": {"name": "teachers", "test": 200},
+        "policy": {"name": "local", "epochs": 5},
+    }
+    (alone,) = simulate(scenario)
+    (together,) = simulate(scenario | {"policy": {"name": "fedavg", "epochs": 5}})
+    assert alone.summary["test"]["mean"] > together.summary["test"]["mean"] + 0.1
+    shown = alone.summary["objectives"]
+    assert shown["higher_is_better"] == dict.fromkeys(("mse_0", "mse_1", "mse_2", "mse_3"), False)
+    assert np.array(shown["nodes"]).shape == (8, 4)
+    assert together.summary["objectives"]["cardinality"] == 1  # of one common model
+    assert alone.summary["objectives"]["cardinality"] > 1
+    assert alone.summary["groups"] == [str(k) for k in (0, 0, 1, 1, 2, 2, 3, 3)]
+    assert not alone.notes  # they were trained as one stack
+
+
+# Preferences stay where they are
+
+SCORED = {"name": "dac", "neighbours": 2, "similarity": "inverse-loss", "score_on": "peer", "tau": 1.0}
+POLICIES = [{"name": "random", "neighbours": 2}, SCORED, {"name": "fedavg"}]
+TASKS = [{"name": "teachers", "test": 30, "samples": 20}, {"name": "deep-sea-treasure", "steps": 50}]
+
+
+def frames_of(monkeypatch, task, policy):
+    """Return every frame that nodes send each other in a run, in order, and the simulation."""
+    frames, deliver = [], MemoryNetwork._deliver
+
+    def record(network, link, frame):
+        if frame is not None:
+            frames.append(bytes(frame))
+        return deliver(network, link, frame)
+
+    monkeypatch.setattr(MemoryNetwork, "_deliver", record)
+    scenario = {"nodes": 4, "rounds": 3, "task": task, "policy": policy, "fidelity": "wire", "trainer": "one-by-one"}
+    simulation = Simulation(resolve(scenario, [], name="private", folder=".").runs[0])
+    simulation.run()
+    monkeypatch.undo()
+    assert len(frames) > 40
+    return frames, simulation
+
+
+def forms(number):
+    """Return how a number may be written."""
+    return [struct.pack(kind, number) for kind in ("<d", ">d", "<f", ">f")] + [
+        repr(number).encode(),
+        f"{number:.6f}".encode(),
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
+def test_no_message_holds_a_preference(monkeypatch, task, policy):
+    frames, simulation = frames_of(monkeypatch, task | {"preferences": {"name": "dirichlet"}}, policy)
+    sent = b"\0".join(frames)
+    for task in simulation.tasks:
+        assert task.about == {}
+        for weight in task.preference.tolist():
+            assert not any(form in sent for form in forms(weight))
+    models = [made.update.params for made in simulation.nodes["node-0"].exchange.outbox.models.values()]
+    assert any(model.tobytes() in sent for model in models)  # so payloads are looked at as they are
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
+def test_where_models_do_not_depend_on_preferences_no_message_does(monkeypatch, task, policy):
+    still = task | {"lr": 0.0}
+    some, _ = frames_of(monkeypatch, still | {"preferences": {"name": "dirichlet"}}, policy)
+    others, _ = frames_of(monkeypatch, still | {"preferences": {"name": "equidistant"}}, policy)
+    assert some == others
+
+
+def test_losses_would_tell(monkeypatch):
+    """The test above sees what it should: if losses were told, the messages would differ."""
+    monkeypatch.setattr(node.wiring, "goals_of", lambda task: {})
+    still = TASKS[0] | {"lr": 0.0}
+    some, _ = frames_of(monkeypatch, still | {"preferences": {"name": "dirichlet"}}, SCORED)
+    monkeypatch.setattr(node.wiring, "goals_of", lambda task: {})  # what frames_of has undone
+    others, _ = frames_of(monkeypatch, still | {"preferences": {"name": "equidistant"}}, SCORED)
+    assert some != others
+
+
+def test_a_peer_that_tells_no_loss_is_left_out_in_both_fidelities():
+    scenario = {"nodes": 4, "rounds": 3, "task": TASKS[0], "policy": SCORED, "trainer": "one-by-one"}
+    results = [simulate(scenario | {"fidelity": fidelity})[0] for fidelity in ("modelled", "wire")]
+    assert results[0].summary["test"] == results[1].summary["test"]
+    assert results[0].summary["deadlines_expired"] == results[1].summary["deadlines_expired"] == 0
+
+
+def test_a_preference_is_not_shown_with_its_task():
+    for task in (teachers(0), make_task("deep-sea-treasure", {}, Part(0, 4), 0)):
+        assert "preference=" not in repr(task)
+        assert "group=" not in repr(task)
+
+
+def test_a_nodes_preference_is_no_part_of_what_is_agreed_on():
+    config = NodeConfig(name="a", listen=":0", task={"name": "teachers"}, preference=(0.7, 0.1, 0.1, 0.1))
+    config.check()
+    assert config.task == {"name": "teachers"}
+    task = make_task("teachers", config.task_options(), Part(0, 2), 0)
+    assert task.preference == pytest.approx([0.7, 0.1, 0.1, 0.1])
+    told = NodeConfig(name="a", listen=":0", task={"name": "teachers", "preference": [0.7, 0.1, 0.1, 0.1]})
+    with pytest.raises(ConfigurationError, match=r"task.preference would be told to the other members"):
+        told.check()
+
+
+def test_sgd_steps_of_zero_leave_models_as_they_are():
+    """As the tests of messages above assume."""
+    task = teachers(0, lr=0.0)
+    assert task.optimizer == SGD(0.0)
+    (trained,) = crew("one by one", [task]).train(jobs([task]))
+    assert (trained == jobs([task])[0].params).all()
