@@ -17,9 +17,10 @@ from p2pfl.task import Learner, Part, Task
 
 if TYPE_CHECKING:
     from node.node import Node
+    from p2pfl.objectives import Objectives
     from p2pfl.optimizers import SGD, Adam
     from p2pfl.rehearsal import rehearse
-    from p2pfl.torch_task import TorchTask, classification, regression
+    from p2pfl.torch_task import TorchTask, classification, multi_objective, regression
     from sim.api import simulate
 
 __version__ = "0.1.0"
@@ -28,8 +29,10 @@ __version__ = "0.1.0"
 _LAZY = {
     "SGD": "p2pfl.optimizers",
     "Adam": "p2pfl.optimizers",
+    "Objectives": "p2pfl.objectives",
     "TorchTask": "p2pfl.torch_task",
     "classification": "p2pfl.torch_task",
+    "multi_objective": "p2pfl.torch_task",
     "regression": "p2pfl.torch_task",
     "rehearse": "p2pfl.rehearsal",
     "Node": "node.node",
@@ -49,6 +52,7 @@ __all__ = [
     "Me",
     "Merge",
     "Node",
+    "Objectives",
     "Parameters",
     "Part",
     "Peers",
@@ -59,6 +63,7 @@ __all__ = [
     "Update",
     "classification",
     "merge",
+    "multi_objective",
     "regression",
     "rehearse",
     "samples",
