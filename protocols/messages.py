@@ -125,6 +125,40 @@ class Bye(_Message, frozen=True, tag="bye"):
     leaving: bool
 
 
+class Vote(_Message, frozen=True, tag="vote"):
+    """Asks for the recipient's vote in (epoch, term); with `trial` only whether it would be given, which binds nobody."""
+
+    epoch: UInt32
+    term: UInt32
+    trial: bool
+
+
+class Voted(_Message, frozen=True, tag="voted"):
+    """The answer to a vote: `term` is the one that was asked for if it is granted, the sender's own if not."""
+
+    epoch: UInt32
+    term: UInt32
+    trial: bool
+    granted: bool
+
+
+class Leading(_Message, frozen=True, tag="leading"):
+    """The sender coordinates (epoch, term). Beats are counted from 1 in every term."""
+
+    epoch: UInt32
+    term: UInt32
+    beat: UInt32
+
+
+class Following(_Message, frozen=True, tag="following"):
+    """The answer to a leading of the same term; of a later term, with beat 0, it says that the recipient's is over."""
+
+    epoch: UInt32
+    term: UInt32
+    beat: UInt32
+
+
+Electing = Vote | Voted | Leading | Following
 Message = Hello | Welcome | Get | Answer | Absent | Score | Scored | Have | Ping | Pong | Probe | Vouch | Entries | Bye
 WithPayload = Hello | Welcome | Answer | Score | Entries
 
