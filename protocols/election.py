@@ -23,7 +23,8 @@ has answered. A member that starts promises the same to nobody, because it does 
 of two coordinators of one epoch never overlap in time, as long as no clock runs more than patience / lease (1.25) times as
 fast as another, none jumps or goes back, and `leads` is asked with the time read just then. Clocks need not agree. Across
 epochs it holds when any majority of the one has someone in common with any of the other: when they differ by one entry that
-added or removed a member, but not by one that gave a member another key, or by several entries. There only the terms decide. Members are trusted not to lie: one that does can prevent elections, or vote twice.
+added or removed a member, but not by one that gave a member another key, or by several entries. There only the terms
+decide. Members are trusted not to lie: one that does can prevent elections, or vote twice.
 
 **A change of membership** begins a new epoch, in which nobody has voted. A coordinator that may go on stands at once, and
 those that had promised to support it do so; others wait as usual. Messages of an epoch that is not known yet are ignored:

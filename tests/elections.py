@@ -25,14 +25,15 @@ class Broken(Exception):
 class World:
     """
     Args:
-        election, electorate, keep, claims: parts of the product, for tests that put wrong ones in their place; `keep`
+        election, electorate, keep: parts of the product, for tests that put wrong ones in their place; `keep`
             returns what a disk holds of a ballot.
     """
 
     def __init__(self, seed, n=5, election=Election, electorate=Electorate, keep=lambda ballot: ballot):
         self.rng = Random(seed)
         self.names = [f"n{i}" for i in range(n)]
-        self.electorate = electorate(1, frozenset(self.names), tuple(self.names))
+        self.epochs = [electorate(1, frozenset(self.names), tuple(self.names))]  # the log
+        self.logs = dict.fromkeys(self.names, self.epochs[0])  # how far each has it, on its disk
         self.make, self.keep = election, keep
         self.now, self.count, self.queue = 0.0, 0, []
         self.rates = {name: self.rng.uniform(SLOWEST, FASTEST) for name in self.names}
@@ -81,10 +82,12 @@ class World:
         return self.offsets[name] + self.rates[name] * self.now
 
     def disturb(self, until):
-        self.loss, self.doubled, self.late, self.crash = self.rng.choice([0, 0.05, 0.3]), 0.05, 0.05, self.rng.choice([0, 0.05])
+        choice = self.rng.choice
+        self.loss, self.doubled, self.late, self.crash = choice([0, 0.05, 0.3]), 0.05, choice([0.05, 0.3]), choice([0, 0.1])
         time = self.now
         while (time := time + self.rng.expovariate(0.4)) < until:
-            self.at(time, self.rng.choice([self.divide, self.deafen, self.join, self.kill, self.behead, self.freeze]))
+            what = [*[self.divide, self.deafen, self.join, self.kill, self.behead, self.freeze] * 2, self.reform]
+            self.at(time, self.rng.choice(what))
 
     def divide(self):
         self.end_division()
@@ -99,9 +102,10 @@ class World:
     def end_division(self):
         """A minority must know by now that it has no coordinator."""
         if self.divided_at is not None and self.now - self.divided_at > MINORITY_KNOWS:
-            sizes = Counter(self.side.values())
             for name, member in self.members.items():
-                if sizes[self.side[name]] <= len(self.names) // 2 and self.frozen[name] + MINORITY_KNOWS < self.now:
+                known = member.electorate.members
+                size = sum(self.side[other] == self.side[name] for other in known)
+                if size <= len(known) // 2 and self.frozen[name] + MINORITY_KNOWS < self.now:
                     if member.coordinator(self.clock(name)) is not None:
                         raise Broken(f"{name} has a coordinator in a minority")
                     assert member.problem(self.clock(name))
@@ -125,12 +129,34 @@ class World:
         self.frozen[name] = max(self.frozen[name], self.now + self.rng.uniform(0.5, 8))
         self.figures["freezes"] += 1
 
+    def reform(self):
+        """A member is revoked, or one is let in again; others hear of it when they do."""
+        last = self.epochs[-1]
+        out = [name for name in self.names if name not in last.members]
+        members = last.members ^ {self.rng.choice(out or self.names)} or last.members
+        order = self.rng.sample(self.names, len(self.names))
+        new = type(last)(last.epoch + 1, members, tuple(name for name in order if name in members))
+        self.epochs.append(new)
+        for name in self.names:
+            self.at(self.now + self.rng.choice([0.1, self.rng.uniform(0, 5)]), self.learn, (name, new))
+        self.figures["changes"] += 1
+
+    def learn(self, name, electorate):
+        if self.frozen[name] > self.now:
+            self.at(self.frozen[name], self.learn, (name, electorate))
+        elif electorate.epoch > self.logs[name].epoch and name in self.members:
+            self.logs[name] = electorate
+            self.carry_out(name, self.members[name].change(electorate, self.clock(name)))
+            if name in self.members:
+                self.schedule(name)
+
     def heal(self):
         self.join()
         self.loss, self.doubled, self.late, self.crash = 0.02, 0.02, 0.0, 0.0
         self.frozen = dict.fromkeys(self.names, 0.0)
         for name in self.names:
             self.start(name)
+            self.learn(name, self.epochs[-1])
             self.schedule(name)  # it may have been halted until later
         self.healed_at = self.now
 
@@ -139,7 +165,7 @@ class World:
     def start(self, name):
         if name not in self.members:
             clock = self.clock(name)
-            self.members[name] = self.make(name, self.electorate, self.disks[name], self.rng.random, clock)
+            self.members[name] = self.make(name, self.logs[name], self.disks[name], self.rng.random, clock)
             self.schedule(name)
 
     def stop(self, name):
@@ -194,7 +220,7 @@ class World:
             self.check_sent(name, recipient, message)
             self.transmit(name, recipient, message)
             bound = isinstance(message, m.Vote) or (isinstance(message, m.Voted) and message.granted)
-            if bound and not message.trial and self.rng.random() < 2 * self.crash:
+            if bound and not message.trial and self.rng.random() < 5 * self.crash:
                 return self.stop(name)
         if self.members[name].role == "coordinator":
             self.leading.add(name)
@@ -214,7 +240,7 @@ class World:
         """Whoever may act as the coordinator tells the others what to do."""
         for name in sorted(self.leading):
             if self.frozen[name] <= self.now and self.members[name].leads(self.clock(name)):
-                for other in self.names:
+                for other in sorted(self.members[name].electorate.members):
                     if other != name:
                         self.transmit(name, other, self.members[name].term)
         self.at(self.now + 0.5, self.act)
@@ -258,13 +284,16 @@ class World:
             raise Broken(f"{name} changes its vote in term {term}")
 
     def check_leases(self):
-        if sum(self.members[name].leads(self.clock(name)) for name in self.leading) > 1:
+        epochs = Counter(
+            self.members[name].term.epoch for name in self.leading if self.members[name].leads(self.clock(name))
+        )
+        if max(epochs.values(), default=0) > 1:
             raise Broken("two leases overlap")
 
     def check_healed(self):
         if len(self.leading) == 1:
             (leader,) = self.leading
-            if all(member.coordinator(self.clock(name)) == leader for name, member in self.members.items()):
+            if all(self.members[name].coordinator(self.clock(name)) == leader for name in self.epochs[-1].members):
                 self.slowest_heal = max(self.slowest_heal, self.now - self.healed_at)
                 self.figures["heals"] += 1
                 self.healed_at = None
