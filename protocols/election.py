@@ -37,70 +37,9 @@ from collections.abc import Callable
 from math import inf
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from protocols import messages as m
 from protocols.errors import ProtocolError
-
-LAST = 2**32 - 1  # the greatest number of a term
-
-
-class Term(NamedTuple):
-    """Later terms are greater."""
-
-    epoch: int
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}.{self.number}"
-
-
-class Ballot(msgspec.Struct, frozen=True):
-    """What must never be forgotten: the latest term that is known, and whom this node has voted for in it ("" for none)."""
-
-    term: Term = Term(0, 0)
-    vote: str = ""
-
-
-class Electorate(msgspec.Struct, frozen=True):
-    """
-    Attributes:
-        epoch: of the membership log.
-        members: all who vote, this node included if it does.
-        eligible: those of them who may coordinate, the preferred one first.
-    """
-
-    epoch: int
-    members: frozenset[str]
-    eligible: tuple[str, ...]
-
-    @property
-    def majority(self) -> int:
-        return len(self.members) // 2 + 1
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """In seconds, the same at all members.
-
-    Attributes:
-        beat: between two messages of a coordinator, and until a question is asked again.
-        lease: see the module.
-        patience: see the module. Who hears no coordinator for one to two times as long stands for election.
-
-    Raises:
-        ValueError: they are not in this order, or too close to each other.
-    """
-
-    beat: float = 0.4
-    lease: float = 1.6
-    patience: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not 0 < 2 * self.beat <= self.lease < self.patience < inf:
-            raise ValueError("a lease takes at least two beats, and less than the patience")
-
-
-TIMING = Timing()
+from protocols.terms import LAST, TIMING, Ballot, Electorate, Term, Timing
 
 
 class Step(NamedTuple):
