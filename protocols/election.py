@@ -133,7 +133,7 @@ class Election:
         if not self.electorate.eligible:
             return "no coordinator: no member may be one"
         in_sight = max(self._in_sight, len(self._answered))
-        if in_sight and in_sight < needed:
+        if self._in_sight and in_sight < needed:  # after the first question has had its time
             return f"no coordinator: {in_sight} of {total} members are in sight, {needed} are needed"
         return "no coordinator yet"
 
