@@ -20,6 +20,7 @@ from node.config import CONFIG, KEY, STATUS, NodeConfig, lock
 from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged, Failed
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
+from p2pfl.task import TASKS
 from protocols.errors import ProtocolError
 from sim import cli as sim_cli
 from sim.processes import WorkerLost
@@ -328,7 +329,7 @@ def test_init_makes_a_folder(capsys, tmp_path):
         ("--part", "5/3", "part 5/3 does not exist; the first of 3 is 0/3"),
         ("--part", '1"', "part '1\"' is not of the form 0/3"),
         ("--policy", "dax", "unknown policy 'dax'; did you mean 'dac'?"),
-        ("--task", 'a"b', "unknown task 'a\"b'; known: classification, concept-shift, digits"),
+        ("--task", 'a"b', f"unknown task 'a\"b'; known: {', '.join(sorted(TASKS))}"),
         ("--task", 'a"b:c', "task 'a\"b:c' is not of the form package.module:factory"),
         ("--name", "a b", "name 'a b' may have letters, digits"),
     ],

@@ -14,6 +14,7 @@ import pytest
 from processes import PATIENCE
 
 from node import demo as node_demo
+from p2pfl.policies import POLICIES
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,11 +54,7 @@ def end(process, folder):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (
-            "nope",
-            "unknown policy 'nope'; known: cfl, coordinated-fedavg, coordinated-fedprox, dac, dpfl, fedavg, fedpref, fedprox,"
-            " local, matfl, oracle, random\n",
-        ),
+        ("nope", f"unknown policy 'nope'; known: {', '.join(sorted(POLICIES))}\n"),
         ("nowhere:Policy", "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'\n"),
     ],
 )
