@@ -26,7 +26,7 @@ class Broken(Exception):
 class World:
     """
     Args:
-        seed: with an odd one the membership changes too.
+        seed: with an odd one the membership changes too; with each third one the last member only votes.
         election, electorate, keep: parts of the product, for tests that put wrong ones in their place; `keep`
             returns what a disk holds of a ballot.
     """
@@ -35,7 +35,8 @@ class World:
         self.rng = Random(seed)
         self.changes = seed % 2 == 1
         self.names = [f"n{i}" for i in range(n)]
-        self.epochs = [electorate(1, frozenset(self.names), tuple(self.names))]  # the log
+        self.voters = set(self.names[-1:]) if n > 2 and seed % 3 == 0 else set()
+        self.epochs = [electorate(1, frozenset(self.names), self.eligible(self.names))]  # the log
         self.logs = dict.fromkeys(self.names, self.epochs[0])  # how far each has it, on its disk
         self.make, self.keep = election, keep
         self.now, self.count, self.queue = 0.0, 0, []
@@ -63,6 +64,9 @@ class World:
         self.at(0.5, self.act)
 
     # The world
+
+    def eligible(self, names):
+        return tuple(name for name in names if name not in self.voters)
 
     def run(self, seconds):
         for k in range(int(seconds / CYCLE)):
@@ -140,7 +144,7 @@ class World:
         out = [name for name in self.names if name not in last.members]
         members = last.members ^ {self.rng.choice(out or self.names)} or last.members
         order = self.rng.sample(self.names, len(self.names))
-        new = type(last)(last.epoch + 1, members, tuple(name for name in order if name in members))
+        new = type(last)(last.epoch + 1, members, self.eligible(name for name in order if name in members))
         self.epochs.append(new)
         for name in self.names:
             self.at(self.now + self.rng.choice([0.1, self.rng.uniform(0, 5)]), self.learn, (name, new))
@@ -224,13 +228,21 @@ class World:
         for recipient, message in step.send:
             self.check_sent(name, recipient, message)
             self.transmit(name, recipient, message)
-            bound = isinstance(message, m.Vote) or (isinstance(message, m.Voted) and message.granted)
-            if bound and not message.trial and self.rng.random() < 5 * self.crash:
+            if self.rng.random() < self.crash * self.bound(message):
                 return self.stop(name)
         if self.members[name].role == "coordinator":
             self.leading.add(name)
         else:
             self.leading.discard(name)
+
+    def bound(self, message):
+        """Return how much more often a member crashes that has just sent this, which binds it: a vote, or a promise."""
+        match message:
+            case m.Vote(trial=False) | m.Voted(trial=False, granted=True):
+                return 5
+            case m.Following():
+                return 0.2
+        return 0
 
     def transmit(self, sender, recipient, message):
         if self.side[sender] != self.side[recipient] or (sender, recipient) in self.deaf:
@@ -265,6 +277,8 @@ class World:
         if ballot.term < self.known[name]:
             raise Broken(f"{name} goes back to term {ballot.term}")
         self.known[name] = ballot.term
+        if ballot.vote:
+            self.vote(name, ballot.vote, ballot.term)
 
     def check_sent(self, name, recipient, message):
         term = Term(message.epoch, message.term)
@@ -278,11 +292,20 @@ class World:
             case m.Voted(granted=True):
                 self.vote(name, recipient, term)
             case m.Leading():
-                if self.coordinators.setdefault(term, name) != name:
-                    raise Broken(f"two coordinators in term {term}")
-                self.figures["elections"] = len(self.coordinators)
+                self.check_leading(name, term)
         if term < known:
             raise Broken(f"{name} says something of term {term}, which is over")
+
+    def check_leading(self, name, term):
+        if self.coordinators.setdefault(term, name) != name:
+            raise Broken(f"two coordinators in term {term}")
+        electorate = self.epochs[term.epoch - 1]
+        votes = sum(self.votes.get((voter, term)) == name for voter in electorate.members)
+        if 2 * votes <= len(electorate.members):
+            raise Broken(f"{name} leads term {term} with {votes} votes of {len(electorate.members)}")
+        if name not in electorate.eligible:
+            raise Broken(f"{name} leads term {term}, and may not")
+        self.figures["elections"] = len(self.coordinators)
 
     def vote(self, name, candidate, term):
         if self.votes.setdefault((name, term), candidate) != candidate:

@@ -580,6 +580,17 @@ class BreaksPromises(Election):
         return False
 
 
+class CountsOldGrants(Election):
+    def _voted(self, sender, term, answer, now):
+        asked_for = Term(self.term.epoch, self.term.number + answer.trial)
+        super()._voted(sender, asked_for if answer.granted else term, answer, now)
+
+
+class LeadsUnasked(Election):
+    def _may_stand(self, now):
+        return now >= self._promised_until and self.me in self.electorate.members
+
+
 class LeadsTooLong(Election):
     def _lease_end(self, now):
         return super()._lease_end(now) + PATIENCE
@@ -590,17 +601,19 @@ class LeadsTooLong(Election):
     ("planted", "found"),
     [
         ({"keep": lambda ballot: Ballot(ballot.term)}, "changes its vote"),
-        ({"electorate": Half}, "two coordinators|overlap|minority"),
+        ({"electorate": Half}, "with . votes of"),
         ({"election": HeedsNoTerm}, "over|both coordinate|changes its vote"),
         ({"election": ObeysAnyTerm}, "acts on term"),
         ({"election": TriesStaleTerms}, "would have a vote given"),
         ({"election": VotesAgain}, "changes its vote|two coordinators"),
         ({"election": BreaksPromises}, "overlap"),
         ({"election": LeadsTooLong}, "overlap|minority"),
+        ({"election": CountsOldGrants}, "with . votes of"),
+        ({"election": LeadsUnasked}, "may not"),
     ],
     ids=[
         *("vote not persisted", "quorum off by one", "term not checked", "any term obeyed", "stale pre-vote", "two votes"),
-        *("promises broken", "lease too long"),
+        *("promises broken", "lease too long", "old grants counted", "ineligible"),
     ],
 )
 def test_a_planted_bug_is_found(planted, found):
