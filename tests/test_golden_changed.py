@@ -16,7 +16,7 @@ import wire_project
 import wire_reader
 from test_golden import vectors
 from wire_keys import BY_KEY, KEYS
-from wire_reader import Refused
+from wire_types import Refused, read
 
 from protocols.invitation import _pack
 
@@ -125,7 +125,7 @@ class Changer:
         """Change the second half of a header, and sign it anew."""
         header = (frame[:165] + self.changed(frame[165:215]) + frame[215:256] + bytes(64))[:256]
         try:
-            digest = wire_reader.read(header, wire_reader.HEADER)["digest"]
+            digest = read(header, wire_reader.HEADER)["digest"]
         except Refused:
             return header + frame[256:]
         signature = owner(header[22:54].hex()).sign(b"p2pfl envelope 3\0" + sha256(header).digest() + digest)
@@ -134,7 +134,7 @@ class Changer:
     def log(self, data):
         """Change one entry, and have the admission key sign it."""
         try:
-            entries = wire_reader.read(data, wire_reader.ENTRIES)
+            entries = read(data, wire_reader.ENTRIES)
         except Refused:
             return self.changed(data)
         signed = [[entry["entry"], entry["signature"]] for entry in entries]

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from wire_keys import BY_KEY, KEYS
-from wire_reader import Refused, more_text, plain
+from wire_models import more_text
+from wire_types import Refused, plain
 
 from node import admission
 from node.agreement import describe, read, terms

@@ -11,164 +11,48 @@ import re
 import struct
 import tomllib
 from hashlib import sha256
-from itertools import pairwise
-from math import ceil, inf, isfinite, prod, sqrt
+from math import prod
 
 import msgpack
+import wire_models
 from blake3 import blake3
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from wire_types import (
+    B16,
+    B32,
+    B64,
+    U32,
+    WORD,
+    Refused,
+    array_of,
+    blob,
+    boolean,
+    digest,
+    either,
+    expect,
+    integer,
+    kinds,
+    map_of,
+    nothing,
+    number,
+    one_of,
+    plain,
+    read,
+    signed,
+    structure,
+    text,
+    without_kind,
+)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MIB = 1 << 20
 NONE = bytes(32)
-
-
-class Refused(Exception):
-    def __init__(self, cause, epoch=None):
-        super().__init__(cause)
-        self.cause = cause
-        self.epoch = epoch  # of a membership log: what is known afterwards
-
-
-def expect(holds, cause):
-    if not holds:
-        raise Refused(cause)
-
-
-def digest(data):
-    return sha256(data).digest()
-
-
-def signed(key, signature, data):
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, data)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-
-# msgpack: a type is a function that returns a value of it, or refuses as malformed
-
-
-def integer(least, most):
-    def check(value):
-        expect(type(value) is int and least <= value <= most, "malformed")
-        return value
-
-    return check
-
-
-def number(least=-inf, finite=False):
-    def check(value):
-        expect(type(value) in (int, float), "malformed")
-        value = float(value)
-        expect(not finite or (isfinite(value) and value >= least), "malformed")
-        return value
-
-    return check
-
-
-def boolean(value):
-    expect(type(value) is bool, "malformed")
-    return value
-
-
-def blob(most, least=None):
-    def check(value):
-        expect(type(value) is bytes and (most if least is None else least) <= len(value) <= most, "malformed")
-        return value
-
-    return check
-
-
-def text(most, least=0):
-    def check(value):
-        expect(type(value) is str and least <= len(value) <= most, "malformed")
-        return value
-
-    return check
-
-
-def one_of(*words):
-    def check(value):
-        expect(type(value) is str and value in words, "malformed")
-        return value
-
-    return check
-
-
-def either(*kinds):
-    def check(value):
-        for kind in kinds:
-            try:
-                return kind(value)
-            except Refused:
-                continue
-        raise Refused("malformed")
-
-    return check
-
-
-def nothing(value):
-    expect(value is None, "malformed")
-
-
-def array_of(kind, most):
-    def check(value):
-        expect(type(value) is list and len(value) <= most, "malformed")
-        return [kind(each) for each in value]
-
-    return check
-
-
-def map_of(key, kind, most):
-    def check(value):
-        expect(type(value) is dict and len(value) <= most, "malformed")
-        return {key(k): kind(v) for k, v in value.items()}
-
-    return check
-
-
-def structure(fields, optional=None):
-    """An array of fields in order; the last ones may have defaults."""
-    optional = optional or {}
-    needed = len(fields) - len(optional)
-
-    def check(value):
-        expect(type(value) is list and needed <= len(value) <= len(fields), "malformed")
-        found = {name: kind(each) for (name, kind), each in zip(fields.items(), value, strict=False)}
-        return optional | found
-
-    return check
-
-
-def kinds(table):
-    """An array whose first element says which structure the others make."""
-
-    def check(value):
-        expect(type(value) is list and value and type(value[0]) is str and value[0] in table, "malformed")
-        return {"kind": value[0]} | table[value[0]](value[1:])
-
-    return check
-
-
-def read(data, kind):
-    try:
-        value = msgpack.unpackb(data, raw=False, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Refused("malformed") from error
-    return kind(value)
-
-
-U32 = integer(0, 2**32 - 1)
-B16, B32, B64 = blob(16), blob(32), blob(64)
-WORD = text(64, 1)
 
 # Keys and layouts
 
@@ -861,177 +745,6 @@ def check_terms(given):
     return read(data, terms)
 
 
-def floats(data):
-    values = list(struct.unpack(f"<{len(data) // 4}f", data))
-    expect(all(map(isfinite, values)), "not finite")
-    return values
-
-
-def to_float32(value):
-    return struct.unpack("<f", struct.pack("<f", value))[0]
-
-
-def bits(value):
-    return struct.unpack("<I", struct.pack("<f", value))[0]
-
-
-def parameters(codec, sizes, data):
-    """Return the values of a model, and what follows them."""
-    count = sum(sizes)
-    size = {"float32": 4 * count, "top-k": 4 * count, "int8": 4 * len(sizes) + count}.get(codec, 2 * count)
-    expect(len(data) >= size, "wrong length")
-    data, rest = data[:size], data[size:]
-    if codec in ("float32", "top-k"):
-        return floats(data), rest
-    if codec == "float16":
-        values = list(struct.unpack(f"<{count}e", data))
-        expect(all(map(isfinite, values)), "not finite")
-        return values, rest
-    if codec == "bfloat16":
-        return floats(b"".join(b"\0\0" + data[i : i + 2] for i in range(0, size, 2))), rest
-    scales = floats(data[: 4 * len(sizes)])
-    numbers = struct.unpack(f"<{count}b", data[4 * len(sizes) :])
-    expect(min(scales) >= 0 and min(numbers) > -128, "malformed")
-    scale_of = [scale for scale, tensor in zip(scales, sizes, strict=True) for _ in range(tensor)]
-    return [to_float32(n * m / 127) for n, m in zip(numbers, scale_of, strict=True)], rest
-
-
-def difference(known, data):
-    count, size = int.from_bytes(data[:4], "little"), len(known)
-    listed = 4 * count <= ceil(size / 8)
-    which = 4 * count if listed else ceil(size / 8)
-    expect(len(data) >= 4 and count <= size and len(data) >= 4 + which + 4 * count, "wrong length")
-    end = 4 + which + 4 * count
-    values = floats(data[4 + which : end])
-    if listed:
-        places = list(struct.unpack(f"<{count}I", data[4 : 4 + which]))
-        expect(all(a < b for a, b in pairwise(places)), "malformed")
-    else:
-        places = [i for i in range(8 * which) if data[4 + i // 8] >> (i % 8) & 1]
-        expect(len(places) == count, "malformed")
-    expect(all(place < size for place in places), "malformed")
-    model = list(known)
-    for place, value in zip(places, values, strict=True):
-        model[place] = value
-    return model, data[end:]
-
-
-EXTRA = structure(
-    {
-        "name": WORD,
-        "dtype": one_of("f4", "f8", "i8", "u8"),
-        "shape": array_of(integer(0, 2**24), 4),
-        "data": blob(MIB, 0),
-    }
-)
-FORMATS = {"f4": "f", "f8": "d", "i8": "q", "u8": "Q"}
-
-
-def extras(data):
-    if not data:
-        return {}
-    expect(len(data) <= MIB, "wrong length")
-    try:
-        arrays = read(data, array_of(EXTRA, 16))
-    except Refused:
-        raise Refused("wrong length") from None
-    found = {}
-    for array in arrays:
-        name, dtype, shape = array["name"], array["dtype"], array["shape"]
-        width = struct.calcsize("<" + FORMATS[dtype])
-        expect(name not in found and len(array["data"]) == width * prod(shape), "malformed")
-        expect(prod(shape) or width * prod(filter(None, shape)) < 2**63, "malformed")
-        found[name] = [dtype, shape, list(struct.unpack(f"<{prod(shape)}{FORMATS[dtype]}", array["data"]))]
-    return found
-
-
-def tag(values):
-    return blake3(struct.pack(f"<{len(values)}f", *values)).digest()[:8]
-
-
-def model(given, base, data):
-    """Return the values and the extras of an update's payload."""
-    sizes, known = [prod(shape) for shape in given["tensors"]], given["known"]
-    if base:
-        expect(known is not None and base == tag(known), "not asked for")
-        values, rest = difference(known, data)
-    else:
-        values, rest = parameters(given["codec"], sizes, data)
-    return values, extras(rest)
-
-
-def check_model(given):
-    values, more = model(given, bytes.fromhex(given["base"]), bytes.fromhex(given["bytes"]))
-    return {"values": [to_text(v) for v in values], "tag": tag(values).hex(), "extras": more_text(more)}
-
-
-def to_text(value):
-    return value if isfinite(value) else "nan" if value != value else "inf" if value > 0 else "-inf"
-
-
-def more_text(more):
-    return {name: [dtype, shape, [to_text(v) for v in values]] for name, (dtype, shape, values) in more.items()}
-
-
-def check_encode(given):
-    values, sizes = given["values"], [prod(shape) for shape in given["tensors"]]
-    match given["codec"]:
-        case "float16":
-            data = struct.pack(f"<{len(values)}e", *(max(-65504.0, min(65504.0, v)) for v in values))
-        case "bfloat16":
-            data = b"".join(struct.pack("<H", upper_half(v)) for v in values)
-        case "int8":
-            data = int8(values, sizes)
-        case _:
-            data = struct.pack(f"<{len(values)}f", *values)
-    return {"bytes": data.hex()}
-
-
-def upper_half(value):
-    whole = bits(value)
-    half, rest = whole >> 16, whole & 0xFFFF
-    if rest > 0x8000 or (rest == 0x8000 and half & 1):
-        half += 1
-    return half - 1 if half & 0x7FFF == 0x7F80 else half
-
-
-def int8(values, sizes):
-    scales, numbers, start = [], [], 0
-    for size in sizes:
-        tensor = values[start : start + size]
-        greatest = max(map(abs, tensor), default=0.0)
-        scales.append(greatest)
-        numbers += [round(v * 127 / greatest) if greatest else 0 for v in tensor]
-        start += size
-    return struct.pack(f"<{len(scales)}f{len(numbers)}b", *scales, *numbers)
-
-
-def check_update(given):
-    asked, said = given["asked"], given["message"]
-    expect(asked["kind"] == "get", "not asked for")
-    newest = said["final"] or (given["asynchronous"] and said["stage"] != "prepared")
-    expect(said["stage"] == asked["stage"] and (newest or said["round"] == asked["round"]), "not asked for")
-    expect(said["n_samples"] == given["about"].get("n_samples"), "differs")
-    values, _ = model(given | {"known": asked["known"]}, bytes.fromhex(said["base"]), bytes.fromhex(given["payload"]))
-    expect(sqrt(sum(v * v for v in values)) <= 1000 * (1 + given["norm"]), "too large")
-    return {"values": values}
-
-
-def without_kind(fields):
-    return {name: value for name, value in fields.items() if name != "kind"}
-
-
-def plain(value):
-    """Return a value as it is written in the files of vectors."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    return to_text(value) if isinstance(value, float) else value
-
-
 CHECKS = {
     "layout": check_layout,
     "federation file": check_federation_file,
@@ -1057,7 +770,5 @@ CHECKS = {
     "txt": check_txt,
     "frame": check_frame,
     "terms": check_terms,
-    "encode": check_encode,
-    "model": check_model,
-    "update": check_update,
+    **wire_models.CHECKS,
 }
