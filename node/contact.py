@@ -40,7 +40,7 @@ class Customer(Protocol):
     """Who uses the contacts: the exchange."""
 
     def handle(self, peer: Peer, opened: Opened) -> None:
-        """An introduced peer has said something that is about learning.
+        """An introduced peer has said something that is about learning, or about who coordinates it.
 
         Raises:
             ProtocolError: it should not have.
@@ -222,7 +222,7 @@ class Contacts:
                     raise ProtocolError("differs", peer.problem)
                 if not peer.introduced:
                     raise ProtocolError("not introduced", peer.name)
-                if isinstance(opened.message, m.Get | m.Absent | m.Have | m.Pong | m.Bye):
+                if isinstance(opened.message, m.Get | m.Submit | m.Absent | m.Have | m.Pong | m.Bye):
                     self._reached(peer, opened.message.round)
                 self._heard(peer)
             self._handle(peer, link, opened)
@@ -260,11 +260,13 @@ class Contacts:
 
     def _handle(self, peer: Peer, link: Link, opened: Opened) -> None:
         message = opened.message
-        if isinstance(message, m.Get | m.Answer | m.Score | m.Scored):
+        if isinstance(message, m.Learning):
             self.customer.handle(peer, opened)
             return
         self.traffic.received_control += OVERHEAD + len(opened.payload)
         match message:
+            case m.Vote() | m.Voted() | m.Leading() | m.Following():
+                self.customer.handle(peer, opened)
             case m.Hello() | m.Welcome():
                 if peer.boot != opened.boot:  # what an earlier life of it was asked is lost
                     peer.boot = opened.boot
@@ -531,7 +533,7 @@ class Contacts:
     def _say_over(self, link: Link, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
         link.send(self.sealer.seal(message, peer.key, payload, link.session))
         peer.bytes_out += OVERHEAD + payload.size
-        if not isinstance(message, m.Get | m.Answer | m.Score | m.Scored):
+        if not isinstance(message, m.Learning):
             self.traffic.sent_control += OVERHEAD + payload.size
 
     def tell(self, peer: Peer, message: m.Message) -> None:

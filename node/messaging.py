@@ -337,6 +337,8 @@ class MessageExchange:
                     raise ProtocolError("not asked for", "a loss, where a model was")
                 loss = message.loss
                 peer.resolve(message.request, (peer.name, loss) if isfinite(loss) else None)
+            case m.Submit() | m.Assigned() | m.Vote() | m.Voted() | m.Leading() | m.Following():
+                raise ProtocolError("not asked for", "there is no coordinator here")
 
     def drained(self, peer: Peer) -> None:
         if peer.queued is None:
@@ -481,6 +483,10 @@ def norm(params: Parameters) -> float:
     return sqrt(square) if isfinite(square) else float(np.linalg.norm(params.astype(np.float64)))
 
 
-def payload_limit(size: int) -> int:
-    """Return the most bytes that a payload of nodes with P parameters may have."""
-    return max(4 * size + EXTRAS_LIMIT, m.Terms.LIMIT)
+def payload_limit(size: int, coordinated: bool = False) -> int:
+    """Return the most bytes that a payload of nodes with P parameters may have.
+
+    Args:
+        coordinated: their policy has a coordinator, to which they submit two models at once.
+    """
+    return max(4 * size * (1 + coordinated) + EXTRAS_LIMIT, m.Terms.LIMIT)

@@ -23,10 +23,10 @@ from protocols.messages import Message, UInt32, WithPayload
 from protocols.replay import ReplayWindow
 from protocols.transport import NO_SESSION
 
-VERSION = 3
+VERSION = 4
 HEADER_SIZE = 256
 OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
-_LABEL = b"p2pfl envelope 3\0"
+_LABEL = b"p2pfl envelope 4\0"
 
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]

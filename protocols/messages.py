@@ -158,9 +158,39 @@ class Following(_Message, frozen=True, tag="following"):
     beat: UInt32
 
 
+class Submit(_Message, frozen=True, tag="submit"):
+    """Gives the coordinator of (epoch, term) a trained model for the step of a round; is answered by an assigned.
+
+    The payload is the model, the model from which the round began if `start` says so, and what follows them in a submission
+    (see protocols.submission).
+    """
+
+    request: UInt32
+    round: UInt32
+    epoch: UInt32
+    term: UInt32
+    n_samples: UInt32
+    start: bool
+
+
+class Assigned(_Message, frozen=True, tag="assigned"):
+    """What the coordinator of (epoch, term) gives back; with `given` the payload is a model and what follows it.
+
+    Without it there is no payload, and nothing will come of the submission.
+    """
+
+    request: UInt32
+    round: UInt32
+    epoch: UInt32
+    term: UInt32
+    given: bool
+
+
 Electing = Vote | Voted | Leading | Following
-Message = Hello | Welcome | Get | Answer | Absent | Score | Scored | Have | Ping | Pong | Probe | Vouch | Entries | Bye
-WithPayload = Hello | Welcome | Answer | Score | Entries
+Learning = Get | Answer | Score | Scored | Submit | Assigned
+Presence = Hello | Welcome | Absent | Have | Ping | Pong | Probe | Vouch | Entries | Bye
+Message = Presence | Learning | Electing
+WithPayload = Hello | Welcome | Answer | Score | Entries | Submit | Assigned
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 

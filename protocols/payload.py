@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from protocols.errors import ProtocolError
+
+T = TypeVar("T")
 
 EXTRAS_LIMIT = 1 << 20  # bytes of extras in one update
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -32,7 +34,8 @@ class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     data: bytes
 
 
-_decoder = msgspec.msgpack.Decoder(Annotated[list[_Array], Meta(max_length=16)])
+Arrays = Annotated[list[_Array], Meta(max_length=16)]
+_decoder = msgspec.msgpack.Decoder(Arrays)
 
 
 def encode_extras(extras: Mapping[str, np.ndarray]) -> bytes:
@@ -41,15 +44,26 @@ def encode_extras(extras: Mapping[str, np.ndarray]) -> bytes:
     Raises:
         ValueError: a dtype other than float32, float64, int64 and uint64, or more bytes than EXTRAS_LIMIT.
     """
-    if not extras:
-        return b""
+    return limited(msgspec.msgpack.encode(pack(extras))) if extras else b""
+
+
+def pack(extras: Mapping[str, np.ndarray]) -> Arrays:
+    """Return small arrays by name as they are encoded.
+
+    Raises:
+        ValueError: a dtype other than float32, float64, int64 and uint64.
+    """
     names = {dtype: name for name, dtype in DTYPES.items()}
     arrays = []
     for name, array in extras.items():
         if array.dtype not in names:
             raise ValueError(f"extra {name!r} is {array.dtype}; known: float32, float64, int64, uint64")
         arrays.append(_Array(name, names[array.dtype], array.shape, array.tobytes()))  # type: ignore[arg-type]
-    encoded = msgspec.msgpack.encode(arrays)
+    return arrays
+
+
+def limited(encoded: bytes) -> bytes:
+    """Return what follows the parameters, or raise ValueError if it is more than EXTRAS_LIMIT bytes."""
     if len(encoded) > EXTRAS_LIMIT:
         raise ValueError(f"extras of {len(encoded)} bytes, at most {EXTRAS_LIMIT} are allowed")
     return encoded
@@ -67,17 +81,35 @@ def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str
     Raises:
         ProtocolError: a wrong length, malformed extras, or a parameter that is not finite.
     """
+    params, rest = decode_model(payload, size)
+    extras = decode_extras(rest)
+    check_finite(params)
+    return params, extras
+
+
+def decode_model(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, memoryview]:
+    """Return the parameters at the start of a payload, float32 [P], read-only and not looked at; and what follows them.
+
+    Raises:
+        ProtocolError: it is too short.
+    """
     view = memoryview(payload)
     if len(view) < 4 * size:
         raise ProtocolError("wrong length", f"{len(view)} bytes for a model of {size} values")
-    params = np.frombuffer(view[: 4 * size], np.dtype("<f4"))
-    extras = decode_extras(view[4 * size :])
+    return np.frombuffer(view[: 4 * size], np.dtype("<f4")), view[4 * size :]
+
+
+def check_finite(params: np.ndarray) -> None:
+    """Raise ProtocolError if a value is not finite.
+
+    Args:
+        params: float32, shape [P].
+    """
     # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.dot(params, params)
     if not np.isfinite(square) and not np.isfinite(params).all():
         raise ProtocolError("not finite", "the model has values that are not finite")
-    return params, extras
 
 
 def decode_extras(data: memoryview) -> dict[str, np.ndarray]:
@@ -86,14 +118,29 @@ def decode_extras(data: memoryview) -> dict[str, np.ndarray]:
     Raises:
         ProtocolError: it is no extras.
     """
-    if not len(data):
-        return {}
+    return unpack(decode_rest(data, _decoder, "extras")) if len(data) else {}
+
+
+def decode_rest(data: memoryview, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
+    """Read what follows the parameters.
+
+    Raises:
+        ProtocolError: it is too long, or not what the decoder expects.
+    """
     if len(data) > EXTRAS_LIMIT:
         raise ProtocolError("wrong length", f"{len(data)} bytes after the model")
     try:
-        arrays = _decoder.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError("wrong length", f"what follows the model is no extras: {error}") from error
+        raise ProtocolError("wrong length", f"what follows the model is no {what}: {error}") from error
+
+
+def unpack(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Return decoded arrays by name, read-only.
+
+    Raises:
+        ProtocolError: two have one name, or one has not the bytes that its shape needs.
+    """
     extras: dict[str, np.ndarray] = {}
     for array in arrays:
         dtype = DTYPES[array.dtype]

@@ -18,6 +18,7 @@ from protocols.errors import IdentityError, ProtocolError
 from protocols.identity import Identity, Verifier, read_public
 from protocols.payload import EXTRAS_LIMIT, decode, encode_extras
 from protocols.replay import WIDTH, ReplayWindow
+from protocols.submission import decode_assignment, decode_submission, encode_assignment, encode_submission
 
 FEDERATION, LAYOUT = b"f" * 16, b"l" * 16
 BIG = 2**32 - 1
@@ -36,6 +37,12 @@ EVERY_MESSAGE = [
     m.Vouch(BIG, b"k" * 32),
     m.Entries(BIG),
     m.Bye(BIG, True),
+    m.Vote(BIG, BIG, True),
+    m.Voted(BIG, BIG, True, False),
+    m.Leading(BIG, BIG, BIG),
+    m.Following(BIG, BIG, BIG),
+    m.Submit(BIG, BIG, BIG, BIG, BIG, True),
+    m.Assigned(BIG, BIG, BIG, BIG, True),
 ]
 
 
@@ -229,6 +236,83 @@ def test_extras_that_cannot_travel_are_the_callers_fault():
         encode_extras({"a": np.zeros(EXTRAS_LIMIT)})
 
 
+# Submissions and assignments
+
+MODEL = np.arange(3, dtype=np.float32)
+EXTRAS = {"cluster": np.array([0, 1])}
+
+
+@pytest.mark.parametrize("start", [None, -MODEL])
+@pytest.mark.parametrize(("extras", "previous"), [({}, {}), (EXTRAS, {}), ({"cluster": np.zeros(2)}, EXTRAS)])
+def test_a_submission_is_one_or_two_models_and_what_is_said_with_them(start, extras, previous):
+    models = MODEL.tobytes() + (b"" if start is None else start.tobytes())
+    payload = models + encode_submission(extras, previous)
+    assert (payload == models) == (not extras and not previous)
+    submitted = decode_submission(payload, 3, start is not None)
+    assert submitted.params.tolist() == MODEL.tolist()
+    assert start is None or submitted.start.tolist() == start.tolist()
+    for found, said in ((submitted.extras, extras), (submitted.previous, previous)):
+        assert {name: array.tolist() for name, array in found.items()} == {k: v.tolist() for k, v in said.items()}
+
+
+def test_an_assignment_is_a_model_and_who_counted_in_it():
+    given = decode_assignment(MODEL.tobytes() + encode_assignment({"bob": 0.25, "alice": 0.75}, EXTRAS), 3)
+    assert given.params.tolist() == MODEL.tolist()
+    assert given.weights == {"bob": 0.25, "alice": 0.75}
+    assert given.extras["cluster"].tolist() == [0, 1]
+
+
+TWO = msgpack.packb([[], []])
+
+
+@pytest.mark.parametrize(
+    ("payload", "start", "cause"),
+    [
+        (MODEL.tobytes()[1:], False, "wrong length"),
+        (MODEL.tobytes() * 2, False, "wrong length"),
+        (MODEL.tobytes() + TWO, True, "wrong length"),
+        (MODEL.tobytes() * 2 + TWO[:-1], True, "wrong length"),
+        (MODEL.tobytes() + TWO + b"\0", False, "wrong length"),
+        (MODEL.tobytes() + packed(), False, "wrong length"),
+        (MODEL.tobytes() + bytes(EXTRAS_LIMIT + 1), False, "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["a", "f4", [0], b""]] * 2, []]), False, "malformed"),
+        (MODEL.tobytes() + msgpack.packb([[], [["a", "f4", [9], b""]]]), False, "malformed"),
+        (np.full(3, np.inf, np.float32).tobytes(), False, "not finite"),
+        (MODEL.tobytes() + np.full(3, np.nan, np.float32).tobytes(), True, "not finite"),
+    ],
+)
+def test_a_malformed_submission_is_refused_with_its_cause(payload, start, cause):
+    with pytest.raises(ProtocolError) as refused:
+        decode_submission(payload, 3, start)
+    assert refused.value.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("payload", "cause"),
+    [
+        (MODEL.tobytes(), "wrong length"),
+        (MODEL.tobytes() + TWO[:-1], "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["a", float("nan")]], []]), "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["", 1.0]], []]), "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["a", 0.5], ["a", 0.5]], []]), "malformed"),
+        (np.full(3, np.inf, np.float32).tobytes() + TWO, "not finite"),
+    ],
+)
+def test_a_malformed_assignment_is_refused_with_its_cause(payload, cause):
+    with pytest.raises(ProtocolError) as refused:
+        decode_assignment(payload, 3)
+    assert refused.value.cause == cause
+
+
+def test_what_cannot_travel_with_a_submission_is_the_callers_fault():
+    half = {"a": np.zeros(EXTRAS_LIMIT // 16 + 1)}
+    assert encode_submission(half, {})
+    with pytest.raises(ValueError, match="at most"):
+        encode_submission(half, half)
+    with pytest.raises(ValueError, match="at most"):
+        encode_assignment({f"{k:060}": 0.0 for k in range(20_000)}, {})
+
+
 # The envelope
 
 
@@ -274,7 +358,7 @@ def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, size)
 
 def test_the_header_is_plain_msgpack(pair):
     header = msgpack.unpackb(pair.frame()[:HEADER_SIZE])
-    assert header[:6] == [3, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
+    assert header[:6] == [4, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
     assert header[11] == ["get", BIG, BIG, "prepared", b""]
 
 
@@ -330,9 +414,9 @@ def test_only_some_messages_have_a_payload(pair, message):
 @pytest.mark.parametrize("fields", [12, 13, 14])
 def test_another_version_is_known_as_one_even_where_its_header_has_other_fields(pair, fields):
     frame = pair.frame()
-    frame[:2] = bytes([0x90 | fields, 4])
+    frame[:2] = bytes([0x90 | fields, 3])
     assert cause(pair.door, frame) == "version"
-    frame[:2] = bytes([0x9E, 3])
+    frame[:2] = bytes([0x9E, 4])
     assert cause(pair.door, frame) == "malformed"
 
 
