@@ -28,7 +28,7 @@ from node.settings import Settings
 from p2pfl.codecs import BFloat16, Float16, Int8, TopK, Undecodable
 from p2pfl.differences import Copy, decode_entries, encode_entries, tag
 from p2pfl.parameters import Layout
-from protocols import chunks, envelope, handshake, invitation, mdns, payload, presence, session
+from protocols import chunks, envelope, handshake, invitation, mdns, payload, presence, session, submission
 from protocols import messages as m
 from protocols.certificates import key_of, make_certificate
 from protocols.chunks import Stream
@@ -61,6 +61,9 @@ START = np.zeros(P, np.float32)
 ENTRIES = Payload.of(encode_entries(np.ones(P, np.float32), np.array([1, 2, 5], np.uint32)))
 MODEL = Payload.of(np.ones(P, np.float32).tobytes(), payload.encode_extras({"x": np.arange(6.0).reshape(2, 3)}))
 TERMS = Payload.of(m.Terms({"size": "8"}, {"n_samples": 50, "group": "x", "share": 0.5}, 1, False, 3).encode())
+CLUSTER = {"cluster": np.array([0, 1]), "figures": np.array([1, 0, 0.5, 2.0])}
+SUBMISSION = Payload.of(np.ones(2 * P, np.float32).tobytes(), submission.encode_submission({"x": np.ones(2)}, CLUSTER))
+ASSIGNMENT = Payload.of(np.ones(P, np.float32).tobytes(), submission.encode_assignment({"a": 0.5, "b": 0.5}, CLUSTER))
 MESSAGES = [
     (m.Hello(), TERMS),
     (m.Welcome(), TERMS),
@@ -79,6 +82,13 @@ MESSAGES = [
     (m.Entries(3), Payload.of(LOG.encode())),
     (m.Bye(1, False), envelope.EMPTY),
     (m.Bye(1, True), envelope.EMPTY),
+    (m.Vote(3, 1, True), envelope.EMPTY),
+    (m.Vote(3, 1, False), envelope.EMPTY),
+    (m.Voted(3, 1, False, True), envelope.EMPTY),
+    (m.Leading(3, 1, 1), envelope.EMPTY),
+    (m.Following(3, 1, 1), envelope.EMPTY),
+    (m.Submit(1, 1, 3, 1, 50, True), SUBMISSION),
+    (m.Assigned(1, 1, 3, 1, True), ASSIGNMENT),
 ]
 STAGES = ("prepared", "trained", "merged")
 NASTY = [  # as msgpack
@@ -296,6 +306,16 @@ class Stones:
             "signed federation": ([FILE.data], lambda data: Federation.parse(self.file(data)), FederationError),
             "terms": ([TERMS.parts[0]], m.decode_terms, ProtocolError),
             "payload": ([b"".join(MODEL.parts)], lambda data: payload.decode(data, P), ProtocolError),
+            "submission": (
+                [b"".join(SUBMISSION.parts)],
+                lambda data: submission.decode_submission(data, P, True),
+                ProtocolError,
+            ),
+            "assignment": (
+                [b"".join(ASSIGNMENT.parts)],
+                lambda data: submission.decode_assignment(data, P),
+                ProtocolError,
+            ),
             "float16": ([np.ones(P, np.float16).tobytes()], lambda data: Float16().decode(data, SHAPES), Undecodable),
             "bfloat16": ([b"\x80\x3f" * P], lambda data: BFloat16().decode(data, SHAPES), Undecodable),
             "int8": ([b"\0\0\x80\x3f" * 2 + bytes(P)], lambda data: Int8().decode(data, SHAPES), Undecodable),

@@ -69,7 +69,7 @@ def imported(path):
             yield "." if element.level else element.module.partition(".")[0]
 
 
-READER = ["wire_reader", "wire_types", "wire_models"]
+READER = ["wire_reader", "wire_types", "wire_models", "wire_coordination"]
 
 
 @pytest.mark.parametrize("name", ["test_golden", *READER])

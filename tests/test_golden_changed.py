@@ -37,6 +37,8 @@ FIELDS = {
     "terms": "bytes",
     "model": "bytes",
     "update": "payload",
+    "submission": "bytes",
+    "assignment": "bytes",
 }
 WORDS = {"invitation": "p2pfl-invite-", "request": "p2pfl-request-", "admission": "p2pfl-admission-"}
 LABELS = {
@@ -128,7 +130,7 @@ class Changer:
             digest = read(header, wire_reader.HEADER)["digest"]
         except Refused:
             return header + frame[256:]
-        signature = owner(header[22:54].hex()).sign(b"p2pfl envelope 3\0" + sha256(header).digest() + digest)
+        signature = owner(header[22:54].hex()).sign(b"p2pfl envelope 4\0" + sha256(header).digest() + digest)
         return header + signature + frame[320:]
 
     def log(self, data):

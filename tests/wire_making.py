@@ -77,6 +77,11 @@ class Vectors:
         return json.dumps(whole, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
 
 
+def exact(values):
+    """Return values as float32 has them."""
+    return [float(np.float32(value)) for value in values]
+
+
 def pack(value):
     return msgpack.packb(value)
 

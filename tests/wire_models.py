@@ -73,17 +73,24 @@ EXTRA = structure(
         "data": blob(MIB, 0),
     }
 )
+EXTRAS = array_of(EXTRA, 16)
 FORMATS = {"f4": "f", "f8": "d", "i8": "q", "u8": "Q"}
 
 
-def extras(data):
-    if not data:
-        return {}
+def follows(data, kind):
+    """Read what comes after the parameters."""
     expect(len(data) <= MIB, "wrong length")
     try:
-        arrays = read(data, array_of(EXTRA, 16))
+        return read(data, kind)
     except Refused:
         raise Refused("wrong length") from None
+
+
+def extras(data):
+    return unpacked(follows(data, EXTRAS)) if data else {}
+
+
+def unpacked(arrays):
     found = {}
     for array in arrays:
         name, dtype, shape = array["name"], array["dtype"], array["shape"]

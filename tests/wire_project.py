@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import wire_project_coordination
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from wire_keys import BY_KEY, KEYS
 from wire_models import more_text
@@ -410,7 +411,7 @@ def names():
     return {name: function for name, function in globals().items() if name.startswith("check_")}
 
 
-CHECKS = {
+CHECKS = wire_project_coordination.CHECKS | {
     {"step": "handshake step"}.get(name.removeprefix("check_"), name.removeprefix("check_").replace("_", " ")): function
     for name, function in names().items()
 }

@@ -14,6 +14,7 @@ from hashlib import sha256
 from math import prod
 
 import msgpack
+import wire_coordination
 import wire_models
 from blake3 import blake3
 from cryptography import x509
@@ -645,8 +646,9 @@ MESSAGES = {
     "vouch": structure({"request": U32, "subject": B32}),
     "entries": structure({"epoch": U32}),
     "bye": structure({"round": U32, "leaving": boolean}),
+    **wire_coordination.MESSAGES,
 }
-WITH_PAYLOAD = ("hello", "welcome", "update", "score", "entries")
+WITH_PAYLOAD = ("hello", "welcome", "update", "score", "entries", "submit", "assigned")
 HEADER = structure(
     {
         "version": U32,
@@ -678,10 +680,10 @@ class Door:
         expect(320 <= len(frame) <= 320 + self.limit, "wrong length")
         head, signature, payload = frame[:256], frame[256:320], frame[320:]
         if 0x90 <= head[0] <= 0x9F and head[1] < 0x80:
-            expect(head[1] == 3, "version")
+            expect(head[1] == 4, "version")
         header = read(head, HEADER)
         sender, message = header["sender"], header["message"]
-        expect(header["version"] == 3, "version")
+        expect(header["version"] == 4, "version")
         expect(header["federation"] == self.federation, "other federation")
         expect(header["recipient"] == self.me, "other recipient")
         expect(sender in self.members, "stranger")
@@ -695,7 +697,7 @@ class Door:
         expect(header["boot"] == boot, "replay")
         expect(not numbers or header["sequence"] > max(numbers) - 1024, "replay")
         expect(header["sequence"] not in numbers, "replay")
-        expect(signed(sender, signature, b"p2pfl envelope 3\0" + digest(head) + header["digest"]), "wrong signature")
+        expect(signed(sender, signature, b"p2pfl envelope 4\0" + digest(head) + header["digest"]), "wrong signature")
         expect(blake3(payload).digest() == header["digest"], "wrong signature")
         self.seen[sender] = boot, numbers | {header["sequence"]}
         found = {name: header[name] for name in ("sender", "boot", "sequence", "layout")}
@@ -771,4 +773,5 @@ CHECKS = {
     "frame": check_frame,
     "terms": check_terms,
     **wire_models.CHECKS,
+    **wire_coordination.CHECKS,
 }

@@ -37,6 +37,7 @@ from wire_making import (
     pack,
     signed_file,
 )
+from wire_vectors_coordination import WRONG_MESSAGES, coordination_messages, coordination_vectors
 from wire_vectors_models import codec_vectors, difference_vectors, extras_vectors, update_vectors
 
 from p2pfl.differences import tag
@@ -816,6 +817,7 @@ def envelope_vectors() -> Vectors:
         (m.Entries(3), Payload.of(LOG.encode())),
         (m.Bye(5, False), EMPTY),
         (m.Bye(5, True), EMPTY),
+        *coordination_messages(),
     ]:
         good(" ".join(str(field) for field in plain_fields(message)), frame(message, payload))
     good("the greatest numbers", frame(boot=MOST, number=MOST))
@@ -824,7 +826,7 @@ def envelope_vectors() -> Vectors:
     good("no age", raw_frame(["update", 1, 3, "merged", 5, True, 0.0], Payload.of(bytes(32))))
     quarter = pack(["update", 1, 3, "merged", 5, True, 0])[:-1] + b"\xca\x3e\x80\0\0"
     good("an age as float 32", raw_frame(None, Payload.of(bytes(32)), body=quarter))
-    good("longer formats", raw_frame(["have", 1], version=b"\xcc\x03", body=b"\xdc\x00\x02\xd9\x04have\xce\x00\x00\x00\x01"))
+    good("longer formats", raw_frame(["have", 1], version=b"\xcc\x04", body=b"\xdc\x00\x02\xd9\x04have\xce\x00\x00\x00\x01"))
     good("padding that is not zero", raw_frame(["have", 1], pad=b"x"))
     good("a term", raw_frame(["have", 1], term=9))
     good("another layout", raw_frame(["have", 1], layout=bytes(16)))
@@ -840,14 +842,26 @@ def envelope_vectors() -> Vectors:
         frame(m.Score(1, 1), Payload.of(bytes(33))),
         limit=32,
     )
-    bad("another version", "version", "4", b"\x9d\4" + frame()[2:])
-    bad("another version with other fields", "version", "4, and an array of 14", b"\x9e\4" + frame()[2:])
+    bad("the version before", "version", "3", b"\x9d\3" + frame()[2:])
+    bad(
+        "a whole frame of the version before",
+        "version",
+        "3, as it was signed then",
+        raw_frame(["have", 1], version=b"\3", label=b"p2pfl envelope 3\0"),
+    )
+    bad("a later version with other fields", "version", "5, and an array of 14", b"\x9e\5" + frame()[2:])
+    bad(
+        "signed as the version before did",
+        "wrong signature",
+        "its label",
+        raw_frame(["have", 1], label=b"p2pfl envelope 3\0"),
+    )
     bad("version 127 with most other fields", "version", "and an array of 15", b"\x9f\x7f" + frame()[2:])
     bad("version 0 without fields", "version", "and an array of 0", b"\x90\0" + frame()[2:])
     bad("a map in place of the version", "malformed", "0x80 is no small number", b"\x9d\x80" + frame()[2:])
     bad("a map in place of the header", "malformed", "0x8f is no array", b"\x8f\4" + frame()[2:])
     bad("text in place of the header", "malformed", "0xa0 is no array", b"\xa0\4" + frame()[2:])
-    bad("another version in a longer format", "version", "4, in two bytes", raw_frame(["have", 1], version=b"\xcc\x04"))
+    bad("another version in a longer format", "version", "5, in two bytes", raw_frame(["have", 1], version=b"\xcc\x05"))
     bad("another federation", "other federation", "zeros", frame(of=bytes(16)))
     bad("another recipient", "other recipient", "carol", frame(to=CAROL))
     bad("a stranger", "stranger", "dave is no member", frame(by=DAVE), link=DAVE.public.hex())
@@ -899,6 +913,7 @@ def envelope_vectors() -> Vectors:
         ("an age as a boolean", "no number", ["update", 1, 3, "trained", 5, False, True]),
         ("final as a number", "1", ["update", 1, 3, "trained", 5, 1, 0.0]),
         ("a short key", "31 bytes", ["vouch", 1, bytes(31)]),
+        *WRONG_MESSAGES,
     ]:
         bad(name, "malformed", why, raw_frame(body))
     bad("an extension type", "malformed", "in place of a round", raw_frame(None, body=b"\x92\xa4have\xd4\x01\x00"))
@@ -916,7 +931,7 @@ def plain_fields(message):
 
 
 def raw_frame(
-    message, payload=EMPTY, *, by=ALICE, version=b"\x03", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
+    message, payload=EMPTY, *, by=ALICE, version=b"\x04", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
 ):
     """Return a frame of alice's to bob, put together by hand, signed by `by`."""
     fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, term, layout, payload.size, payload.digest]
@@ -924,7 +939,7 @@ def raw_frame(
     left = 256 - len(start) - 2 - short
     header = start + b"\xc4" + bytes([left]) + pad * left + b"\0" * short
     assert len(header) == 256
-    signed = (b"p2pfl envelope 3\0" if label is None else label) + sha256(header).digest() + payload.digest
+    signed = (b"p2pfl envelope 4\0" if label is None else label) + sha256(header).digest() + payload.digest
     return header + by.sign(signed) + b"".join(payload.parts)
 
 
@@ -1011,6 +1026,7 @@ MAKERS: dict[str, Callable[[], Vectors]] = {
     "mdns": mdns_vectors,
     "envelope": envelope_vectors,
     "payload": payload_vectors,
+    "coordination": coordination_vectors,
 }
 
 

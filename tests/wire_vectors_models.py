@@ -1,7 +1,7 @@
 """Makes the golden vectors of models: every codec, differences, extras, and which update is accepted."""
 
 import numpy as np
-from wire_making import SHAPES, pack
+from wire_making import SHAPES, exact, pack
 from wire_project import run
 
 from p2pfl.differences import encode_entries, tag
@@ -9,11 +9,6 @@ from protocols.payload import encode_extras
 
 VALUES = [1.0, -2.5, 0.1, 3e-5, -0.0, 100.0, 65504.0, 1e6]
 ALL = ("float32", "float16", "bfloat16", "int8", "top-k")
-
-
-def exact(values):
-    """Return values as float32 has them."""
-    return [float(np.float32(value)) for value in values]
 
 
 def codec_vectors(v):
