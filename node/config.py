@@ -223,6 +223,7 @@ listen = {listen}          # host:port for other members; without a host, on all
 advertise = []             # addresses by which others reach this node, if not by those of this machine
 part = {part}               # which part of a built-in data set is this node's
 data = {data}                  # a file of its own data, for the task "classification": data.npz or data.csv
+preference = []            # the node's own weights of the task's objectives, if it has several; nobody is told
 device = "cpu"             # cpu, cuda, mps, or auto
 mdns = true                # look for members on the local network, and be found there
 direct = true              # listen, and dial members that can be reached without the broker
@@ -244,10 +245,10 @@ max_staleness = inf        # seconds; an asynchronous node leaves out models tha
 patience = 0               # rounds without a better validation loss before learning stops; 0 never
 
 [task]
-name = {task}            # digits, images, concept-shift, classification, or your own "package.module:factory"
+name = {task}            # digits, images, ... (init --help names all), or your own "package.module:factory"
 
 [policy]
-name = {policy}               # local, random, dac, or your own "package.module:factory"
+name = {policy}               # dac, dpfl, fedpref, ... (init --help names all), or your own "package.module:factory"
 
 [codec]                    # how models travel
 name = "float32"           # as they are; float16, bfloat16, int8, top-k
