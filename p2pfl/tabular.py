@@ -48,6 +48,7 @@ class TabularTask:
         longest: steps after which an episode is cut off; the value of what would have come still counts.
         explore_rounds: the probability of a random action falls linearly from 1 at the start of round 1 to `explore_least`
             after so many rounds.
+        reference, front: returns that are as bad as can be of interest, and all that are best; see p2pfl.task.Task.
     """
 
     environment: Environment
@@ -62,6 +63,8 @@ class TabularTask:
     metric: str = "reward"
     higher_is_better: bool = True
     about: Mapping[str, Any] = field(default_factory=dict)
+    reference: tuple[float, ...] = ()
+    front: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
     @property
     def layout(self) -> Layout:

@@ -92,8 +92,9 @@ class Task(Protocol):
 
     A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner
     trains what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective
-    as "<split>_<name>". Such a node does not tell peers the loss of their models, from which they could infer its
-    preference.
+    as "<split>_<name>". It may have a `reference`, a value of each objective that is as bad as can be of interest, for the
+    hypervolume of a run, and a `front`, all values that are best, for the distance from it (IGD). Such a node does not tell
+    peers the loss of their models, from which they could infer its preference.
     """
 
     layout: Layout
@@ -132,6 +133,18 @@ def goals_of(task: Task) -> Mapping[str, bool]:
     """Return the objectives of a task by name, and of each whether more is better; none if it has a single one."""
     goals: Mapping[str, bool] = getattr(task, "goals", {})
     return goals
+
+
+def reference_of(task: Task) -> Sequence[float]:
+    """Return the reference point of a task of m objectives, [m]; none if it says none."""
+    reference: Sequence[float] = getattr(task, "reference", ())
+    return reference
+
+
+def front_of(task: Task) -> Sequence[Sequence[float]]:
+    """Return the front of what is attainable in a task of m objectives, [n, m]; none if it is not known."""
+    front: Sequence[Sequence[float]] = getattr(task, "front", ())
+    return front
 
 
 def group_of(task: Task) -> Any:

@@ -38,6 +38,7 @@ class _Part(msgspec.Struct):
     notes: list[str]
     rounds: _Columns
     edges: _Columns
+    more: dict[str, _Columns]
 
 
 class Parts:
@@ -79,6 +80,7 @@ class Parts:
             result.notes,
             _packed(result.rounds),
             _packed(result.edges),
+            {name: _packed(table) for name, table in result.more.items()},
         )
         path = self._folder / str(number)
         try:
@@ -102,7 +104,9 @@ class Parts:
             if part.job != _digest(job):
                 notes.append(f"{job.name}, seed {job.seed} was computed again: the scenario or the program has changed")
                 continue
-            results[number] = Result(json.loads(part.summary), _unpacked(part.rounds), _unpacked(part.edges), part.notes)
+            more = {name: _unpacked(table) for name, table in part.more.items()}
+            rounds, edges = _unpacked(part.rounds), _unpacked(part.edges)
+            results[number] = Result(json.loads(part.summary), rounds, edges, part.notes, more)
         self.done = len(results)
         return results, notes
 

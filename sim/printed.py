@@ -11,6 +11,8 @@ from typing import Any
 from sim.results import Result
 from sim.words import number
 
+CLUSTERS = ("best ARI", "in round", "true groups", "final ARI")
+
 
 @contextmanager
 def progress(total: int, quiet: bool) -> Iterator[tuple[Callable[[int], None], Callable[[Result], None]]]:
@@ -42,7 +44,7 @@ def _line(result: Result) -> str:
 
 def print_table(summary: Mapping[str, Any]) -> None:
     """Print the table of a summary: with what was sent where codecs or runs are compared, what it took to reach the target,
-    the means of the nodes' groups where there are any, and a paper's figures.
+    the means of the nodes' groups where there are any, the front of several objectives, clusters, and a paper's figures.
     """
     from rich.console import Console
     from rich.measure import Measurement
@@ -63,7 +65,10 @@ def print_table(summary: Mapping[str, Any]) -> None:
     headings += ["x bytes"] if times else []
     headings += [f"rounds to {number(summary['target'])}", "virtual s", "MB"] if "target" in summary else []
     front = any(row.get("front") for row in rows)
-    headings += [*(f"group {group}" for group in groups), *(["paper"] if papers else []), *(["front"] if front else [])]
+    measures = list(dict.fromkeys(name for row in rows for name in row.get("objectives", {})))
+    clustered = any("clusters" in row for row in rows)
+    headings += [*(f"group {group}" for group in groups), *measures, *(CLUSTERS if clustered else [])]
+    headings += [*(["paper"] if papers else []), *(["front"] if front else [])]
     first = ["run"] if any(names) else []
     for name in (*first, *varied, metric, "+- over seeds", *headings):
         table.add_column(name, justify="left" if name == "run" else "right", no_wrap=True)
@@ -76,7 +81,9 @@ def print_table(summary: Mapping[str, Any]) -> None:
             compared += _against(row["against"])[: 1 + times]
         if "target" in summary:
             compared += _reached(row["reached"], row["seeds"])
-        more = [*compared, *of_groups, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]
+        compared += of_groups + [number(row["objectives"][name]) if "objectives" in row else "" for name in measures]
+        compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
+        more = [*compared, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]
         values = [_value(row["varied"][key]) if key in row["varied"] else "" for key in varied]
         table.add_row(*([run] if first else []), *values, number(row["mean"]), deviation, *more)
     print(f"{summary['scenario']}: test {metric}, mean over nodes and {seeds} seed{'s' * (seeds > 1)}")
@@ -86,6 +93,14 @@ def print_table(summary: Mapping[str, Any]) -> None:
     console.print(table)  # what is wider than a terminal is folded by it, not cut off
     if front:
         print("* on the front: no other row has a better figure for as few bytes, or as good a one for fewer")
+
+
+def _clusters(figures: Mapping[str, Any] | None, seeds: int) -> list[str]:
+    """How near the clusters came to the true groups."""
+    if figures is None:
+        return [""] * len(CLUSTERS)
+    best, round, final = figures["best"], figures["best_round"], figures["final"]
+    return [f"{best:.2f}", f"{round:.1f}", f"{figures['reached']} of {seeds}", f"{final:.2f}"]
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
 from sim.clock import VirtualLoop
+from sim.clusters import ClusterNotes
 from sim.trace import Trace
 
 _Got = tuple[list[str], list[int]]
@@ -26,11 +27,13 @@ class Recorder:
         results: the metrics of each node's result, by name.
         most_models: the greatest number of models that a node has received in one round.
         most_prepared: the same, of one step of the preparation.
+        clusters: what is noted of a coordinated policy's clusters.
     """
 
-    def __init__(self, loop: VirtualLoop, names: Sequence[str]) -> None:
+    def __init__(self, loop: VirtualLoop, names: Sequence[str], rounds: int) -> None:
         self._loop = loop
         self._place = {name: k for k, name in enumerate(names)}
+        self.clusters = ClusterNotes(self._place, rounds)
         self.trace = Trace()
         self.results: dict[str, Mapping[str, float]] = {}
         self.most_models = 0
@@ -64,6 +67,7 @@ class Recorder:
         others = [other for other in sorted(assignment.weights) if other != id]
         self.trace.received(self._loop.now, id, round, ",".join(others))
         self._got[id] = others, [0] * len(others)
+        self.clusters.assigned(id, round, assignment)
 
     def merged(self, node: Node, merge: Merge) -> None:
         name, traffic = node.name, node.exchange.traffic

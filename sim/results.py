@@ -6,7 +6,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ import numpy as np
 
 import p2pfl
 from node.files import replace_file
-from p2pfl.fronts import cardinality, maximised, sparsity
 from p2pfl.task import goals_of, group_of
+from sim import clusters, objectives
 from sim.figures import by_snapshot, chosen_before, collaboration, traffic
 from sim.fronts import on_front
 from sim.left import SUMMARY
@@ -36,12 +36,14 @@ class Result:
         summary: an entry of `runs` in summary.json.
         rounds, edges: columns; see sim.recorder.
         notes: what the user should know about how it was computed.
+        more: further tables by name, which not every run has; see sim.clusters.
     """
 
     summary: dict[str, Any]
     rounds: Table
     edges: Table
     notes: list[str]
+    more: dict[str, Table] = field(default_factory=dict)
 
 
 def result_of(run: Run) -> Result:
@@ -84,14 +86,11 @@ def result_of(run: Run) -> Result:
     if any(group is not None for group in groups):
         summary["groups"] = [None if group is None else str(group) for group in groups]
     if goals := goals_of(nodes[0].task):
-        points = maximised([run.recorder.results[name] for name in run.nodes], goals)
-        summary["objectives"] = {
-            "higher_is_better": dict(goals),
-            "nodes": (points * [1 if higher else -1 for higher in goals.values()]).tolist(),
-            "cardinality": cardinality(points),
-            "sparsity": sparsity(points),
-        }
-    return Result(summary, rounds, edges, run.notes)
+        summary["objectives"] = objectives.of_run(run, goals)
+    more = run.recorder.clusters.tables()
+    if "clusters" in more:
+        summary["clusters"] = clusters.over_rounds(more["clusters"], groups)
+    return Result(summary, rounds, edges, run.notes, more)
 
 
 def _judged(run: Run, rounds: Table, metric: str) -> str:
@@ -120,7 +119,7 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
 
 def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     """Return what summary.json holds."""
-    runs = [result.summary for result in results]
+    runs = objectives.with_distances([result.summary for result in results])
     if file.target is not None:
         runs = [
             run | {"reached": reached(result.rounds, run, file.target)} for run, result in zip(runs, results, strict=True)
@@ -131,7 +130,8 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
     compared = bool(file.against or file.varied) or len({str(run.codec) for run in file.runs}) > 1
     table = []
     for scenario in file.runs:
-        tests = [run["test"] for run in runs if run["name"] == scenario.name]
+        repeated = [run for run in runs if run["name"] == scenario.name]
+        tests = [run["test"] for run in repeated]
         means = [test["mean"] for test in tests]
         row = {
             "name": scenario.name,
@@ -140,12 +140,16 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
             "seeds": len(means),
         }
         if compared:
-            row["bytes"] = float(np.mean([_sent(run["traffic"]) for run in runs if run["name"] == scenario.name]))
+            row["bytes"] = float(np.mean([_sent(run["traffic"]) for run in repeated]))
         per_group = _per_group(tests)
         if len(per_group) > 1:
             row["per_group"] = per_group
+        if (found := clusters.over_seeds(repeated)) is not None:
+            row["clusters"] = found
+        if (measures := objectives.over_seeds(repeated)) is not None:
+            row["objectives"] = measures
         if file.target is not None:
-            row["reached"] = mean_reached([run["reached"] for run in runs if run["name"] == scenario.name])
+            row["reached"] = mean_reached([run["reached"] for run in repeated])
         if scenario.paper is not None:
             row["paper"] = scenario.paper
         if file.varied:
@@ -222,6 +226,9 @@ def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Ma
     (path / "scenario.toml").write_bytes(msgspec.toml.encode(file.raw()))
     _write_parquet(path / "rounds.parquet", [(result.summary, result.rounds) for result in results])
     _write_parquet(path / "edges.parquet", [(result.summary, result.edges) for result in results])
+    for name in sorted({name for result in results for name in result.more}):
+        tables = [(result.summary, result.more[name]) for result in results if name in result.more]
+        _write_parquet(path / f"{name}.parquet", tables)
     replace_file(path / SUMMARY, [to_json(summary).encode() + b"\n"])
 
 
@@ -252,7 +259,7 @@ def _write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]
     }
     for name in kinds:  # a metric that some runs lack is not a number there
         parts = [table.get(name, np.full(n, np.nan)) for (_, table), n in zip(tables, lengths, strict=True)]
-        stacked[name] = np.concatenate(parts)
+        stacked[name] = np.concatenate([part.astype(object) if part.dtype.kind == "U" else part for part in parts])
     with duckdb.connect() as connection:
         connection.register("stacked", stacked)
         target = str(path).replace("'", "''")

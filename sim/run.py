@@ -23,6 +23,7 @@ from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
+from p2pfl.policy import Coordinated
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.task import Learner, Part, goals_of, make_task
@@ -161,7 +162,7 @@ class Simulation:
         points, notes = located(places, self.names) if scenario.network.latency == "geography" else ({}, [])
         self.notes += notes
         self.links = Links(scenario.network, scenario.seed, points)
-        self.recorder = Recorder(self.loop, self.names)
+        self.recorder = Recorder(self.loop, self.names, scenario.rounds)
         draws = [Draws(scenario.seed, name) for name in self.names]
         learners = [task.learner(d, scenario.device) for task, d in zip(self.tasks, draws, strict=True)]
         self.processes = 1
@@ -224,7 +225,7 @@ class Simulation:
     def _node(self, k: int, exchange: Exchange) -> Node:
         policy = make_policy(*tables.named("policy", self.scenario.policy_of(self.tasks[k].about.get("group"))))
         refuse(self.scenario, policy)
-        return Node(
+        node = Node(
             self.names[k],
             self._everyone,
             task=self.tasks[k],
@@ -236,6 +237,9 @@ class Simulation:
             budget=self.scenario.budget.of(self.scenario.seed, self.names[k], self.scenario.nodes),
             initial=self.initial,
         )
+        if isinstance(policy, Coordinated):
+            exchange.step = self.recorder.clusters.watching(policy)
+        return node
 
     def _modelled(self) -> list[Exchange]:
         """Exchanges that share a world and make no messages."""

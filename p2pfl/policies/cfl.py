@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from p2pfl.aggregation import fedavg
-from p2pfl.clustering import Layer, similarity, single_linkage
-from p2pfl.parameters import Layout
+from p2pfl.clustering import Layer, Matrix, similarity, single_linkage
+from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.clusters import Cluster, extras_of, gather, remember
 from p2pfl.policies.coordinated import CoordinatedFedAvg, together
 from p2pfl.policy import Assignment, Submission
@@ -64,11 +64,20 @@ class Cfl(CoordinatedFedAvg):
         assignments = dict(sorted(assignments.items()))
         return assignments, remember(state, clusters, {id: a.params for id, a in assignments.items()})
 
+    def similarities(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> list[tuple[list[str], Matrix]]:
+        """Return the members of each cluster before the step, and the cosines of their updates; for reports."""
+        parts = layout_as_one(layout)
+        return [
+            ([s.sender for s in cluster.submissions], _cosines(_updates(cluster), parts))
+            for cluster in gather(submissions, state, parts, 1.0)
+        ]
+
     def _divide(self, cluster: Cluster, parts: Sequence[slice | Layer]) -> list[Cluster]:
-        trained = [s.params for s in cluster.submissions]
-        updates = [model - start for model, start in zip(trained, cluster.starts, strict=True)]
+        updates = _updates(cluster)
         shares = fedavg({s.sender: s.n_samples for s in cluster.submissions}).values()
-        total = np.zeros(trained[0].shape)
+        total = np.zeros(updates[0].shape)
         for share, update in zip(shares, updates, strict=True):
             total += share * update
         change = float(np.linalg.norm(total))
@@ -78,10 +87,18 @@ class Cfl(CoordinatedFedAvg):
         cluster.figures = seen._replace(round=round, change=max(seen.change, change), update=max(seen.update, most))
         settled = change < self.epsilon_1 * (cluster.figures.change if self.relative else 1.0)
         torn = most > self.epsilon_2 * (cluster.figures.update if self.relative else 1.0)
-        if not (settled and torn) or len(trained) == 1 or round <= self.warm_up:
+        if not (settled and torn) or len(updates) == 1 or round <= self.warm_up:
             return [cluster]
-        first, second = single_linkage(similarity(updates, np.zeros(len(total)), parts))
+        first, second = single_linkage(_cosines(updates, parts))
         return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]
+
+
+def _updates(cluster: Cluster) -> list[Parameters]:
+    return [s.params - start for s, start in zip(cluster.submissions, cluster.starts, strict=True)]
+
+
+def _cosines(updates: Sequence[Parameters], parts: Sequence[slice | Layer]) -> Matrix:
+    return similarity(updates, np.zeros(updates[0].shape), parts)
 
 
 def layout_as_one(layout: Layout) -> list[slice | Layer]:

@@ -92,6 +92,18 @@ class FedPref(CoordinatedFedAvg):
         assignments = dict(sorted(assignments.items()))
         return assignments, remember(state, clusters, {id: a.params for id, a in assignments.items()})
 
+    def similarities(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> list[tuple[list[str], Matrix]]:
+        """Return the members of each cluster before the step, and how alike they are: what it is split by; for reports."""
+        parts = layers(layout)
+        return [self._similarity(cluster, parts) for cluster in gather(submissions, state, parts, self.ratio)]
+
+    def _similarity(self, cluster: Cluster, parts: Sequence[slice | Layer]) -> tuple[list[str], Matrix]:
+        models = [s.params for s in cluster.submissions]
+        ids = [s.sender for s in cluster.submissions]
+        return ids, similarity(models, cluster.reference, parts, self.ratio)
+
     def _divide(self, cluster: Cluster, parts: Sequence[slice | Layer]) -> list[Cluster]:
         """Note how far the mean has moved (lines 7 and 8), and split the cluster where it has converged (line 9 to 11)."""
         trained = [s.params for s in cluster.submissions]
@@ -107,7 +119,7 @@ class FedPref(CoordinatedFedAvg):
         ready = self.clustering and streak >= self.patience and update >= self.min_progress * most
         if not ready or len(trained) == 1:
             return [cluster]
-        first, second = spectral(similarity(trained, reference, parts, self.ratio), self.affinity)
+        first, second = spectral(self._similarity(cluster, parts)[1], self.affinity)
         return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]
 
     def _weights(self, cluster: Cluster, parts: Sequence[slice | Layer]) -> Matrix:
@@ -115,8 +127,7 @@ class FedPref(CoordinatedFedAvg):
         count = len(cluster.submissions)
         if not self.weighting:
             return np.full((count, count), 1 / count)
-        models = [s.params for s in cluster.submissions]
-        return weights(similarity(models, cluster.reference, parts, self.ratio), self.min_similarity)
+        return weights(self._similarity(cluster, parts)[1], self.min_similarity)
 
 
 def weights(similarities: Matrix, least: float) -> Matrix:

@@ -45,10 +45,21 @@ class MaTfl(CoordinatedFedAvg):
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
         """Give each the mean of those that it is most like. It has no state."""
         there = sorted(submissions, key=sender)
-        models = [s.params for s in there]
-        reference = mean(models)
-        by_layer = [similarity(models, reference, [part]) for part in layers(layout)]
-        return apart(there, votes(by_layer, self.neighbours)), {}
+        return apart(there, votes(_by_layer(there, layout), self.neighbours)), {}
+
+    def similarities(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> list[tuple[list[str], Matrix]]:
+        """Return all participants, and how alike they are on average over the layers; for reports."""
+        there = sorted(submissions, key=sender)
+        average: Matrix = np.mean(_by_layer(there, layout), axis=0)
+        return [([s.sender for s in there], average)]
+
+
+def _by_layer(submissions: Sequence[Submission], layout: Layout) -> list[Matrix]:
+    models = [s.params for s in submissions]
+    reference = mean(models)
+    return [similarity(models, reference, [part]) for part in layers(layout)]
 
 
 def votes(by_layer: Sequence[Matrix], neighbours: int) -> Matrix:

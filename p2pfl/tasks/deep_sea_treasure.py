@@ -17,6 +17,7 @@ ROWS = 11
 DEPTHS = (1, 2, 3, 4, 4, 4, 7, 7, 9, 10)  # the row of each column's treasure; below it is rock
 TREASURES = (0.7, 8.2, 11.5, 14.0, 15.1, 16.1, 19.6, 20.3, 22.4, 23.7)
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # up, down, left, right
+REFERENCE = (0.0, -50.0)  # of treasure and time, for the hypervolume (the usual one of this environment)
 GROUPS = [[0.9, 0.1], [0.5, 0.5], [0.25, 0.75], [0.05, 0.95]]
 
 FRONT = tuple((value, -float(depth + column)) for column, (depth, value) in enumerate(zip(DEPTHS, TREASURES, strict=True)))
@@ -61,7 +62,19 @@ def deep_sea_treasure(
         raise ConfigurationError(f"task.explore_rounds must be more than 0, got {explore_rounds}")
     drawn = {"name": "groups", "weights": GROUPS} if preferences is None else preferences
     point, group = preference_of(part, seed, 2, preference, drawn)
-    return TabularTask(environment(), point, group, lr, discount, steps, longest, explore_rounds, explore_least)
+    return TabularTask(
+        environment(),
+        point,
+        group,
+        lr,
+        discount,
+        steps,
+        longest,
+        explore_rounds,
+        explore_least,
+        reference=REFERENCE,
+        front=FRONT,
+    )
 
 
 @lru_cache(maxsize=1)
