@@ -355,7 +355,7 @@ def test_every_setting_is_in_the_file_with_a_comment_and_its_default(capsys):
     written = tomllib.loads(text)
     defaults = NodeConfig(name="alice", listen=":0", adaptive=True)
     assert written.keys() == set(NodeConfig.__struct_fields__)
-    typed = written | {"budget": Budget(**written["budget"]), "advertise": ()}
+    typed = written | {"budget": Budget(**written["budget"]), "advertise": (), "preference": ()}
     assert NodeConfig(**typed) == defaults
     assert all("#" in line for line in text.splitlines() if "=" in line)
 
