@@ -373,17 +373,20 @@ def test_a_newcomer_joins_the_cluster_that_it_is_like():
 def test_what_a_participant_says_of_its_cluster_is_checked():
     good = {"cluster": np.array([0, 1]), "figures": np.array([3.0, 1.0, 0.5, 2.0])}
     assert read(good)[0] == "01"
-    (cluster,) = gather([submission("a", [1, 1], previous=good)], {}, [slice(None)], 1.0)
+    (cluster,) = gather([submission("a", [1, 1], previous=good, round=4)], {}, [slice(None)], 1.0)
     assert {name: array.tolist() for name, array in extras_of(cluster).items()} == {k: v.tolist() for k, v in good.items()}
-    bad = [{"cluster": np.array([2])}, {"figures": np.ones(3)}, {"figures": np.array([1, 1, np.nan, 1])}]
+    bad = [{"cluster": np.array([2])}, {"cluster": np.zeros(1025, np.int64)}]
+    bad += [{"figures": np.array(figures)} for figures in ([1, 1, 1], [1, 1, np.nan, 1], [1, -1, 1, 1])]
     for wrong in [good | other for other in bad] + [{"cluster": good["cluster"]}]:
-        with pytest.raises(ValueError, match=r"says no cluster|zeros and ones"):
+        with pytest.raises(ValueError, match=r"says no cluster|zeros and ones|not negative"):
             read(wrong)
+    with pytest.raises(ValueError, match="a tells of a step of round 3 in round 3"):
+        gather([submission("a", [1, 1], previous=good, round=3)], {}, [slice(None)], 1.0)
 
 
 def test_of_what_members_say_of_their_cluster_the_newest_counts():
     told = [{"cluster": np.zeros(0, np.int64), "figures": np.array([round, round, 0.0, 0.0])} for round in (1, 3, 2)]
-    there = [submission(id, [1, 1], previous=previous) for id, previous in zip("abc", told, strict=True)]
+    there = [submission(id, [1, 1], previous=previous, round=4) for id, previous in zip("abc", told, strict=True)]
     (cluster,) = gather(there, {}, [slice(None)], 1.0)
     assert (cluster.figures.round, cluster.figures.streak) == (3, 3)
 

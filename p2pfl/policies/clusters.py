@@ -18,6 +18,8 @@ from p2pfl.parameters import Parameters
 from p2pfl.policies.coordinated import sender
 from p2pfl.policy import Extras, Submission
 
+MOST_SPLITS = 1024  # that made a cluster: each takes a member away at least
+
 
 class Figures(NamedTuple):
     """What is remembered of a cluster.
@@ -90,8 +92,10 @@ def read(previous: Extras) -> tuple[str, Figures] | None:
     path, figures = previous.get("cluster"), previous.get("figures")
     if path is None or figures is None or path.ndim != 1 or figures.shape != (4,) or not np.isfinite(figures).all():
         raise ValueError("a submission says no cluster")
-    if not np.isin(path, (0, 1)).all():
-        raise ValueError("a cluster is named by zeros and ones")
+    if path.size > MOST_SPLITS or not np.isin(path, (0, 1)).all():
+        raise ValueError(f"a cluster is named by zeros and ones, at most {MOST_SPLITS}")
+    if figures.min() < 0:
+        raise ValueError("a cluster's figures are not negative")
     return "".join(str(int(part)) for part in path), Figures(int(figures[0]), int(figures[1]), *map(float, figures[2:]))
 
 
@@ -109,7 +113,7 @@ def gather(
         parts, ratio: of the similarity; see p2pfl.clustering.similarity.
 
     Raises:
-        ValueError: a submission lacks its `start`, and the state does not know it.
+        ValueError: a submission lacks its `start`, and the state does not know it; or what it says of its cluster cannot be.
     """
     known: Mapping[str, Member] = state.get("members", {})
     figures: dict[str, Figures] = dict(state.get("clusters", {}))
@@ -122,6 +126,8 @@ def gather(
             claims[s.sender] = known[s.sender].cluster
         else:
             claims[s.sender], told = said or ("", Figures())
+            if told.round >= s.round:
+                raise ValueError(f"{s.sender} tells of a step of round {told.round} in round {s.round}")
             figures[claims[s.sender]] = max(told, figures.get(claims[s.sender], told))
         if s.start is None and s.sender not in known:
             raise ValueError(f"the submission of {s.sender} lacks the model that it began from")
