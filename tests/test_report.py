@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
-import zlib
-from html.parser import HTMLParser
 
 import networkx as nx
 import numpy as np
@@ -16,6 +13,7 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, opened_report, page
 from hypothesis import given
 from hypothesis import strategies as st
 from report_folders import edges_of, entry, large, leave, rounds_of
+from report_pages import Tables, figures, payload, rows, texts
 
 from p2pfl.errors import ConfigurationError
 from sim.cli import main
@@ -30,67 +28,6 @@ from sim.report.series import folder_names
 from sim.report.summary import Entry, Test
 from sim.report.write import report, write_report
 from sim.words import difference, number, size
-
-ARRAYS = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
-
-
-def unpacked(value):
-    """A payload as the page unpacks it."""
-    if isinstance(value, dict):
-        if (
-            len(value) == 1
-            and (kind := ARRAYS.get(next(iter(value))))
-            and isinstance(text := next(iter(value.values())), str)
-        ):
-            return np.frombuffer(base64.b64decode(text), kind).tolist()
-        return {key: unpacked(each) for key, each in value.items()}
-    return [unpacked(each) for each in value] if isinstance(value, list) else value
-
-
-def payload(text):
-    """What the figures of a page are drawn from."""
-    (found,) = re.findall(r'id="payload">([^<]*)<', text)
-    return unpacked(json.loads(zlib.decompress(base64.b64decode(found))))
-
-
-def figures(text):
-    return {figure["id"]: figure for section in payload(text)["sections"] for figure in section["figures"]}
-
-
-def texts(text):
-    return {section["id"]: section["text"] for section in payload(text)["sections"]}
-
-
-class Tables(HTMLParser):
-    """The cells of the tables of a page, the heads of each first."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tables, self._cell = [], None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self._cell = []
-
-    def handle_data(self, text):
-        if self._cell is not None:
-            self._cell.append(text)
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("".join(self._cell))
-            self._cell = None
-
-
-def rows(text, table=0):
-    """The rows of a table by their names, each as a dict by the heads."""
-    heads, *lines = Tables(text).tables[table]
-    return {line[0]: dict(zip(heads[1:], line[1:], strict=True)) for line in lines}
 
 
 def an_entry(**more):
