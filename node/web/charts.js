@@ -1,4 +1,4 @@
-/* Drawing for the project's pages: lines, scatter, bars, distributions and networks as SVG, matrices on a canvas.
+/* Drawing for the project's pages: lines, scatter, bars, distributions, lanes and networks as SVG, matrices on a canvas.
 
    Charts.lines(box, data) and so on draw into an element and return {update(data), remove()}; they draw again when the element's
    width or the colours change. What `data` holds is said at each kind. `colour` is the number of a run: its colour, dash and
@@ -208,13 +208,13 @@ function spread(wanted, gap, top, bottom) {
 
 // ---- colours of values ----------------------------------------------------------------------------------------------------
 
-let stops;
-function ramp() {
-  if (stops) return stops;
+const ramps = new Map(); // by the name of their custom properties
+function ramp(of = "ramp") {
+  if (ramps.has(of)) return ramps.get(of);
   const probe = el("i");
   document.body.append(probe);
-  stops = [0, 1, 2, 3, 4, 5].map((k) => {
-    probe.style.color = `var(--ramp-${k})`;
+  const stops = [0, 1, 2, 3, 4, 5].map((k) => {
+    probe.style.color = `var(--${k ? of : "ramp"}-${k}, var(--${of}-4))`; // all begin with the colour of nothing
     return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
   });
   probe.remove();
@@ -223,7 +223,8 @@ function ramp() {
     const at = (i / 255) * 5, low = Math.min(4, Math.floor(at));
     for (let c = 0; c < 3; c++) table[3 * i + c] = stops[low][c] + (stops[low + 1][c] - stops[low][c]) * (at - low);
   }
-  return (stops = table);
+  ramps.set(of, table);
+  return table;
 }
 function coloured(part) {
   const table = ramp(), i = 3 * Math.round(255 * Math.max(0, Math.min(1, part)));
@@ -369,7 +370,7 @@ function emphasise(colour) {
   if (colour != null) for (const element of document.querySelectorAll(`.drawing .of-${colour}`)) element.classList.add("lit-run");
 }
 function redrawAll() {
-  stops = undefined;
+  ramps.clear();
   for (const chart of charts.values()) if (chart.measured) redraw(chart);
 }
 /** Return a promise that is kept when all charts have been drawn. */
@@ -514,10 +515,11 @@ function nameEnds(root, box, right, ends) {
     root.append(text(to + 3, places[k] + 4, shortened(name, right - 16), { class: `run ${run(colour)}` }));
   });
 }
-/** A deviation may reach below nothing or above all: its axis does not, as long as no value does. */
+/** A deviation or a mark may reach beyond nothing or above all: its axis does not, as long as no value does. */
 function within(span, values, log) {
   if (log) span[0] = Math.max(span[0], values[0] / 2);
   else if (values[0] >= 0) span[0] = Math.max(0, span[0]);
+  else if (values[1] <= 0) span[1] = Math.min(0, span[1]);
   if (values[0] >= 0 && values[1] <= 1) span[1] = Math.min(1, span[1]);
 }
 function lastOf(values) {
@@ -525,16 +527,19 @@ function lastOf(values) {
   return -1;
 }
 
-/** Scatter: {name, x: {label, unit, log?}, y: {label, unit?}, points: [{name, run, colour, x, y, dev?, front?}], joined?}.
+/** Scatter: {name, x: {label, unit, log?}, y: {label, unit?}, points: [{name, run, colour, x, y, dev?, front?, size?, more?}],
+    joined?, fronts?, known?}.
 
     Points of the front are full and joined by steps: nothing lies above and to the left of the line. Where `joined` is true,
-    points of the same name are joined in the order of x, and the name stands at the end. */
-const scatter = kind(({ name, x, y, points, joined }, width, state) => {
+    points of the same name are joined in the order of x, and the name stands at the end. With `fronts`, {x: more of x is
+    better, stepped}, each run has a front of its own, a point stands for `size` nodes, `known` is a front [[x, y], ...] that
+    is drawn behind, and points that coincide stand around their place. */
+const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width, state) => {
   const shown = points.filter((p) => Number.isFinite(p.x ?? NaN) && Number.isFinite(p.y ?? NaN) && (!x.log || p.x > 0) && (!y.log || p.y > 0));
-  const spanX = extent([shown.map((p) => p.x)]);
-  const spanY = extent([shown.flatMap((p) => [p.y - (p.dev || 0), p.y + (p.dev || 0)])]);
+  const spanX = extent([shown.map((p) => p.x), known.map((p) => p[0])]);
+  const spanY = extent([shown.flatMap((p) => [p.y - (p.dev || 0), p.y + (p.dev || 0)]), known.map((p) => p[1])]);
   if (!spanX) return el("p", { class: "empty" }, "There is nothing to draw.");
-  const own = extent([shown.map((p) => p.y)]);
+  const values = extent([shown.map((p) => p.y), known.map((p) => p[1])]);
   const height = Math.max(260, Math.min(380, width * 0.64));
   const room = x.log ? (spanX[1] / spanX[0]) ** 0.06 || 1 : (spanX[1] - spanX[0]) * 0.06;
   const wide = x.log ? [spanX[0] / Math.max(room, 1.1), spanX[1] * Math.max(room, 1.1)] : [spanX[0] - room, spanX[1] + room];
@@ -542,28 +547,37 @@ const scatter = kind(({ name, x, y, points, joined }, width, state) => {
   const tall = y.log ? 0 : (spanY[1] - spanY[0]) * 0.08;
   spanY[0] -= tall;
   spanY[1] += tall;
-  within(spanY, own, y.log);
+  within(spanY, values, y.log);
   const whole = shown.every((p) => Number.isInteger(p.x));
   const X = axis({ ...x, least: wide[0], most: wide[1], whole, count: Math.max(3, Math.round(width / 90)) });
   const Y = axis({ ...y, least: spanY[0], most: spanY[1], count: 5, loose: true });
   const right = joined ? Math.min(Math.max(...shown.map((p) => widthOf(p.name))) + 18, width * 0.34) : 16;
   const { root, box, px, py } = frame(width, height, X, Y, { right, name });
   const places = shown.map((p) => ({ ...p, x: px(p.x), y: py(p.y), of: p }));
+  if (fronts) besideEachOther(places);
   const lines = new Map();
   if (joined) for (const p of [...places].sort((a, b) => a.x - b.x)) lines.set(p.of.name, [...(lines.get(p.of.name) ?? []), p]);
   for (const line of lines.values()) root.append(svg("path", { class: "join", d: `M${line.map((p) => `${round(p.x)} ${round(p.y)}`).join("L")}` }));
-  const front = places.filter((p) => p.of.front).sort((a, b) => a.x - b.x);
-  if (front.length > 1)
-    root.append(svg("path", { class: "front", d: front.map((p, i) => (i ? `H${round(p.x)}V${round(p.y)}` : `M${round(p.x)} ${round(p.y)}`)).join("") }));
+  if (known.length) {
+    const steps = [...known].sort((a, b) => a[0] - b[0]).map(([a, b]) => ({ x: px(a), y: py(b) }));
+    root.append(svg("path", { class: "known", d: steps.map((p) => `M${round(p.x - 4)} ${round(p.y - 4)}l8 8m0 -8l-8 8`).join("") }));
+  }
+  const front = (fronts ? shown.map((of) => ({ x: px(of.x), y: py(of.y), of })) : places).filter((p) => p.of.front).sort((a, b) => a.x - b.x);
+  const own = (colour) => front.filter((p) => p.of.colour === colour);
+  for (const line of !fronts ? [front] : fronts.stepped ? [...new Set(front.map((p) => p.of.colour))].map(own) : []) {
+    const [flat, steep] = [(p) => `H${round(p.x)}`, (p) => `V${round(p.y)}`], turns = fronts?.x ? [steep, flat] : [flat, steep];
+    if (line.length > 1) root.append(svg("path", { class: `front ${fronts ? `${run(line[0].of.colour)} ${dashed(line[0].of.colour)}` : ""}`,
+      d: line.map((p, i) => (i ? turns.map((turn) => turn(p)).join("") : `M${round(p.x)} ${round(p.y)}`)).join("") }));
+  }
   for (const p of places) {
     const colour = run(p.of.colour);
     if (p.of.dev) root.append(svg("path", { class: `whisker ${colour}`, d: `M${round(p.x)} ${round(py(Math.max(p.of.y - p.of.dev, Y.least)))}V${round(py(Math.min(p.of.y + p.of.dev, Y.most)))}` }));
   }
   for (const p of places)
-    root.append(svg("path", { class: `mark ${p.of.front ? "full" : ""} ${run(p.of.colour)}`, d: mark(p.x, p.y, p.of.colour, p.of.front ? 5.5 : 4.5) }));
+    root.append(svg("path", { class: `mark ${p.of.front ? "full" : ""} ${run(p.of.colour)}`, d: mark(p.x, p.y, p.of.colour, (p.of.front ? 5.5 : 4.5) + 0.6 * Math.log2(p.of.size ?? 1)) }));
   const steps = front.slice(1).flatMap((p, i) => [[front[i].x, front[i].y - 2, p.x, front[i].y + 2], [p.x - 2, p.y, p.x + 2, front[i].y]]);
   if (joined) nameEnds(root, box, right, [...lines.values()].map((line) => ({ ...line.at(-1).of, x: line.at(-1).x, y: line.at(-1).y })));
-  else for (const label of placed(places, steps, box, width)) root.append(text(label.x, label.y, label.text, { class: `run ${run(label.colour)}` }));
+  else if (!fronts) for (const label of placed(places, steps, box, width)) root.append(text(label.x, label.y, label.text, { class: `run ${run(label.colour)}` }));
 
   const lit = svg("g");
   root.append(lit);
@@ -576,13 +590,36 @@ const scatter = kind(({ name, x, y, points, joined }, width, state) => {
       lit.replaceChildren(svg("path", { class: "lit", d: mark(atX, atY, 0, 9) }));
       const dev = of.dev ? `± ${format(of.dev, y.unit, 2)}` : null;
       const rows = [{ name: y.label, value: format(of.y, y.unit), range: dev }, { name: x.label, value: format(of.x, x.unit) }];
+      for (const [what, value] of of.more ?? []) rows.push({ name: what, value: typeof value === "number" ? format(value) : value });
       if (of.run !== of.name) rows.unshift({ colour: of.colour, kind: "mark", name: of.run, value: "" });
       return { x: atX, y: atY, title: of.name, rows };
     },
     clear: () => lit.replaceChildren(),
   });
-  return root;
+  if (!fronts) return root;
+  const runs = new Map(shown.map((p) => [p.run, p.colour])), keys = [...runs].map(([of, colour]) => [key(colour, "mark"), of]);
+  keys.push([sign("mark full run-7", mark(9, 6, 0, 4.5)), "on the front of its run"]);
+  if (shown.some((p) => !p.front)) keys.push([sign("mark run-7", mark(9, 6, 0, 4)), "not on it"]);
+  if (known.length) keys.push([sign("known", "M5 2l8 8m0 -8l-8 8"), "known front"]);
+  return [root, legend(keys)];
 });
+/** Move points of the same place around it, so that all are seen. */
+function besideEachOther(places) {
+  const there = new Map();
+  for (const p of places) {
+    const where = `${Math.round(p.x / 3)} ${Math.round(p.y / 3)}`;
+    there.set(where, [...(there.get(where) ?? []), p]);
+  }
+  for (const some of there.values()) {
+    if (some.length < 2) continue;
+    const away = Math.max(6, some.length * 2);
+    some.forEach((p, i) => {
+      const angle = (2 * Math.PI * i) / some.length - Math.PI / 2;
+      p.x += away * Math.cos(angle);
+      p.y += away * Math.sin(angle);
+    });
+  }
+}
 /** Return labels of points where there is room for them: those of the front first. */
 function placed(points, steps, box, width) {
   const taken = [...points.map((p) => [p.x - 6, p.y - 6, p.x + 6, p.y + 6]), ...steps], labels = [];
@@ -721,10 +758,12 @@ function* swarm(values, at, middle, room, r) {
 }
 const nameOf = (node, labels) => labels?.[node] ?? `node ${node}`;
 
-/** Matrix: {name, n, panels: [{name, colour?, values}], most, labels?, groups?: [{label, count}], x: {label}, y: {label}, unit?}.
+/** Matrix: {name, n, panels: [{name, colour?, values}], most, least?, labels?, groups?: [{label, count}], x: {label},
+    y: {label}, unit?}.
 
-    Values stand row by row; all panels have one scale, from 0 to `most`. */
-const matrix = kind(({ name, n, panels, most, labels, groups, x, y, unit }, width, state) => {
+    Values stand row by row; all panels have one scale, from 0 to `most`, and where `least` is below 0, in another hue as far
+    below. */
+const matrix = kind(({ name, n, panels, most, least = 0, labels, groups, x, y, unit }, width, state) => {
   const named = groups?.length > 1 && groups.length <= 12;
   const gutter = 18 + (named ? Math.min(84, Math.max(...groups.map((g) => widthOf(String(g.label)))) + 6) : 0), gap = 14;
   const atMost = Math.max(1, Math.floor((width - gutter + gap) / ((width < 480 ? 110 : 172) + gap)));
@@ -741,7 +780,7 @@ const matrix = kind(({ name, n, panels, most, labels, groups, x, y, unit }, widt
   panels.forEach((panel, k) => {
     const left = k % columns ? 0 : gutter; // names stand before the first of a row
     const canvas = el("canvas", { "aria-hidden": "true" });
-    paint(canvas, panel.values, n, most, Math.ceil((size * dots) / n));
+    paint(canvas, panel.values, n, most, Math.ceil((size * dots) / n), least < 0);
     const root = surface(size + left, size + (left ? 20 : 2), `${name}: ${panel.name}`);
     const lines = [`M${left} 0h${round(size)}v${round(size)}h${round(-size)}z`];
     let from = 0;
@@ -786,7 +825,9 @@ const matrix = kind(({ name, n, panels, most, labels, groups, x, y, unit }, widt
     title.style.marginLeft = percent(left);
     box.append(el("div", { class: "panel" }, title, fill(el("div"), { class: "panel" }, [canvas, root])));
   });
-  return [box, rampLegend("0", format(most, unit, 3))];
+  if (least >= 0) return [box, rampLegend("0", format(most, unit, 3))];
+  const [below, above] = ["ramp below", "ramp above"].map((side) => el("i", { class: side }));
+  return [box, el("div", { class: "legend" }, el("span", {}, format(-most, unit, 3), below, "0", above, format(most, unit, 3)))];
 });
 function cellName(index, labels, groups) {
   let from = 0;
@@ -796,14 +837,15 @@ function cellName(index, labels, groups) {
   }
   return nameOf(index, labels);
 }
-/** Paint n x n cells, each `scale` dots wide, so that the browser makes them smaller and never larger. */
-function paint(canvas, values, n, most, scale) {
+/** Paint n x n cells, each `scale` dots wide, so that the browser makes them smaller and never larger. With `both`, values
+    are below nothing too, and the ends of the two ramps, which look alike, are left out. */
+function paint(canvas, values, n, most, scale, both) {
   const cells = el("canvas", { width: n, height: n }), pen = cells.getContext("2d");
-  const image = pen.createImageData(n, n), table = ramp();
+  const image = pen.createImageData(n, n), above = ramp(), below = both ? ramp("below") : above;
   for (let i = 0; i < n * n; i++) {
     const value = values[i];
     if (value == null || Number.isNaN(value)) continue; // stays clear
-    const at = 3 * Math.round(255 * Math.max(0, Math.min(1, value / (most || 1))));
+    const table = value < 0 ? below : above, at = 3 * Math.round(255 * (both ? 0.8 : 1) * Math.max(0, Math.min(1, Math.abs(value) / (most || 1))));
     image.data[4 * i] = table[at];
     image.data[4 * i + 1] = table[at + 1];
     image.data[4 * i + 2] = table[at + 2];
@@ -814,6 +856,86 @@ function paint(canvas, values, n, most, scale) {
   const large = canvas.getContext("2d");
   large.imageSmoothingEnabled = false;
   large.drawImage(cells, 0, 0, n * scale, n * scale);
+}
+
+/** Lanes: {name, rows: [label], x: {label, unit}, keys: [label], joined?, inside?,
+    parts: [{row, from, to, key, block, label}], tip: (part) => [row of a tip, ...], groups?: [label of each row]}.
+
+    What each row was from when to when: a part has the colour of its key, -1 being none. With `joined`, neighbouring rows of
+    the same block touch, as the members of a cluster; with `inside`, parts have their label in them where there is room. */
+const lanes = kind(({ name, rows, groups, x, keys, joined, inside, parts, tip: said }, width, state) => {
+  const span = extent([parts.map((p) => p.from), parts.map((p) => p.to)]);
+  if (!span) return el("p", { class: "empty" }, "There is nothing to draw.");
+  const n = rows.length, tall = Math.max(1, Math.min(inside ? 24 : 18, Math.floor((inside ? 520 : 460) / n))), named = tall >= 11;
+  const titles = named && !groups ? rows.map(String) : blocksOf(groups ?? []).map((block) => String(block.of));
+  const gutter = titles.length ? Math.min(Math.max(...titles.map((title) => widthOf(title))) + 10, width * 0.3) : 0;
+  const X = axis({ ...x, least: span[0], most: span[1], whole: !x.unit, count: Math.max(3, Math.round((width - gutter) / 90)) });
+  const height = 6 + n * tall + 40, { root, px: at } = frame(width - gutter, height, X, null, { right: 8, name });
+  if (gutter) {
+    for (const child of root.children) child.setAttribute("transform", `translate(${round(gutter)} 0)`);
+    root.setAttribute("viewBox", `0 0 ${round(width)} ${height}`);
+  }
+  const px = (value) => gutter + at(value), top = (row) => 6 + row * tall;
+  if (named && !groups) rows.forEach((row, i) =>
+    root.append(text(gutter - 8, top(i) + tall / 2 + 4, shortened(String(row), gutter - 8), { "text-anchor": "end" })));
+  else for (const block of blocksOf(groups ?? [])) if (block.count * tall >= 11)
+    root.append(text(gutter - 8, top(block.from + block.count / 2) + 4, shortened(String(block.of), gutter - 8), { "text-anchor": "end" }));
+  const gap = joined || tall < 5 ? 0 : 2, drawn = new Map();
+  for (const p of parts) {
+    const d = `M${round(px(p.from))} ${top(p.row)}H${round(px(p.to))}v${tall - gap}H${round(px(p.from))}z`;
+    drawn.set(p.key, (drawn.get(p.key) ?? "") + d);
+  }
+  for (const [k, d] of drawn) root.append(svg("path", { class: k < 0 ? "lane none" : `lane ${run(k)} tone-${Math.floor(k / 8) % 3}`, d }));
+  const of = Array.from({ length: n }, () => []);
+  for (const p of parts) of[p.row].push(p);
+  for (const row of of) row.sort((a, b) => a.from - b.from);
+  let ends = "", cuts = "", hairs = "";
+  for (let i = 0; i < n; i++) {
+    for (const p of of[i].slice(1)) ends += `M${round(px(p.from))} ${top(p.row)}v${tall - gap}`;
+    if (!joined || !i) continue;
+    for (const p of of[i]) for (const q of of[i - 1]) { // where both were at the same time
+      const a = Math.max(p.from, q.from), b = Math.min(p.to, q.to);
+      if (a >= b) continue;
+      const line = `M${round(px(a))} ${top(i)}H${round(px(b))}`;
+      if (p.block === q.block) hairs += line; else cuts += line;
+    }
+  }
+  if (tall >= 7) root.append(svg("path", { class: "cut hair", d: hairs }));
+  root.append(svg("path", { class: `cut ${tall < 7 ? "thin" : ""}`, d: ends + cuts }));
+  if (inside) for (const p of parts) {
+    const room = px(p.to) - px(p.from) - 8;
+    if (p.label && tall >= 13 && room > 24)
+      root.append(text(px(p.from) + 5, top(p.row) + (tall - gap) / 2 + 4, shortened(p.label, room), { class: p.key < 0 ? "" : "on" }));
+  }
+  const lit = svg("g");
+  root.append(lit);
+  const ordered = of.flat(), first = of.map((row) => ordered.indexOf(row[0]));
+  explore(root, state, {
+    count: ordered.length,
+    at: (atX, atY) => ordered.findIndex((p) => p.row === Math.floor((atY - 6) / tall) && atX >= px(p.from) && atX <= px(p.to)),
+    step: (i, dx, dy) => (dy ? first[ordered[i].row + dy] ?? i : ordered[i + dx]?.row === ordered[i].row ? i + dx : i),
+    show: (i) => {
+      const here = ordered[i], all = ordered.filter((p) => p.block === here.block), places = [...new Set(all.map((p) => p.row))].sort((a, b) => a - b);
+      const outline = joined ? blocksOf(places.map((row, k) => row - k)).map((block) => {
+        const [a, b] = [places[block.from], places[block.from + block.count - 1]];
+        return `M${round(px(here.from))} ${top(a)}H${round(px(here.to))}V${top(b + 1)}H${round(px(here.from))}z`;
+      }).join("") : `M${round(px(here.from))} ${top(here.row)}H${round(px(here.to))}v${tall - gap}H${round(px(here.from))}z`;
+      lit.replaceChildren(svg("path", { class: "lit", d: outline }));
+      const middle = (Math.max(px(here.from), gutter) + px(here.to)) / 2;
+      return { x: middle, y: top(here.row) + tall / 2, clear: top(here.row) - 4, title: String(rows[here.row]), rows: said(here) };
+    },
+    clear: () => lit.replaceChildren(),
+  });
+  const used = [...drawn.keys()].filter((k) => k >= 0).sort((a, b) => a - b);
+  const signs = used.map((k) => [sign(`lane ${run(k)} tone-${Math.floor(k / 8) % 3}`, "M1 1h16v10h-16z"), keys[k]]);
+  if (drawn.has(-1)) signs.push([sign("lane none", "M1 1h16v10h-16z"), keys.none ?? "none"]);
+  return signs.length > 1 ? [root, legend(signs)] : root;
+});
+/** Return what stands beside its like in an array: [{of, from, count}]. */
+function blocksOf(values) {
+  const found = [];
+  values.forEach((of, i) => { if (found.length && found.at(-1).of === of) found.at(-1).count++; else found.push({ of, from: i, count: 1 }); });
+  return found;
 }
 
 /** Network: {name, nodes: {x, y, label?, group?}, edges: [[i, j]], value: array?, label, unit?, links: [[src, dst, weight]]}.
@@ -905,5 +1027,5 @@ function download(name, content) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-return { lines, scatter, bars, distribution, matrix, network, el, svg, key, format, csv, download, drawn, emphasise, themeSwitch, redrawAll };
+return { lines, scatter, bars, distribution, matrix, lanes, network, el, svg, key, format, csv, download, drawn, emphasise, themeSwitch, redrawAll };
 })();

@@ -14,6 +14,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -89,9 +90,22 @@ def pack(array: np.ndarray) -> dict[str, str]:
     return {kind: base64.b64encode(values.astype(dtype).tobytes()).decode()}
 
 
+@dataclass(frozen=True)
+class Hundredths:
+    """Numbers from -1 to 1 of any shape, of which two decimals are kept: a byte each."""
+
+    values: np.ndarray
+
+    def packed(self) -> dict[str, str]:
+        rounded = np.where(np.isfinite(self.values), np.rint(100 * self.values), -128)
+        return {"i8": base64.b64encode(rounded.astype("<i1").tobytes()).decode()}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Hundredths):
+        return value.packed()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim:
         return pack(value)
     if isinstance(value, np.ndarray | np.generic):

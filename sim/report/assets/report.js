@@ -25,6 +25,8 @@ function unpacked(value) {
   const names = Object.keys(value);
   if (names.length === 1 && ARRAYS[names[0]] && typeof value[names[0]] === "string")
     return new ARRAYS[names[0]](bytesOf(value[names[0]]).buffer);
+  if (names.length === 1 && names[0] === "i8" && typeof value.i8 === "string") // hundredths, of which -128 is no number
+    return Float32Array.from(new Int8Array(bytesOf(value.i8).buffer), (each) => (each === -128 ? NaN : each / 100));
   for (const name of names) value[name] = unpacked(value[name]);
   return value;
 }
@@ -128,7 +130,7 @@ const KINDS = {
     holds: (fig) => (fig.views.length ? fig.y : {}),
     logs: {
       "log x": (fig, tab) => decades(Object.values(fig.views[tab]?.x ?? {})) > 2 && "offered",
-      "log y": (fig) => logOf(Object.values(fig.y), fig.y_unit),
+      "log y": (fig) => (fig.even ? "" : logOf(Object.values(fig.y), fig.y_unit)),
     },
     data: (fig, { names, tab, log }) => {
       const view = fig.views[tab];
@@ -136,7 +138,7 @@ const KINDS = {
         name: short(name), colour: colours.get(name), x: view.x[name], y: fig.y[name], low: fig.low?.[name], high: fig.high?.[name],
       })).filter((one) => Array.prototype.some.call(one.y, finite));
       if (!series.length) return null;
-      return { series, x: { label: view.label, unit: view.unit, log: log["log x"] }, y: { label: fig.y_label, unit: fig.y_unit, log: log["log y"] }, target: fig.target, named: runs.length > 1 };
+      return { series, x: { label: view.label, unit: view.unit, log: log["log x"] }, y: { label: fig.y_label, unit: fig.y_unit, log: log["log y"], whole: fig.even }, target: fig.target, named: runs.length > 1 };
     },
     csv: (fig) => {
       const bands = [["low", fig.low], ["high", fig.high]].filter(([, values]) => values);
@@ -155,14 +157,17 @@ const KINDS = {
       const view = viewsOf(fig)[tab], kept = new Set(names);
       const points = view.points.filter((p) => kept.has(p.run) && finite(p.x) && finite(p.y)).map((p) => ({
         name: short(p.label ?? p.run), run: short(p.run), colour: colours.get(p.run) ?? 0, x: p.x, y: p.y, dev: p.y_dev, front: p.on_front,
+        size: p.size, more: p.more,
       }));
-      return points.length ? { points, joined: fig.joined, x: { label: view.x_label, unit: view.x_unit, log: view.x_log }, y: { label: view.y_label, unit: view.y_unit, log: log["log y"] } } : null;
+      return points.length ? { points, joined: fig.joined, fronts: view.fronts, known: view.known, x: { label: view.x_label, unit: view.x_unit, log: view.x_log }, y: { label: view.y_label, unit: view.y_unit, log: log["log y"] } } : null;
     },
     csv: (fig) => {
       const views = viewsOf(fig), several = views.length > 1;
       const rows = [[...(several ? ["view"] : []), "run", "label", several ? "x" : withUnit(views[0].x_label, views[0].x_unit), several ? "y" : views[0].y_label, "deviation", "on front"]];
-      for (const view of views) for (const p of view.points)
-        rows.push([...(several ? [view.label] : []), p.run, p.label, p.x, p.y, p.y_dev, p.on_front ? 1 : 0]);
+      for (const view of views) {
+        for (const p of view.points) rows.push([...(several ? [view.label] : []), p.run, p.label, p.x, p.y, p.y_dev, p.on_front ? 1 : 0]);
+        for (const [x, y] of view.known ?? []) rows.push([...(several ? [view.label] : []), "", "known front", x, y, "", 1]);
+      }
       return rows;
     },
   },
@@ -205,18 +210,41 @@ const KINDS = {
       const one = KINDS.matrix.picks(fig);
       const frames = (one ? [chosen] : names).flatMap((name) => fig.frames[name].map((frame) => ({ frame, name })));
       if (!frames.length) return null;
+      const { n, labels, groups } = fig.orders?.[frames[0].name] ?? fig;
       return {
-        n: fig.n, labels: fig.labels, groups: fig.groups, x: { label: fig.x_label }, y: { label: fig.y_label }, unit: fig.unit,
-        most: Math.max(...frames.map(({ frame }) => frame.max)),
+        n, labels, groups, x: { label: fig.x_label }, y: { label: fig.y_label }, unit: fig.unit,
+        most: Math.max(...frames.map(({ frame }) => frame.max)), least: fig.least,
         panels: frames.map(({ frame, name }) =>
           (one ? { name: frame.label, values: frame.values } : { name: short(name), colour: colours.get(name), values: frame.values })),
       };
     },
     csv: (fig) => {
-      const rows = [["run", "frame", fig.y_label, fig.x_label, withUnit("value", fig.unit)]], label = (i) => fig.labels?.[i] ?? i;
-      for (const [name, frames] of Object.entries(fig.frames)) for (const frame of frames)
-        for (let i = 0; i < frame.values.length; i++)
-          if (finite(frame.values[i])) rows.push([name, frame.label, label(Math.floor(i / fig.n)), label(i % fig.n), frame.values[i]]);
+      const rows = [["run", "frame", fig.y_label, fig.x_label, withUnit("value", fig.unit)]];
+      for (const [name, frames] of Object.entries(fig.frames)) {
+        const { n, labels } = fig.orders?.[name] ?? fig, label = (i) => labels?.[i] ?? i;
+        for (const frame of frames) for (let i = 0; i < frame.values.length; i++)
+          if (finite(frame.values[i])) rows.push([name, frame.label, label(Math.floor(i / n)), label(i % n), frame.values[i]]);
+      }
+      return rows;
+    },
+  },
+  lanes: {
+    holds: (fig) => fig.runs,
+    picks: () => true,
+    data: (fig, { chosen }) => {
+      const { rows, groups, row, from, to, key, block, blocks } = fig.runs[chosen];
+      const parts = Array.from(row, (at, i) => ({ row: at, from: from[i], to: to[i], key: key[i], block: block[i], label: blocks[block[i]] }));
+      const when = (p) => (fig.x_unit ? `${Charts.format(p.from, fig.x_unit)} to ${Charts.format(p.to, fig.x_unit)}`
+        : p.to - p.from === 1 ? `${p.from + 0.5}` : `${p.from + 0.5} to ${p.to - 0.5}`);
+      const tip = (p) => [...(groups ? [{ name: "group", value: groups[p.row] }] : []),
+        { name: p.label, value: "" }, { name: fig.x_label, value: when(p) }];
+      return { rows, groups, x: { label: fig.x_label, unit: fig.x_unit }, keys: fig.keys, joined: fig.joined, inside: fig.inside, parts, tip };
+    },
+    csv: (fig) => {
+      const rows = [["run", fig.row_label, "from", "to", fig.key_label, fig.block_label]], part = fig.x_unit ? 0 : 0.5;
+      for (const [name, { rows: labels, row, from, to, key, block, blocks }] of Object.entries(fig.runs))
+        for (let i = 0; i < row.length; i++)
+          rows.push([name, labels[row[i]], from[i] + part, to[i] - part, fig.keys[key[i]] ?? "", blocks[block[i]]]);
       return rows;
     },
   },
@@ -266,7 +294,7 @@ const worstOf = ({ worst }) => [...worst.keys()].filter((i) => worst[i]);
 // ---- figures --------------------------------------------------------------------------------------------------------------
 
 function figure(fig) {
-  const kind = KINDS[fig.kind], state = { tab: 0, chosen: null };
+  const kind = KINDS[fig.kind], state = { tab: 0, chosen: fig.first ?? null };
   const box = el("div"), tools = el("div", { class: "tools" });
   const empty = !kind || !Object.keys(kind.holds(fig) ?? {}).length;
   const whole = el("figure", { id: fig.id, class: kind && (empty || kind.half?.(fig)) ? "half" : "" },
@@ -295,7 +323,7 @@ function figure(fig) {
     if (chart) chart.update(full); else chart = Charts[fig.kind](box, full);
   };
   const labels = kind.tabs?.(fig) ?? [];
-  if (labels.length > 1) tools.append(tabs(labels, (tab) => { state.tab = tab; draw(); }));
+  if (labels.length > 1) tools.append((labels.length > MOST_TABS ? offered : tabs)(labels, (tab) => { state.tab = tab; draw(); }));
   for (const [name, offered] of Object.entries(kind.logs ?? {})) {
     const tick = el("input", { type: "checkbox" }), label = el("label", {}, tick, name);
     tick.checked = offered(fig, 0) === "on";
@@ -315,8 +343,14 @@ function figure(fig) {
   draw();
   return whole;
 }
+const MOST_TABS = 4; // more stand in a list
+function offered(labels, choose) {
+  const list = el("select", { "aria-label": "Axes" }, ...labels.map((label, i) => el("option", { value: i }, label)));
+  list.addEventListener("change", () => choose(Number(list.value)));
+  return el("label", { class: "pick" }, list);
+}
 function tabs(labels, choose) {
-  const box = el("div", { class: "switch", role: "group", "aria-label": "Horizontal axis" });
+  const box = el("div", { class: "switch", role: "group", "aria-label": "Axes" });
   const buttons = labels.map((label, i) => {
     const tab = el("button", { type: "button", "aria-pressed": String(i === 0) }, label);
     tab.addEventListener("click", () => {
