@@ -19,7 +19,7 @@ def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
     nodes: the objectives of each node, as they are reported.
     cardinality, sparsity: see p2pfl.fronts.
     reference, hypervolume: only where the task has a reference point.
-    igd: only where the task knows its front; else see `with_distances`.
+    front, igd: only where the task knows its front; else see `with_distances`.
     """
     task = next(iter(run.nodes.values())).task
     points = maximised([run.recorder.results[name] for name in run.nodes], goals)
@@ -34,7 +34,8 @@ def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
         worst = np.array(reference, np.float64)
         figures |= {"reference": worst.tolist(), "hypervolume": hypervolume(points, (worst * signs).tolist())}
     if len(front := front_of(task)):
-        figures["igd"] = inverted_generational_distance(points, np.array(front, np.float64) * signs)
+        best = np.array(front, np.float64)
+        figures |= {"front": best.tolist(), "igd": inverted_generational_distance(points, best * signs)}
     return figures
 
 

@@ -71,8 +71,8 @@ def edges_of(*links):
 
 
 def leave(path: Path, made, scenario=None):
-    """Write a folder as p2pfl-sim does, of results made by hand: (entry, rounds, edges)."""
-    runs = list(dict.fromkeys(summary["name"] for summary, _, _ in made))
+    """Write a folder as p2pfl-sim does, of results made by hand: (entry, rounds, edges), and further tables by name."""
+    runs = list(dict.fromkeys(summary["name"] for summary, *_ in made))
     first = made[0][0]
     file = resolve(
         {"nodes": first["nodes"], "rounds": first["rounds"], "name": "by-hand"}
@@ -81,10 +81,22 @@ def leave(path: Path, made, scenario=None):
         "by-hand",
         ".",
     )
-    outcome = [results.Result(summary, rounds, edges, []) for summary, rounds, edges in made]
+    outcome = [results.Result(summary, rounds, edges, [], *more) for summary, rounds, edges, *more in made]
     path.mkdir(parents=True, exist_ok=True)
     results.write(path, file, outcome, results.summarise(file, outcome))
     return path
+
+
+def clusters_of(*assigned):
+    """Rows of clusters.parquet from (round, node, name of the cluster)."""
+    when, node, cluster = zip(*assigned, strict=True)
+    return {"round": np.array(when, np.int32), "node": np.array(node, np.int32), "cluster": np.array(cluster, np.str_)}
+
+
+def similarities_of(*pairs):
+    """Rows of similarities.parquet from (round, node, other, similarity)."""
+    columns = zip(("round", "node", "other", "similarity"), zip(*pairs, strict=True), strict=True)
+    return {name: np.array(column, np.float32 if name == "similarity" else np.int32) for name, column in columns}
 
 
 def large(path: Path, nodes=100, rounds=100, runs=10, peers=10):
@@ -103,6 +115,24 @@ def large(path: Path, nodes=100, rounds=100, runs=10, peers=10):
         values = random.random(nodes)
         groups = [str(node * 4 // nodes) for node in range(nodes)]
         test = {"nodes": values.tolist(), "mean": float(values.mean()), "per_group": {str(g): 0.5 for g in range(4)}}
-        summary = entry(f"run {k}", 0, nodes, rounds, groups=groups, test=test, traffic={"bytes": 10**9 + k})
-        made.append((summary, rounds_of(nodes, rounds, **noise), edges_of(*links)))
+        objectives = {"higher_is_better": {"a": True, "b": True}, "nodes": random.random((nodes, 2)).tolist()}
+        more = {"groups": groups, "test": test, "traffic": {"bytes": 10**9 + k}, "objectives": objectives}
+        summary = entry(f"run {k}", 0, nodes, rounds, **more)
+        tables = {"clusters": _splitting(nodes, rounds), "similarities": _alike(random, nodes, range(1, rounds + 1, 10))}
+        made.append((summary, rounds_of(nodes, rounds, **noise), edges_of(*links), tables))
     return leave(path, made)
+
+
+def _splitting(nodes, rounds):
+    """Clusters of which all split in two every tenth of the rounds."""
+    splits = [(r, min(7, (r - 1) * 10 // rounds)) for r in range(1, rounds + 1)]
+    return clusters_of(*((r, node, f"{node * 128 // nodes:07b}"[:depth]) for r, depth in splits for node in range(nodes)))
+
+
+def _alike(random, nodes, rounds):
+    """Similarities without a pattern, of all pairs but of a few nodes at most."""
+    one, other = np.triu_indices(min(nodes, 128), 1)
+    values = random.uniform(-1, 1, (len(rounds), len(one)))
+    return similarities_of(
+        *((r, *row) for r, of in zip(rounds, values, strict=True) for row in zip(one, other, of, strict=True))
+    )

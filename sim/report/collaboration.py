@@ -81,15 +81,17 @@ def _nodes(series: Series) -> tuple[Any, ...]:
     return series.shown.nodes, tuple(series.shown.groups)
 
 
-def ordered(entry: Entry, most: int = MOST_BINS, labelled: bool = True) -> Order:
+def ordered(entry: Entry, most: int = MOST_BINS, labelled: bool = True, groups: Sequence[str] | None = None) -> Order:
     """Return nodes in the order of their groups, and if there are too many, so many neighbours in a row that they fit.
 
     Args:
+        groups: the names of those in place of the true ones, in whose order they are.
         labelled: by the names that they have in the topology; else, and where they have none, by number.
     """
     n = entry.nodes
-    names = [str(group) for group in entry.groups] if len(entry.groups) == n else [""] * n
-    kinds = sorted(set(names), key=lambda name: (len(name), name))  # 10 after 9
+    of = entry.groups if groups is None else groups
+    names = [str(group) for group in of] if len(of) == n else [""] * n
+    kinds = sorted(set(names), key=None if groups else lambda name: (len(name), name))  # 10 after 9
     if len(kinds) > most // 2:
         names, kinds = [""] * n, [""]
     members = [np.array([k for k in range(n) if names[k] == kind]) for kind in kinds]

@@ -26,6 +26,10 @@ TABLES = {
     "rounds": ("run", "seed", "round", "virtual_time", "node", "bytes_out", "models_in"),
     "edges": ("run", "seed", "round", "src", "dst"),
 }
+MORE = {  # which not every run leaves
+    "clusters": ("round", "node", "cluster"),
+    "similarities": ("round", "node", "other", "similarity"),
+}
 
 
 class Folder:
@@ -61,6 +65,10 @@ class Folder:
     def columns(self, table: str) -> list[str]:
         """Return the names of a table's columns."""
         return [str(row[0]) for row in self._run(table, f"DESCRIBE {table}").fetchall()]
+
+    def has(self, table: str) -> bool:
+        """Say whether one of the tables in MORE is there."""
+        return (self.path / f"{table}.parquet").is_file()
 
     def read(self, table: str, columns: Sequence[str], run: str, seed: int, distinct: bool = False) -> Columns:
         """Return columns of a table, of one run and seed; what is null is NaN in a column of floats.
@@ -119,8 +127,11 @@ def _open(path: Path) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect()
-    for table, needed in TABLES.items():
+    more = {table: ("run", "seed", *needed) for table, needed in MORE.items()}
+    for table, needed in (TABLES | more).items():
         file = path / f"{table}.parquet"
+        if table in MORE and not file.is_file():
+            continue
         if not file.is_file():
             raise ConfigurationError(f"{path} holds no whole run: it has no {file.name}")
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
-from sim.report.folder import Columns, Folder
+from sim.report.folder import MORE, Columns, Folder
 from sim.report.summary import Entry
 
 TRAINING = ("lr", "optimizer", "model", "batch_size")  # keys of a task that say how, not what
@@ -80,6 +80,14 @@ class Series:
         columns = ("round", "src", "dst")
         found = self.folder.read("edges", columns, entry.name, entry.seed, distinct=True)
         _fits(self.folder, entry, found, "edges", ("src", "dst"))
+        return found
+
+    def more(self, table: str, entry: Entry) -> Columns | None:
+        """Return a table that not every run leaves (see sim.report.folder.MORE); None where there is none."""
+        if not self.folder.has(table):
+            return None
+        found = self.folder.read(table, MORE[table], entry.name, entry.seed)
+        _fits(self.folder, entry, found, table, [name for name in ("node", "other") if name in found])
         return found
 
     def mean(self, values: Iterable[float | None]) -> float | None:

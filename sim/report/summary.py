@@ -52,6 +52,23 @@ class Time(msgspec.Struct, frozen=True):
     virtual_s: float | None = None
 
 
+class Objectives(msgspec.Struct, frozen=True):
+    """Those of each node's model, in a task of several, and of each whether more is better; see sim.objectives."""
+
+    higher_is_better: dict[str, bool]
+    nodes: list[list[float | None]]
+    reference: list[float] | None = None
+    front: list[list[float]] = []
+
+
+class Clusters(msgspec.Struct, frozen=True):
+    """How the clusters of a coordinated policy developed; see sim.clusters.over_rounds."""
+
+    rounds: list[int] = []
+    count: list[int] = []
+    adjusted_rand: list[float] | None = None
+
+
 class Entry(msgspec.Struct, frozen=True):
     """A run with one seed: an entry of `runs` in summary.json, as far as a report reads it."""
 
@@ -70,6 +87,8 @@ class Entry(msgspec.Struct, frozen=True):
     groups: list[str | None] = []
     chosen_before: list[str] = []
     trace: str = ""
+    objectives: Objectives | None = None
+    clusters: Clusters | None = None
     varied: dict[str, Any] = {}
     reached: Reached | msgspec.UnsetType | None = msgspec.UNSET
 

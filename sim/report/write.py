@@ -10,7 +10,7 @@ from typing import Any
 from node.files import reason, replace_file
 from p2pfl.errors import ConfigurationError
 from sim.left import REPORT
-from sim.report import collaboration, learning, outcome, sweep, tables, target, traffic
+from sim.report import clusters, collaboration, learning, objectives, outcome, sweep, tables, target, traffic
 from sim.report.differences import differences
 from sim.report.findings import findings
 from sim.report.folder import Folder
@@ -21,9 +21,11 @@ from sim.report.series import Section, Series, folder_names, gather
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     outcome.section,
+    objectives.section,
     sweep.section,
     target.section,
     learning.section,
+    clusters.section,
     collaboration.section,
     traffic.section,
 )
@@ -63,7 +65,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
         parts = {
             "facts": tables.facts(folders, series),
             "findings": bullets(findings(folders, series)),
-            "table": tables.results(folders, series),
+            "table": tables.results(folders, series) + objectives.measured(series),
             "differences": differences(folders, names) if len(folders) > 1 else "",
             "scenario": tables.scenario(folders),
             "versions": tables.versions(folders, series),
