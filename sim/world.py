@@ -29,9 +29,10 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
 from protocols.envelope import OVERHEAD
 from protocols.payload import encode_extras
+from protocols.terms import Term
 from sim.batching import BatchedTrainer
 from sim.clock import VirtualLoop
-from sim.coordination import Desk, Entry, Leader, size_of
+from sim.coordination import Leader, ModelledOffice, size_of
 from sim.network import Links
 
 
@@ -59,7 +60,7 @@ class World:
 
     def leader(self) -> Leader | None:
         """Return who coordinates now, or None where nobody does: as long as none is elected, the lowest name."""
-        return Leader(1, self._lowest)
+        return Leader(Term(1, 1), self._lowest)
 
     def moved(self, before: float, after: float) -> None:
         """A node has gone from one round to another (inf: it has stopped)."""
@@ -288,8 +289,8 @@ class ModelledExchange:
         self._paces: dict[int, list[tuple[ModelledExchange, _Gathering]]] = {}
         self._announced: dict[float, float] = {0: -inf}  # when the last rounds were reached
         self.step: Step | None = None
-        self.desk = Desk(self)
-        self._assigned_in = 0  # the term of the last assignment, if the last submission was answered by one
+        self.office = ModelledOffice(self)
+        self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
         world.join(self)
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -336,7 +337,7 @@ class ModelledExchange:
         if self.step is not None and (leader := world.leader()) is not None:  # who coordinates expects nothing more
             when = world.links.arrival(self.name, leader.id, OVERHEAD, world.loop.now)
             if when is not None:
-                world.loop.call_at(when, world.nodes[leader.id].desk.leave, self.name)
+                world.loop.call_at(when, world.nodes[leader.id].office.leave, self.name)
 
     def _reach(self, round: float) -> None:
         """Announce a round to those who wait for this node."""
@@ -518,7 +519,7 @@ class ModelledExchange:
         if submission.round > self.round:
             self._reach(submission.round)
         leader = world.leader()
-        known, self._assigned_in = self._assigned_in, 0
+        known, self._assigned_in = self._assigned_in, None
         if leader is None:
             return None
         if known == leader.term:
@@ -537,7 +538,7 @@ class ModelledExchange:
                 coordinator.traffic.received_models += 1
                 coordinator.traffic.received_submit += size
         if arrives < inf:
-            loop.call_at(arrives, coordinator.desk.take, leader.term, Entry(submission, self, answer))
+            loop.call_at(arrives, coordinator.office.take, leader.term, submission, self, answer)
         world.open(answer)
         if not await answer.future:
             self.expired += 1

@@ -9,7 +9,8 @@ from p2pfl.policy import Submission
 from p2pfl.rehearsal import rehearse
 from p2pfl.task import Part, make_task
 from protocols.envelope import OVERHEAD
-from protocols.payload import encode_extras
+from protocols.submission import encode_assignment, encode_submission
+from protocols.terms import Term
 from sim.coordination import Leader
 from sim.run import Simulation, run
 from sim.scenario import resolve
@@ -81,16 +82,17 @@ def test_equal_runs_have_equal_traces_whatever_the_order_of_the_nodes():
 def test_submissions_and_assignments_are_counted_as_the_models_that_they_are():
     result = run(scenario("matfl"))
     size = OVERHEAD + 4 * TASKS["node-0"].layout.size
+    weights = len(encode_assignment(dict.fromkeys(NAMES, 1.0), {}))
     for name, node in result.nodes.items():
         traffic = node.exchange.traffic
         to_and_from = (0, 5 * 6) if name == "node-0" else (6, 0)  # submissions: sent, received
         assert (traffic.sent_submit, traffic.received_submit) == tuple(n * size for n in to_and_from)
-        assert (traffic.received_assigned, traffic.sent_assigned) == tuple(n * size for n in to_and_from)
+        assert (traffic.received_assigned, traffic.sent_assigned) == tuple(n * (size + weights) for n in to_and_from)
         assert traffic.sent_models == traffic.received_models == sum(to_and_from)
-        assert traffic.sent == traffic.sent_in_rounds == sum(to_and_from) * size
+        assert traffic.sent == traffic.sent_in_rounds == traffic.sent_submit + traffic.sent_assigned
         assert node.peers.ledger.round_models == to_and_from[0]
     table = result.recorder.rounds_table()
-    assert table["bytes_in"].sum() == table["bytes_out"].sum() == 2 * 5 * 6 * size
+    assert table["bytes_in"].sum() == table["bytes_out"].sum() == 5 * 6 * (2 * size + weights)
 
 
 def test_a_start_travels_once_and_what_was_assigned_is_said_again():
@@ -99,7 +101,7 @@ def test_a_start_travels_once_and_what_was_assigned_is_said_again():
     model = 4 * node.me.layout.size
     sent = [OVERHEAD + 2 * model]  # the first one, with the model that it began from
     extras = {"cluster": np.zeros(0, np.int64), "figures": np.zeros(4)}
-    least = OVERHEAD + model + len(encode_extras({f"previous {name}": array for name, array in extras.items()}))
+    least = OVERHEAD + model + len(encode_submission({}, extras))
     splits = (node.exchange.traffic.sent_submit - sum(sent) - 5 * least) / 8  # 8 bytes for each part of a cluster's name
     assert splits == int(splits) > 0
 
@@ -125,7 +127,7 @@ def delayed(simulation, name, round, seconds):
         if submission.round == round:
             if seconds is None:
                 exchange._reach(round)
-                exchange._assigned_in = 0
+                exchange._assigned_in = None
                 return None
             future = simulation.loop.create_future()
             simulation.loop.call_later(seconds, future.set_result, None)
@@ -204,7 +206,11 @@ def test_where_frames_are_lost_the_run_ends_and_learns():
 def test_a_successor_goes_on_from_what_the_participants_hold(policy):
     simulation = Simulation(scenario(policy))
     world = world_of(simulation)
-    terms = [Leader(1, "node-0"), Leader(2, "node-3"), Leader(3, "node-0")]  # the last one knows an older state
+    terms = [
+        Leader(Term(1, 1), "node-0"),
+        Leader(Term(1, 2), "node-3"),
+        Leader(Term(1, 3), "node-0"),
+    ]  # the last one knows an older state
     world.leader = lambda: terms[min(2, (world.fastest - 1) // 2)]
     assert params(simulation.run().nodes) == on_dictionaries(policy)
 
@@ -220,7 +226,7 @@ def test_a_submission_of_an_older_term_is_refused():
     simulation = Simulation(scenario(network={"latency": 0.5}))
     world = world_of(simulation)
     # The term ends while the submissions of round 2 are on their way.
-    world.leader = lambda: Leader(1, "node-0") if simulation.loop.now < 3.25 else Leader(2, "node-1")
+    world.leader = lambda: Leader(Term(1, 1), "node-0") if simulation.loop.now < 3.25 else Leader(Term(1, 2), "node-1")
     result = simulation.run()
     assert result.expired == 0
     assert params(result.nodes) == on_dictionaries(absent={2: NAMES})
@@ -233,7 +239,6 @@ def test_a_submission_of_an_older_term_is_refused():
     ("changes", "said"),
     [
         ({"mode": "asynchronous"}, 'needs mode = "synchronous"'),
-        ({"fidelity": "wire"}, 'fidelity = "modelled" only'),
         ({"codec": {"name": "float16"}}, 'codec.name must be "float32"'),
         ({"policy_by_group": {"0": {"epochs": 2}}}, "cannot be used with policy_by_group"),
     ],
