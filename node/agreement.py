@@ -16,6 +16,7 @@ from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.task import Task
+from protocols.terms import Timing
 
 if TYPE_CHECKING:
     from protocols.federation import Federation
@@ -153,8 +154,13 @@ def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
     return others & {b if a == name else a for a, b in edges if name in (a, b)}
 
 
-def terms(layout: Layout, settings: Settings, initial: str, edges: Edges = "all") -> dict[str, str]:
+def terms(
+    layout: Layout, settings: Settings, initial: str, edges: Edges = "all", timing: Timing | None = None
+) -> dict[str, str]:
     """Return in words what both ends of a link must have alike: who decides what, when, on what, and what if it fails.
+
+    Args:
+        timing: of the elections, where the policy is coordinated.
 
     The list follows tables 6.2 and 6.3 of Hartmann, Multi-objective learning in federation (University of Luxembourg, 2026):
     what a protocol of federated learning should make known before models are exchanged.
@@ -162,6 +168,7 @@ def terms(layout: Layout, settings: Settings, initial: str, edges: Edges = "all"
     synchronous = settings.mode == "synchronous"
     waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
     topology = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
+    coordinated = {} if timing is None else _coordinated(timing)
     return {
         "system topology": f"no server; {topology}",
         "coordinator": "none",
@@ -178,6 +185,18 @@ def terms(layout: Layout, settings: Settings, initial: str, edges: Edges = "all"
         "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
         "failure handling": f"{waits}, goes on without a silent peer until it is heard",
         "early stopping": f"after {settings.patience} rounds" if settings.patience else "never",
+    } | coordinated
+
+
+def _coordinated(timing: Timing) -> dict[str, str]:
+    """Return what is agreed on otherwise where the policy has a coordinator."""
+    times = f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
+    return {
+        "coordinator": f"elected by a majority of the members; {times}",
+        "local submission trigger": "the end of a round's training",
+        "local aggregation behaviour": "takes what the coordinator assigns",
+        "joint aggregation behaviour": "the policy's step, made by the coordinator of what has come after half of the wait",
+        "model collection": "submitted to the coordinator, whatever the topology is",
     }
 
 

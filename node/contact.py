@@ -49,6 +49,9 @@ class Customer(Protocol):
     def drained(self, peer: Peer) -> None:
         """A peer has read most of what it was sent."""
 
+    def moved(self) -> None:
+        """Something has changed that somebody may wait for: who is there, or where they are."""
+
 
 class Contacts:
     """
@@ -547,6 +550,7 @@ class Contacts:
 
     def moved(self) -> None:
         """Something has changed that somebody may wait for."""
+        self.customer.moved()
         if self._progress is not None and not self._progress.done():
             self._progress.set_result(None)
 

@@ -1,4 +1,4 @@
-"""What a node does as the coordinator: it gathers a round's submissions, has the policy's step made, and gives what it makes.
+"""What a node does as the coordinator: it gathers a round's submissions, has the step made, and sends what that assigns.
 
 A round's submissions are gathered until everyone who is expected has submitted, or until half a deadline after the first of
 them: the participants wait for a whole one, each from when it has submitted, so that the assignments of a round that some

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from node.coding import Coding
+from node.electing import Elected
 from node.outbox import Outbox, Published
 from node.roster import Roster
 from node.traffic import Traffic
@@ -21,7 +22,7 @@ class Exchange(Protocol):
     expired: int  # deadlines that have passed
     durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
     coding: Coding
-    step: Step | None  # of the node's policy, if that is coordinated
+    elected: Callable[[Elected], None]  # called when another one coordinates, or nobody does any more
 
     @property
     def roster(self) -> Roster: ...
@@ -49,6 +50,17 @@ class Exchange(Protocol):
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         """Return the mean loss of `params`, which travel as float32 always, on the training data of each of `ids`."""
+
+    def coordinate(self, step: Step, round: int, params: Parameters) -> None:
+        """Have the step of the node's policy, which is coordinated, made here while this node is the coordinator.
+
+        Args:
+            round: that the node has finished.
+            params: as they are before the rounds that follow.
+
+        Raises:
+            ConfigurationError: nobody is elected here.
+        """
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return what the coordinator assigns; None if there is none, or nothing came of it by the deadline."""

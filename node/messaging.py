@@ -19,10 +19,12 @@ import numpy as np
 from node.coding import WHOLE, Coding
 from node.contact import Contacts
 from node.deadlines import Deadlines
+from node.electing import Elected, Electing
 from node.outbox import Outbox, Published
 from node.peer import Asked, Member, Peer
 from node.roster import Roster
 from node.settings import Settings
+from node.submitting import Submitting
 from node.traffic import Traffic
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
@@ -52,6 +54,7 @@ class MessageExchange:
         coding: how models travel.
         loss: computes the mean loss of a model on the own training data, for peers that ask.
         gate, period: see node.contact.Contacts.
+        electing: the node's part in electing a coordinator, where its policy is coordinated.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class MessageExchange:
         askers: Collection[str] | None = None,
         gate: Gate | None = None,
         period: float = inf,
+        electing: Electing | None = None,
     ) -> None:
         self.name = name
         self.outbox = Outbox(settings.mode == "synchronous")
@@ -95,7 +99,9 @@ class MessageExchange:
         )
         self.contacts.customer = self
         self.deadlines = Deadlines(settings.deadline, settings.adaptive)
-        self.step: Step | None = None
+        self.electing = electing
+        self.elected: Callable[[Elected], None] = lambda elected: None
+        self._submitting = None if electing is None else self._elect(electing, coding, settings.deadline)
         self._askers = None if askers is None else frozenset(askers)
         self._leaving = False
         self._settings = settings
@@ -125,13 +131,51 @@ class MessageExchange:
     def round(self) -> int:
         return self.contacts.round
 
+    # The coordinator, where the policy has one
+
+    def _elect(self, electing: Electing, coding: Coding, deadline: float) -> Submitting:
+        def say(name: str, message: m.Electing) -> None:
+            peer = self.peers.get(name)
+            if peer is not None and peer.introduced:
+                self.contacts.tell(peer, message)
+
+        def changed(elected: Elected) -> None:
+            self.elected(elected)
+            self.contacts.moved()
+
+        def late() -> None:
+            self.expired += 1
+
+        electing.send, electing.on_change = say, changed
+        return Submitting(self.contacts, electing, coding.layout, deadline, self._check_norm, late)
+
+    def coordinate(self, step: Step, round: int, params: Parameters) -> None:
+        if self._submitting is None:
+            raise ConfigurationError("this policy needs a coordinator, and this node takes no part in electing one")
+        self._submitting.step = step
+        self.contacts.round = round
+        self._norm = norm(params)
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        if self._submitting is None:
+            raise ConfigurationError("only a coordinated policy may call joint: one that has a method step")
+        self._norm = max(self._norm, norm(submission.params))
+        self._reach(submission.round)
+        return await self._submitting.submit(submission)
+
+    def moved(self) -> None:
+        if self._submitting is not None:
+            self._submitting.review()
+
     # Life
 
     async def start(self, tasks: TaskGroup) -> None:
         contacts = self.contacts
-        contacts.round = max(self.outbox.round, 0)
+        contacts.round = max(self.outbox.round, contacts.round)
         contacts.final = self.outbox.final
         await contacts.start(tasks)
+        if self.electing is not None:
+            contacts.begin(self.electing.run(), f"{self.name} takes part in elections")
         if contacts.round == 0:  # the members that must be there before anyone begins
             await contacts.until(
                 lambda: self._leaving or 1 + len(contacts.introduced()) >= self._settings.members or self._kept_out(), inf
@@ -185,9 +229,7 @@ class MessageExchange:
         if round > self.round:
             if self._settings.mode == "synchronous":
                 await self._pace(round)
-            self.contacts.round = round
-            for peer in self.contacts.introduced():
-                self.contacts.tell(peer, m.Have(round))
+            self._reach(round)
         if (round, stage) not in self.outbox.models:  # else it was published before a restart, and is served as it was
             public, tag = self.coding.publish(params)
             size = OVERHEAD + self.coding.whole + len(encode_extras(extras))
@@ -198,6 +240,13 @@ class MessageExchange:
             self.outbox.add(model)
         self._norm = max(self._norm, norm(params))
         self._answer_waiting()
+
+    def _reach(self, round: int) -> None:
+        """Announce a round, if it is a new one."""
+        if round > self.round:
+            self.contacts.round = round
+            for peer in self.contacts.introduced():
+                self.contacts.tell(peer, m.Have(round))
 
     async def _pace(self, round: int) -> None:
         """Wait until every neighbour that keeps up has reached the round before, at most half a deadline.
@@ -272,9 +321,6 @@ class MessageExchange:
 
         return dict(await self._ask(ids, round, ask))
 
-    async def submit(self, submission: Submission) -> Assignment | None:
-        raise ConfigurationError("this policy needs a coordinator, and nodes elect none yet; it runs in p2pfl-sim")
-
     async def _ask(self, ids: Sequence[str], round: int, ask: Callable[[Peer, int], None]) -> list[Any]:
         """Ask each of `ids` something; return the answers in the order of ids, without those that did not come in time."""
         loop = asyncio.get_running_loop()
@@ -337,8 +383,14 @@ class MessageExchange:
                     raise ProtocolError("not asked for", "a loss, where a model was")
                 loss = message.loss
                 peer.resolve(message.request, (peer.name, loss) if isfinite(loss) else None)
-            case m.Submit() | m.Assigned() | m.Vote() | m.Voted() | m.Leading() | m.Following():
-                raise ProtocolError("not asked for", "there is no coordinator here")
+            case _ if self.electing is None or self._submitting is None:
+                raise ProtocolError("election", "there is no coordinator here")
+            case m.Submit():
+                self._submitting.take_submit(peer, opened, message)
+            case m.Assigned():
+                self._submitting.take_assigned(peer, opened, message)
+            case m.Vote() | m.Voted() | m.Leading() | m.Following():
+                self.electing.receive(peer.name, message)
 
     def drained(self, peer: Peer) -> None:
         if peer.queued is None:

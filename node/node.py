@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 from node import peers
 from node.checkpoint import Checkpoint, Store, pack_model, same_federation, unpack, unpack_model
 from node.crashpoints import reached
+from node.electing import Elected
 from node.exchange import Exchange
 from node.judge import Judge
 from node.outbox import Published
@@ -38,6 +40,9 @@ class Observer(peers.Observer, Protocol):
 
     def restored(self, node: Node) -> None:
         """The node goes on with what its last run has stored."""
+
+    def elected(self, node: Node, elected: Elected) -> None:
+        """Another one coordinates, as the node sees it, or nobody does any more."""
 
     def merged(self, node: Node, merge: Merge) -> None:
         """A round has ended."""
@@ -106,8 +111,8 @@ class Node:
         self._saved: Checkpoint | None = None
         if store is not None:
             exchange.durable = self._save_outbox
-        if isinstance(policy, Coordinated):
-            exchange.step = policy.step
+        if observer is not None:
+            exchange.elected = partial(observer.elected, self)
 
     @property
     def round(self) -> int:
@@ -137,6 +142,8 @@ class Node:
             BudgetExceeded: the policy asks for more than the budget allows; whatever else it raises comes through, too.
         """
         self._restore()
+        if isinstance(self.policy, Coordinated):
+            self.exchange.coordinate(self.policy.step, self.me.round, self.me.params)
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self.exchange.start(tasks)

@@ -12,6 +12,7 @@ from typing import Any
 
 import p2pfl
 from node import config
+from node.electing import UNKNOWN, Elected
 from node.files import Tries, replace_file
 from node.messaging import MessageExchange
 from node.node import SPLITS, Node
@@ -72,6 +73,14 @@ class StatusBoard:
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
+
+    def elected(self, node: Node, elected: Elected) -> None:
+        """Say who coordinates; or why nobody does, where somebody has."""
+        if elected.coordinator is not None:
+            self._say(f"{elected.coordinator} coordinates, in term {elected.term}")
+        elif elected.problem != UNKNOWN and not node.done:
+            self._say(elected.problem)
+        self.write()
 
     def merged(self, node: Node, merge: Merge) -> None:
         traffic, begun = node.exchange.traffic, self._ended

@@ -9,11 +9,13 @@ from math import inf, nan
 from node import tables
 from node.agreement import Edges, terms
 from node.coding import Coding
+from node.electing import Electing
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member
 from node.settings import Settings
 from node.trainer import Trainer
 from p2pfl.codecs import TopK, make_codec
+from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
 from p2pfl.task import Task, goals_of
 from protocols.envelope import OVERHEAD, Door, Sealer
@@ -40,6 +42,7 @@ def message_exchange(
     askers: Collection[str] | None = None,
     gate: Gate | None = None,
     period: float = inf,
+    electing: Electing | None = None,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
@@ -50,8 +53,13 @@ def message_exchange(
         initial: the hash of the initial model.
         coding: how models travel, if it was made already.
         edges: who may exchange models.
-        sources, askers, gate, period: see MessageExchange.
+        sources, askers, gate, period, electing: see MessageExchange.
+
+    Raises:
+        ConfigurationError: with `electing`, the settings are not those of a coordinated federation.
     """
+    if electing is not None:
+        check_coordinated(settings)
     layout = task.layout
     codec = make_codec(*tables.named("codec", settings.codec))
 
@@ -69,10 +77,13 @@ def message_exchange(
         transport=transport,
         sealer=Sealer(identity, federation, layout.fingerprint, boot),
         door=Door(
-            {id: member.key for id, member in neighbours.items()}, identity.public, federation, payload_limit(layout.size)
+            {id: member.key for id, member in neighbours.items()},
+            identity.public,
+            federation,
+            payload_limit(layout.size, electing is not None),
         ),
         settings=settings,
-        agreed=terms(layout, settings, initial, edges) | dict(agreed),
+        agreed=terms(layout, settings, initial, edges, None if electing is None else electing.timing) | dict(agreed),
         about=task.about,
         coding=coding or Coding(codec, layout, task.initial(settings.seed) if isinstance(codec, TopK) else None),
         n_samples=task.n_samples,
@@ -81,12 +92,25 @@ def message_exchange(
         askers=askers,
         gate=gate,
         period=period,
+        electing=electing,
     )
 
 
-def max_frame(size: int) -> int:
-    """Return the most bytes that a frame may have between nodes with P parameters."""
-    return OVERHEAD + payload_limit(size)
+def check_coordinated(settings: Settings) -> None:
+    """Raise ConfigurationError where a coordinated policy cannot run with some settings."""
+    if settings.mode != "synchronous":
+        raise ConfigurationError('a coordinated policy needs mode = "synchronous", as its steps are by rounds')
+    if settings.codec.get("name") != "float32":
+        raise ConfigurationError('a coordinated policy sends models as they are: codec.name must be "float32"')
+
+
+def max_frame(size: int, coordinated: bool = False) -> int:
+    """Return the most bytes that a frame may have between nodes with P parameters.
+
+    Args:
+        coordinated: see node.messaging.payload_limit.
+    """
+    return OVERHEAD + payload_limit(size, coordinated)
 
 
 def federation_id(name: str) -> bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from node.desk import Desk, Entry, Outcome, outcome
+from node.wiring import check_coordinated
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Assignment, Coordinated, Policy, Submission
 from protocols.envelope import OVERHEAD
@@ -29,12 +30,9 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
     """Raise ConfigurationError where a coordinated policy cannot run as a scenario asks."""
     if not isinstance(policy, Coordinated):
         return
-    if scenario.mode != "synchronous":
-        raise ConfigurationError('a coordinated policy needs mode = "synchronous", as its steps are by rounds')
+    check_coordinated(scenario)
     if scenario.policy_by_group:
         raise ConfigurationError("a coordinated policy is that of all nodes: it cannot be used with policy_by_group")
-    if scenario.codec.get("name") != "float32":
-        raise ConfigurationError('a coordinated policy sends models as they are: codec.name must be "float32"')
 
 
 class Leader(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from node.electing import Elected
 from node.node import Node
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
@@ -44,6 +45,7 @@ class Recorder:
         self._edges: list[tuple[int, int, Mapping[str, float], _Got]] = []
         self._got: dict[str, _Got] = {}  # senders and bytes, of the round that a node is in
         self._metrics: list[_Evaluation] = []
+        self._elections: list[tuple[float, int, int, int, int, str]] = []
 
     def restored(self, node: Node) -> None: ...
 
@@ -68,6 +70,10 @@ class Recorder:
         self.trace.received(self._loop.now, id, round, ",".join(others))
         self._got[id] = others, [0] * len(others)
         self.clusters.assigned(id, round, assignment)
+
+    def elected(self, node: Node, elected: Elected) -> None:
+        coordinator = -1 if elected.coordinator is None else self._place[elected.coordinator]
+        self._elections.append((self._loop.now, self._place[node.name], *elected.term, coordinator, elected.problem))
 
     def merged(self, node: Node, merge: Merge) -> None:
         name, traffic = node.name, node.exchange.traffic
@@ -151,4 +157,15 @@ class Recorder:
         columns = list(zip(*rows, strict=True)) or [()] * 5
         kinds = (np.int32, np.int32, np.int32, np.float32, np.int64)
         names = ("round", "src", "dst", "weight", "bytes")
+        return {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
+
+    def elections_table(self) -> dict[str, np.ndarray]:
+        """Return one row for each time that a node has seen another coordinator, or none any more; only with messages.
+
+        Columns: time, node (its number), epoch, term (the newest that it knows), coordinator (a number, -1 for none), and
+        problem (why there is none).
+        """
+        names = ("time", "node", "epoch", "term", "coordinator", "problem")
+        columns = list(zip(*self._elections, strict=True)) or [()] * len(names)
+        kinds = (np.float64, np.int32, np.int64, np.int64, np.int32, np.str_)
         return {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}

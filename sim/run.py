@@ -14,6 +14,7 @@ import networkx as nx
 
 from node import tables
 from node.coding import Coding
+from node.electing import Electing, MemoryVotes
 from node.exchange import Exchange
 from node.messaging import MessageExchange
 from node.node import Node, first_error
@@ -30,6 +31,7 @@ from p2pfl.task import Learner, Part, goals_of, make_task
 from p2pfl.torch_learner import TorchLearner, choose_device
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
+from protocols.terms import Electorate
 from sim import clock
 from sim.batching import BatchedTrainer, Batcher, Crew
 from sim.clock import virtual_loop
@@ -265,8 +267,10 @@ class Simulation:
             for id in sources:
                 askers[id].append(name)
         exchanges: list[Exchange] = []
+        coordinated = isinstance(make_policy(*tables.named("policy", self.scenario.policy)), Coordinated)
         for k, name in enumerate(self.names):
-            around = {id: Member(keys[id].public, (f"memory:{id}",)) for id in {*self.neighbours[k], *askers[name]}}
+            known = {*self.names} - {name} if coordinated else {*self.neighbours[k], *askers[name]}
+            around = {id: Member(keys[id].public, (f"memory:{id}",)) for id in known}
             exchange = message_exchange(
                 name,
                 around,
@@ -281,9 +285,15 @@ class Simulation:
                 sources=self.neighbours[k],
                 askers=askers[name],
                 coding=self._coding(self.tasks[k].layout),
+                electing=self._electing(name) if coordinated else None,
             )
             exchanges.append(exchange)
         return exchanges
+
+    def _electing(self, name: str) -> Electing:
+        """A node's part in electing a coordinator: all vote, and any may be elected."""
+        everyone = Electorate(1, frozenset(self.names), tuple(self.names))
+        return Electing(name, everyone, MemoryVotes(), boot=1, seed=self.scenario.seed, clock=self.loop.time)
 
     def _coding(self, layout: Layout) -> Coding:
         return Coding(self._codec, layout, self.initial)

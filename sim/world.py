@@ -19,6 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from node.coding import Coding
+from node.electing import Elected
 from node.messaging import credible_round
 from node.outbox import Missing, Outbox, Published
 from node.roster import Roster
@@ -289,6 +290,7 @@ class ModelledExchange:
         self._paces: dict[int, list[tuple[ModelledExchange, _Gathering]]] = {}
         self._announced: dict[float, float] = {0: -inf}  # when the last rounds were reached
         self.step: Step | None = None
+        self.elected: Callable[[Elected], None] = lambda elected: None
         self.office = ModelledOffice(self)
         self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
         world.join(self)
@@ -512,6 +514,9 @@ class ModelledExchange:
         future.add_done_callback(reply)
 
     # Submitting: see sim.coordination
+
+    def coordinate(self, step: Step, round: int, params: Parameters) -> None:
+        self.step = step
 
     async def submit(self, submission: Submission) -> Assignment | None:
         world = self.world

@@ -1,0 +1,247 @@
+"""A node's part in electing a coordinator: it keeps the rules of protocols.election on a clock, a disk and links.
+
+Elections are held only in federations whose policy is coordinated (see p2pfl.policy.Coordinated).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple, NoReturn, Protocol
+
+import msgspec
+
+from node.files import Damaged, read_sealed, reason, write_sealed
+from p2pfl.errors import ConfigurationError
+from p2pfl.randomness import Draws
+from protocols import messages as m
+from protocols.election import Election, Step
+from protocols.membership import Member
+from protocols.terms import LAST, TIMING, Ballot, Electorate, Term, Timing
+
+MAGIC = b"p2pfl vote 1\n"
+PATIENCE = 5  # times Timing.patience: for so long a round waits for a coordinator to be elected
+UNKNOWN = "no coordinator yet"
+
+
+class Elected(NamedTuple):
+    """Who coordinates, as one node sees it from now on.
+
+    Attributes:
+        coordinator: its name; None while there is none, and then `problem` says why.
+        term: the newest that the node knows.
+    """
+
+    coordinator: str | None
+    term: Term
+    problem: str
+
+
+class Votes(Protocol):
+    """Keeps a node's ballot."""
+
+    def load(self, epoch: int) -> Ballot:
+        """Return what was saved last; of a node that never voted, an empty ballot."""
+
+    def save(self, ballot: Ballot) -> None:
+        """Keep a ballot. When this returns, it is never forgotten.
+
+        Raises:
+            OSError: it could not be kept.
+        """
+
+
+class MemoryVotes:
+    """Keeps a ballot as long as the process runs: for nodes that are simulated, and for one that has nobody to vote with."""
+
+    def __init__(self) -> None:
+        self.ballot = Ballot()
+
+    def load(self, epoch: int) -> Ballot:
+        return self.ballot
+
+    def save(self, ballot: Ballot) -> None:
+        self.ballot = ballot
+
+
+class FileVotes:
+    """Keeps the ballot in a sealed file.
+
+    Args:
+        say: is told when it is damaged.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path = path
+        self._say = say
+
+    def load(self, epoch: int) -> Ballot:
+        """Return what was saved last. Where it is damaged, nobody knows for whom this node has voted: it votes no more in
+        this epoch of the membership log. The damaged file is set aside.
+
+        Raises:
+            ConfigurationError: it cannot be read, or the other one not written.
+        """
+        try:
+            return msgspec.msgpack.decode(read_sealed(self._path, MAGIC), type=Ballot)
+        except FileNotFoundError:
+            return Ballot()
+        except OSError as error:
+            self._fail("read", error)
+        except (Damaged, msgspec.MsgspecError):
+            pass
+        ballot = Ballot(Term(epoch, LAST))
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        try:
+            self._path.replace(aside)
+            self.save(ballot)
+        except OSError as error:
+            self._fail("write", error)
+        self._say(f"{self._path} is damaged: kept as {aside.name}; until the membership changes this node votes for nobody")
+        return ballot
+
+    def save(self, ballot: Ballot) -> None:
+        write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot))
+
+    def _fail(self, what: str, error: OSError) -> NoReturn:
+        raise ConfigurationError(f"cannot {what} {self._path}: {reason(error)}") from error
+
+
+def electorate(epoch: int, members: Iterable[Member]) -> Electorate:
+    """Return who votes, and who may coordinate.
+
+    Observers have no vote. Where members have the role `coordinator-eligible`, only these may coordinate, else all who vote;
+    the preferred one is the first by name.
+    """
+    voters = sorted((member.name, member.role) for member in members if member.role != "observer")
+    chosen = [name for name, role in voters if role == "coordinator-eligible"]
+    return Electorate(epoch, frozenset(name for name, _ in voters), tuple(chosen or [name for name, _ in voters]))
+
+
+def awake() -> float:
+    """Return seconds of a clock that never goes back and, on Linux, runs while the machine sleeps."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+class Electing:
+    """
+    Args:
+        me: this node's name.
+        electorate: who votes; it may change later.
+        boot: how often the node has started.
+        seed: of the federation.
+        clock: tells the time in seconds; see protocols.election.Election.
+        say: prints a line.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        electorate: Electorate,
+        votes: Votes,
+        *,
+        boot: int,
+        seed: int,
+        clock: Callable[[], float] = awake,
+        say: Callable[[str], None] = lambda line: None,
+        timing: Timing = TIMING,
+    ) -> None:
+        self._me = me
+        self._electorate = electorate
+        self._votes = votes
+        self._draw = Draws(seed, me).generator(boot, "election").random
+        self._clock = clock
+        self._say = say
+        self.timing = timing
+        self.send: Callable[[str, m.Electing], None]
+        self.on_change: Callable[[Elected], None] = lambda elected: None
+        self.seen = Elected(None, Term(0, 0), UNKNOWN)
+        self._lost = -1.0  # when there was a coordinator last
+        self._election: Election | None = None
+
+    async def run(self) -> None:
+        """Take part, for ever."""
+        self._election = self._fresh(self._clock())
+        self._lost = self._clock()
+        while True:
+            self._do(self._election.tick(self._clock()))
+            # Not longer than a beat: that nobody is heard any more is noticed although nothing happens.
+            await asyncio.sleep(max(0.0, min(self._election.next_tick() - self._clock(), self.timing.beat)))
+
+    def receive(self, sender: str, message: m.Electing) -> None:
+        """A member has said something about who coordinates.
+
+        Raises:
+            ProtocolError: it breaks the rules.
+        """
+        if self._election is not None:
+            self._do(self._election.receive(sender, message, self._clock()))
+
+    def change(self, electorate: Electorate) -> None:
+        """The membership has changed, and is on the disk."""
+        self._electorate = electorate
+        if self._election is not None:
+            self._do(self._election.change(electorate, self._clock()))
+
+    def _do(self, step: Step) -> None:
+        if step.write is not None:
+            try:
+                self._votes.save(step.write)
+            except OSError as error:  # nothing was promised, and nothing is said: as if the node had crashed before
+                self._say(f"cannot write this node's vote: {reason(error)}; it takes no part in this election")
+                self._election = self._fresh(self._clock())
+                self._look()
+                return
+        for name, message in step.send:
+            self.send(name, message)
+        self._look()
+
+    def _fresh(self, now: float) -> Election:
+        ballot = self._votes.load(self._electorate.epoch)
+        return Election(self._me, self._electorate, ballot, self._draw, now, self.timing)
+
+    def _look(self) -> None:
+        """Tell who coordinates, if that has changed."""
+        assert self._election is not None
+        now = self._clock()
+        coordinator = self._election.coordinator(now)
+        if coordinator is not None:
+            self._lost = now
+        seen = Elected(coordinator, self._election.term, self._election.problem(now))
+        before, self.seen = self.seen, seen
+        if seen.coordinator != before.coordinator or seen.problem != before.problem or (coordinator and seen != before):
+            self.on_change(seen)
+
+    # What is known
+
+    @property
+    def term(self) -> Term:
+        return self.seen.term if self._election is None else self._election.term
+
+    def votes(self, name: str) -> bool:
+        """Return whether a member has a vote; an observer has none."""
+        return name in self._electorate.members
+
+    @property
+    def coordinator(self) -> str | None:
+        return None if self._election is None else self._election.coordinator(self._clock())
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds it is worth waiting that somebody is elected."""
+        return max(0.0, self._lost + PATIENCE * self.timing.patience - self._clock()) if self._election is not None else 0.0
+
+    def coordinates(self, term: Term) -> bool:
+        """Return whether this node is the coordinator of a term."""
+        return self._election is not None and self._election.role == "coordinator" and self._election.term == term
+
+    def leads(self, term: Term) -> bool:
+        """Return whether it may act as that now. To be asked just before it acts."""
+        return self.coordinates(term) and self._election is not None and self._election.leads(self._clock())
+
+    def obeys(self, sender: str, term: Term) -> bool:
+        """Return whether what a member says as the coordinator of a term is to be followed."""
+        return self._election is not None and self._election.obeys(sender, term)
