@@ -22,6 +22,7 @@ class Exchange(Protocol):
     expired: int  # deadlines that have passed
     durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
     coding: Coding
+    step: Step | None  # of the node's policy, if that is coordinated
     elected: Callable[[Elected], None]  # called when another one coordinates, or nobody does any more
 
     @property
@@ -51,12 +52,8 @@ class Exchange(Protocol):
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         """Return the mean loss of `params`, which travel as float32 always, on the training data of each of `ids`."""
 
-    def coordinate(self, step: Step, round: int, params: Parameters) -> None:
-        """Have the step of the node's policy, which is coordinated, made here while this node is the coordinator.
-
-        Args:
-            round: that the node has finished.
-            params: as they are before the rounds that follow.
+    def resume(self, round: int, params: Parameters) -> None:
+        """Take note of where a node with a coordinated policy is before it starts: which round is done, and its parameters.
 
         Raises:
             ConfigurationError: nobody is elected here.

@@ -100,6 +100,7 @@ class MessageExchange:
         self.contacts.customer = self
         self.deadlines = Deadlines(settings.deadline, settings.adaptive)
         self.electing = electing
+        self.step: Step | None = None
         self.elected: Callable[[Elected], None] = lambda elected: None
         self._submitting = None if electing is None else self._elect(electing, coding, settings.deadline)
         self._askers = None if askers is None else frozenset(askers)
@@ -147,12 +148,11 @@ class MessageExchange:
             self.expired += 1
 
         electing.send, electing.on_change = say, changed
-        return Submitting(self.contacts, electing, coding.layout, deadline, self._check_norm, late)
+        return Submitting(self.contacts, electing, coding.layout, deadline, self._check_norm, late, step=lambda: self.step)
 
-    def coordinate(self, step: Step, round: int, params: Parameters) -> None:
-        if self._submitting is None:
+    def resume(self, round: int, params: Parameters) -> None:
+        if self.electing is None:
             raise ConfigurationError("this policy needs a coordinator, and this node takes no part in electing one")
-        self._submitting.step = step
         self.contacts.round = round
         self._norm = norm(params)
 

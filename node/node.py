@@ -111,6 +111,8 @@ class Node:
         self._saved: Checkpoint | None = None
         if store is not None:
             exchange.durable = self._save_outbox
+        if isinstance(policy, Coordinated):
+            exchange.step = policy.step
         if observer is not None:
             exchange.elected = partial(observer.elected, self)
 
@@ -143,7 +145,7 @@ class Node:
         """
         self._restore()
         if isinstance(self.policy, Coordinated):
-            self.exchange.coordinate(self.policy.step, self.me.round, self.me.params)
+            self.exchange.resume(self.me.round, self.me.params)
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self.exchange.start(tasks)

@@ -46,6 +46,7 @@ class Submitting:
         deadline: seconds for which an assignment is waited for, elections included.
         check: raises ProtocolError for a model that is too large to be of use.
         late: is called when a deadline has passed.
+        step: returns the step of the node's policy.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Submitting:
         deadline: float,
         check: Callable[[Parameters], None],
         late: Callable[[], None],
+        step: Callable[[], Step | None],
     ) -> None:
         self._contacts = contacts
         self._electing = electing
@@ -63,10 +65,10 @@ class Submitting:
         self._deadline = deadline
         self._check = check
         self._late = late
+        self._step = step
         self._desk = Desk(self, deadline)
         self._pending: _Pending | None = None
         self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
-        self.step: Step | None = None
 
     # As a participant
 
@@ -227,7 +229,7 @@ class Submitting:
         return self._electing.leads(term)
 
     def compute(self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[Outcome], None]) -> None:
-        step, own = self.step, self._contacts.name
+        step, own = self._step(), self._contacts.name
         assert step is not None  # only nodes with a coordinated policy take part in elections
 
         async def work() -> None:

@@ -159,13 +159,16 @@ class Recorder:
         names = ("round", "src", "dst", "weight", "bytes")
         return {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
 
-    def elections_table(self) -> dict[str, np.ndarray]:
-        """Return one row for each time that a node has seen another coordinator, or none any more; only with messages.
+    def elections(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return the table `elections`: one row for each time that a node has seen another coordinator, or none any more.
+        There is one only where messages are sent and the policy is coordinated.
 
         Columns: time, node (its number), epoch, term (the newest that it knows), coordinator (a number, -1 for none), and
         problem (why there is none).
         """
         names = ("time", "node", "epoch", "term", "coordinator", "problem")
-        columns = list(zip(*self._elections, strict=True)) or [()] * len(names)
+        if not self._elections:
+            return {}
         kinds = (np.float64, np.int32, np.int64, np.int64, np.int32, np.str_)
-        return {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
+        columns = zip(names, zip(*self._elections, strict=True), kinds, strict=True)
+        return {"elections": {name: np.array(column, kind) for name, column, kind in columns}}

@@ -87,7 +87,7 @@ def result_of(run: Run) -> Result:
         summary["groups"] = [None if group is None else str(group) for group in groups]
     if goals := goals_of(nodes[0].task):
         summary["objectives"] = objectives.of_run(run, goals)
-    more = run.recorder.clusters.tables()
+    more = run.recorder.clusters.tables() | run.recorder.elections()
     if "clusters" in more:
         summary["clusters"] = clusters.over_rounds(more["clusters"], groups)
     return Result(summary, rounds, edges, run.notes, more)

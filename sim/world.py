@@ -515,8 +515,8 @@ class ModelledExchange:
 
     # Submitting: see sim.coordination
 
-    def coordinate(self, step: Step, round: int, params: Parameters) -> None:
-        self.step = step
+    def resume(self, round: int, params: Parameters) -> None:
+        """Every node begins with the first round."""
 
     async def submit(self, submission: Submission) -> Assignment | None:
         world = self.world

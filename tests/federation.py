@@ -41,6 +41,7 @@ class Watch:
 
     def __init__(self):
         self.weights, self.times, self.metrics, self.result = {}, {}, {}, None
+        self.elected_at = []
 
     def restored(self, node): ...
 
@@ -49,6 +50,9 @@ class Watch:
     def received(self, id, round, updates): ...
 
     def assigned(self, id, round, assignment): ...
+
+    def elected(self, node, elected):
+        self.elected_at.append((asyncio.get_running_loop().time(), elected))
 
     def merged(self, node, merge):
         self.weights[node.round] = dict(merge.weights)

@@ -63,6 +63,27 @@ def test_a_simulation_gives_what_dictionaries_give(policy, world):
     assert result.expired == 0
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(policy):
+    modelled, wire = (run(scenario(policy, fidelity=fidelity)) for fidelity in ("modelled", "wire"))
+    assert params(modelled.nodes) == params(wire.nodes)
+    assert modelled.expired == wire.expired == 0
+    for kind in ("models", "submit", "assigned"):
+        sent, received = (
+            [
+                sum(node.exchange.traffic.as_dict()[way][kind] for node in result.nodes.values())
+                for result in (modelled, wire)
+            ]
+            for way in ("sent", "received")
+        )
+        assert sent[0] == sent[1] == received[0] == received[1] > 0  # in all: other ones coordinate
+    assert not any(node.exchange.rejected for node in wire.nodes.values())
+    (elections,) = wire.recorder.elections().values()
+    assert len(elections["time"]) == 6
+    assert {len(set(elections[column])) for column in ("epoch", "term", "coordinator")} == {1}
+    assert modelled.recorder.elections() == {}
+
+
 @pytest.mark.parametrize("policy", ["fedavg", "fedprox"])
 def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph_bit_for_bit(policy):
     one, other = run(scenario(policy)), run(scenario(f"coordinated-{policy}"))
