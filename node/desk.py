@@ -19,6 +19,7 @@ from p2pfl.parameters import Layout, problem
 from p2pfl.policy import Assignment, Step, Submission
 from protocols.terms import Term
 
+AT_ONCE = 2  # submissions of one participant that are kept: of the round that it is in, and of one before
 LAPSE = 0.1  # seconds after which a coordinator without a lease looks again whether it has one
 
 
@@ -45,6 +46,9 @@ class Office(Protocol):
 
     def expected(self) -> AbstractSet[str]:
         """Return who takes part, as far as it is known here: members that are there and have not stopped."""
+
+    def reached(self) -> float:
+        """Return the latest round in which this node is, or so many of those who take part that it can be believed."""
 
     def coordinates(self, term: Term) -> bool:
         """Return whether this node is still the coordinator of a term."""
@@ -76,6 +80,7 @@ class Desk:
         self.away: set[str] = set()
         self._open: dict[int, dict[str, Entry]] = {}  # by round
         self._due: set[int] = set()  # rounds for which nobody waits any more
+        self._timed: set[int] = set()  # those for which that time is set
         self._closed = 0  # no round up to this one takes submissions any more
         self._working: dict[str, Entry] | None = None  # whose step is being made
         self._given: Mapping[str, Assignment] = {}  # in the round that was closed last
@@ -87,7 +92,7 @@ class Desk:
         """
         if term > self.term:
             self.term, self.state, self._closed = term, {}, 0
-            self.away, self._due, self._working, self._given = set(), set(), None, {}
+            self.away, self._due, self._timed, self._working, self._given = set(), set(), set(), None, {}
             self._open.clear()
         sender, round = entry.submission.sender, entry.submission.round
         self.away.discard(sender)
@@ -98,20 +103,30 @@ class Desk:
         elif round <= self._closed:
             entry.reply(None)
         else:
-            if round not in self._open:
-                self._open[round] = {}
-                self._office.later(self._deadline / 2, partial(self._expire, term, round))
-            self._open[round][sender] = entry
+            self._open.setdefault(round, {})[sender] = entry
+            for before in sorted(other for other, entries in self._open.items() if sender in entries)[:-AT_ONCE]:
+                self._open[before].pop(sender).reply(None)
+                if not self._open[before]:
+                    del self._open[before]
             self.review()
 
     def review(self) -> None:
-        """Close the rounds for which everyone has submitted who is expected to, or is not waited for any more."""
+        """Close the rounds for which everyone has submitted who is expected to, or is not waited for any more.
+
+        Who is further ahead than can be believed waits until the others come there, and takes nobody along.
+        """
         if not self._open or self._working is not None:
             return
         if not self._office.coordinates(self.term):
             self._give_up()
-        elif any(round in self._due or not self._missing(round) for round in self._open):
-            self._close(min(self._open))  # the step of an earlier one comes first
+            return
+        near = [round for round in self._open if round <= self._office.reached() + 1]
+        for round in near:
+            if round not in self._timed:
+                self._timed.add(round)
+                self._office.later(self._deadline / 2, partial(self._expire, self.term, round))
+        if any(round in self._due or not self._missing(round) for round in near):
+            self._close(min(near))  # the step of an earlier one comes first
 
     def _missing(self, round: int) -> AbstractSet[str]:
         """Return whose submission for a round may still come: not of those who are away, or at a later round."""
@@ -129,6 +144,7 @@ class Desk:
         """Have the step of a round made."""
         self._working = entries = self._open.pop(round)
         self._due.discard(round)
+        self._timed.discard(round)
         self._closed = round
         submissions = [entry.submission for entry in entries.values()]
         self._office.compute(submissions, self.state, partial(self._done, self.term, entries))

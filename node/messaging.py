@@ -148,7 +148,10 @@ class MessageExchange:
             self.expired += 1
 
         electing.send, electing.on_change = say, changed
-        return Submitting(self.contacts, electing, coding.layout, deadline, self._check_norm, late, step=lambda: self.step)
+        return Submitting(
+            *(self.contacts, electing, coding.layout, deadline, self.newest_round, self._check_norm, late),
+            step=lambda: self.step,
+        )
 
     def resume(self, round: int, params: Parameters) -> None:
         if self.electing is None:

@@ -44,6 +44,7 @@ class Submitting:
     """
     Args:
         deadline: seconds for which an assignment is waited for, elections included.
+        newest: returns the latest round in which so many others are that it can be believed.
         check: raises ProtocolError for a model that is too large to be of use.
         late: is called when a deadline has passed.
         step: returns the step of the node's policy.
@@ -55,6 +56,7 @@ class Submitting:
         electing: Electing,
         layout: Layout,
         deadline: float,
+        newest: Callable[[], int],
         check: Callable[[Parameters], None],
         late: Callable[[], None],
         step: Callable[[], Step | None],
@@ -63,6 +65,7 @@ class Submitting:
         self._electing = electing
         self._layout = layout
         self._deadline = deadline
+        self._newest = newest
         self._check = check
         self._late = late
         self._step = step
@@ -221,6 +224,9 @@ class Submitting:
             if not peer.stopped and peer.name not in contacts.roster.suspected and self._electing.votes(peer.name)
         }
         return there if contacts.final else there | {contacts.name}
+
+    def reached(self) -> int:
+        return max(self._contacts.round, self._newest())
 
     def coordinates(self, term: Term) -> bool:
         return self._electing.coordinates(term)
