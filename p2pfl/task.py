@@ -22,6 +22,7 @@ TASKS = {
     "deep-sea-treasure": "p2pfl.tasks.deep_sea_treasure:deep_sea_treasure",
     "digits": "p2pfl.tasks.digits:digits",
     "images": "p2pfl.tasks.images:images",
+    "morl": "p2pfl.tasks.morl:morl",
     "teachers": "p2pfl.tasks.teachers:teachers",
 }
 

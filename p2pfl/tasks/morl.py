@@ -1,0 +1,60 @@
+"""FedPref's environments with several rewards: deep-sea treasure, minecart, two lunar landers, the half cheetah."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.morl import ENVIRONMENTS, MorlTask
+from p2pfl.names import build
+from p2pfl.preferences import preference_of
+from p2pfl.task import Part
+
+NEEDED = ("gymnasium", "mo_gymnasium", "stable_baselines3")
+
+
+def morl(
+    part: Part,
+    seed: int,
+    *,
+    environment: str = "deep-sea-treasure",
+    steps: int | None = None,
+    rounds: int | None = None,
+    episodes: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preference: Sequence[float] = (),
+    preferences: Mapping[str, Any] | None = None,
+) -> MorlTask:
+    """Deep reinforcement learning of an environment of mo-gymnasium, with several objectives.
+
+    What is not given is as in FedPref (Hartmann et al. 2024, appendix A). The reward is the scalarised return, not
+    discounted, of the greedy policy. It needs the extra `morl`.
+
+    Args:
+        environment: `deep-sea-treasure` (objectives treasure and time), `minecart` (first ore, second ore, fuel) and
+            `lunar-lander` (landing, shaping, main engine, side engine) are learned by DQN; `lunar-lander-continuous` (as
+            before) and `halfcheetah` (speed, energy), whose actions are numbers, by DDPG.
+        steps: of the environment in an epoch; an episode that is under way at the end is given up.
+        rounds: of the run; exploration falls over a share of them.
+        episodes: whose mean return is reported.
+        settings: changes to those of the algorithm (see p2pfl.morl.DQN and p2pfl.morl.DDPG).
+        preference: this node's own weights of the objectives.
+        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default uniformly.
+    """
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise ConfigurationError(f"the task morl needs {', '.join(missing)}: pip install 'p2pfl-node[morl]'")
+    if environment not in ENVIRONMENTS:
+        raise unknown("task.environment", environment, ENVIRONMENTS)
+    known = ENVIRONMENTS[environment]
+    given = {"steps": steps, "rounds": rounds, "episodes": episodes}
+    counts: dict[str, int] = {name: getattr(known, name) if value is None else value for name, value in given.items()}
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigurationError(f"task.{name} must be 1 or more, got {value}")
+    made = build("task.settings", type(known.settings), asdict(known.settings) | dict(settings or {}))
+    drawn = {"name": "dirichlet"} if preferences is None else preferences
+    point, group = preference_of(part, seed, len(known.names), preference, drawn)
+    return MorlTask(known, made, point, group, counts["steps"], counts["rounds"], counts["episodes"])
