@@ -25,13 +25,17 @@ from p2pfl.policy import Stage, Update
 _MAGIC = b"p2pfl checkpoint 1\n"
 
 
+Array = tuple[str, list[int], bytes]
+"""The type, the shape and the values of an array."""
+
+
 class Model(msgspec.Struct, frozen=True):
     """A published model on disk, as peers get it; `age` in seconds stands for the time, which has no use after a restart."""
 
     round: int
     stage: Stage
     params: bytes
-    extras: dict[str, tuple[str, list[int], bytes]]
+    extras: dict[str, Array]
     age: float
     size: int
     tag: bytes = b""
@@ -52,6 +56,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         codec: how models travel.
         steps: the tags of what was published last, and which entries have changed (uint32); see p2pfl.differences.Public.
         prepared: what comes before the first round is done.
+        learner: what the learner keeps from round to round.
     """
 
     name: str
@@ -69,19 +74,28 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
     steps: list[tuple[bytes, bytes]] = []
     prepared: bool = False
+    learner: dict[str, Array] = {}
 
 
 def pack_model(model: Published, now: float) -> Model:
     update = model.update
-    extras = {name: (a.dtype.str, list(a.shape), a.tobytes()) for name, a in update.extras.items()}
+    extras = pack_arrays(update.extras)
     return Model(update.round, update.stage, update.params.tobytes(), extras, now - model.time, update.size, model.tag)
 
 
 def unpack_model(model: Model, sender: str, n_samples: int, now: float) -> Published:
-    extras = {name: np.frombuffer(data, dtype).reshape(shape) for name, (dtype, shape, data) in model.extras.items()}
+    extras = unpack_arrays(model.extras)
     params = unpack(model.params)
     update = Update(sender, model.round, model.stage, params, n_samples, extras, size=model.size)
     return Published(update, now - model.age, model.tag)
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Array]:
+    return {name: (array.dtype.str, list(array.shape), array.tobytes()) for name, array in arrays.items()}
+
+
+def unpack_arrays(packed: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    return {name: np.frombuffer(data, dtype).reshape(shape) for name, (dtype, shape, data) in packed.items()}
 
 
 def unpack(data: bytes) -> Parameters:

@@ -16,7 +16,16 @@ import msgspec
 import numpy as np
 
 from node import peers
-from node.checkpoint import Checkpoint, Store, pack_model, same_federation, unpack, unpack_model
+from node.checkpoint import (
+    Checkpoint,
+    Store,
+    pack_arrays,
+    pack_model,
+    same_federation,
+    unpack,
+    unpack_arrays,
+    unpack_model,
+)
 from node.crashpoints import reached
 from node.electing import Elected
 from node.exchange import Exchange
@@ -261,6 +270,7 @@ class Node:
             final=False,
             codec=self.settings.codec,
             prepared=self._prepared,
+            learner=pack_arrays(self.trainer.kept()),
         )
         await self._save_outbox()
 
@@ -307,6 +317,7 @@ class Node:
         self.me.round, self.me.params = checkpoint.round, unpack(checkpoint.params)
         self._prepared = checkpoint.prepared or checkpoint.round > 0
         self.judge.restore(checkpoint.judge)
+        self.trainer.restore(unpack_arrays(checkpoint.learner))
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         if checkpoint.unjudged:
             snapshots = {stage: unpack(params) for stage, params in checkpoint.unjudged.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policy import Split
-from p2pfl.task import Learner
+from p2pfl.task import Keeper, Learner
 
 T = TypeVar("T")
 
@@ -35,6 +35,12 @@ class Trainer(Protocol):
 
     def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> Awaitable[list[dict[str, float]]]:
         """Begin at once or when it suits; the result need not be awaited before the next round."""
+
+    def kept(self) -> Mapping[str, np.ndarray]:
+        """Return what the learner keeps from round to round (see p2pfl.task.Keeper), while it is not training."""
+
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
+        """Give the learner back what it kept, before its first training."""
 
 
 class ThreadTrainer:
@@ -63,6 +69,13 @@ class ThreadTrainer:
 
     def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> Awaitable[list[dict[str, float]]]:
         return self._run(lambda: self._learner.evaluate(stack, splits))
+
+    def kept(self) -> Mapping[str, np.ndarray]:
+        return self._learner.state() if isinstance(self._learner, Keeper) else {}
+
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
+        if isinstance(self._learner, Keeper):
+            self._learner.restore(kept)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

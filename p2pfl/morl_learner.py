@@ -23,7 +23,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from torch import Tensor, nn
 
-from p2pfl.errors import Diverged
+from p2pfl.errors import ConfigurationError, Diverged
 from p2pfl.morl import DDPG, DQN, MorlTask
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Split
@@ -67,6 +67,8 @@ class MorlLearner:
         algorithm, steps = self._algorithm, epochs * self.task.steps
         with _own_randomness(), self._pulled(proximal):
             self._load(params)
+            if not algorithm.num_timesteps:  # stable-baselines3 made the target network of its own initial values
+                _target(algorithm).load_state_dict(_online(algorithm).state_dict())
             algorithm.set_env(_given(algorithm.get_env()))  # gives up the episode under way: the next one is seeded
             algorithm.set_random_seed(self.draws.torch_seed(round, purpose) % 2**32)
             if isinstance(algorithm, stable_baselines3.DQN):
@@ -131,7 +133,20 @@ class MorlLearner:
         return arrays
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` has returned."""
+        """Go on from what `state` has returned.
+
+        Raises:
+            ConfigurationError: it was that of other settings, or of another environment.
+        """
+        try:
+            self._restore(state)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                "what the learner kept is of another environment, or of other settings; change these back,"
+                " or move the checkpoint away to start from round 0"
+            ) from error
+
+    def _restore(self, state: Mapping[str, np.ndarray]) -> None:
         algorithm, buffer = self._algorithm, _given(self._algorithm.replay_buffer)
         for name in _BUFFER:
             filled = state[f"buffer/{name}"]
@@ -141,7 +156,7 @@ class MorlLearner:
             setattr(algorithm, name, value)
         with torch.no_grad():
             for name, tensor in _target(algorithm).named_parameters():
-                tensor.copy_(torch.from_numpy(state[f"target/{name}"]))
+                tensor.copy_(torch.from_numpy(np.array(state[f"target/{name}"])))
         for which, optimizer in _optimizers(algorithm).items():
             moments: dict[int, dict[str, Tensor]] = {}
             for key, array in state.items():

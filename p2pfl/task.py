@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Part:
 class Learner(Protocol):
     """One node's computations on its own data. Pure: equal arguments give equal results, whatever was asked before.
 
-    The optimiser's state dies with the call.
+    The optimiser's state dies with the call. One that keeps something is a Keeper as well.
     """
 
     def train(
@@ -78,6 +78,24 @@ class Learner(Protocol):
 
     def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
         """Return for each of K models {"<split>_loss": ..., "<split>_<metric>": ...}."""
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A learner whose training depends on its trainings before, of which it keeps something (transitions, moments).
+
+    What it keeps stays on its node, and is in its checkpoint.
+    """
+
+    def state(self) -> Mapping[str, np.ndarray]:
+        """Return all that it keeps, copied."""
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `state` has returned.
+
+        Raises:
+            ConfigurationError: it was another task's.
+        """
 
 
 class Task(Protocol):

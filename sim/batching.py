@@ -7,7 +7,7 @@ then is computed at once. Results are handed out each at its own time, so nodes 
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -168,3 +168,10 @@ class BatchedTrainer:
 
     def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> Future[list[dict[str, float]]]:
         return self._batcher.evaluate(EvaluateJob(self._node, stack, splits))
+
+    def kept(self) -> Mapping[str, np.ndarray]:
+        """Return nothing: a simulated node that comes back from a crash finds its learner as it was."""
+        return {}
+
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
+        pass
