@@ -88,6 +88,23 @@ def test_an_update_of_nothing_is_like_nobody_but_itself():
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
+def test_of_one_member_there_is_nothing_to_compare():
+    assert similarity(vectors([3, 4]), np.zeros(2), WHOLE).tolist() == [[1.0]]
+    assert similarity(vectors([0, 0]), np.zeros(2), WHOLE).tolist() == [[1.0]]
+
+
+def test_of_two_members_it_is_one_cosine():
+    matrix = similarity(vectors([1, 1], [1, 0]), np.zeros(2), WHOLE)
+    assert matrix == pytest.approx(np.array([[1, np.sqrt(0.5)], [np.sqrt(0.5), 1]]))
+
+
+def test_two_groups_of_updates_make_a_block_matrix():
+    matrix = similarity(vectors([1, 0], [2, 0], [0, 3], [0, 4]), np.zeros(2), WHOLE)
+    assert matrix.tolist() == blocks([2, 2], 1.0, 0.0).tolist()
+    assert spectral(matrix) == ([0, 1], [2, 3])
+    assert weights(matrix, 0.0).tolist() == (blocks([2, 2], 1.0, 0.0) / 2).tolist()
+
+
 # Weights
 
 
@@ -97,6 +114,13 @@ def test_weights_by_hand():
     raw = np.array([[1, 0.75, 0.25], [0.75, 1, 0.5], [0.25, 0.5, 1]])  # (s + 1) / 2
     assert weights(similarities, -1.0) == pytest.approx(raw / raw.sum(axis=1, keepdims=True))
     assert weights(similarities, 0.9).tolist() == np.eye(3).tolist()  # all are clipped: everyone keeps its own
+    assert weights(similarities, 0.5).tolist() == np.eye(3).tolist()  # also that which is the minimum itself
+
+
+def test_weights_of_two_members_and_of_one():
+    assert weights(np.array([[1.0, 0.5], [0.5, 1.0]]), 0.25) == pytest.approx(np.array([[3 / 4, 1 / 4], [1 / 4, 3 / 4]]))
+    assert weights(np.ones((2, 2)), 0.0).tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert weights(np.ones((1, 1)), 0.9).tolist() == [[1.0]]
 
 
 # Bipartition
@@ -108,6 +132,22 @@ def test_block_matrices_are_cut_between_the_blocks():
     assert spectral(blocks([1, 4], 0.9, 0.1)) == ([0], [1, 2, 3, 4])
     assert spectral(blocks([3, 2], 0.9, -0.5), "shifted") == ([0, 1, 2], [3, 4])
     assert single_linkage(blocks([3, 2], 0.9, 0.1)) == ([0, 1, 2], [3, 4])
+
+
+def test_a_cut_by_hand():
+    """Of the path 0 - 1 - 2 - 3 with its middle link the weakest: the eigenvector of the second eigenvalue changes its sign
+    there."""
+    matrix = np.eye(4)
+    for i, j, link in ((0, 1, 0.9), (1, 2, 0.3), (2, 3, 0.9)):
+        matrix[i, j] = matrix[j, i] = link
+    assert spectral(matrix) == ([0, 1], [2, 3])
+    assert spectral(matrix[np.ix_([0, 2, 1, 3], [0, 2, 1, 3])]) == ([0, 2], [1, 3])
+
+
+def test_whoever_is_like_nobody_leaves_first_and_the_rest_stays_together():
+    assert spectral(np.eye(3)) == ([0, 2], [1])  # as of updates of nothing: the first two come apart
+    lone = blocks([3, 1], 0.5, 0.0)
+    assert spectral(lone) == single_linkage(lone) == ([0, 1, 2], [3])
 
 
 def test_two_members_are_parted():

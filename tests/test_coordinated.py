@@ -205,6 +205,45 @@ def test_a_round_of_fedpref_by_hand():
     assert figures.update == pytest.approx(5)
 
 
+def test_a_bias_of_one_value_is_compared_with_its_weights():
+    """Of (1, 0 | .1) and (0, 1 | .1): by hand .01 / 1.01, where a bias of its own would make it (0 + 1) / 2."""
+    layout = Layout((("a.weight", (1, 2)), ("a.bias", (1,))), 3)
+    there = [submission("a", [1, 0, 0.1], [0, 0, 0]), submission("b", [0, 1, 0.1], [0, 0, 0])]
+    assignments, _ = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, layout)
+    alike = 0.01 / 1.01
+    assert assignments["a"].weights == pytest.approx({"a": 1 / (1 + alike), "b": alike / (1 + alike)})
+
+
+def test_members_that_have_not_moved_keep_their_models_and_do_not_hinder_others():
+    there = [submission("a", [0, 0]), submission("b", [0, 0]), submission("c", [1, 0]), submission("d", [2, 0])]
+    assignments, _ = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, FLAT)
+    assert assignments["a"].weights == {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
+    assert assignments["c"].weights == assignments["d"].weights == {"a": 0.0, "b": 0.0, "c": 0.5, "d": 0.5}
+    assert assignments["d"].params.tolist() == [1.5, 0]
+
+
+def test_where_all_weights_are_clipped_everyone_keeps_its_own_model():
+    there = [submission("a", [1, 0]), submission("b", [1.2, 1.6]), submission("c", [-5, 0])]
+    assignments, _ = FedPref(ratio=1.0, epsilon=0.0, min_similarity=0.6001).step(there, {}, FLAT)
+    for s in there:
+        assert assignments[s.sender].weights == {other.sender: float(other is s) for other in there}
+        assert assignments[s.sender].params.tolist() == s.params.tolist()
+
+
+def test_two_members_part_and_one_is_never_split():
+    policy = FedPref(ratio=1.0, epsilon=100.0, patience=1)
+    there = [submission("a", [1, 0]), submission("b", [1, 0])]  # not even if they are the same
+    assignments, state = policy.step(there, {}, FLAT)
+    assert clusters(state) == {"0": ["a"], "1": ["b"]}
+    assert assignments["a"].weights == {"a": 1.0}
+    for _ in range(3):
+        assignments, state = policy.step([submission("a", [2, 2])], state, FLAT)
+        assert clusters(state) == {"0": ["a"], "1": ["b"]}  # who is away stays where it was
+        assert assignments["a"].params.tolist() == [2, 2]
+    alone, state = policy.step([submission("a", [3, 4])], {}, FLAT)
+    assert (alone["a"].params.tolist(), alone["a"].weights, clusters(state)) == ([3, 4], {"a": 1.0}, {"": ["a"]})
+
+
 def test_updates_are_taken_from_the_mean_of_the_starts():
     there = [submission("a", [1, 1], start=(0, 2)), submission("b", [3, 1], start=(4, 0))]
     assignments, _ = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, FLAT)  # the mean is (2, 1): opposite ways

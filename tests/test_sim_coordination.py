@@ -84,9 +84,12 @@ def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(p
     assert modelled.recorder.elections() == {}
 
 
+@pytest.mark.parametrize("task", [{"name": "concept-shift"}, {"name": "digits", "labels": 3}], ids=["equal", "unequal"])
+@pytest.mark.parametrize("trainer", ["one-by-one", "stacked"])
 @pytest.mark.parametrize("policy", ["fedavg", "fedprox"])
-def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph_bit_for_bit(policy):
-    one, other = run(scenario(policy)), run(scenario(f"coordinated-{policy}"))
+def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph_bit_for_bit(policy, trainer, task):
+    """With nodes of as many samples each, and of unequally many."""
+    one, other = (run(scenario(name, trainer=trainer, task=task)) for name in (policy, f"coordinated-{policy}"))
     assert params(one.nodes) == params(other.nodes)
     for name in NAMES:
         assert one.nodes[name].judge.best.tobytes() == other.nodes[name].judge.best.tobytes()
