@@ -131,6 +131,19 @@ def test_what_is_noted_changes_no_result():
     assert other.recorder.clusters.tables().keys() == {"clusters"}
 
 
+def test_with_messages_and_an_elected_coordinator_the_same_is_noted():
+    policy = {"name": "fedpref", "epsilon": 2.0, "patience": 1}
+    tables = []
+    for fidelity in ("modelled", "wire"):
+        simulation = Simulation(file(policy, nodes=4, rounds=9, trainer="one-by-one", fidelity=fidelity).runs[0])
+        tables.append(result_of(simulation.run()).more)
+    modelled, wire = tables
+    for name in ("clusters", "similarities"):
+        assert {key: column.tolist() for key, column in modelled[name].items()} == {
+            key: column.tolist() for key, column in wire[name].items()
+        }
+
+
 def test_a_folder_has_the_tables_of_those_runs_that_have_any(tmp_path, fedpref):
     whole = resolve(
         {
