@@ -97,7 +97,9 @@ def _create(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"{options.edge_list} holds no edge")
     edges = agreement.check_edges(pairs) if pairs else "all"
     config.check_name(options.name)
-    task = setup.task_of(setup.Setup(options.folder, own, None, None))
+    ready = setup.Setup(options.folder, own, None, None)
+    task = setup.task_of(ready)
+    setup.policy_of(ready)
     tables = agreement.draft(options.name, own, task, edges)
     federation = admission.create_federation(options.folder, tables, options.backup)
     print(f"made the federation {federation.name} ({federation.id.hex()}), of which {own.name} is the first member")

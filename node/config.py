@@ -5,6 +5,7 @@ key.pem       the private key, mode 0600
 federation.toml, membership   what the members have agreed on, and who they are: signed (see node.admission)
 checkpoint    the state after the last round; beside it the two before
 boot          how often the node has started; beside it the count before
+vote          the newest term of an election and this node's vote in it (see node.electing), where there are elections
 status.json   what `status` shows
 """
 
@@ -33,6 +34,7 @@ from protocols.errors import AddressError, IdentityError
 from protocols.identity import Identity
 
 CONFIG, KEY, CHECKPOINT, BOOT, STATUS, LOCK = "node.toml", "key.pem", "checkpoint", "boot", "status.json", "lock"
+VOTE = "vote"
 BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

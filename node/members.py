@@ -9,10 +9,12 @@ from node.admission import MembershipFile
 from node.agreement import neighbours
 from node.contact import Contacts
 from node.crashpoints import reached
+from node.electing import Electing, electorate
 from node.files import Tries
 from node.peer import Member
 from node.setup import Setup
 from p2pfl.errors import ConfigurationError
+from protocols.terms import Electorate
 
 LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs
 
@@ -27,9 +29,13 @@ class Members:
         key: this node's public one.
         reach: addresses that are the same for every member, such as the broker's.
         say: is told who comes and goes.
+        coordinated: the policy has a coordinator, who may be any member: this node gets in touch with all of them, whatever
+            the topology is.
     """
 
-    def __init__(self, ready: Setup, key: bytes, reach: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, ready: Setup, key: bytes, reach: Sequence[str], say: Callable[[str], None], coordinated: bool = False
+    ) -> None:
         assert ready.membership is not None
         assert ready.agreement is not None
         self._name = ready.config.name
@@ -41,23 +47,37 @@ class Members:
         self._file = MembershipFile(ready.folder)
         self._tries = Tries(ready.folder / "membership", "the membership log", say)
         self._say = say
+        self._coordinated = coordinated
         self._contacts: Contacts | None = None
+        self._electing: Electing | None = None
 
     def around(self) -> dict[str, Member]:
         """Return the members with which this node may exchange anything, by name."""
         found = {}
-        for name in sorted(neighbours(self._edges, self._name, self._log.members)):
+        for name in sorted(neighbours("all" if self._coordinated else self._edges, self._name, self._log.members)):
             known = (self._addresses[name],) if name in self._addresses else ()
             found[name] = Member(self._log.members[name].key, (*known, *self._reach))
         return found
 
     def learned_from(self, name: str) -> bool:
-        """Return whether a member's models are of use to others; an observer's are not."""
-        return self._log.members[name].role != "observer"
+        """Return whether this node may learn from a member's models; not from those of an observer."""
+        near = name in neighbours(self._edges, self._name, self._log.members)
+        return near and self._log.members[name].role != "observer"
 
-    def keep(self, contacts: Contacts) -> None:
-        """Have the contacts follow the log from now on."""
+    def askers(self) -> set[str] | None:
+        """Return who may fetch from this node, members or not; None for everyone."""
+        return (
+            None if self._edges == "all" else neighbours(self._edges, self._name, {n for pair in self._edges for n in pair})
+        )
+
+    def electorate(self) -> Electorate:
+        """Return who elects a coordinator."""
+        return electorate(self._log.epoch, self._log.members.values())
+
+    def keep(self, contacts: Contacts, electing: Electing | None = None) -> None:
+        """Have the contacts, and the elections, follow the log from now on."""
         self._contacts = contacts
+        self._electing = electing
         self._log.on_change.append(self._changed)
 
     async def run(self) -> None:
@@ -89,4 +109,6 @@ class Members:
             if name not in contacts.peers:
                 contacts.admit(name, member, self.learned_from(name))
                 self._say(f"{name} is a member, since epoch {self._log.epoch} at the latest")
+        if self._electing is not None:
+            self._electing.change(self.electorate())
         contacts.spread()

@@ -52,6 +52,13 @@ def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield _value("p2pfl_rounds", "How many rounds the node is to do.", state.get("rounds", 0))
     yield _value("p2pfl_disk_problem", "1 while checkpoints cannot be written.", bool(state.get("disk")))
     yield _value("p2pfl_broker_problem", "1 while the broker does not deliver.", bool(state.get("broker")))
+    if election := state.get("election"):
+        there = [((str(election["coordinator"]),), 1)] if election["coordinator"] else []
+        yield _gauge("p2pfl_coordinator", "1, for the member that coordinates.", ("name",), there)
+        yield _value("p2pfl_coordinator_problem", "1 while nobody coordinates.", bool(election["problem"]))
+        yield _value(
+            "p2pfl_election_term", "The newest term's number in its epoch.", int(election["term"].partition(".")[2])
+        )
 
 
 def _of_traffic(state: Mapping[str, Any]) -> Iterator[Metric]:

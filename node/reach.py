@@ -34,13 +34,21 @@ class Reach:
         size: P, the number of parameters.
         boot: how often the node has started.
         say: is told what is wrong.
+        coordinated: see node.messaging.payload_limit.
 
     Attributes:
         addresses: those that are the same for every member.
     """
 
     def __init__(
-        self, config: NodeConfig, identity: Identity, log: Membership, size: int, boot: int, say: Callable[[str], None]
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        log: Membership,
+        size: int,
+        boot: int,
+        say: Callable[[str], None],
+        coordinated: bool = False,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -48,12 +56,12 @@ class Reach:
         self._say = say
         self._contacts: Contacts
         self._mdns: MdnsFinder | None = None
-        self._tls = TlsTransport(config.listen, identity, log, max_frame(size))
+        self._tls = TlsTransport(config.listen, identity, log, max_frame(size, coordinated))
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
         if config.broker:
             broker = through_broker(
-                *(config.broker, identity, log, max_frame(size)),
+                *(config.broker, identity, log, max_frame(size, coordinated)),
                 boot=boot,
                 addresses=self._own_addresses,
                 found=lambda key, address: self._contacts.found(key, address, "broker"),

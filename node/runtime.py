@@ -11,11 +11,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from node import agreement, setup, tables
+from node import agreement, setup
 from node import config as folders
 from node.checkpoint import FileStore
 from node.commands import INTERRUPTED
 from node.config import NodeConfig
+from node.electing import Electing, FileVotes, MemoryVotes
 from node.members import Members
 from node.messaging import MessageExchange
 from node.node import Node, first_error
@@ -27,12 +28,13 @@ from node.status_page import status_page
 from node.trainer import ThreadTrainer
 from node.wiring import federation_id, message_exchange
 from p2pfl.errors import ConfigurationError
-from p2pfl.policies import make_policy
+from p2pfl.policy import Coordinated
 from p2pfl.randomness import Draws
 from p2pfl.task import Task
 from protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
+from protocols.terms import Electorate
 
 Say = Callable[[str], None]
 FRESH = 10.0  # seconds; not so often that it wears out the card of a small machine
@@ -72,8 +74,9 @@ class _Parts:
         self.initial = self.task.initial(config.seed)
         if ready.agreement is not None:
             agreement.same_model(ready.agreement, self.task, self.initial)
+        policy = setup.policy_of(ready)
+        self._coordinated = isinstance(policy, Coordinated)
         with folders.said_of(folder / folders.CONFIG):
-            policy = make_policy(*tables.named("policy", config.policy))
             trainer = ThreadTrainer(self.task.learner(Draws(config.seed, config.name), config.device))
         close.callback(trainer.close)
         self.reach: Reach | None = None
@@ -111,11 +114,22 @@ class _Parts:
         }
         if membership is None or agreed is None:  # alone: nothing is listened on
             transport = MemoryNetwork().transport(config.name)
-            return message_exchange(
-                config.name, {}, transport=transport, federation=federation_id(config.name), agreed={}, **common
+            alone = Electing(
+                config.name, Electorate(0, frozenset([config.name]), (config.name,)), MemoryVotes(), boot=1, seed=config.seed
             )
-        self.reach = Reach(config, self.identity, membership, self.task.layout.size, common["boot"], say)
-        members = Members(ready, self.identity.public, self.reach.addresses, say)
+            return message_exchange(
+                *(config.name, {}),
+                transport=transport,
+                federation=federation_id(config.name),
+                agreed={},
+                electing=alone if self._coordinated else None,
+                **common,
+            )
+        size, coordinated = self.task.layout.size, self._coordinated
+        self.reach = Reach(config, self.identity, membership, size, common["boot"], say, coordinated)
+        members = Members(ready, self.identity.public, self.reach.addresses, say, coordinated)
+        votes = FileVotes(ready.folder / folders.VOTE, say)
+        electing = Electing(config.name, members.electorate(), votes, boot=common["boot"], seed=config.seed, say=say)
         around = members.around()
         exchange = message_exchange(
             config.name,
@@ -125,11 +139,13 @@ class _Parts:
             agreed=agreement.describe("task", config.task) | agreement.describe("policy", config.policy),
             edges=agreed.edges,
             sources=[name for name in around if members.learned_from(name)],
+            askers=members.askers() if coordinated else None,
+            electing=electing if coordinated else None,
             gate=membership,
             period=PROBING,
             **common,
         )
-        members.keep(exchange.contacts)
+        members.keep(exchange.contacts, exchange.electing)
         self.reach.serve(exchange.contacts, ready.folder)
         self.members = members
         return exchange

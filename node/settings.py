@@ -51,3 +51,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if not getattr(self, key) > 0:
                 raise ConfigurationError(f"{key} must be more than 0 seconds, got {getattr(self, key)}")
         make_codec(*tables.named("codec", self.codec))
+
+
+def check_coordinated(settings: Settings) -> None:
+    """Raise ConfigurationError where a coordinated policy cannot run with some settings."""
+    if settings.mode != "synchronous":
+        raise ConfigurationError('a coordinated policy needs mode = "synchronous", as its steps are by rounds')
+    if settings.codec.get("name") != "float32":
+        raise ConfigurationError('a coordinated policy sends models as they are: codec.name must be "float32"')

@@ -10,7 +10,10 @@ from typing import NamedTuple
 from node import admission, agreement, config, tables
 from node.agreement import AGREED, Agreement
 from node.config import NodeConfig
+from node.settings import check_coordinated
 from p2pfl.errors import ConfigurationError
+from p2pfl.policies import make_policy
+from p2pfl.policy import Coordinated, Policy
 from p2pfl.task import Part, Task, make_task
 from protocols.membership import Membership
 
@@ -45,6 +48,20 @@ def load(folder: Path, changes: Sequence[str] = ()) -> Setup:
             raise ConfigurationError(f"{key} is what the federation {agreed.name} has agreed on; it cannot be changed here")
     with config.said_of(folder / config.CONFIG):
         return Setup(folder, agreement.applied(own, agreed), membership, agreed)
+
+
+def policy_of(setup: Setup) -> Policy:
+    """Make a node's policy.
+
+    Raises:
+        ConfigurationError: it cannot be made, or not with these settings.
+    """
+    own = setup.config
+    with config.said_of(setup.folder / config.CONFIG):
+        policy = make_policy(*tables.named("policy", own.policy))
+        if isinstance(policy, Coordinated):
+            check_coordinated(own)
+    return policy
 
 
 def task_of(setup: Setup) -> Task:

@@ -16,6 +16,7 @@ from node.electing import UNKNOWN, Elected
 from node.files import Tries, replace_file
 from node.messaging import MessageExchange
 from node.node import SPLITS, Node
+from node.traffic import KINDS
 from p2pfl.errors import ConfigurationError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Parameters
@@ -160,6 +161,9 @@ class StatusBoard:
             "broker": exchange.contacts.broker,
             "deadlines_expired": exchange.expired,
         }
+        if exchange.electing is not None:
+            seen = exchange.electing.seen
+            self.state["election"] = {"coordinator": seen.coordinator, "term": str(seen.term), "problem": seen.problem}
 
     def _peers_changed(self) -> None:
         """Say who is missing and who is back. A peer that has done its rounds may leave without a word."""
@@ -212,6 +216,10 @@ def describe(state: Mapping[str, Any]) -> list[str]:
         lines.append(f"  disk: cannot write: {state['disk']}")
     if state.get("broker"):
         lines.append(f"  broker: {state['broker']}")
+    if election := state.get("election"):
+        lines.append(f"  coordinator: {election['coordinator']}, in term {election['term']}")
+        if election["problem"]:
+            lines[-1] = f"  degraded: {election['problem']}; it learns alone, as long as that lasts"
     for row in state["history"][-1:]:
         for split in ("validation", "test"):
             if row.get(split) is not None:
@@ -219,7 +227,7 @@ def describe(state: Mapping[str, Any]) -> list[str]:
     for peer in state.get("peers", []):
         lines.append(f"  {peer['name']}: {_describe_peer(peer)}")
     for direction, counts in state.get("traffic", {}).items():
-        learning = sum(counts[kind] for kind in ("get", "update", "score", "scored"))
+        learning = sum(counts[kind] for kind in KINDS)
         lines.append(f"  {direction}: {counts['models']} models, {learning} bytes, {counts['control']} bytes of control")
     if state.get("refused_by_budget"):
         lines.append(f"  left out by the budget: {state['refused_by_budget']} models")

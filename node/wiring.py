@@ -15,7 +15,6 @@ from node.peer import Member
 from node.settings import Settings
 from node.trainer import Trainer
 from p2pfl.codecs import TopK, make_codec
-from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
 from p2pfl.task import Task, goals_of
 from protocols.envelope import OVERHEAD, Door, Sealer
@@ -54,12 +53,7 @@ def message_exchange(
         coding: how models travel, if it was made already.
         edges: who may exchange models.
         sources, askers, gate, period, electing: see MessageExchange.
-
-    Raises:
-        ConfigurationError: with `electing`, the settings are not those of a coordinated federation.
     """
-    if electing is not None:
-        check_coordinated(settings)
     layout = task.layout
     codec = make_codec(*tables.named("codec", settings.codec))
 
@@ -94,14 +88,6 @@ def message_exchange(
         period=period,
         electing=electing,
     )
-
-
-def check_coordinated(settings: Settings) -> None:
-    """Raise ConfigurationError where a coordinated policy cannot run with some settings."""
-    if settings.mode != "synchronous":
-        raise ConfigurationError('a coordinated policy needs mode = "synchronous", as its steps are by rounds')
-    if settings.codec.get("name") != "float32":
-        raise ConfigurationError('a coordinated policy sends models as they are: codec.name must be "float32"')
 
 
 def max_frame(size: int, coordinated: bool = False) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from node.desk import Desk, Entry, Outcome, outcome
-from node.wiring import check_coordinated
+from node.settings import check_coordinated
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Assignment, Coordinated, Policy, Submission
 from protocols.envelope import OVERHEAD

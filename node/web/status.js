@@ -79,6 +79,7 @@ function showBanners() {
     state.state === "failed" && ["bad", `The node has failed: ${state.reason || "it did not say why"}`],
     state.disk && ["bad", `The disk: checkpoints cannot be written (${state.disk}). The node goes on from memory.`],
     state.broker && ["warn", `The broker: ${state.broker}`],
+    state.election?.problem && ["warn", `Degraded: ${state.election.problem}. The node learns alone, as long as that lasts.`],
     state.refused_by_budget && ["info", `The budget has left out ${count(state.refused_by_budget, "model")} so far.`],
   ].filter(Boolean);
   draw($("banners"), problems, () => problems.map(([kind, text]) => el("p", { class: `banner ${kind}` }, text)));
@@ -102,6 +103,7 @@ function showTiles(rows) {
     ["Models in the last round", last ? `${last.models}` : "–", budget.models ? `budget ${budget.models.limit}` : "no limit", budget.models && last ? last.models / budget.models.limit : undefined],
     ["Received in the last round", last ? bytes(last.bytes_in) : "–", budget.bytes ? `models ${bytes(last?.budget_bytes ?? 0)} of ${bytes(budget.bytes.limit)}` : "no limit", budget.bytes && last ? (last.budget_bytes ?? 0) / budget.bytes.limit : undefined],
   ];
+  if (state.election) tiles.push(["Coordinator", state.election.coordinator ?? "none", `term ${state.election.term}`]);
   if (budget.held) tiles.push(["Models held now", `${budget.held.used}`, `budget ${budget.held.limit}`, budget.held.used / budget.held.limit]);
   draw($("tiles"), tiles, () => tiles.map(([name, value, note, part]) => el("div", { class: "tile" },
     el("span", { class: "quiet" }, name), el("strong", {}, value), meter(part, name), el("span", { class: "quiet note" }, note))));
@@ -200,7 +202,7 @@ function showBytes(rows) {
 
 function showTraffic() {
   const { sent = {}, received = {} } = state.traffic ?? {};
-  const kinds = { models: "models", update: "bytes of models", get: "bytes of requests", score: "bytes of models to be judged", scored: "bytes of judgements", control: "bytes of control" };
+  const kinds = { models: "models", update: "bytes of models", get: "bytes of requests", score: "bytes of models to be judged", scored: "bytes of judgements", submit: "bytes of submissions", assigned: "bytes of assignments", control: "bytes of control" };
   const lines = Object.entries(kinds).filter(([kind]) => kind === "models" || sent[kind] || received[kind]);
   draw($("traffic"), [sent, received], () => el("table", {},
     el("thead", {}, el("tr", {}, el("th"), el("th", { scope: "col" }, "sent"), el("th", { scope: "col" }, "received"))),
