@@ -37,7 +37,7 @@ from node.trainer import Trainer
 from p2pfl.differences import Step
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, problem
-from p2pfl.policy import Budget, Coordinated, Merge, Policy, Split, Stage
+from p2pfl.policy import Budget, Coordinated, Merge, Policy, Split, Stage, memory_of
 from p2pfl.randomness import Draws
 from p2pfl.task import Task
 
@@ -224,13 +224,13 @@ class Node:
     async def _evaluate(self) -> None:
         snapshots = {**self.peers.published, "merged": self.me.params}
         snapshots.pop("prepared", None)
-        started = self.trainer.evaluate(list(snapshots.values()), SPLITS)
+        started = self._metrics(list(snapshots.values()))
         previous, self._evaluation = self._evaluation, _Evaluation(self.me.round, snapshots, started)
         if previous is not None:
             await self._look(previous)
 
     async def _look(self, evaluation: _Evaluation) -> None:
-        begun = evaluation.metrics or self.trainer.evaluate(list(evaluation.snapshots.values()), SPLITS)
+        begun = evaluation.metrics or self._metrics(list(evaluation.snapshots.values()))
         metrics = dict(zip(evaluation.snapshots, await begun, strict=True))
         stage = self.policy.judged if self.policy.judged in metrics else "merged"
         self.judge.see(evaluation.round, evaluation.snapshots[stage], metrics[stage].get("validation_loss"))
@@ -243,9 +243,12 @@ class Node:
             await self._look(self._evaluation)
             self._evaluation = None
         best = self.judge.best if self.judge.best is not None else self._judged_now()
-        (result,) = await self.trainer.evaluate([best], SPLITS)
+        (result,) = await self._metrics([best])
         if self._observer is not None:
             self._observer.finished(self, result)
+
+    def _metrics(self, models: Sequence[Parameters]) -> Awaitable[list[dict[str, float]]]:
+        return self.trainer.evaluate(models, SPLITS, memory_of(self.policy))
 
     def _judged_now(self) -> Parameters:
         return self.peers.published.get(self.policy.judged, self.me.params)

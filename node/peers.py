@@ -13,6 +13,7 @@ from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Assignment, Budget, Extras, Split, Stage, Submission, Update
 from p2pfl.randomness import Draws, common_order
+from p2pfl.rules import Rule
 from protocols.payload import encode_extras
 
 
@@ -62,9 +63,10 @@ class Me:
         epochs: int = 1,
         proximal: tuple[float, Parameters] | None = None,
         purpose: str = "train",
+        rule: Rule | None = None,
     ) -> Awaitable[Parameters]:
         start = self.params if params is None else params
-        return self.trainer.train(start, round=self.round, epochs=epochs, proximal=proximal, purpose=purpose)
+        return self.trainer.train(start, round=self.round, epochs=epochs, proximal=proximal, purpose=purpose, rule=rule)
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
         return self.trainer.mean(models, weights)

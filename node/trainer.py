@@ -9,9 +9,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from p2pfl.memory import Memory
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policy import Split
-from p2pfl.task import Keeper, Learner
+from p2pfl.rules import Rule
+from p2pfl.task import Keeper, Learner, evaluate, train
 
 T = TypeVar("T")
 
@@ -27,13 +29,16 @@ class Trainer(Protocol):
         epochs: int = 1,
         proximal: tuple[float, Parameters] | None = None,
         purpose: str = "train",
+        rule: Rule | None = None,
     ) -> Awaitable[Parameters]: ...
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]: ...
 
     def loss(self, stack: Sequence[Parameters], *, split: Split) -> Awaitable[np.ndarray]: ...
 
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> Awaitable[list[dict[str, float]]]:
+    def evaluate(
+        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Memory | None = None
+    ) -> Awaitable[list[dict[str, float]]]:
         """Begin at once or when it suits; the result need not be awaited before the next round."""
 
     def kept(self) -> Mapping[str, np.ndarray]:
@@ -58,8 +63,11 @@ class ThreadTrainer:
         epochs: int = 1,
         proximal: tuple[float, Parameters] | None = None,
         purpose: str = "train",
+        rule: Rule | None = None,
     ) -> Awaitable[Parameters]:
-        return self._run(lambda: self._learner.train(params, round=round, epochs=epochs, proximal=proximal, purpose=purpose))
+        return self._run(
+            lambda: train(self._learner, params, round=round, epochs=epochs, proximal=proximal, purpose=purpose, rule=rule)
+        )
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
         return self._run(lambda: weighted_mean(models, weights))
@@ -67,8 +75,10 @@ class ThreadTrainer:
     def loss(self, stack: Sequence[Parameters], *, split: Split) -> Awaitable[np.ndarray]:
         return self._run(lambda: self._learner.loss(stack, split=split))
 
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> Awaitable[list[dict[str, float]]]:
-        return self._run(lambda: self._learner.evaluate(stack, splits))
+    def evaluate(
+        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Memory | None = None
+    ) -> Awaitable[list[dict[str, float]]]:
+        return self._run(lambda: evaluate(self._learner, stack, splits, memory))
 
     def kept(self) -> Mapping[str, np.ndarray]:
         return self._learner.state() if isinstance(self._learner, Keeper) else {}

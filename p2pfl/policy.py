@@ -29,7 +29,9 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
+from p2pfl.memory import Memory
 from p2pfl.parameters import Layout, Parameters
+from p2pfl.rules import Rule
 
 Stage = Literal["prepared", "trained", "merged"]
 """Which model of a round: `prepared` at round 0, `trained` before a node collaborates, `merged` after."""
@@ -169,12 +171,15 @@ class Me(Protocol):
         epochs: int = 1,
         proximal: tuple[float, Parameters] | None = None,
         purpose: str = "train",
+        rule: Rule | None = None,
     ) -> Awaitable[Parameters]:
         """Train from `params` (default: the own ones) on the own training data.
 
         Args:
             proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss (FedProx).
             purpose: sets apart the random draws of two trainings in one round.
+            rule: another way to step than along the gradient at the model; see p2pfl.rules. The task must be one that is
+                trained along gradients.
         """
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
@@ -239,6 +244,9 @@ class Policy(Protocol):
 
     Attributes:
         judged: the snapshot that drives early stopping and is reported where it was best on validation.
+
+    A policy whose nodes predict together with their own samples also has `memory` (p2pfl.memory); then all that is reported
+    of models is that of the mixed predictions.
     """
 
     judged: Stage
@@ -282,6 +290,12 @@ def check_epochs(epochs: int, name: str = "epochs") -> None:
     """Raise ValueError where a policy's option asks for no epoch of training."""
     if epochs < 1:
         raise ValueError(f"{name} must be 1 or more, got {epochs}")
+
+
+def memory_of(policy: Policy) -> Memory | None:
+    """Return with which memory a policy's models are evaluated; None without one."""
+    memory: Memory | None = getattr(policy, "memory", None)
+    return memory
 
 
 def samples(me: Me, updates: Sequence[Update]) -> dict[str, int]:

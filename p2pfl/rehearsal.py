@@ -11,7 +11,8 @@ from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Merge, Policy, Split, Stage, Submission, Update
 from p2pfl.randomness import Draws, common_order
-from p2pfl.task import Learner, Task
+from p2pfl.rules import Rule
+from p2pfl.task import Learner, Task, train
 
 T = TypeVar("T")
 
@@ -104,9 +105,12 @@ class Actor:
         epochs: int = 1,
         proximal: tuple[float, Parameters] | None = None,
         purpose: str = "train",
+        rule: Rule | None = None,
     ) -> Awaitable[Parameters]:
         start = self.params if params is None else params
-        return _at_once(self._learner.train(start, round=self.round, epochs=epochs, proximal=proximal, purpose=purpose))
+        return _at_once(
+            train(self._learner, start, round=self.round, epochs=epochs, proximal=proximal, purpose=purpose, rule=rule)
+        )
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
         return _at_once(weighted_mean(models, weights))

@@ -21,10 +21,13 @@ from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError, Diverged
 from p2pfl.kernels import kernel_for
+from p2pfl.memory import Memory
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policy import Split
-from p2pfl.task import Learner
+from p2pfl.rules import Rule, kind
+from p2pfl.task import Learner, evaluate, train
 from p2pfl.torch_learner import TorchLearner, orders
+from p2pfl.torch_rules import follow, plan
 
 if TYPE_CHECKING:
     from p2pfl.torch_task import TorchTask
@@ -43,6 +46,7 @@ class TrainJob(msgspec.Struct, frozen=True, gc=False):
     epochs: int = 1
     proximal: tuple[float, Parameters] | None = None
     purpose: str = "train"
+    rule: Rule | None = None
 
 
 class MeanJob(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +71,7 @@ class EvaluateJob(msgspec.Struct, frozen=True, gc=False):
     node: int
     stack: Sequence[Parameters]
     splits: Sequence[Split]
+    memory: Memory | None = None
 
 
 class OneByOne:
@@ -77,8 +82,14 @@ class OneByOne:
 
     def train(self, jobs: Sequence[TrainJob]) -> list[Parameters]:
         return [
-            self._learners[job.node].train(
-                job.params, round=job.round, epochs=job.epochs, proximal=job.proximal, purpose=job.purpose
+            train(
+                self._learners[job.node],
+                job.params,
+                round=job.round,
+                epochs=job.epochs,
+                proximal=job.proximal,
+                purpose=job.purpose,
+                rule=job.rule,
             )
             for job in jobs
         ]
@@ -90,7 +101,7 @@ class OneByOne:
         return [self._learners[job.node].loss(job.stack, split=job.split) for job in jobs]
 
     def evaluate(self, jobs: Sequence[EvaluateJob]) -> list[list[dict[str, float]]]:
-        return [self._learners[job.node].evaluate(job.stack, job.splits) for job in jobs]
+        return [evaluate(self._learners[job.node], job.stack, job.splits, job.memory) for job in jobs]
 
 
 class Stacked:
@@ -103,6 +114,7 @@ class Stacked:
 
     def __init__(self, learners: Sequence[TorchLearner], dense: bool = True) -> None:
         self._task = _common_task(learners)
+        self._learners = learners
         if learners[0].device.type == "cpu" and convolution_flops(self._task) > MOST_CONVOLUTION:
             raise ConfigurationError("large convolutions are faster one by one on a CPU")
         self._draws = [learner.draws for learner in learners]
@@ -120,7 +132,7 @@ class Stacked:
         results: list[Parameters] = [np.empty(0, np.float32)] * len(jobs)
         groups = defaultdict(list)
         for k, job in enumerate(jobs):
-            groups[job.epochs, job.proximal is None].append(k)
+            groups[job.epochs, job.proximal is None, kind(job.rule)].append(k)
         counts = self._data["train"].counts
         for ks in groups.values():
             if not self._equal_counts:  # those with more samples first: who has a full batch left is then at the front
@@ -160,9 +172,15 @@ class Stacked:
 
     def evaluate(self, jobs: Sequence[EvaluateJob]) -> list[list[dict[str, float]]]:
         results: list[list[dict[str, float]]] = [[{} for _ in job.stack] for job in jobs]
-        asked = dict.fromkeys(split for job in jobs for split in job.splits)  # in order: that of the columns that users see
+        for k, job in enumerate(jobs):
+            if job.memory is not None:  # nobody shares a memory: each on its own
+                results[k] = evaluate(self._learners[job.node], job.stack, job.splits, job.memory)
+        asked = dict.fromkeys(
+            split for job in jobs if job.memory is None for split in job.splits
+        )  # in order: that of the columns that users see
         for split in [split for split in asked if split in self._data]:
-            rows = [(k, j, job.node) for k, job in enumerate(jobs) if split in job.splits for j in range(len(job.stack))]
+            mine = [(k, job) for k, job in enumerate(jobs) if split in job.splits and job.memory is None]
+            rows = [(k, j, job.node) for k, job in mine for j in range(len(job.stack))]
             params = [jobs[k].stack[j] for k, j, _ in rows]
             for row, figures in self._evaluate(params, [node for *_, node in rows], split):
                 k, j, _ = rows[row]
@@ -180,10 +198,13 @@ class Stacked:
             anchors = torch.from_numpy(np.array([job.proximal[1] for job in jobs if job.proximal])).to(self._device)
             mu = torch.tensor([job.proximal[0] for job in jobs if job.proximal], device=self._device).unsqueeze(1)
         weights = None if self._weights is None else self._weights[nodes]
-        n, batch_size = self._task.layout.n_trained, self._task.batch_size
-        optimizer, shelf = self._task.optimizer, self._data["train"]
+        n, shelf = self._task.layout.n_trained, self._data["train"]
         counts = shelf.counts[nodes]  # in descending order
-        state = optimizer.start(flat[:, :n], jobs[0].epochs * -(-int(counts[0]) // batch_size))
+        most = int(counts[0])
+        optimizer, batch_size, epochs = plan(jobs[0].rule, self._task.optimizer, self._task.batch_size, jobs[0].epochs, most)
+        steps = epochs * -(-most // batch_size)
+        state = optimizer.start(flat[:, :n], steps)
+        following = follow([job.rule for job in jobs], flat[:, :n], optimizer, steps)
 
         def step(rows: slice | Tensor, x: Tensor, y: Tensor) -> None:
             nonlocal fresh
@@ -192,7 +213,15 @@ class Stacked:
                 new.copy_(flat)
                 fresh = False
             part = flat if fresh else new[rows]
-            gradient = self._kernel.gradient(part, x, y, None if weights is None else weights[rows])
+            own = None if weights is None else weights[rows]
+
+            def slope(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+                return self._kernel.gradient(torch.cat([point, part[:, n:]], 1) if n < part.shape[1] else point, x, y, own)
+
+            if following is None:
+                gradient = self._kernel.gradient(part, x, y, own)
+            else:
+                gradient = following(slope, part[:, :n], x, y, rows)
             if anchors is not None:
                 gradient.add_(mu[rows] * (part[:, :n] - anchors[rows, :n]))
             states = {name: tensor[rows] for name, tensor in state.items()}
@@ -206,8 +235,8 @@ class Stacked:
                 for name, tensor in states.items():
                     state[name][rows] = tensor
 
-        permutations = self._orders(jobs, counts.tolist())
-        for epoch in range(jobs[0].epochs):
+        permutations = self._orders(jobs, counts.tolist(), batch_size, epochs)
+        for epoch in range(epochs):
             order = [p[epoch] for p in permutations]
             for s in range(counts[0] // batch_size):
                 k = int(np.count_nonzero(counts >= (s + 1) * batch_size))  # nodes with a full batch left: the first k
@@ -225,12 +254,14 @@ class Stacked:
         self._trained = _Block(new.cpu().numpy())
         return self._trained.rows
 
-    def _orders(self, jobs: Sequence[TrainJob], counts: Sequence[int]) -> list[list[np.ndarray] | list[None]]:
+    def _orders(
+        self, jobs: Sequence[TrainJob], counts: Sequence[int], batch_size: int, epochs: int
+    ) -> list[list[np.ndarray] | list[None]]:
         """Return the order of each job's samples in each epoch."""
-        if counts[0] <= self._task.batch_size:  # no node has more than one batch
-            return [[None] * jobs[0].epochs] * len(jobs)
+        if counts[0] <= batch_size:  # no node has more than one batch
+            return [[None] * epochs] * len(jobs)
         return [
-            orders(self._draws[job.node], job.round, job.purpose, count, self._task.batch_size, job.epochs)
+            orders(self._draws[job.node], job.round, job.purpose, count, batch_size, epochs)
             for job, count in zip(jobs, counts, strict=True)
         ]
 

@@ -11,10 +11,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.memory import Memory
 from p2pfl.names import build, resolve
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Split
 from p2pfl.randomness import Draws
+from p2pfl.rules import Rule
 
 TASKS = {
     "classification": "p2pfl.tasks.table:table",
@@ -96,6 +98,68 @@ class Keeper(Protocol):
         Raises:
             ConfigurationError: it was another task's.
         """
+
+
+@runtime_checkable
+class Ruled(Protocol):
+    """A learner that can also train by the rules of p2pfl.rules. Some policies need one; those of TorchTasks are."""
+
+    def train_by(
+        self,
+        rule: Rule,
+        params: Parameters,
+        *,
+        round: int,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Parameters:
+        """Return `params` after training; see `Learner.train`."""
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """A learner that can also evaluate models together with the node's own samples. Those of TorchTasks are."""
+
+    def recall(self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Memory) -> list[dict[str, float]]:
+        """Return what `Learner.evaluate` does, of the mixed predictions."""
+
+
+def train(
+    learner: Learner,
+    params: Parameters,
+    *,
+    round: int,
+    epochs: int,
+    proximal: tuple[float, Parameters] | None,
+    purpose: str,
+    rule: Rule | None,
+) -> Parameters:
+    """Train by a rule or (None) as usual.
+
+    Raises:
+        ConfigurationError: the learner cannot train by rules.
+    """
+    if rule is None:
+        return learner.train(params, round=round, epochs=epochs, proximal=proximal, purpose=purpose)
+    if not isinstance(learner, Ruled):
+        raise ConfigurationError("the policy needs a task that is trained along gradients, such as a TorchTask")
+    return learner.train_by(rule, params, round=round, epochs=epochs, proximal=proximal, purpose=purpose)
+
+
+def evaluate(
+    learner: Learner, stack: Sequence[Parameters], splits: Sequence[Split], memory: Memory | None
+) -> list[dict[str, float]]:
+    """Evaluate with a memory or (None) as usual.
+
+    Raises:
+        ConfigurationError: the learner cannot evaluate with a memory.
+    """
+    if memory is None:
+        return learner.evaluate(stack, splits)
+    if not isinstance(learner, Recalling):
+        raise ConfigurationError("the policy needs a task whose models have features and logits, such as a TorchTask")
+    return learner.recall(stack, splits, memory)
 
 
 class Task(Protocol):

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.memory import Memory, remembered
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
 from p2pfl.randomness import Draws
+from p2pfl.rules import Rule
+from p2pfl.torch_rules import follow, plan
 
 if TYPE_CHECKING:
     from p2pfl.torch_task import TorchTask
@@ -46,23 +49,59 @@ class TorchLearner:
         proximal: tuple[float, Parameters] | None = None,
         purpose: str = "train",
     ) -> Parameters:
+        return self._train(None, params, round, epochs, proximal, purpose)
+
+    def train_by(
+        self,
+        rule: Rule,
+        params: Parameters,
+        *,
+        round: int,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+    ) -> Parameters:
+        return self._train(rule, params, round, epochs, proximal, purpose)
+
+    def _train(
+        self,
+        rule: Rule | None,
+        params: Parameters,
+        round: int,
+        epochs: int,
+        proximal: tuple[float, Parameters] | None,
+        purpose: str,
+    ) -> Parameters:
         vector = torch.tensor(params, device=self.device)
         n = self.task.layout.n_trained
         weights, buffers = vector[:n], self._views(vector, self._rest)
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[:n]
         x, y = self.data["train"]
-        state = self.task.optimizer.start(weights, epochs * -(-len(x) // self.task.batch_size))
-        # Leaves that share their memory with `weights`, which the optimiser changes between the steps. (With one leaf for
-        # all, autograd would fill a vector of zeros for each of its parts.)
-        leaves = {name: view.detach().requires_grad_() for name, view in self._views(weights, self._trained).items()}
+        optimizer, batch_size, epochs = plan(rule, self.task.optimizer, self.task.batch_size, epochs, len(x))
+        steps = epochs * -(-len(x) // batch_size)
+        state = optimizer.start(weights, steps)
+        following = follow([rule], weights, optimizer, steps)
+        # Leaves that share their memory with a vector: `weights`, which the optimiser changes between the steps, or one for
+        # wherever a rule asks for the gradient. (With one leaf for all, autograd would fill a vector of zeros for each of
+        # its parts.)
+        place = weights if following is None else torch.empty_like(weights)
+        leaves = {name: view.detach().requires_grad_() for name, view in self._views(place, self._trained).items()}
+
+        def slope(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            place.copy_(point)
+            return self._gradient(leaves, buffers, x, y)
+
         self._module.train()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.draws.torch_seed(round, f"{purpose} module"))
-            for index in batches(self.draws, round, purpose, len(x), self.task.batch_size, epochs):
-                grad = self._gradient(leaves, buffers, x[index], y[index])
+            for index in batches(self.draws, round, purpose, len(x), batch_size, epochs):
+                if following is None:
+                    grad = self._gradient(leaves, buffers, x[index], y[index])
+                else:
+                    grad = following(slope, weights, x[index], y[index], slice(None))
                 if proximal is not None and anchor is not None:
                     grad.add_(weights - anchor, alpha=proximal[0])
-                self.task.optimizer.step(weights, grad, state, weights)
+                optimizer.step(weights, grad, state, weights)
         if not vector.sum().isfinite():
             raise Diverged(self.draws.name, round)
         return vector.cpu().numpy()
@@ -82,6 +121,42 @@ class TorchLearner:
             results.append(result)
         return results
 
+    def recall(self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Memory) -> list[dict[str, float]]:
+        """See p2pfl.task.Recalling. Features are what the last linear layer of the module gets.
+
+        Raises:
+            ConfigurationError: it is no classification by cross-entropy, or the module has no linear layer.
+        """
+        from p2pfl.torch_task import cross_entropy
+
+        if self.task.objectives is not None or self.task.loss is not cross_entropy:
+            raise ConfigurationError("a memory of samples needs a classification with cross-entropy")
+        results: list[dict[str, float]] = []
+        for params in stack:
+            _, known = self._outputs_and_features(params, "train")
+            result: dict[str, float] = {}
+            for split in splits:
+                if split in self.data and len(self.data[split][0]):
+                    outputs, features = self._outputs_and_features(params, split)
+                    mixed = remembered(memory, outputs, features, known, self.data["train"][1])
+                    figures = self.task.figures(mixed, self.data[split][1], None)
+                    result |= {f"{split}_{name}": value.item() for name, value in figures.items()}
+            results.append(result)
+        return results
+
+    @torch.no_grad()
+    def _outputs_and_features(self, params: Parameters, split: Split) -> tuple[Tensor, Tensor]:
+        linear = [part for part in self._module.modules() if isinstance(part, nn.Linear)]
+        if not linear:
+            raise ConfigurationError("a memory of samples needs a module whose last layer is torch.nn.Linear")
+        features: list[Tensor] = []
+        hook = linear[-1].register_forward_pre_hook(lambda _, given: features.append(given[0].flatten(1)))
+        try:
+            outputs = self._outputs(params, self.data[split][0])
+        finally:
+            hook.remove()
+        return outputs, features[-1]
+
     def _gradient(self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(self._module, leaves | buffers | self._local, (x,))
         loss = self.task.batch_loss(outputs, y, self._weights)
@@ -93,12 +168,15 @@ class TorchLearner:
         x, y = self.data[split]
         if not len(x):
             return {}
+        figures = self.task.figures(self._outputs(params, x), y, self._weights)
+        return {f"{split}_{name}": value.item() for name, value in figures.items()}
+
+    def _outputs(self, params: Parameters, x: Tensor) -> Tensor:
         vector = torch.tensor(params, device=self.device)
         tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
         self._module.eval()
-        outputs = functional_call(self._module, tensors, (x,))
-        figures = self.task.figures(outputs, y, self._weights)
-        return {f"{split}_{name}": value.item() for name, value in figures.items()}
+        outputs: Tensor = functional_call(self._module, tensors, (x,))
+        return outputs
 
     @staticmethod
     def _views(vector: Tensor, places: list[tuple[str, int, int, tuple[int, ...]]]) -> dict[str, Tensor]:

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from p2pfl.memory import Memory
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
+from p2pfl.rules import Rule
 from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, TrainJob
 from sim.clock import VirtualLoop
 
@@ -156,8 +158,9 @@ class BatchedTrainer:
         epochs: int = 1,
         proximal: tuple[float, Parameters] | None = None,
         purpose: str = "train",
+        rule: Rule | None = None,
     ) -> Future[Parameters]:
-        job = TrainJob(self._node, params, round, epochs, proximal, purpose)
+        job = TrainJob(self._node, params, round, epochs, proximal, purpose, rule)
         return self._batcher.ask("train", job, epochs * self._seconds)
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Future[Parameters]:
@@ -166,8 +169,10 @@ class BatchedTrainer:
     def loss(self, stack: Sequence[Parameters], *, split: Split) -> Future[np.ndarray]:
         return self._batcher.ask("loss", LossJob(self._node, stack, split))
 
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> Future[list[dict[str, float]]]:
-        return self._batcher.evaluate(EvaluateJob(self._node, stack, splits))
+    def evaluate(
+        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Memory | None = None
+    ) -> Future[list[dict[str, float]]]:
+        return self._batcher.evaluate(EvaluateJob(self._node, stack, splits, memory))
 
     def kept(self) -> Mapping[str, np.ndarray]:
         """Return nothing: a simulated node that comes back from a crash finds its learner as it was."""

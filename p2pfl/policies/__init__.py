@@ -22,6 +22,11 @@ POLICIES = {
     "cfl": "p2pfl.policies.cfl:Cfl",
     "matfl": "p2pfl.policies.matfl:MaTfl",
     "fedpref": "p2pfl.policies.fedpref:FedPref",
+    "ditto": "p2pfl.policies.ditto:Ditto",
+    "apfl": "p2pfl.policies.apfl:Apfl",
+    "per-fedavg": "p2pfl.policies.per_fedavg:PerFedAvg",
+    "pfedgraph": "p2pfl.policies.pfedgraph:PFedGraph",
+    "knn-per": "p2pfl.policies.knn_per:KnnPer",
 }
 
 

@@ -30,12 +30,15 @@ class CoordinatedFedAvg(FedAvg):
     previous: Extras = field(default_factory=dict, init=False, repr=False)
 
     async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
-        start = me.params if self.needs_start else None
+        start = self._start(me) if self.needs_start else None
         assignment = await peers.joint(trained, previous=self.previous, start=start)
         if assignment is None:
             return Merge(trained, {me.id: 1.0})
         self.previous = assignment.extras
         return Merge(assignment.params, assignment.weights)
+
+    def _start(self, me: Me) -> Parameters:
+        return me.params
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout

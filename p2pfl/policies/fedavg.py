@@ -11,6 +11,7 @@ import numpy as np
 from p2pfl.aggregation import fedavg
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs, merge, samples
+from p2pfl.rules import Rule
 
 FineTuning = Literal["", "replace-last", "from-best"]
 
@@ -46,7 +47,7 @@ class FedAvg:
         return Merge(me.params, {me.id: 1.0})
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        trained = await me.train(epochs=self.epochs, proximal=self._proximal(me))
+        trained = await me.train(epochs=self.epochs, proximal=self._proximal(me), rule=self._rule(me))
         last = me.round >= me.rounds
         if self.ft == "replace-last" and last:
             return Merge(trained, {me.id: 1.0})
@@ -70,6 +71,9 @@ class FedAvg:
             self.best, self.loss = params.copy(), loss
 
     def _proximal(self, me: Me) -> tuple[float, Parameters] | None:
+        return None
+
+    def _rule(self, me: Me) -> Rule | None:
         return None
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""A node's own samples as a memory: predictions by its nearest neighbours, mixed with those of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Memory(msgspec.Struct, frozen=True, gc=False):
+    """How a model's predictions are mixed with those of the k nearest training samples of the node.
+
+    Attributes:
+        neighbours: k; all samples where there are fewer.
+        weight: lambda, how much the neighbours count; the model counts 1 - lambda.
+        scale: sigma of the kernel exp(-||f - f_i||^2 / (sigma * D)), D being the length of the features f.
+    """
+
+    neighbours: int
+    weight: float
+    scale: float
+
+
+def remembered(memory: Memory, outputs: Tensor, features: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+    """Return the logarithms of the mixed probabilities, [n, classes]; they are logits, too.
+
+    Args:
+        outputs: the model's logits, [n, classes].
+        features: of the same samples, [n, D].
+        known: features of the training samples, [m, D], m at least 1.
+        labels: their class numbers, [m].
+    """
+    import torch
+
+    if not memory.weight:
+        return outputs
+    distances = torch.cdist(features, known, compute_mode="donot_use_mm_for_euclid_dist").square()
+    order = distances.argsort(dim=1, stable=True)[:, : memory.neighbours]  # of equals, the sample that comes first
+    nearest = distances.gather(1, order)
+    nearness = torch.exp((nearest[:, :1] - nearest) / (memory.scale * features.shape[1]))  # the nearest has 1: no underflow
+    votes = torch.zeros_like(outputs).scatter_add_(1, labels[order], nearness)
+    mixed = torch.lerp(outputs.softmax(1), votes / nearness.sum(1, keepdim=True), memory.weight)
+    return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()

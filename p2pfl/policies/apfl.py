@@ -1,0 +1,73 @@
+"""APFL: a personal model that is a mixture of a local model and the shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Any
+
+from p2pfl.parameters import Parameters
+from p2pfl.policies.personal import Personal, packed, unpacked
+from p2pfl.policy import Me, Merge, Peers
+from p2pfl.rules import Mixture
+
+NEAR = 0.01  # how far from alpha the losses are taken whose difference is the slope
+
+
+@dataclass
+class Apfl(Personal):
+    """Adaptive personalized federated learning (Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020,
+    algorithm 1 with tau as long as a round), run by the elected coordinator.
+
+    A node has a local model v beside the shared one w. In each step w goes along its own gradient, and v along that of the
+    mixture `alpha v + (1 - alpha) w` with respect to v, on the same batch. The personal model is the mixture with the shared
+    model that the round has assigned. At alpha 1 it is that of a node alone, at 0 it is FedAvg's.
+
+    Alpha goes along the slope of the loss (equation 10), and stays from 0 to 1. Simplified: it does so once, as a round
+    begins, with the loss on all training data, and the slope is a difference quotient; both models are trained by the task's
+    optimiser, where the paper has plain stochastic gradient descent; all participants take part in every round.
+
+    Attributes:
+        alpha: how much the local model counts in the beginning.
+        alpha_lr: of the steps of alpha; with 0 it stays as it is. (In the paper it is that of the models.)
+    """
+
+    alpha: float = 0.5
+    alpha_lr: float = 0.01
+
+    mixed: float = field(default=0.0, init=False, repr=False)  # alpha as it is now
+    own: Parameters | None = field(default=None, init=False, repr=False)  # v; None: still the common initial model
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be from 0 to 1, got {self.alpha}")
+        if not 0 <= self.alpha_lr < inf:
+            raise ValueError(f"alpha_lr must be 0 or more, and finite, got {self.alpha_lr}")
+        self.mixed = self.alpha
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        shared, own = self._shared(me), me.initial if self.own is None else self.own
+        if self.alpha_lr:
+            slope = await self._slope(me, own, shared)
+            self.mixed = min(max(self.mixed - self.alpha_lr * slope, 0.0), 1.0)
+        self.own = await me.train(own, epochs=self.epochs, rule=Mixture(self.mixed, shared))
+        shared, weights = await self._share(me, peers, await me.train(shared, epochs=self.epochs))
+        return Merge(await self._mixture(me, self.own, shared, self.mixed), weights)
+
+    async def _slope(self, me: Me, own: Parameters, shared: Parameters) -> float:
+        """The derivative of the mixture's loss on the own training data with respect to alpha."""
+        around = [await self._mixture(me, own, shared, self.mixed + far) for far in (-NEAR, NEAR)]
+        before, after = (await me.loss(around, split="train")).tolist()
+        slope = (after - before) / (2 * NEAR)
+        return slope if isfinite(slope) else 0.0
+
+    async def _mixture(self, me: Me, own: Parameters, shared: Parameters, alpha: float) -> Parameters:
+        return await me.mean([own, shared], [alpha, 1 - alpha])
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "own": packed(self.own), "mixed": self.mixed}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.own, self.mixed = unpacked(state["own"]), state["mixed"]

@@ -1,0 +1,39 @@
+"""Ditto: a personal model that is held near the shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from p2pfl.policies.personal import Personal
+from p2pfl.policy import Me, Merge, Peers
+
+
+@dataclass
+class Ditto(Personal):
+    """Ditto (Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
+    algorithm 1), run by the elected coordinator.
+
+    In each round a node trains the shared model w as in FedAvg, and its personal model v on its loss plus
+    `weight/2 ||v - w_t||^2`, w_t being the shared model as the round began. Both see the samples in the same order.
+
+    Simplified: all participants take part in every round, and both models get as many epochs; the paper's solver is
+    stochastic gradient descent, here it is the task's optimiser.
+
+    Attributes:
+        epochs, judged: see above; all that is judged is the personal model.
+        weight: lambda; at 0 the personal model is that of a node alone.
+    """
+
+    weight: float = 0.75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.weight < inf:
+            raise ValueError(f"weight must be 0 or more, and finite, got {self.weight}")
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        shared = self._shared(me)
+        own = await me.train(epochs=self.epochs, proximal=(self.weight, shared))
+        _, weights = await self._share(me, peers, await me.train(shared, epochs=self.epochs))
+        return Merge(own, weights)

@@ -1,0 +1,41 @@
+"""Per-FedAvg: a shared model from which one step leads to a good personal one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from p2pfl.policies.personal import Personal
+from p2pfl.policy import Me, Merge, Peers
+from p2pfl.rules import Descent, Lookahead
+
+
+@dataclass
+class PerFedAvg(Personal):
+    """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
+    Model-Agnostic Meta-Learning Approach", NeurIPS 2020, algorithm 1), in its first-order variant (FO), run by the elected
+    coordinator.
+
+    The shared model w is trained so that it is good after one step of gradient descent: each local step goes along the
+    gradient at `w - lr * gradient`, the two gradients being those of the two halves of a batch. What the second derivative
+    would contribute is left out: that is the first-order variant. The personal model is what one such step, on all training
+    data, makes of the shared model that the round has assigned.
+
+    Simplified: all participants take part in every round; steps of the shared model are those of the task's optimiser, where
+    the paper has plain steps of length beta.
+
+    Attributes:
+        lr: alpha, of the step to the personal model.
+    """
+
+    lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.lr < inf:
+            raise ValueError(f"lr must be 0 or more, and finite, got {self.lr}")
+
+    async def round(self, me: Me, peers: Peers) -> Merge:
+        trained = await me.train(self._shared(me), epochs=self.epochs, rule=Lookahead(self.lr))
+        shared, weights = await self._share(me, peers, trained)
+        return Merge(await me.train(shared, rule=Descent(self.lr)), weights)

@@ -1,0 +1,67 @@
+"""Ways to train that are not steps along the gradient at the own model, for policies that need one (`Me.train`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from p2pfl.parameters import Parameters
+
+
+class Lookahead(msgspec.Struct, frozen=True, gc=False):
+    """Each step goes along the gradient at the model that one step of plain gradient descent would make.
+
+    A batch is cut in two halves: the first makes that step, the gradient there is that of the second. (Of an odd number,
+    the sample in the middle is in both.)
+
+    Attributes:
+        lr: of the step ahead.
+    """
+
+    lr: float
+
+
+class Mixture(msgspec.Struct, frozen=True, gc=False):
+    """Trains v, so that `alpha * v + (1 - alpha) * shared` becomes better.
+
+    The shared model is trained along, on the same batches, with ordinary steps: as `Me.train` trains it with the same
+    `epochs` and `purpose`.
+
+    Attributes:
+        alpha: how much v counts.
+        shared: the other model, as it is before; float32, shape [P].
+    """
+
+    alpha: float
+    shared: Parameters
+
+
+class Aligned(msgspec.Struct, frozen=True, gc=False):
+    """Adds `weight * (1 - cos(w, anchor))` to the loss: it holds the direction of a model, and not its length.
+
+    Attributes:
+        weight: of that term.
+        anchor: float32, shape [P]; where it or the model is 0, there is no such term.
+    """
+
+    weight: float
+    anchor: Parameters
+
+
+class Descent(msgspec.Struct, frozen=True, gc=False):
+    """One step of plain gradient descent, on all training samples at once, in place of all epochs.
+
+    Attributes:
+        lr: of the step.
+    """
+
+    lr: float
+
+
+Rule = Lookahead | Mixture | Aligned | Descent
+
+
+def kind(rule: Rule | None) -> Any:
+    """Return what the rules of trainings have in common that can be computed together."""
+    return (Descent, rule.lr) if isinstance(rule, Descent) else type(rule)
