@@ -9,6 +9,7 @@ from p2pfl.errors import ConfigurationError, Diverged
 from p2pfl.kernels import DenseKernel, VmapKernel
 from p2pfl.optimizers import SGD, Adam
 from p2pfl.randomness import Draws
+from p2pfl.rules import Aligned, Descent, Lookahead, Mixture
 from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, OneByOne, Stacked, TrainJob
 from p2pfl.torch_learner import choose_device
 from p2pfl.torch_task import classification, cross_entropy, regression
@@ -111,6 +112,10 @@ OPTIONS = [
     {"epochs": 3},
     {"proximal": (0.5, np.full(models()[0].shape, 0.1, np.float32))},
     {"purpose": "another"},
+    {"rule": Lookahead(0.05), "epochs": 2},
+    {"rule": Mixture(0.3, models(seed=9)[0]), "epochs": 2},
+    {"rule": Aligned(0.5, models(seed=9)[0])},
+    {"rule": Descent(0.05), "epochs": 2},
 ]
 
 
@@ -136,6 +141,21 @@ def test_a_module_of_the_users_own_equals_one_by_one():
     assert difference(expected, stacked.train(jobs(Own))) < 1e-5
     frozen = slice(-3, None)
     assert all((after[frozen] == job.params[frozen]).all() for after, job in zip(expected, jobs(Own), strict=True))
+
+
+@pytest.mark.parametrize("rule", [Lookahead(0.05), Mixture(0.3, models(1, Own, 9)[0]), Aligned(0.5, models(1, Own, 9)[0])])
+def test_by_rules_too_and_what_is_frozen_stays(rule):
+    expected = crew("one by one", Own).train(jobs(Own, rule=rule))
+    assert difference(expected, crew("vmap", Own).train(jobs(Own, rule=rule))) < 1e-5
+    assert all((after[-3:] == job.params[-3:]).all() for after, job in zip(expected, jobs(Own), strict=True))
+    assert all((after != job.params).any() for after, job in zip(expected, jobs(Own), strict=True))
+
+
+def test_nodes_of_a_stack_may_follow_different_rules():
+    rules = [None, Lookahead(0.05), Lookahead(0.5), Mixture(0.3, models(seed=9)[0]), Mixture(0.9, models(seed=8)[0])]
+    rules += [Descent(0.1), Descent(0.2)]
+    asked = [TrainJob(k, model, 1, rule=rule) for k, (model, rule) in enumerate(zip(models(), rules, strict=True))]
+    assert difference(crew("one by one").train(asked), crew("dense").train(asked)) < 1e-5
 
 
 def test_chains_of_linear_layers_have_their_own_gradient():
