@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import duckdb
 import numpy as np
@@ -11,6 +12,7 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, opened_report, page
 from report_folders import clusters_of, edges_of, entry, leave, rounds_of, similarities_of
 from report_pages import figures, payload, rows, texts
 
+from p2pfl.errors import ConfigurationError
 from sim.cli import main
 from sim.report.write import report, write_report
 
@@ -206,6 +208,84 @@ def test_similarities_are_those_that_the_run_has_left(ran):
             assert np.isfinite(values).sum() == 2 * len(pairs) + len({node for *both, _ in pairs for node in both})
 
 
+# Elections
+
+
+@pytest.fixture(scope="module")
+def elected(tmp_path_factory):
+    """Three nodes and ten virtual seconds: node 2 coordinates from 1 to 4 s, node 0 from 6 s on; node 1 hears of it late."""
+    seen = [
+        (0.0, 0, 0, -1, "no coordinator yet"),
+        (1.0, 2, 1, 2, ""),
+        (1.5, 0, 1, 2, ""),
+        (1.5, 1, 1, 2, ""),
+        (4.0, 2, 1, -1, "no coordinator: 1 of 3 members are in sight, 2 are needed"),
+        (5.0, 0, 1, -1, "no coordinator yet"),
+        (5.5, 0, 2, -1, "no coordinator yet"),  # a term without a coordinator is nothing to see
+        (6.0, 0, 2, 0, ""),
+        (7.0, 1, 2, 0, ""),
+    ]
+    kinds = {"time": float, "node": np.int32, "term": np.int64, "coordinator": np.int32, "problem": np.str_}
+    table = {name: np.array(column, kinds[name]) for name, column in zip(kinds, zip(*seen, strict=True), strict=True)}
+    rounds = rounds_of(3, 2, virtual_time=lambda r, n: 5.0 * r)
+    made = [(entry("wired", 0, 3, 2, time={"virtual_s": 10.0}), rounds, edges_of(), {"elections": table})]
+    return leave(tmp_path_factory.mktemp("elected") / "run", made)
+
+
+def test_who_coordinated_when_and_what_each_node_saw_of_it(elected):
+    found = figures(report([elected]))["coordinators"]["runs"]["wired"]
+    lanes = {}
+    for row, a, b, block in zip(found["row"], found["from"], found["to"], found["block"], strict=True):
+        lanes.setdefault(found["rows"][row], []).append((a, b, found["blocks"][block]))
+    alone = "no coordinator: 1 of 3 members are in sight, 2 are needed"
+    assert lanes == {
+        "coordinator": [
+            (0, 1, "no coordinator yet"),
+            (1, 4, "node 2, term 1"),
+            (4, 6, f"no coordinator yet, {alone}"),
+            (6, 10, "node 0, term 2"),
+        ],
+        "node 0": [
+            (0, 1.5, "no coordinator yet"),
+            (1.5, 5, "node 2, term 1"),
+            (5, 6, "no coordinator yet"),
+            (6, 10, "node 0, term 2"),
+        ],
+        "node 1": [(0, 1.5, "no coordinator yet"), (1.5, 7, "node 2, term 1"), (7, 10, "node 0, term 2")],
+        "node 2": [(0, 1, "no coordinator yet"), (1, 4, "node 2, term 1"), (4, 10, alone)],
+    }
+
+
+def test_elections_are_summed_up_in_a_sentence(elected):
+    (said,) = texts(report([elected]))["elections"]
+    assert said == (
+        "wired: 2 nodes coordinated in 2 terms. There was a coordinator from 1.000 s of virtual time on; it was lost 1 time."
+        " Nobody coordinated for 3.00 of 10.00 s (30.0 %)."
+    )
+
+
+def test_a_table_of_elections_that_names_a_node_too_many_is_refused(elected, tmp_path):
+    shutil.copytree(elected, tmp_path / "run")
+    file = tmp_path / "run" / "elections.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(f"CREATE TABLE found AS SELECT * REPLACE (coordinator + 1 AS coordinator) FROM '{file}'")
+        connection.execute(f"COPY found TO '{file}' (FORMAT parquet)")
+    with pytest.raises(
+        ConfigurationError, match=r"elections\.parquet does not fit the summary: coordinator is not from -1 to 2"
+    ):
+        report([tmp_path / "run"])
+
+
+@needs_chromium
+def test_the_timeline_is_drawn(elected, tmp_path):
+    path = write_report([elected], tmp_path / "report.html")
+    with browser() as chromium, page(chromium) as (shown, seen):
+        shown.goto(path.as_uri())
+        shown.wait_for_selector("html[data-ready]", state="attached")
+        assert "node 2, term 1" in shown.locator("#coordinators svg.drawing").text_content()
+        assert seen.problems == []
+
+
 # What is not there
 
 
@@ -213,7 +293,7 @@ def test_a_run_with_none_of_it_has_no_such_figures(tmp_path):
     made = [(entry("plain", 0, 3, 2), rounds_of(3, 2, trained_test_accuracy=0.5), edges_of((1, 0, 1)))]
     text = report([leave(tmp_path / "run", made)])
     assert not OF_SEVERAL & set(figures(text))
-    assert not {"objectives", "clusters"} & set(texts(text))
+    assert not {"objectives", "clusters", "elections"} & set(texts(text))
     assert "<h3>Fronts</h3>" not in text
 
 

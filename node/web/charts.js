@@ -858,13 +858,13 @@ function paint(canvas, values, n, most, scale, both) {
   large.drawImage(cells, 0, 0, n * scale, n * scale);
 }
 
-/** Lanes: {name, rows: [label], x: {label, unit}, keys: [label], joined?, inside?,
-    parts: [{row, from, to, key, block, label}], tip: (part) => [row of a tip, ...], groups?: [label of each row]}.
+/** Lanes: {name, rows: [label], x: {label, unit, span?}, keys: [label], none?, joined?, inside?,
+    parts: [{row, from, to, key, block, label, brief?}], tip: (part) => [row of a tip, ...], groups?: [label of each row]}.
 
-    What each row was from when to when: a part has the colour of its key, -1 being none. With `joined`, neighbouring rows of
-    the same block touch, as the members of a cluster; with `inside`, parts have their label in them where there is room. */
-const lanes = kind(({ name, rows, groups, x, keys, joined, inside, parts, tip: said }, width, state) => {
-  const span = extent([parts.map((p) => p.from), parts.map((p) => p.to)]);
+    What each row was from when to when: a part has the colour of its key, -1 being `none`. With `joined`, neighbouring rows of
+    the same block touch, as the members of a cluster; with `inside`, parts have their label in them where there is room, or else what is brief. */
+const lanes = kind(({ name, rows, groups, x, keys, none, joined, inside, parts, tip: said }, width, state) => {
+  const span = extent([parts.map((p) => p.from), parts.map((p) => p.to), x.span ?? []]);
   if (!span) return el("p", { class: "empty" }, "There is nothing to draw.");
   const n = rows.length, tall = Math.max(1, Math.min(inside ? 24 : 18, Math.floor((inside ? 520 : 460) / n))), named = tall >= 11;
   const titles = named && !groups ? rows.map(String) : blocksOf(groups ?? []).map((block) => String(block.of));
@@ -902,10 +902,9 @@ const lanes = kind(({ name, rows, groups, x, keys, joined, inside, parts, tip: s
   }
   if (tall >= 7) root.append(svg("path", { class: "cut hair", d: hairs }));
   root.append(svg("path", { class: `cut ${tall < 7 ? "thin" : ""}`, d: ends + cuts }));
-  if (inside) for (const p of parts) {
-    const room = px(p.to) - px(p.from) - 8;
-    if (p.label && tall >= 13 && room > 24)
-      root.append(text(px(p.from) + 5, top(p.row) + (tall - gap) / 2 + 4, shortened(p.label, room), { class: p.key < 0 ? "" : "on" }));
+  if (inside && tall >= 13) for (const p of parts) {
+    const room = px(p.to) - px(p.from) - 8, fits = [p.label, p.brief].find((label) => label && widthOf(label) <= room);
+    if (fits) root.append(text(px(p.from) + 5, top(p.row) + (tall - gap) / 2 + 4, fits, { class: p.key < 0 ? "" : "on" }));
   }
   const lit = svg("g");
   root.append(lit);
@@ -928,7 +927,7 @@ const lanes = kind(({ name, rows, groups, x, keys, joined, inside, parts, tip: s
   });
   const used = [...drawn.keys()].filter((k) => k >= 0).sort((a, b) => a - b);
   const signs = used.map((k) => [sign(`lane ${run(k)} tone-${Math.floor(k / 8) % 3}`, "M1 1h16v10h-16z"), keys[k]]);
-  if (drawn.has(-1)) signs.push([sign("lane none", "M1 1h16v10h-16z"), keys.none ?? "none"]);
+  if (drawn.has(-1)) signs.push([sign("lane none", "M1 1h16v10h-16z"), none ?? "none"]);
   return signs.length > 1 ? [root, legend(signs)] : root;
 });
 /** Return what stands beside its like in an array: [{of, from, count}]. */

@@ -21,6 +21,7 @@ from sim.words import some
 MOST_BINS = 100  # rows and columns of a matrix
 MOST_FRAMES = 6  # matrices of a run
 SAME = 1 - 1e-9  # an adjusted Rand index above this is 1
+MOST_SAID = 6  # runs; of more, the table says it better
 MOST_PARTS = 40_000  # of lanes, in all runs together
 
 
@@ -104,6 +105,7 @@ def lanes(series: Sequence[Series], states: dict[str, States]) -> Figure:
         members = [np.any(state.table == k, axis=0).sum() for k in range(len(state.names))]
         runs[name] = {
             "rows": [called[node] for node in order],
+            "span": [0.5, max(len(state.table), own[name].rounds(entry)["round"].max(initial=1)) + 0.5],
             "row": rows,
             "from": first - 0.5,
             "to": last + 0.5,
@@ -235,11 +237,20 @@ def _alike(grouped: bool, orders: dict[str, Order]) -> str:
     return words + (" A cell is the mean of several pairs." if binned else "")
 
 
+def of_clusters(series: Sequence[Series]) -> list[str]:
+    """Say of runs with clusters how near these came to the true groups, when, and what became of them."""
+    with_clusters = [one for one in series if any(entry.clusters is not None for entry in one.entries)]
+    whole = [
+        one.name for one in with_clusters if all(max(c.count, default=1) == 1 for e in one.entries if (c := e.clusters))
+    ]
+    said = [found_groups(one) for one in with_clusters if one.name not in whole]
+    none = [f"No cluster was split in: {some(whole, MOST_SAID)}."] if whole else []
+    return [*said, *none] if len(said) <= MOST_SAID else none
+
+
 def found_groups(series: Series) -> str:
-    """Say how near the clusters of a run came to the true groups, when, and what became of them; "" without clusters."""
+    """Say how near the clusters of a run came to the true groups, when, and what became of them."""
     told = [(entry, entry.clusters) for entry in series.entries if entry.clusters is not None and entry.clusters.count]
-    if not told:
-        return ""
     counts = [clusters.count[-1] for _, clusters in told]
     nodes = series.shown.nodes
     seeds = len(told)

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from sim.findings import findings as of_summary
-from sim.report.clusters import found_groups
+from sim.report.clusters import of_clusters
 from sim.report.folder import Folder
 from sim.report.series import Series, by_key, folder_names
 from sim.words import number, some
 
-MOST_CLUSTERED = 6  # of more, the table says it better
 MOST_PROBLEMS = 4  # of more, the table says it better
 
 
@@ -22,8 +21,7 @@ def findings(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
     found = []
     if len(problems) <= MOST_PROBLEMS:
         found = [sentence for (metric, _), alike in problems.items() for sentence in best(metric, alike, len(problems) > 1)]
-    said = [sentence for one in series if (sentence := found_groups(one))]
-    found += said if len(said) <= MOST_CLUSTERED else []
+    found += of_clusters(series)
     for folder, name in zip(folders, folder_names([folder.path for folder in folders]), strict=True):
         runs = folder.scenario.get("run")
         try:

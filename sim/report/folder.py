@@ -29,6 +29,7 @@ TABLES = {
 MORE = {  # which not every run leaves
     "clusters": ("round", "node", "cluster"),
     "similarities": ("round", "node", "other", "similarity"),
+    "elections": ("time", "node", "term", "coordinator", "problem"),
 }
 
 

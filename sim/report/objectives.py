@@ -34,7 +34,8 @@ class Solution(NamedTuple):
 
 def section(series: Sequence[Series]) -> Section | None:
     """Return the section; runs with other objectives have figures of their own."""
-    figures = [fronts(f"fronts-{k}" if k else "fronts", *alike) for k, alike in enumerate(spaces(series))]
+    found = spaces(series)
+    figures = [fronts(f"fronts-{k}" if k else "fronts", *alike, several=len(found) > 1) for k, alike in enumerate(found)]
     return {"id": "objectives", "title": "Objectives", "text": [], "figures": figures} if figures else None
 
 
@@ -60,8 +61,12 @@ def _terms(series: Series) -> tuple[Any, ...]:
     return tuple(of.higher_is_better.items()), tuple(of.reference or ()), tuple(map(tuple, of.front))
 
 
-def fronts(id: str, space: Space, series: Sequence[Series]) -> Figure:
-    """Return the objectives of the nodes' models as points, each pair of objectives in a view of its own."""
+def fronts(id: str, space: Space, series: Sequence[Series], several: bool = False) -> Figure:
+    """Return the objectives of the nodes' models as points, each pair of objectives in a view of its own.
+
+    Args:
+        several: whether there are other runs, which have other objectives.
+    """
     names = list(told(series[0]).higher_is_better)
     pairs = list(combinations(range(len(names)), 2))[:MOST_VIEWS]
     models = {one.name: (one, solutions(one, space)) for one in series}
@@ -74,7 +79,7 @@ def fronts(id: str, space: Space, series: Sequence[Series]) -> Figure:
         view |= {"fronts": {"x": bool(space.signs[a] > 0), "stepped": len(names) == 2}}
         views.append(view | {"known": [[values[a], values[b]] for values in known]})
     title = "Objectives of the nodes' models, and the front of each run"
-    title += f": {some(one.name for one in series)}" if id != "fronts" else ""
+    title += f": {some(names)}" if several else ""
     figure: Figure = {"id": id, "kind": "scatter", "title": title, "note": _note(series, len(names) > 2)}
     return figure | (views[0] if views else {"points": []}) | ({"views": views} if len(views) > 1 else {})
 

@@ -102,8 +102,9 @@ def _any(column: np.ndarray) -> bool:
 
 def _fits(folder: Folder, entry: Entry, table: Columns, name: str, nodes: Sequence[str]) -> None:
     """Raise ConfigurationError if a table speaks of rounds or nodes that the run in the summary does not have."""
-    ranges = [("round", 1, entry.rounds), *((column, 0, entry.nodes - 1) for column in nodes)]
-    for column, least, most in ranges:
+    ranges = [("round", 1, entry.rounds), ("coordinator", -1, entry.nodes - 1)]
+    ranges += [(column, 0, entry.nodes - 1) for column in nodes]
+    for column, least, most in (each for each in ranges if each[0] in table):
         values = table[column]
         if values.dtype.kind not in "iu" or (len(values) and not least <= values.min() <= values.max() <= most):
             file = folder.path / f"{name}.parquet"

@@ -10,7 +10,7 @@ from typing import Any
 from node.files import reason, replace_file
 from p2pfl.errors import ConfigurationError
 from sim.left import REPORT
-from sim.report import clusters, collaboration, learning, objectives, outcome, sweep, tables, target, traffic
+from sim.report import clusters, collaboration, elections, learning, objectives, outcome, sweep, tables, target, traffic
 from sim.report.differences import differences
 from sim.report.findings import findings
 from sim.report.folder import Folder
@@ -28,6 +28,7 @@ SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     clusters.section,
     collaboration.section,
     traffic.section,
+    elections.section,
 )
 MOST_RUNS = 16  # that are shown in all figures at first
 

@@ -232,13 +232,13 @@ const KINDS = {
     holds: (fig) => fig.runs,
     picks: () => true,
     data: (fig, { chosen }) => {
-      const { rows, groups, row, from, to, key, block, blocks } = fig.runs[chosen];
-      const parts = Array.from(row, (at, i) => ({ row: at, from: from[i], to: to[i], key: key[i], block: block[i], label: blocks[block[i]] }));
+      const { rows, groups, row, from, to, key, block, blocks, brief, span } = fig.runs[chosen];
+      const parts = Array.from(row, (at, i) => ({ row: at, from: from[i], to: to[i], key: key[i], block: block[i], label: blocks[block[i]], brief: brief?.[block[i]] }));
       const when = (p) => (fig.x_unit ? `${Charts.format(p.from, fig.x_unit)} to ${Charts.format(p.to, fig.x_unit)}`
         : p.to - p.from === 1 ? `${p.from + 0.5}` : `${p.from + 0.5} to ${p.to - 0.5}`);
       const tip = (p) => [...(groups ? [{ name: "group", value: groups[p.row] }] : []),
         { name: p.label, value: "" }, { name: fig.x_label, value: when(p) }];
-      return { rows, groups, x: { label: fig.x_label, unit: fig.x_unit }, keys: fig.keys, joined: fig.joined, inside: fig.inside, parts, tip };
+      return { rows, groups, x: { label: fig.x_label, unit: fig.x_unit, span }, keys: fig.keys, none: fig.none, joined: fig.joined, inside: fig.inside, parts, tip };
     },
     csv: (fig) => {
       const rows = [["run", fig.row_label, "from", "to", fig.key_label, fig.block_label]], part = fig.x_unit ? 0 : 0.5;
