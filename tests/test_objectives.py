@@ -1,14 +1,20 @@
 """Several objectives of one model: scalarised alike by every way to train, and by a preference that nobody is told."""
 
+import asyncio
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from federation import play
 from torch import nn
 
 import node.wiring
+from node import metrics
 from node.config import NodeConfig
+from node.settings import Settings
+from node.status import StatusBoard
 from p2pfl.errors import ConfigurationError
 from p2pfl.fronts import maximised
 from p2pfl.kernels import DenseKernel, VmapKernel
@@ -278,7 +284,13 @@ def test_a_common_model_serves_each_preference_worse_than_training_alone():
 # Preferences stay where they are
 
 SCORED = {"name": "dac", "neighbours": 2, "similarity": "inverse-loss", "score_on": "peer", "tau": 1.0}
-POLICIES = [{"name": "random", "neighbours": 2}, SCORED, {"name": "fedavg"}]
+COORDINATED = [
+    {"name": "fedpref", "epsilon": 100.0, "patience": 1},
+    {"name": "cfl", "epsilon_1": 100.0, "epsilon_2": 0.0},
+    {"name": "matfl", "neighbours": 2},
+    {"name": "coordinated-fedavg"},
+]
+POLICIES = [{"name": "random", "neighbours": 2}, SCORED, {"name": "fedavg"}, *COORDINATED]
 TASKS = [{"name": "teachers", "test": 30, "samples": 20}, {"name": "deep-sea-treasure", "steps": 50}]
 
 
@@ -301,43 +313,118 @@ def frames_of(monkeypatch, task, policy):
 
 
 def forms(number):
-    """Return how a number may be written."""
-    return [struct.pack(kind, number) for kind in ("<d", ">d", "<f", ">f")] + [
-        repr(number).encode(),
-        f"{number:.6f}".encode(),
-    ]
+    """Return how a number may be written: as msgpack and payloads have it, or in digits."""
+    packed = [struct.pack(kind, number) for kind in ("<d", ">d", "<f", ">f")]
+    return [*packed, repr(number).encode(), f"{number:.6f}".encode(), f"{number:.4e}".encode()]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
 def test_no_message_holds_a_preference(monkeypatch, task, policy):
+    """Nor a loss or a reward by which it could be computed. Messages are looked at before a transport may encrypt them."""
     frames, simulation = frames_of(monkeypatch, task | {"preferences": {"name": "dirichlet"}}, policy)
     sent = b"\0".join(frames)
     for task in simulation.tasks:
         assert task.about == {}
         for weight in task.preference.tolist():
             assert not any(form in sent for form in forms(weight))
-    models = [made.update.params for made in simulation.nodes["node-0"].exchange.outbox.models.values()]
+    table = simulation.recorder.rounds_table()
+    figures = {figure for name in table if name.endswith(("_loss", "_reward")) for figure in table[name].tolist()}
+    assert len(figures) > 4
+    assert not any(form in sent for figure in figures for form in forms(figure))
+    node = simulation.nodes["node-0"]
+    models = [node.me.params, *(made.update.params for made in node.exchange.outbox.models.values())]
     assert any(model.tobytes() in sent for model in models)  # so payloads are looked at as they are
+
+
+class Blind:
+    """A task whose training does not depend on the node's preference, as its losses, its reward and its evaluation do."""
+
+    def __init__(self, judged, trained):
+        self.judged, self.trained = judged, trained
+
+    def __getattr__(self, name):
+        return getattr(self.judged, name)
+
+    def learner(self, draws, device="cpu"):
+        judged = self.judged.learner(draws, device)
+        return SimpleNamespace(
+            train=self.trained.learner(draws, device).train, loss=judged.loss, evaluate=judged.evaluate, draws=draws
+        )
+
+
+def blind(part, seed, *, base, preferences, **options):
+    return Blind(make_task(base, options | {"preferences": preferences}, part, seed), make_task(base, options, part, seed))
+
+
+def blindly(monkeypatch, task, policy):
+    """Return the frames and the simulations of two runs whose nodes train the same models, and differ in preferences."""
+    task = task | {"name": "test_objectives:blind", "base": task["name"]}
+    return [
+        frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, policy)
+        for distribution in ("dirichlet", "equidistant")
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
-def test_where_models_do_not_depend_on_preferences_no_message_does(monkeypatch, task, policy):
-    still = task | {"lr": 0.0}
-    some, _ = frames_of(monkeypatch, still | {"preferences": {"name": "dirichlet"}}, policy)
-    others, _ = frames_of(monkeypatch, still | {"preferences": {"name": "equidistant"}}, policy)
+def test_where_the_same_models_are_trained_every_message_is_the_same_whatever_the_preferences(monkeypatch, task, policy):
+    (some, one), (others, other) = blindly(monkeypatch, task, policy)
     assert some == others
+    for a, b in zip(one.nodes.values(), other.nodes.values(), strict=True):
+        assert a.task.preference.tolist() != b.task.preference.tolist()
+        assert a.me.params.tobytes() == b.me.params.tobytes() != a.me.initial.tobytes()
+    rewards = [simulation.recorder.rounds_table()["merged_test_reward"].tolist() for simulation in (one, other)]
+    assert rewards[0] != rewards[1]  # so what must not be told is there
+    if policy["name"] in ("fedpref", "cfl"):
+        assert len(set(one.recorder.clusters.tables()["clusters"]["cluster"])) > 1
 
 
 def test_losses_would_tell(monkeypatch):
     """The test above sees what it should: if losses were told, the messages would differ."""
-    monkeypatch.setattr(node.wiring, "goals_of", lambda task: {})
-    still = TASKS[0] | {"lr": 0.0}
-    some, _ = frames_of(monkeypatch, still | {"preferences": {"name": "dirichlet"}}, SCORED)
-    monkeypatch.setattr(node.wiring, "goals_of", lambda task: {})  # what frames_of has undone
-    others, _ = frames_of(monkeypatch, still | {"preferences": {"name": "equidistant"}}, SCORED)
-    assert some != others
+    task = TASKS[0] | {"name": "test_objectives:blind", "base": "teachers"}
+    told = []
+    for distribution in ("dirichlet", "equidistant"):
+        monkeypatch.setattr(node.wiring, "goals_of", lambda task: {})  # which frames_of undoes
+        told.append(frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, SCORED)[0])
+    assert told[0] != told[1]
+
+
+class Forwarded:
+    """An observer that passes everything on to another one, which is set later."""
+
+    to = None
+
+    def elected(self, node, elected): ...
+
+    def __getattr__(self, name):
+        return getattr(self.to, name)
+
+
+def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
+    said, shown, names = [], [], [f"n{k}" for k in range(4)]
+
+    async def watched(federation):
+        for name in names:
+            federation.watch[name] = Forwarded()
+            federation.nodes[name] = made = federation.make(name)
+            board = federation.watch[name].to = StatusBoard(tmp_path / name, made.exchange, said.append)
+            board.begin(made)
+            federation.running[name] = asyncio.create_task(made.run(made.exchange.others_done))
+        await federation.done()
+        shown.extend((tmp_path / name).read_bytes() for name in names)
+        shown.extend(metrics.text(federation.watch[name].to.state) for name in names)
+
+    federation = play(watched, names, Settings(rounds=3, deadline=10.0), task="test_objectives:drawn")
+    everything = b"\n".join([*shown, *(line.encode() for line in said)])
+    assert b"finished" in everything
+    for task in federation.tasks.values():
+        for weight in task.preference.tolist():
+            assert not any(form in everything for form in [*forms(weight), repr(weight)[:6].encode()])
+
+
+def drawn(part, seed):
+    return make_task("teachers", {"preferences": {"name": "dirichlet"}, "test": 30, "samples": 20}, part, seed)
 
 
 def test_a_peer_that_tells_no_loss_is_left_out_in_both_fidelities():
