@@ -372,6 +372,41 @@ def test_who_is_missing_goes_on_with_what_it_has_trained(name):
 
 
 @pytest.mark.parametrize("name", MADE)
+def test_elected_coordinators_and_messages_give_the_same_bits(name):
+    """Also: what travels is enough for the step of pFedGraph, which needs the common initial model."""
+    options = {"pfedgraph": {"weight": 0.5}, "ditto": {"weight": 0.01}, "apfl": {"alpha_lr": 1e-5}}
+    policy = {"name": name, **options.get(name, {})}
+    small = {"nodes": 4, "rounds": 4, "task": {"name": "digits"}, "policy": policy, "trainer": "one-by-one"}
+    if name != "knn-per":
+        small["task"] = {"name": "concept-shift"}
+    runs = [run(resolve({**small, "fidelity": kind}, [], "test", ".").runs[0]) for kind in ("modelled", "wire")]
+    params = [{id: node.me.params.tobytes() for id, node in done.nodes.items()} for done in runs]
+    assert params[0] == params[1]
+    assert runs[1].expired == 0
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl", "per-fedavg"])
+def test_personal_models_stay_on_their_nodes(name):
+    travelled = set()
+
+    def watched():
+        policy = MADE[name]()
+        step = policy.step
+
+        def watching(there, state, layout):
+            travelled.update(submission.params.tobytes() for submission in there)
+            return step(there, state, layout)
+
+        policy.step = watching
+        return policy
+
+    _, cast, history = play(watched)
+    assert len(travelled) == 3 * len(NAMES)
+    assert not travelled & {merges[id].params.tobytes() for merges in history for id in NAMES}
+    assert not any(actor.published for actor in cast.values())
+
+
+@pytest.mark.parametrize("name", MADE)
 def test_all_learn(name):
     _, cast, _ = play(MADE[name], rounds=8)
     before, after = np.transpose([actor._learner.loss([actor.initial, actor.params]) for actor in cast.values()])
