@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import prod, sqrt
 
 from wire_models import EXTRAS, floats, follows, more_text, unpacked
 from wire_types import U32, WORD, array_of, boolean, expect, kinds, number, structure
@@ -126,4 +126,45 @@ def check_assignment(given):
     return {"params": floats(model), "weights": dict(pairs), "extras": more_text(extras)}
 
 
-CHECKS = {"election": check_election, "submission": check_submission, "assignment": check_assignment}
+def expect_small(values, given):
+    expect(sqrt(sum(v * v for v in values)) <= 1000 * (1 + given["norm"]), "too large")
+
+
+def check_submit(given):
+    """What a node does with a submission of alice's before it keeps it for its step."""
+    said = given["message"]
+    term = [said["epoch"], said["term"]]
+    expect(term >= given["term"], "lower term")
+    expect(term == given["term"] and given["coordinates"], "not the coordinator")
+    if given["sender"] == "observer":
+        return {"taken": False}
+    expect(said["n_samples"] == given["about"].get("n_samples"), "differs")
+    found = check_submission(given | {"start": said["start"], "bytes": given["payload"]})
+    for model in (found["params"], found["start"] or []):
+        expect_small(model, given)
+    return {"taken": True}
+
+
+def check_assigned(given):
+    """What a participant does with an answer of alice's."""
+    said, asked = given["message"], given["asked"]
+    term = [said["epoch"], said["term"]]
+    expect(term >= given["term"], "lower term")
+    if said["request"] != asked["request"]:
+        return {"answered": False}
+    expect((asked["of"], asked["term"], asked["round"]) == ("alice", term, said["round"]), "not asked for")
+    expect(term == given["term"] and given["follows"] == "alice", "not asked for")
+    if not said["given"]:
+        return {"answered": True, "params": None}
+    params = check_assignment(given | {"bytes": given["payload"]})["params"]
+    expect_small(params, given)
+    return {"answered": True, "params": params}
+
+
+CHECKS = {
+    "election": check_election,
+    "submission": check_submission,
+    "assignment": check_assignment,
+    "submit": check_submit,
+    "assigned": check_assigned,
+}

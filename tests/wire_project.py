@@ -34,6 +34,7 @@ from protocols.membership import Membership
 from protocols.memory import MemoryNetwork
 from protocols.mqtt import MqttTransport
 from protocols.payload import decode_extras
+from protocols.terms import TIMING
 from protocols.tls import TlsLink, TlsTransport
 
 # What is refused with words for people, and the cause that docs/wire-protocol.md gives to it.
@@ -103,7 +104,8 @@ def check_agreed(given):
     agreement = read(Federation.parse(given["text"].encode()))
     layout = Layout(tuple((name, tuple(shape)) for name, shape in given["tensors"]), given["trained"])
     settings = Settings(**{key: getattr(agreement, key) for key in Settings.__struct_fields__ if hasattr(agreement, key)})
-    agreed = terms(layout, settings, agreement.model.initial, agreement.edges)
+    timing = TIMING if given.get("coordinated") else None
+    agreed = terms(layout, settings, agreement.model.initial, agreement.edges, timing)
     return {"agreed": agreed | describe("task", agreement.task) | describe("policy", agreement.policy)}
 
 

@@ -1,13 +1,26 @@
 """The checks of elections and coordinated rounds, done by the code that nodes run."""
 
 from math import prod
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
+from wire_keys import KEYS
 from wire_models import more_text
 
+from node.coding import Coding
+from node.electing import Electing, MemoryVotes
+from node.messaging import MessageExchange
+from node.peer import Member
+from node.settings import Settings
+from node.submitting import _Pending
+from p2pfl.codecs import Float32
+from p2pfl.parameters import Layout
 from protocols import messages as m
 from protocols.election import Election
+from protocols.envelope import Door, Opened, Sealer
+from protocols.errors import ProtocolError
+from protocols.memory import MemoryNetwork
 from protocols.submission import decode_assignment, decode_submission
 from protocols.terms import Ballot, Electorate, Term
 
@@ -48,4 +61,75 @@ def check_assignment(given):
     return {"params": found.params.tolist(), "weights": found.weights, "extras": arrays(found.extras)}
 
 
-CHECKS = {"election": check_election, "submission": check_submission, "assignment": check_assignment}
+def exchange_of(given):
+    """Return bob's exchange, to which alice has introduced herself, and which knows who coordinates in which term."""
+    layout = Layout((("model", (size_of(given),)),), size_of(given))
+    alice, bob = KEYS["alice"], KEYS["bob"]
+    term = Term(*given["term"])
+    members = frozenset({"bob"} | ({"alice"} if given["sender"] == "participant" else set()))
+    electing = Electing("bob", Electorate(term.epoch, members, ("bob",)), MemoryVotes(), boot=1, seed=0)
+    exchange = MessageExchange(
+        "bob",
+        bob.public,
+        {"alice": Member(alice.public)},
+        transport=MemoryNetwork().transport("bob"),
+        sealer=Sealer(bob, bytes(16), bytes(16), 1),
+        door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+        settings=Settings(),
+        agreed={},
+        about={},
+        coding=Coding(Float32(), layout),
+        n_samples=1,
+        loss=lambda params: None,
+        electing=electing,
+    )
+    exchange._norm = given["norm"]
+    everyone = Electorate(term.epoch, frozenset({"alice", "bob"}), ("alice", "bob"))
+    electing._election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
+    return exchange, electing._election
+
+
+def check_submit(given):
+    """Have bob, who may be the coordinator, take a submission of alice's."""
+    exchange, election = exchange_of(given)
+    if given["coordinates"]:
+        election.role = "coordinator"
+    exchange.peers["alice"].about = given["about"]
+    answers, taken = [], []
+    submitting = exchange._submitting
+    submitting._reply = lambda peer, message, assignment: answers.append(assignment)
+    submitting._desk.take = lambda term, entry: taken.append(entry.submission)
+    handle(exchange, m.Submit(**given["message"]), given)
+    return {"taken": bool(taken)}
+
+
+def check_assigned(given):
+    """Have bob, who waits for an assignment, take what alice says."""
+    asked, answers = given["asked"], []
+    exchange, election = exchange_of(given)
+    election._coordinator = given["follows"]
+    waiting = SimpleNamespace(done=lambda: bool(answers), set_result=answers.append)
+    exchange._submitting._pending = _Pending(asked["request"], asked["round"], asked["of"], Term(*asked["term"]), waiting)
+    try:
+        handle(exchange, m.Assigned(**given["message"]), given)
+    except ProtocolError as error:
+        unusable = error.cause in ("wrong length", "malformed", "not finite", "too large")
+        if answers != [None] * unusable:  # it ends the waiting; what somebody else says does not
+            raise AssertionError(answers) from error
+        raise
+    if not answers:
+        return {"answered": False}
+    return {"answered": True, "params": None if answers[0] is None else answers[0].params.tolist()}
+
+
+def handle(exchange, message, given):
+    exchange.handle(exchange.peers["alice"], Opened("alice", message, memoryview(bytes.fromhex(given["payload"])), 1))
+
+
+CHECKS = {
+    "election": check_election,
+    "submission": check_submission,
+    "assignment": check_assignment,
+    "submit": check_submit,
+    "assigned": check_assigned,
+}

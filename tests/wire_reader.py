@@ -99,6 +99,15 @@ def short_hash(words):
     return sha256(words.encode()).hexdigest()[:16]
 
 
+COORDINATED = {
+    "coordinator": "elected by a majority of the members; beats every 0.4 s, a lease of 1.6 s, patience of 2 s",
+    "local submission trigger": "the end of a round's training",
+    "local aggregation behaviour": "takes what the coordinator assigns",
+    "joint aggregation behaviour": "the policy's step, made by the coordinator of what has come after half of the wait",
+    "model collection": "submitted to the coordinator, whatever the topology is",
+}
+
+
 def check_agreed(given):
     file = federation_file(given["text"].encode())["tables"]
     edges, synchronous = file["edges"], file["mode"] == "synchronous"
@@ -124,6 +133,8 @@ def check_agreed(given):
         "failure handling": f"waits {file['deadline']:g} s at most{few}, goes on without a silent peer until it is heard",
         "early stopping": f"after {file['patience']} rounds" if file["patience"] else "never",
     }
+    if given.get("coordinated"):
+        agreed |= COORDINATED
     for table in ("task", "policy"):
         for key, value in file[table].items():
             words = repr(value)

@@ -116,6 +116,8 @@ def federation_vectors() -> Vectors:
     }.items():
         v.good(name, "agreed", text=federation(**changes).data.decode(), trained=8, tensors=TENSORS)
     agreed = v.vectors[-4]["expect"]["agreed"]
+    text = federation(policy={"name": "fedpref"}).data.decode()
+    v.good("a coordinated policy", "agreed", text=text, trained=8, tensors=TENSORS, coordinated=True)
     v.good("the same on both sides", "introduction", ours=agreed, theirs=agreed)
     v.bad("another value", "introduction", "differs", "the seed", ours=agreed, theirs=agreed | {"seed": "8"})
     v.bad(

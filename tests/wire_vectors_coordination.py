@@ -57,6 +57,8 @@ def coordination_vectors() -> Vectors:
     election_vectors(v)
     submission_vectors(v)
     assignment_vectors(v)
+    submit_vectors(v)
+    assigned_vectors(v)
     return v
 
 
@@ -175,3 +177,66 @@ def assignment_vectors(v):
     bad("trailing bytes", "wrong length", "one byte more", model + encode_assignment(weights, {}) + b"\0")
     bad("the same extra twice", "malformed", "a and a", model + pack([[], [["a", "f4", [0], b""]] * 2]))
     bad("a model that is not finite", "not finite", "NaN", floats([np.nan] * 8) + encode_assignment(weights, {}))
+
+
+def submit_vectors(v):
+    message = {"request": 7, "round": 4, "epoch": 3, "term": 8, "n_samples": 50, "start": False}
+    base = {"term": [3, 8], "coordinates": True, "sender": "participant", "about": {"n_samples": 50}, "tensors": SHAPES}
+    base |= {"norm": 2000.0, "message": message, "payload": floats(VALUES).hex()}
+
+    def good(name, **changes):
+        v.good(name, "submit", **base | changes)
+
+    def bad(name, cause, why, **changes):
+        v.bad(name, "submit", cause, why, **base | changes)
+
+    good("to the coordinator of its term")
+    both = (floats(VALUES) + floats(STARTED) + encode_submission(EXTRAS, PREVIOUS)).hex()
+    good("with all that there may be", message=message | {"start": True}, payload=both)
+    good("of an observer", sender="observer")
+    bad("in an earlier term", "lower term", "7, not 8", message=message | {"term": 7})
+    bad("in an earlier epoch", "lower term", "2.9 is before 3.8", message=message | {"epoch": 2, "term": 9})
+    bad("in an earlier term, which it leads no more", "lower term", "7", message=message | {"term": 7}, coordinates=False)
+    bad("in a later term", "not the coordinator", "9, not 8", message=message | {"term": 9})
+    bad("in a later epoch", "not the coordinator", "4.1 is after 3.8", message=message | {"epoch": 4, "term": 1})
+    bad("to one who does not coordinate", "not the coordinator", "another one may", coordinates=False)
+    bad("another number of samples", "differs", "51, not 50", message=message | {"n_samples": 51})
+    bad("a number that was never said", "differs", "none at the introduction", about={})
+    bad("too large a model", "too large", "a norm of 1e6, at most 1000", norm=0.0)
+    large = floats(STARTED) + floats([3e38] * 8)
+    bad("too large a model to begin from", "too large", "1e38", message=message | {"start": True}, payload=large.hex())
+    bad("no model", "wrong length", "no bytes", payload="")
+    bad("a value that is no number", "not finite", "NaN", payload=floats([np.nan] * 8).hex())
+
+
+def assigned_vectors(v):
+    payload = floats(VALUES) + encode_assignment({"alice": 0.5, "bob": 0.5}, PREVIOUS)
+    message = {"request": 7, "round": 4, "epoch": 3, "term": 8, "given": True}
+    asked = {"request": 7, "round": 4, "of": "alice", "term": [3, 8]}
+    base = {"term": [3, 8], "follows": "alice", "sender": "participant", "asked": asked, "tensors": SHAPES, "norm": 2000.0}
+    base |= {"message": message, "payload": payload.hex()}
+
+    def good(name, **changes):
+        v.good(name, "assigned", **base | changes)
+
+    def bad(name, cause, why, **changes):
+        v.bad(name, "assigned", cause, why, **base | changes)
+
+    good("what was asked for")
+    good("nothing will come of it", message=message | {"given": False}, payload="")
+    good("another request is passed over", message=message | {"request": 8})
+    bad("of an earlier term", "lower term", "7, not 8", message=message | {"term": 7})
+    bad("of an earlier epoch", "lower term", "2.9 is before 3.8", message=message | {"epoch": 2, "term": 9})
+    bad("of an earlier term, and another request", "lower term", "7", message=message | {"term": 7, "request": 8})
+    bad("the term has ended since", "lower term", "9 is known here", term=[3, 9], follows="")
+    bad("of a later term", "not asked for", "9, not 8", message=message | {"term": 9})
+    bad("of another round", "not asked for", "3, not 4", message=message | {"round": 3})
+    bad("of another than was asked", "not asked for", "carol was", asked=asked | {"of": "carol"}, follows="carol")
+    bad("of one who is not followed any more", "not asked for", "nobody is", follows="")
+    bad("nothing, of another than was asked", "not asked for", "carol was", **REFUSED | {"asked": asked | {"of": "carol"}})
+    bad("too large a model", "too large", "a norm of 1e6, at most 1000", norm=0.0)
+    bad("a short model", "wrong length", "31 bytes", payload=payload[:31].hex())
+    bad("a value that is no number", "not finite", "NaN", payload=(floats([np.nan] * 8) + payload[32:]).hex())
+
+
+REFUSED = {"message": {"request": 7, "round": 4, "epoch": 3, "term": 8, "given": False}, "payload": "", "follows": "carol"}
