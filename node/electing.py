@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -24,6 +25,7 @@ from protocols.terms import LAST, TIMING, Ballot, Electorate, Term, Timing
 MAGIC = b"p2pfl vote 1\n"
 PATIENCE = 5  # times Timing.patience: for so long a round waits for a coordinator to be elected
 UNKNOWN = "no coordinator yet"
+SILENT = "no coordinator is known here: this node's vote was damaged, and it takes no part until the membership changes"
 
 
 class Elected(NamedTuple):
@@ -78,8 +80,8 @@ class FileVotes:
         self._say = say
 
     def load(self, epoch: int) -> Ballot:
-        """Return what was saved last. Where it is damaged, nobody knows for whom this node has voted: it votes no more in
-        this epoch of the membership log. The damaged file is set aside.
+        """Return what was saved last. Where it is damaged, nobody knows for whom this node has voted: it is set aside, and
+        the ballot has the last term of this epoch of the membership log, in which the node says nothing any more.
 
         Raises:
             ConfigurationError: it cannot be read, or the other one not written.
@@ -99,7 +101,9 @@ class FileVotes:
             self.save(ballot)
         except OSError as error:
             self._fail("write", error)
-        self._say(f"{self._path} is damaged: kept as {aside.name}; until the membership changes this node votes for nobody")
+        self._say(
+            f"{self._path} is damaged: kept as {aside.name}; it takes no part in elections until the membership changes"
+        )
         return ballot
 
     def save(self, ballot: Ballot) -> None:
@@ -160,16 +164,21 @@ class Electing:
         self.on_change: Callable[[Elected], None] = lambda elected: None
         self.seen = Elected(None, Term(0, 0), UNKNOWN)
         self._lost = -1.0  # when there was a coordinator last
-        self._election: Election | None = None
+        self._election: Election | None = None  # while it takes no part
+        self._running = False
 
     async def run(self) -> None:
         """Take part, for ever."""
-        self._election = self._fresh(self._clock())
+        self._running = True
+        self._begin()
         self._lost = self._clock()
         while True:
-            self._do(self._election.tick(self._clock()))
-            # Not longer than a beat: that nobody is heard any more is noticed although nothing happens.
-            await asyncio.sleep(max(0.0, min(self._election.next_tick() - self._clock(), self.timing.beat)))
+            wait = self.timing.beat  # not longer: that nobody is heard any more is noticed although nothing happens
+            if self._election is not None:
+                self._do(self._election.tick(self._clock()))
+            if self._election is not None:
+                wait = min(self._election.next_tick() - self._clock(), wait)
+            await asyncio.sleep(max(0.0, wait))
 
     def receive(self, sender: str, message: m.Electing) -> None:
         """A member has said something about who coordinates.
@@ -185,6 +194,8 @@ class Electing:
         self._electorate = electorate
         if self._election is not None:
             self._do(self._election.change(electorate, self._clock()))
+        elif self._running:
+            self._begin()
 
     def _do(self, step: Step) -> None:
         if step.write is not None:
@@ -192,25 +203,33 @@ class Electing:
                 self._votes.save(step.write)
             except OSError as error:  # nothing was promised, and nothing is said: as if the node had crashed before
                 self._say(f"cannot write this node's vote: {reason(error)}; it takes no part in this election")
-                self._election = self._fresh(self._clock())
-                self._look()
+                self._begin()
                 return
         for name, message in step.send:
             self.send(name, message)
         self._look()
 
-    def _fresh(self, now: float) -> Election:
+    def _begin(self) -> None:
+        """Begin with what was written down; or stay silent where that was damaged.
+
+        One that only gave no vote would tell the others of its term, the last one: that would end their elections.
+        """
         ballot = self._votes.load(self._electorate.epoch)
-        return Election(self._me, self._electorate, ballot, self._draw, now, self.timing)
+        silent = ballot.term == Term(self._electorate.epoch, LAST)
+        fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), self.timing)
+        self._election = None if silent else fresh()
+        self._look()
 
     def _look(self) -> None:
         """Tell who coordinates, if that has changed."""
-        assert self._election is not None
-        now = self._clock()
-        coordinator = self._election.coordinator(now)
+        now, election = self._clock(), self._election
+        if election is None:
+            seen = Elected(None, self.seen.term, SILENT)
+        else:
+            seen = Elected(election.coordinator(now), election.term, election.problem(now))
+        coordinator = seen.coordinator
         if coordinator is not None:
             self._lost = now
-        seen = Elected(coordinator, self._election.term, self._election.problem(now))
         before, self.seen = self.seen, seen
         if seen.coordinator != before.coordinator or seen.problem != before.problem or (coordinator and seen != before):
             self.on_change(seen)

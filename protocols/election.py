@@ -132,6 +132,8 @@ class Election:
             return "no coordinator is known here: this node has no vote"
         if not self.electorate.eligible:
             return "no coordinator: no member may be one"
+        if self.term.number == LAST:
+            return "no coordinator: the last term was claimed; elections go on when the membership changes"
         in_sight = max(self._in_sight, len(self._answered))
         if self._in_sight and in_sight < needed:  # after the first question has had its time
             return f"no coordinator: {in_sight} of {total} members are in sight, {needed} are needed"

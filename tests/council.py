@@ -18,7 +18,7 @@ from protocols.envelope import Door, Payload, Sealer
 from protocols.identity import Identity
 from protocols.memory import MemoryNetwork
 from protocols.submission import encode_submission
-from protocols.terms import Electorate
+from protocols.terms import LAST, Ballot, Electorate, Term
 
 SIZE = 4  # values of a model
 LAYOUT = Layout((("weights", (SIZE,)),), SIZE)
@@ -41,16 +41,20 @@ class Council:
     Args:
         policy: coordinated.
         eligible: names of those who may coordinate.
+        damaged: names of those who do not know any more how they have voted.
     """
 
-    def __init__(self, policy, eligible=NAMES):
+    def __init__(self, policy, eligible=NAMES, damaged=()):
         self.network = MemoryNetwork()
         self.electorate = Electorate(1, frozenset(NAMES), tuple(eligible))
+        self.damaged = damaged
         self.nodes = {name: self.node(name, policy) for name in HONEST}
         self.assigned = {name: {} for name in HONEST}
 
     def node(self, name, policy):
         others = {other: Member(KEYS[other].public, (f"memory:{other}",)) for other in NAMES if other != name}
+        votes = MemoryVotes()
+        votes.ballot = Ballot(Term(1, LAST if name in self.damaged else 0))
         exchange = MessageExchange(
             name,
             KEYS[name].public,
@@ -66,9 +70,7 @@ class Council:
             coding=Coding(Float32(), LAYOUT),
             n_samples=SAMPLES[name],
             loss=lambda params: None,
-            electing=Electing(
-                name, self.electorate, MemoryVotes(), boot=1, seed=0, clock=lambda: asyncio.get_running_loop().time()
-            ),
+            electing=Electing(name, self.electorate, votes, boot=1, seed=0, clock=lambda: asyncio.get_running_loop().time()),
         )
         exchange.step = policy.step
         exchange.resume(0, own(name, 0))
@@ -154,9 +156,9 @@ class Cheat:
 
 
 @asynccontextmanager
-async def council(policy, **options):
+async def council(policy, damaged=(), **options):
     """Run the nodes until they have elected one of them; an error in any task of theirs ends the test."""
-    here = Council(policy, **options)
+    here = Council(policy, damaged=damaged, **options)
     async with asyncio.TaskGroup() as tasks:
         cheat = Cheat(here)
         await cheat.transport.listen(cheat)
@@ -165,7 +167,7 @@ async def council(policy, **options):
         await asyncio.sleep(0.01)
         await cheat.introduce()
         await asyncio.gather(*starting)
-        await here.until(lambda: here.leader() is not None)
+        await here.until(lambda: damaged or here.leader() is not None)
         yield here, cheat
         for node in here.nodes.values():
             await node.close()

@@ -298,6 +298,7 @@ def test_nobody_stands_after_the_last_term():
     a = member(ballot=Ballot(Term(1, LAST)))
     for _ in range(5):
         assert a.tick(a.next_tick()) == (None, ())
+    assert a.problem(99.0) == "no coordinator: the last term was claimed; elections go on when the membership changes"
 
 
 # Lease

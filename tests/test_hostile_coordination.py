@@ -12,7 +12,7 @@ from p2pfl.policies.fedpref import FedPref
 from protocols import messages as m
 from protocols.envelope import Payload
 from protocols.submission import encode_assignment
-from protocols.terms import LAST
+from protocols.terms import LAST, Electorate, Term
 from sim import clock
 
 NOT_FINITE = np.full(SIZE, np.nan)
@@ -232,3 +232,42 @@ def test_votes_for_late_terms_do_not_unseat_a_coordinator():
             mallory.tell_all(m.Following(epoch, LAST, 0))
 
     attack(CoordinatedFedAvg(), stand, stand)
+
+
+def test_whoever_claims_the_last_term_is_followed_until_the_membership_changes():
+    """Members are trusted not to lie about this; what helps is to revoke one that does."""
+
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            mallory.tell_all(m.Leading(1, LAST, 1))
+            await here.until(lambda: here.leader() == "mallory")
+            await here.until(lambda: here.leader() is None)
+            await asyncio.sleep(60)
+            for node in here.nodes.values():
+                assert "the last term was claimed" in node.electing.seen.problem
+            await here.round(1)
+            assert set(here.assigned["alice"].values()) == {None}
+            for node in here.nodes.values():
+                node.electing.change(Electorate(2, frozenset(HONEST), HONEST))
+            mallory.tell_all(m.Leading(2, LAST, 1))  # who has no vote is not heard
+            await here.until(lambda: here.leader() in HONEST)
+            await here.round(2)
+            assert_joint(here, 2)
+
+    clock.run(main())
+
+
+def test_a_node_whose_vote_was_damaged_says_nothing_and_costs_the_others_nothing():
+    async def main():
+        async with council(CoordinatedFedAvg(), damaged=("dave",)) as (here, _):
+            *others, dave = (node.electing for node in here.nodes.values())
+            await here.until(lambda: len({node.coordinator for node in others} - {None}) == 1)
+            await asyncio.sleep(60)
+            assert {node.coordinator for node in others} < set(HONEST)
+            assert max(node.term for node in others) < Term(1, 10)
+            assert (dave.coordinator, "vote was damaged" in dave.seen.problem) == (None, True)
+            for electing in (*others, dave):
+                electing.change(Electorate(2, frozenset(NAMES), NAMES))
+            await here.until(lambda: here.leader() is not None)
+
+    clock.run(main())
