@@ -116,6 +116,7 @@ class Environment:
         rounds: how many (captions of the figures on clustering).
         episodes: whose mean return is reported; one is enough where nothing is random.
         settings: tables 11 and 12; what they do not name is stable-baselines3's default.
+        reference, front: see p2pfl.task.Task.
     """
 
     id: str
@@ -124,107 +125,8 @@ class Environment:
     rounds: int
     episodes: int
     settings: DQN | DDPG
-
-
-# The paper has version 2 of the landers, and version 4 of the cheetah; mo-gymnasium 1.3 has only later ones.
-ENVIRONMENTS: Mapping[str, Environment] = {
-    "deep-sea-treasure": Environment(
-        "deep-sea-treasure-v0",
-        ("treasure", "time"),
-        steps=500,
-        rounds=28,
-        episodes=1,
-        settings=DQN(
-            learning_rate=0.004,
-            buffer_size=10_000,
-            learning_starts=1000,
-            gamma=0.98,
-            train_freq=16,
-            gradient_steps=8,
-            net_arch=(256, 256),
-            batch_size=128,
-            target_update_interval=600,
-            exploration_fraction=0.2,
-            exploration_final_eps=0.07,
-        ),
-    ),
-    "minecart": Environment(
-        "minecart-deterministic-v0",
-        ("first ore", "second ore", "fuel"),
-        steps=5000,
-        rounds=38,
-        episodes=1,
-        settings=DQN(
-            learning_rate=0.0002,
-            buffer_size=50_000,
-            learning_starts=50_000,
-            gamma=0.99,
-            train_freq=32,
-            gradient_steps=32,
-            net_arch=(256, 256),
-            batch_size=64,
-            target_update_interval=750,
-            exploration_fraction=0.8,
-            exploration_final_eps=0.05,
-        ),
-    ),
-    "lunar-lander": Environment(
-        "mo-lunar-lander-v3",
-        ("landing", "shaping", "main engine", "side engine"),
-        steps=5000,
-        rounds=28,
-        episodes=5,
-        settings=DQN(
-            learning_rate=0.00063,
-            buffer_size=50_000,
-            learning_starts=0,
-            gamma=0.99,
-            train_freq=4,
-            gradient_steps=-1,
-            net_arch=(256, 256),
-            batch_size=64,
-            target_update_interval=250,
-            exploration_fraction=0.12,
-            exploration_final_eps=0.1,
-        ),
-    ),
-    "lunar-lander-continuous": Environment(
-        "mo-lunar-lander-continuous-v3",
-        ("landing", "shaping", "main engine", "side engine"),
-        steps=10_000,
-        rounds=30,
-        episodes=5,
-        settings=DDPG(
-            learning_rate=0.001,
-            buffer_size=200_000,
-            learning_starts=10_000,
-            gamma=0.98,
-            train_freq=1,
-            gradient_steps=1,
-            net_arch=(400, 300),
-            batch_size=256,
-            noise_std=0.1,
-        ),
-    ),
-    "halfcheetah": Environment(
-        "mo-halfcheetah-v5",
-        ("speed", "energy"),
-        steps=25_000,
-        rounds=30,
-        episodes=5,
-        settings=DDPG(
-            learning_rate=0.001,
-            buffer_size=200_000,
-            learning_starts=100,
-            gamma=0.98,
-            train_freq=1,
-            gradient_steps=1,
-            net_arch=(400, 300),
-            batch_size=256,
-            noise_std=0.1,
-        ),
-    ),
-}
+    reference: tuple[float, ...] = ()
+    front: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass
@@ -256,7 +158,7 @@ class MorlTask:
 
     @property
     def layout(self) -> Layout:
-        from p2pfl.morl_learner import layout
+        from p2pfl.morl_parts import layout
 
         return layout(self.environment.id, self.settings)
 
@@ -268,9 +170,17 @@ class MorlTask:
     def goals(self) -> Mapping[str, bool]:
         return dict.fromkeys(self.environment.names, True)
 
+    @property
+    def reference(self) -> tuple[float, ...]:
+        return self.environment.reference
+
+    @property
+    def front(self) -> tuple[tuple[float, ...], ...]:
+        return self.environment.front
+
     def initial(self, seed: int) -> Parameters:
         """Return the networks as stable-baselines3 makes them."""
-        from p2pfl.morl_learner import initial
+        from p2pfl.morl_parts import initial
 
         return initial(self.environment.id, self.settings, seed)
 

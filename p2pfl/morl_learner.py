@@ -5,30 +5,32 @@ Only its public interface is used where there is one, and never its own files, w
 
 from __future__ import annotations
 
-import random
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
 from typing import Any
 
-import mo_gymnasium
 import numpy as np
 import stable_baselines3
 import torch
-from gymnasium import Env, spaces
+from gymnasium import spaces
 from mo_gymnasium.wrappers import LinearReward
 from numpy.typing import NDArray
-from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from torch import Tensor, nn
+from torch import Tensor
 
 from p2pfl.errors import ConfigurationError, Diverged
-from p2pfl.morl import DDPG, DQN, MorlTask
-from p2pfl.parameters import Layout, Parameters
+from p2pfl.morl import DQN, MorlTask
+from p2pfl.morl_parts import (
+    flattened,
+    make_algorithm,
+    make_environment,
+    online_networks,
+    optimizers_of,
+    own_randomness,
+    target_networks,
+)
+from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
-from p2pfl.randomness import Draws, federation_draws
-from p2pfl.torch_task import layout_of
+from p2pfl.randomness import Draws
 
 _BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # of the last one depends when the target network is renewed
@@ -43,12 +45,15 @@ class MorlLearner:
     def __init__(self, task: MorlTask, draws: Draws, device: str = "cpu") -> None:
         self.task = task
         self.draws = draws
-        weighted = LinearReward(_environment(task.environment.id), task.preference)
-        with _own_randomness():
-            self._algorithm = _algorithm(weighted, task.settings, device)
-        self._tensors = dict(_online(self._algorithm).named_parameters())
+        weighted = LinearReward(make_environment(task.environment.id), task.preference)
+        with own_randomness():
+            self._algorithm = make_algorithm(weighted, task.settings, device)
+        self._tensors = dict(online_networks(self._algorithm).named_parameters())
         self._layout = task.layout
-        self._judge = _environment(task.environment.id)
+        buffer = self._algorithm.replay_buffer
+        assert buffer is not None
+        self._buffer = buffer
+        self._judge = make_environment(task.environment.id)
 
     def train(
         self,
@@ -65,17 +70,19 @@ class MorlLearner:
             proximal: (mu, anchor) adds mu (w - anchor) to every gradient, after it was clipped.
         """
         algorithm, steps = self._algorithm, epochs * self.task.steps
-        with _own_randomness(), self._pulled(proximal):
+        with own_randomness(), self._pulled(proximal):
             self._load(params)
             if not algorithm.num_timesteps:  # stable-baselines3 made the target network of its own initial values
-                _target(algorithm).load_state_dict(_online(algorithm).state_dict())
-            algorithm.set_env(_given(algorithm.get_env()))  # gives up the episode under way: the next one is seeded
+                target_networks(algorithm).load_state_dict(online_networks(algorithm).state_dict())
+            env = algorithm.get_env()
+            assert env is not None
+            algorithm.set_env(env)  # gives up the episode under way: the next one is seeded
             algorithm.set_random_seed(self.draws.torch_seed(round, purpose) % 2**32)
             if isinstance(algorithm, stable_baselines3.DQN):
                 algorithm.exploration_schedule = self._exploration(round, steps)
                 algorithm.exploration_rate = algorithm.exploration_schedule(1.0)
             algorithm.learn(steps, reset_num_timesteps=False)
-        trained = _flat(self._tensors, self._layout)
+        trained = flattened(self._tensors, self._layout)
         if not np.isfinite(trained).all():
             raise Diverged(self.draws.name, round)
         return trained
@@ -105,7 +112,7 @@ class MorlLearner:
         total = np.zeros(len(self.task.environment.names))
         seeds = self.draws.generator(0, "evaluation").integers(2**31, size=self.task.episodes).tolist()
         discrete = isinstance(self._judge.action_space, spaces.Discrete)
-        with _own_randomness():
+        with own_randomness():
             self._load(params)
             for seed in seeds:
                 seen, _ = self._judge.reset(seed=seed)
@@ -119,14 +126,14 @@ class MorlLearner:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what stays on the node from round to round: plain arrays, copied."""
-        algorithm, buffer = self._algorithm, _given(self._algorithm.replay_buffer)
+        algorithm, buffer = self._algorithm, self._buffer
         filled = buffer.buffer_size if buffer.full else buffer.pos
         arrays = {f"buffer/{name}": getattr(buffer, name)[:filled].copy() for name in _BUFFER}
         arrays["buffer/place"] = np.array([buffer.pos, buffer.full], np.int64)
         arrays["counters"] = np.array([getattr(algorithm, name, 0) for name in _COUNTERS], np.int64)
-        for name, tensor in _target(algorithm).named_parameters():
+        for name, tensor in target_networks(algorithm).named_parameters():
             arrays[f"target/{name}"] = tensor.detach().cpu().numpy().copy()
-        for which, optimizer in _optimizers(algorithm).items():
+        for which, optimizer in optimizers_of(algorithm).items():
             for number, moments in optimizer.state_dict()["state"].items():
                 for name, tensor in moments.items():
                     arrays[f"optimizer/{which}/{number}/{name}"] = tensor.cpu().numpy().copy()
@@ -147,7 +154,7 @@ class MorlLearner:
             ) from error
 
     def _restore(self, state: Mapping[str, np.ndarray]) -> None:
-        algorithm, buffer = self._algorithm, _given(self._algorithm.replay_buffer)
+        algorithm, buffer = self._algorithm, self._buffer
         for name in _BUFFER:
             filled = state[f"buffer/{name}"]
             getattr(buffer, name)[: len(filled)] = filled
@@ -155,9 +162,9 @@ class MorlLearner:
         for name, value in zip(_COUNTERS, state["counters"].tolist(), strict=True):
             setattr(algorithm, name, value)
         with torch.no_grad():
-            for name, tensor in _target(algorithm).named_parameters():
+            for name, tensor in target_networks(algorithm).named_parameters():
                 tensor.copy_(torch.from_numpy(np.array(state[f"target/{name}"])))
-        for which, optimizer in _optimizers(algorithm).items():
+        for which, optimizer in optimizers_of(algorithm).items():
             moments: dict[int, dict[str, Tensor]] = {}
             for key, array in state.items():
                 if key.startswith(f"optimizer/{which}/"):
@@ -200,104 +207,6 @@ class MorlLearner:
                             if tensor.grad is not None:
                                 tensor.grad.add_(tensor.detach() - anchors[tensor], alpha=mu)
 
-                for optimizer in _optimizers(self._algorithm).values():
+                for optimizer in optimizers_of(self._algorithm).values():
                     close.callback(optimizer.register_step_pre_hook(pull).remove)
             yield
-
-
-@lru_cache(maxsize=16)
-def layout(id: str, settings: DQN | DDPG) -> Layout:
-    """Return the layout of the networks that travel, for an environment's id."""
-    return layout_of(_online(_fresh(id, settings, 0)))
-
-
-def initial(id: str, settings: DQN | DDPG, seed: int) -> Parameters:
-    """Return the networks that a federation of this seed starts from."""
-    online = _online(_fresh(id, settings, federation_draws(seed).torch_seed(0, "initial model")))
-    return _flat(dict(online.named_parameters()), layout(id, settings))
-
-
-def _fresh(id: str, settings: DQN | DDPG, seed: int) -> OffPolicyAlgorithm:
-    environment: Any = _environment(id)
-    weighted = LinearReward(environment, np.ones(environment.unwrapped.reward_space.shape))
-    with _own_randomness():
-        return _algorithm(weighted, settings, "cpu", seed=seed % 2**32, buffer_size=1)
-
-
-def _environment(id: str) -> Env[Any, Any]:
-    with warnings.catch_warnings(), _no_word_of_total_mass(id):  # for the environments' authors, not for who uses them
-        warnings.filterwarnings("ignore", ".*precision lowered by casting to float32", UserWarning)
-        warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
-        made: Env[Any, Any] = mo_gymnasium.make(id)
-        return made
-
-
-@contextmanager
-def _no_word_of_total_mass(id: str) -> Iterator[None]:
-    """Leave out a deprecation of MuJoCo's, which would else be printed, and written to a file in the working folder."""
-    if "halfcheetah" not in id:
-        yield
-        return
-    import mujoco
-
-    def hear(text: str) -> None:
-        if "'settotalmass' is deprecated" not in text:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(hear)
-    try:
-        yield
-    finally:
-        mujoco.set_mju_user_warning(before)
-
-
-def _algorithm(environment: Env[Any, Any], settings: DQN | DDPG, device: str, **options: Any) -> OffPolicyAlgorithm:
-    given = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-    given |= {"policy_kwargs": {"net_arch": list(given.pop("net_arch"))}, "device": device, **options}
-    if isinstance(settings, DQN):
-        return stable_baselines3.DQN("MlpPolicy", environment, **given)
-    deviation = np.full(_given(environment.action_space.shape), given.pop("noise_std"))
-    return stable_baselines3.DDPG(
-        "MlpPolicy", environment, action_noise=NormalActionNoise(np.zeros_like(deviation), deviation), **given
-    )
-
-
-def _online(algorithm: Any) -> nn.ModuleDict:
-    """The networks that are trained by gradients."""
-    if isinstance(algorithm, stable_baselines3.DQN):
-        return nn.ModuleDict({"q": algorithm.q_net})
-    return nn.ModuleDict({"actor": algorithm.actor, "critic": algorithm.critic})
-
-
-def _target(algorithm: Any) -> nn.ModuleDict:
-    if isinstance(algorithm, stable_baselines3.DQN):
-        return nn.ModuleDict({"q": algorithm.q_net_target})
-    return nn.ModuleDict({"actor": algorithm.actor_target, "critic": algorithm.critic_target})
-
-
-def _optimizers(algorithm: Any) -> dict[str, torch.optim.Optimizer]:
-    if isinstance(algorithm, stable_baselines3.DQN):
-        return {"q": algorithm.policy.optimizer}
-    return {"actor": algorithm.actor.optimizer, "critic": algorithm.critic.optimizer}
-
-
-def _flat(tensors: Mapping[str, Tensor], layout: Layout) -> Parameters:
-    return layout.join({name: tensors[name].detach().cpu().numpy() for name, _ in layout.shapes})
-
-
-def _given(value: Any) -> Any:
-    assert value is not None
-    return value
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Leave the generators that are common to the whole process as they were; stable-baselines3 seeds and uses them."""
-    python, numpy_ = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy_)

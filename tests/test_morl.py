@@ -11,10 +11,10 @@ from node.settings import Settings
 from node.trainer import ThreadTrainer
 from p2pfl.clustering import layers
 from p2pfl.errors import ConfigurationError
-from p2pfl.morl import ENVIRONMENTS
 from p2pfl.policies.local import Local
 from p2pfl.randomness import Draws
 from p2pfl.task import Keeper, Part, goals_of, make_task
+from p2pfl.tasks.morl import ENVIRONMENTS
 from sim.api import simulate
 from sim.engine import run_all
 from sim.scenario import load

@@ -8,12 +8,119 @@ from importlib.util import find_spec
 from typing import Any
 
 from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.morl import ENVIRONMENTS, MorlTask
+from p2pfl.morl import DDPG, DQN, Environment, MorlTask
 from p2pfl.names import build
 from p2pfl.preferences import preference_of
 from p2pfl.task import Part
+from p2pfl.tasks.deep_sea_treasure import FRONT, REFERENCE
 
 NEEDED = ("gymnasium", "mo_gymnasium", "stable_baselines3")
+
+# The paper has version 2 of the landers, and version 4 of the cheetah; mo-gymnasium 1.3 has only later ones. References are
+# those of table A.1 of Hartmann's dissertation.
+ENVIRONMENTS: Mapping[str, Environment] = {
+    "deep-sea-treasure": Environment(
+        "deep-sea-treasure-v0",
+        ("treasure", "time"),
+        steps=500,
+        rounds=28,
+        episodes=1,
+        settings=DQN(
+            learning_rate=0.004,
+            buffer_size=10_000,
+            learning_starts=1000,
+            gamma=0.98,
+            train_freq=16,
+            gradient_steps=8,
+            net_arch=(256, 256),
+            batch_size=128,
+            target_update_interval=600,
+            exploration_fraction=0.2,
+            exploration_final_eps=0.07,
+        ),
+        reference=REFERENCE,
+        front=FRONT,
+    ),
+    "minecart": Environment(
+        "minecart-deterministic-v0",
+        ("first ore", "second ore", "fuel"),
+        steps=5000,
+        rounds=38,
+        episodes=1,
+        settings=DQN(
+            learning_rate=0.0002,
+            buffer_size=50_000,
+            learning_starts=50_000,
+            gamma=0.99,
+            train_freq=32,
+            gradient_steps=32,
+            net_arch=(256, 256),
+            batch_size=64,
+            target_update_interval=750,
+            exploration_fraction=0.8,
+            exploration_final_eps=0.05,
+        ),
+        reference=(-1.0, -1.0, -200.0),
+    ),
+    "lunar-lander": Environment(
+        "mo-lunar-lander-v3",
+        ("landing", "shaping", "main engine", "side engine"),
+        steps=5000,
+        rounds=28,
+        episodes=5,
+        settings=DQN(
+            learning_rate=0.00063,
+            buffer_size=50_000,
+            learning_starts=0,
+            gamma=0.99,
+            train_freq=4,
+            gradient_steps=-1,
+            net_arch=(256, 256),
+            batch_size=64,
+            target_update_interval=250,
+            exploration_fraction=0.12,
+            exploration_final_eps=0.1,
+        ),
+        reference=(-200.0,) * 4,
+    ),
+    "lunar-lander-continuous": Environment(
+        "mo-lunar-lander-continuous-v3",
+        ("landing", "shaping", "main engine", "side engine"),
+        steps=10_000,
+        rounds=30,
+        episodes=5,
+        settings=DDPG(
+            learning_rate=0.001,
+            buffer_size=200_000,
+            learning_starts=10_000,
+            gamma=0.98,
+            train_freq=1,
+            gradient_steps=1,
+            net_arch=(400, 300),
+            batch_size=256,
+            noise_std=0.1,
+        ),
+        reference=(-200.0,) * 4,
+    ),
+    "halfcheetah": Environment(
+        "mo-halfcheetah-v5",
+        ("speed", "energy"),
+        steps=25_000,
+        rounds=30,
+        episodes=5,
+        settings=DDPG(
+            learning_rate=0.001,
+            buffer_size=200_000,
+            learning_starts=100,
+            gamma=0.98,
+            train_freq=1,
+            gradient_steps=1,
+            net_arch=(400, 300),
+            batch_size=256,
+            noise_std=0.1,
+        ),
+    ),
+}
 
 
 def morl(
