@@ -515,11 +515,10 @@ function nameEnds(root, box, right, ends) {
     root.append(text(to + 3, places[k] + 4, shortened(name, right - 16), { class: `run ${run(colour)}` }));
   });
 }
-/** A deviation or a mark may reach beyond nothing or above all: its axis does not, as long as no value does. */
+/** A deviation may reach below nothing or above all: its axis does not, as long as no value does. */
 function within(span, values, log) {
   if (log) span[0] = Math.max(span[0], values[0] / 2);
   else if (values[0] >= 0) span[0] = Math.max(0, span[0]);
-  else if (values[1] <= 0) span[1] = Math.min(0, span[1]);
   if (values[0] >= 0 && values[1] <= 1) span[1] = Math.min(1, span[1]);
 }
 function lastOf(values) {
@@ -554,7 +553,7 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
   const right = joined ? Math.min(Math.max(...shown.map((p) => widthOf(p.name))) + 18, width * 0.34) : 16;
   const { root, box, px, py } = frame(width, height, X, Y, { right, name });
   const places = shown.map((p) => ({ ...p, x: px(p.x), y: py(p.y), of: p }));
-  if (fronts) besideEachOther(places);
+  if (fronts) besideEachOther(places, width < 480 ? 11 : 20);
   const lines = new Map();
   if (joined) for (const p of [...places].sort((a, b) => a.x - b.x)) lines.set(p.of.name, [...(lines.get(p.of.name) ?? []), p]);
   for (const line of lines.values()) root.append(svg("path", { class: "join", d: `M${line.map((p) => `${round(p.x)} ${round(p.y)}`).join("L")}` }));
@@ -574,7 +573,7 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
     if (p.of.dev) root.append(svg("path", { class: `whisker ${colour}`, d: `M${round(p.x)} ${round(py(Math.max(p.of.y - p.of.dev, Y.least)))}V${round(py(Math.min(p.of.y + p.of.dev, Y.most)))}` }));
   }
   for (const p of places)
-    root.append(svg("path", { class: `mark ${p.of.front ? "full" : ""} ${run(p.of.colour)}`, d: mark(p.x, p.y, p.of.colour, (p.of.front ? 5.5 : 4.5) + 0.6 * Math.log2(p.of.size ?? 1)) }));
+    root.append(svg("path", { class: `mark ${p.of.front ? "full" : ""} ${run(p.of.colour)}`, d: mark(p.x, p.y, p.of.colour, (p.of.front ? 5.5 : 4.5) * (fronts && width < 480 ? 0.75 : 1) + 0.6 * Math.log2(p.of.size ?? 1)) }));
   const steps = front.slice(1).flatMap((p, i) => [[front[i].x, front[i].y - 2, p.x, front[i].y + 2], [p.x - 2, p.y, p.x + 2, front[i].y]]);
   if (joined) nameEnds(root, box, right, [...lines.values()].map((line) => ({ ...line.at(-1).of, x: line.at(-1).x, y: line.at(-1).y })));
   else if (!fronts) for (const label of placed(places, steps, box, width)) root.append(text(label.x, label.y, label.text, { class: `run ${run(label.colour)}` }));
@@ -604,7 +603,7 @@ const scatter = kind(({ name, x, y, points, joined, fronts, known = [] }, width,
   return [root, legend(keys)];
 });
 /** Move points of the same place around it, so that all are seen. */
-function besideEachOther(places) {
+function besideEachOther(places, reach) {
   const there = new Map();
   for (const p of places) {
     const where = `${Math.round(p.x / 3)} ${Math.round(p.y / 3)}`;
@@ -612,7 +611,7 @@ function besideEachOther(places) {
   }
   for (const some of there.values()) {
     if (some.length < 2) continue;
-    const away = Math.max(6, some.length * 2);
+    const away = Math.max(6, Math.min(some.length * 2, reach));
     some.forEach((p, i) => {
       const angle = (2 * Math.PI * i) / some.length - Math.PI / 2;
       p.x += away * Math.cos(angle);

@@ -229,7 +229,7 @@ def matrix(columns: Columns, round: int, order: Order) -> np.ndarray:
 
 def _alike(grouped: bool, orders: dict[str, Order]) -> str:
     words = (
-        "The similarity of two nodes' models by which the policy compares them, before the step of that round; empty where"
+        "The similarity of two nodes' models by which the policy compares them, before the step of that round; hatched where"
     )
     words += " it compares none, as of nodes in different clusters."
     words += f" Nodes are in the order of their {'true groups' if grouped else 'clusters at the end'}."
@@ -239,38 +239,68 @@ def _alike(grouped: bool, orders: dict[str, Order]) -> str:
 
 def of_clusters(series: Sequence[Series]) -> list[str]:
     """Say of runs with clusters how near these came to the true groups, when, and what became of them."""
-    with_clusters = [one for one in series if any(entry.clusters is not None for entry in one.entries)]
-    whole = [
-        one.name for one in with_clusters if all(max(c.count, default=1) == 1 for e in one.entries if (c := e.clusters))
-    ]
-    said = [found_groups(one) for one in with_clusters if one.name not in whole]
-    none = [f"No cluster was split in: {some(whole, MOST_SAID)}."] if whole else []
-    return [*said, *none] if len(said) <= MOST_SAID else none
+    became = [found for one in series if (found := _became(one)) is not None]
+    split = [each for each in became if each.most > 1]
+    whole = [each.name for each in became if each.most == 1]
+    said = [_sentence(each) for each in split]
+    if len(split) > MOST_SAID:  # then in brief
+        exact = [f"{each.name} ({_when(each)})" for each in split if each.exact]
+        missed = [each.name for each in split if each.best is not None and not each.exact]
+        said = [f"The clusters were the true groups at some round in: {some(exact, len(exact))}."] if exact else []
+        said += [f"Clusters were split, but never just the true groups, in: {some(missed, len(missed))}."] if missed else []
+    return said + ([f"No cluster was split in: {some(whole, MOST_SAID)}."] if whole else [])
 
 
-def found_groups(series: Series) -> str:
-    """Say how near the clusters of a run came to the true groups, when, and what became of them."""
-    told = [(entry, entry.clusters) for entry in series.entries if entry.clusters is not None and entry.clusters.count]
-    counts = [clusters.count[-1] for _, clusters in told]
-    nodes = series.shown.nodes
-    seeds = len(told)
-    end = f"ended with {_range(counts)} cluster{'s' * (max(counts) > 1)} of {nodes} nodes"
-    if any(clusters.adjusted_rand is None for _, clusters in told):
-        return f"{series.name} {end}."
-    indices = [clusters.adjusted_rand or [0.0] for _, clusters in told]
-    best, final = float(np.mean([max(index) for index in indices])), float(np.mean([index[-1] for index in indices]))
+class _Became(NamedTuple):
+    """What became of a run's clusters: how many there were at most and at the end, how near they were to the true groups.
+
+    Attributes:
+        exact: the first rounds in which they were just the true groups, of those seeds in which they ever were.
+        best, final: adjusted Rand indices, the mean over seeds; None where a node is of no group.
+    """
+
+    name: str
+    nodes: int
+    seeds: int
+    most: int
+    ends: list[int]
+    exact: list[int]
+    best: float | None
+    final: float | None
+
+
+def _became(series: Series) -> _Became | None:
+    told = [found for entry in series.entries if (found := entry.clusters) is not None and found.count]
+    if not told:
+        return None
+    indices = [found.adjusted_rand for found in told if found.adjusted_rand]
+    known = len(indices) == len(told)
     exact = [
-        clusters.rounds[int(np.argmax(found))]
-        for (_, clusters), index in zip(told, indices, strict=True)
-        if (found := np.array(index) > SAME).any()
+        found.rounds[next(k for k, value in enumerate(index) if value > SAME)]
+        for found, index in zip(told, indices, strict=known)
+        if max(index) > SAME
     ]
-    if not exact:
-        most = f"{best:.2f} at best{' on average over seeds' if seeds > 1 else ''}"
-        return f"{series.name} did not find the true groups: the adjusted Rand index of its clusters was {most}; it {end}."
-    where = f" in {len(exact)} of {seeds} seeds" if seeds > 1 else ""
-    when = f"round {exact[0]}" if min(exact) == max(exact) else f"rounds {min(exact)} to {max(exact)}"
-    said = f"{series.name} found the true groups{where}, first at {when} (adjusted Rand index 1.00)"
-    return f"{said}, and {end} (index {final:.2f})."
+    best = float(np.mean([max(index) for index in indices])) if known else None
+    final = float(np.mean([index[-1] for index in indices])) if known else None
+    most, ends = max(max(found.count) for found in told), [found.count[-1] for found in told]
+    return _Became(series.name, series.shown.nodes, len(told), most, ends, exact, best, final)
+
+
+def _sentence(found: _Became) -> str:
+    end = f"ended with {_range(found.ends)} cluster{'s' * (max(found.ends) > 1)} of {found.nodes} nodes"
+    if found.best is None or found.final is None:
+        return f"{found.name} {end}."
+    if found.exact:
+        where = f"{found.name} found the true groups {_when(found)} (adjusted Rand index 1.00)"
+        return f"{where}, and {end} (index {found.final:.2f})."
+    most = f"{found.best:.2f} at best{' on average over seeds' if found.seeds > 1 else ''}"
+    return f"{found.name} did not find the true groups: the adjusted Rand index of its clusters was {most}; it {end}."
+
+
+def _when(found: _Became) -> str:
+    """In which rounds the clusters were first just the true groups."""
+    seeds = f"in {len(found.exact)} of {found.seeds} seeds, first " if found.seeds > 1 else ""
+    return f"{seeds}at round{'s' * (min(found.exact) < max(found.exact))} {_range(found.exact)}"
 
 
 def _range(values: Sequence[int]) -> str:
