@@ -15,6 +15,12 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
 from p2pfl.task import TASKS
 
+COORDINATED = (
+    "Coordinated ones, such as fedpref, have a coordinator, whom a majority of all members elects, be they there or not: one"
+    " node alone coordinates itself, two nodes must both be there, and an even number can miss no more than the odd one below"
+    " it: of three one, of four one, of five two. Without a majority each node learns alone, and says so."
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
@@ -35,7 +41,7 @@ def parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    policy_help = f"with whom, and how: {', '.join(POLICIES)}, or package.module:factory (default: dac)"
+    policy_help = f"with whom, and how: {', '.join(POLICIES)}, or package.module:factory (default: dac). {COORDINATED}"
     init = commands.add_parser("init", help="make a node's folder with a key and a configuration")
     _folder(init, "the node's folder, to be made")
     init.add_argument("--name", help="by which the others know the node (default: the folder's name)")

@@ -13,6 +13,10 @@ from typing import Any
 from p2pfl.errors import ConfigurationError
 
 ROLES = ("participant", "observer", "coordinator-eligible")
+ROLE_HELP = (
+    "of the new member (default: participant). Nobody learns from an observer, and it elects nobody. Once some members are"
+    " coordinator-eligible, only these may be elected as the coordinator"
+)
 Folder = Callable[[argparse.ArgumentParser], None]
 
 
@@ -52,7 +56,7 @@ def add(commands: Any, folder: Folder) -> None:
 
     invite = commands.add_parser("invite", help="print a token with which one node may join; this node must be running then")
     folder(invite)
-    invite.add_argument("--role", choices=ROLES, default="participant", help="of the new member (default: participant)")
+    invite.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
     invite.add_argument("--minutes", type=float, default=15.0, help="for which the token is good (default: 15)")
     invite.add_argument(
         "--address", dest="addresses", action="append", default=[], metavar="HOST:PORT",
@@ -76,7 +80,7 @@ def add(commands: Any, folder: Folder) -> None:
     admit = commands.add_parser("admit", help="admit the node that has printed a request, and write what it joins with")
     folder(admit)
     admit.add_argument("request", help="the line")
-    admit.add_argument("--role", choices=ROLES, default="participant", help="of the new member (default: participant)")
+    admit.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
     admit.add_argument("--out", type=Path, required=True, metavar="FILE", help="to be written; it holds no secret")
     admit.set_defaults(do=_admit)
 

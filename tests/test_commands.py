@@ -554,6 +554,13 @@ def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, comm
     assert all(remark.startswith("default: ") for remark in re.findall(r"\(([^)]*)\)", " ".join(text.split())))
 
 
+def test_help_says_with_how_many_nodes_there_is_a_coordinator(capsys):
+    for command, said in (("init", "two nodes must both be there"), ("invite", "only these may be elected")):
+        with pytest.raises(SystemExit):
+            node_cli.main([command, "--help"])
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("command", ["init", "demo"])
 def test_help_names_every_policy(capsys, command):
     with pytest.raises(SystemExit):
