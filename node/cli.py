@@ -17,8 +17,8 @@ from p2pfl.task import TASKS
 
 COORDINATED = (
     "Coordinated ones, such as fedpref, have a coordinator, whom a majority of all members elects, be they there or not:"
-    " one node alone coordinates itself, two nodes must both be there, and an even number can miss no more than the odd one below"
-    " it: of three one, of four one, of five two. Without a majority each node learns alone, and says so."
+    " one node alone coordinates itself, two nodes must both be there, and an even number can miss no more than the odd"
+    " one below it: of three one, of four one, of five two. Without a majority each node learns alone, and says so."
 )
 
 
