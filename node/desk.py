@@ -110,6 +110,12 @@ class Desk:
                     del self._open[before]
             self.review()
 
+    def refuse(self, term: Term, sender: str) -> None:
+        """A submission has come with which no step can be made: nobody waits for another one of its sender."""
+        if term == self.term:
+            self.away.add(sender)
+            self.review()
+
     def review(self) -> None:
         """Close the rounds for which everyone has submitted who is expected to, or is not waited for any more.
 

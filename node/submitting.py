@@ -197,16 +197,25 @@ class Submitting:
         if not self._electing.votes(peer.name):  # an observer's model counts in nobody's
             self._reply(peer, message, None)
             return
-        if message.n_samples != peer.about.get("n_samples"):
-            raise ProtocolError("differs", f"{message.n_samples} samples, {peer.about.get('n_samples')} at the introduction")
+        try:
+            submission = self._read(peer, opened, message)
+        except ProtocolError:
+            self._desk.refuse(term, peer.name)
+            self._reply(peer, message, None)
+            raise
+        self._desk.take(term, Entry(submission, partial(self._reply, peer, message)))
+
+    def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
+        samples = peer.about.get("n_samples")
+        if message.n_samples != samples:
+            raise ProtocolError("differs", f"{message.n_samples} samples, {samples} at the introduction")
         said = decode_submission(opened.payload, self._layout.size, message.start)
         for model in (said.params, said.start):
             if model is not None:
                 self._check(model)
-        submission = Submission(
+        return Submission(
             *(peer.name, message.round, said.params, message.n_samples, said.extras, said.previous, said.start)
         )
-        self._desk.take(term, Entry(submission, partial(self._reply, peer, message)))
 
     def review(self) -> None:
         """Somebody has come, gone or stopped."""

@@ -5,15 +5,18 @@ from contextlib import suppress
 from math import inf
 
 from node.checkpoint import FileStore
+from node.electing import Electing, FileVotes, MemoryVotes, electorate
 from node.node import Node
 from node.peer import Member
 from node.settings import Settings
 from node.wiring import federation_id, message_exchange
 from p2pfl.policies.random import Random
+from p2pfl.policy import Coordinated
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne
 from p2pfl.task import Part, make_task
 from protocols.identity import Identity
+from protocols.membership import Member as MemberEntry
 from protocols.memory import MemoryNetwork
 from sim.batching import BatchedTrainer, Batcher
 from sim.clock import run
@@ -22,13 +25,20 @@ LATENCY = 0.01
 
 
 class Cable:
-    """A network of constant latency in which nodes can be cut off: frames to and from them vanish without a word."""
+    """A network of constant latency in which nodes can be cut off: frames to and from them vanish without a word.
+
+    Attributes:
+        cut: nodes that nobody reaches.
+        sides: on which side of a partition each node is; those that are not named are all on one.
+    """
 
     def __init__(self):
         self.cut = set()
+        self.sides = {}
 
     def arrival(self, source, target, size, now):
-        return None if {source, target} & self.cut else now + LATENCY
+        apart = self.sides.get(source) != self.sides.get(target)
+        return None if apart or {source, target} & self.cut else now + LATENCY
 
 
 class Watch:
@@ -72,6 +82,7 @@ class Federation:
         edges: pairs of names that may exchange; everyone with everyone by default.
         folder: where checkpoints are kept; without one nodes forget all.
         speeds: seconds that a node needs for an epoch; 1 by default.
+        roles: of members, in a federation with a coordinator.
         period: seconds between probes; by default nobody is probed who is not suspected.
         node_options: of node.node.Node.
     """
@@ -87,6 +98,7 @@ class Federation:
         speeds=None,
         task="concept-shift",
         period=inf,
+        roles=None,
         **node_options,
     ):
         self.names = sorted(names)
@@ -97,6 +109,9 @@ class Federation:
         self.folder = folder
         self.policy = policy
         self.period = period
+        self.roles = roles or {}
+        self.votes = {name: MemoryVotes() for name in self.names}
+        self.said = {name: [] for name in self.names}
         self.node_options = node_options
         count = len(self.names)
         self.tasks = {name: make_task(task, {}, Part(k, count), 0) for k, name in enumerate(self.names)}
@@ -111,9 +126,23 @@ class Federation:
         self.running = {}
 
     def neighbours(self, name):
-        if self.edges is None:
+        if self.edges is None or self.coordinated:
             return [other for other in self.names if other != name]
         return [other for other in self.names if {(name, other), (other, name)} & set(self.edges)]
+
+    @property
+    def coordinated(self):
+        return isinstance(self.policy(), Coordinated)
+
+    def electorate(self, epoch=1):
+        roles = {name: self.roles.get(name, "participant") for name in self.names}
+        return electorate(epoch, [MemberEntry(name, self.keys[name].public, role) for name, role in roles.items()])
+
+    def electing(self, name):
+        votes = FileVotes(self.folder / f"{name}.vote", self.said[name].append) if self.folder else self.votes[name]
+        clock = asyncio.get_running_loop().time
+        boot, seed = self.boots[name], self.settings.seed
+        return Electing(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, say=self.said[name].append)
 
     def make(self, name, task=None, agreed=None):
         self.boots[name] += 1
@@ -130,6 +159,7 @@ class Federation:
             settings=self.settings,
             agreed=agreed or {},
             period=self.period,
+            electing=self.electing(name) if self.coordinated else None,
         )
         store = FileStore(self.folder / name) if self.folder else None
         return Node(
