@@ -47,7 +47,7 @@ def with_distances(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     points: dict[Any, list[np.ndarray]] = {}
     for run in runs:
         if _unknown(run):
-            points.setdefault(_problem(run), []).append(_points(run))
+            points.setdefault(_problem(run), []).append(non_dominated(_points(run)))  # all at once: too much memory
     fronts = {key: non_dominated(np.concatenate(found)) for key, found in points.items()}
 
     def told(run: dict[str, Any]) -> dict[str, Any]:

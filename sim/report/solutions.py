@@ -54,8 +54,8 @@ def space_of(runs: Sequence[tuple[int, Objectives]]) -> Space:
     signs = signs_of(first)
     by_seed: dict[int, list[Points]] = {}
     for seed, told in runs:
-        by_seed.setdefault(seed, []).append(points_of(told))
-    models = np.concatenate([each for points in by_seed.values() for each in points])
+        by_seed.setdefault(seed, []).append(non_dominated(points_of(told)))  # all at once would take too much memory
+    models = np.concatenate([points_of(told) for _, told in runs])
     return Space(
         signs,
         np.array(first.reference) * signs if first.reference else beyond(models),
