@@ -173,6 +173,8 @@ class Submitting:
         try:
             given = decode_assignment(opened.payload, self._layout.size)
             self._check(given.params)
+            if not all(map(self._electing.votes, given.weights)):
+                raise ProtocolError("malformed", "an assignment with weights of some who have no vote")
         except ProtocolError:
             self._resolve(pending, None)
             raise

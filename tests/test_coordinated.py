@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -428,6 +429,21 @@ def test_of_what_members_say_of_their_cluster_the_newest_counts():
     there = [submission(id, [1, 1], previous=previous, round=4) for id, previous in zip("abc", told, strict=True)]
     (cluster,) = gather(there, {}, [slice(None)], 1.0)
     assert (cluster.figures.round, cluster.figures.streak) == (3, 3)
+
+
+def test_whatever_was_assigned_is_said_again_after_a_restart():
+    said = {
+        "floats": np.array([[0.5, np.nan]], np.float32),
+        "numbers": np.array([2**64 - 1], np.uint64),
+        "none": np.zeros((0, 2), np.int64),
+        "one": np.array(3.0),
+    }
+    policy, again = CoordinatedFedAvg(), CoordinatedFedAvg()
+    policy.previous = said
+    again.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(policy.state())))
+    for name, array in said.items():
+        assert (again.previous[name].dtype, again.previous[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(again.previous[name], array)
 
 
 # CFL

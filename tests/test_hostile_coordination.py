@@ -193,6 +193,43 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
     clock.run(main())
 
 
+GOOD = np.zeros(SIZE)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (assignment(NOT_FINITE), "not finite"),
+        (assignment(np.zeros(SIZE - 1)), "wrong length"),
+        (assignment(np.full(SIZE, 3e38)), "too large"),
+        (assignment(GOOD, {"nobody": 1.0}), "malformed"),
+        (assignment(GOOD, {f"member-{k}": 1.0 for k in range(10_000)}), "malformed"),
+        (Payload.of(np.zeros(SIZE, "<f4").tobytes()), "wrong length"),
+        (Payload.of(np.zeros(SIZE, "<f4").tobytes(), b"\x92\xdf\xff\xff\xff\xff"), "wrong length"),
+    ],
+)
+def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause):
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            number = here.term.number + 1
+            mallory.tell_all(m.Leading(1, number, 1))
+            await here.until(lambda: here.leader() == "mallory")
+
+            def assign():
+                for name in HONEST:
+                    mallory.say(name, m.Assigned(here.nodes[name]._submitting._pending.number, 1, 1, number, True), said)
+
+            asyncio.get_running_loop().call_later(0.1, assign)
+            await here.round(1)
+            assert set(here.assigned["alice"].values()) == {None}
+            assert here.rejected(cause) == len(HONEST)
+            await here.until(lambda: here.leader() in HONEST)  # mallory is not heard any more
+            await here.round(2)
+            assert_joint(here, 2)
+
+    clock.run(main())
+
+
 # Elections
 
 

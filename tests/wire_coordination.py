@@ -136,7 +136,7 @@ def check_submit(given):
     term = [said["epoch"], said["term"]]
     expect(term >= given["term"], "lower term")
     expect(term == given["term"] and given["coordinates"], "not the coordinator")
-    if given["sender"] == "observer":
+    if "alice" not in given["voters"]:
         return {"taken": False}
     expect(said["n_samples"] == given["about"].get("n_samples"), "differs")
     found = check_submission(given | {"start": said["start"], "bytes": given["payload"]})
@@ -156,9 +156,10 @@ def check_assigned(given):
     expect(term == given["term"] and given["follows"] == "alice", "not asked for")
     if not said["given"]:
         return {"answered": True, "params": None}
-    params = check_assignment(given | {"bytes": given["payload"]})["params"]
-    expect_small(params, given)
-    return {"answered": True, "params": params}
+    found = check_assignment(given | {"bytes": given["payload"]})
+    expect_small(found["params"], given)
+    expect(set(found["weights"]) <= set(given["voters"]), "malformed")
+    return {"answered": True, "params": found["params"]}
 
 
 CHECKS = {

@@ -66,8 +66,8 @@ def exchange_of(given):
     layout = Layout((("model", (size_of(given),)),), size_of(given))
     alice, bob = KEYS["alice"], KEYS["bob"]
     term = Term(*given["term"])
-    members = frozenset({"bob"} | ({"alice"} if given["sender"] == "participant" else set()))
-    electing = Electing("bob", Electorate(term.epoch, members, ("bob",)), MemoryVotes(), boot=1, seed=0)
+    voters = Electorate(term.epoch, frozenset(given["voters"]), ("bob",))
+    electing = Electing("bob", voters, MemoryVotes(), boot=1, seed=0)
     exchange = MessageExchange(
         "bob",
         bob.public,

@@ -181,7 +181,7 @@ def assignment_vectors(v):
 
 def submit_vectors(v):
     message = {"request": 7, "round": 4, "epoch": 3, "term": 8, "n_samples": 50, "start": False}
-    base = {"term": [3, 8], "coordinates": True, "sender": "participant", "about": {"n_samples": 50}, "tensors": SHAPES}
+    base = {"term": [3, 8], "coordinates": True, "voters": ["alice", "bob"], "about": {"n_samples": 50}, "tensors": SHAPES}
     base |= {"norm": 2000.0, "message": message, "payload": floats(VALUES).hex()}
 
     def good(name, **changes):
@@ -193,7 +193,7 @@ def submit_vectors(v):
     good("to the coordinator of its term")
     both = (floats(VALUES) + floats(STARTED) + encode_submission(EXTRAS, PREVIOUS)).hex()
     good("with all that there may be", message=message | {"start": True}, payload=both)
-    good("of an observer", sender="observer")
+    good("of an observer", voters=["bob"])
     bad("in an earlier term", "lower term", "7, not 8", message=message | {"term": 7})
     bad("in an earlier epoch", "lower term", "2.9 is before 3.8", message=message | {"epoch": 2, "term": 9})
     bad("in an earlier term, which it leads no more", "lower term", "7", message=message | {"term": 7}, coordinates=False)
@@ -213,7 +213,14 @@ def assigned_vectors(v):
     payload = floats(VALUES) + encode_assignment({"alice": 0.5, "bob": 0.5}, PREVIOUS)
     message = {"request": 7, "round": 4, "epoch": 3, "term": 8, "given": True}
     asked = {"request": 7, "round": 4, "of": "alice", "term": [3, 8]}
-    base = {"term": [3, 8], "follows": "alice", "sender": "participant", "asked": asked, "tensors": SHAPES, "norm": 2000.0}
+    base = {
+        "term": [3, 8],
+        "follows": "alice",
+        "voters": ["alice", "bob"],
+        "asked": asked,
+        "tensors": SHAPES,
+        "norm": 2000.0,
+    }
     base |= {"message": message, "payload": payload.hex()}
 
     def good(name, **changes):
@@ -237,6 +244,7 @@ def assigned_vectors(v):
     bad("too large a model", "too large", "a norm of 1e6, at most 1000", norm=0.0)
     bad("a short model", "wrong length", "31 bytes", payload=payload[:31].hex())
     bad("a value that is no number", "not finite", "NaN", payload=(floats([np.nan] * 8) + payload[32:]).hex())
+    bad("weights of an observer", "malformed", "alice", voters=["bob"])
 
 
 REFUSED = {"message": {"request": 7, "round": 4, "epoch": 3, "term": 8, "given": False}, "payload": "", "follows": "carol"}

@@ -48,13 +48,15 @@ class CoordinatedFedAvg(FedAvg):
         return together(there), {}
 
     def state(self) -> dict[str, Any]:
-        previous = {name: [array.dtype.kind, array.tolist()] for name, array in self.previous.items()}
+        previous = {
+            name: [array.dtype.name, list(array.shape), array.ravel().tolist()] for name, array in self.previous.items()
+        }
         return {**super().state(), "previous": previous}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        kinds = {"i": np.int64, "f": np.float64}
-        self.previous = {name: np.array(values, kinds[kind]) for name, (kind, values) in state["previous"].items()}
+        said = state["previous"].items()
+        self.previous = {name: np.array(values, dtype).reshape(shape) for name, (dtype, shape, values) in said}
 
 
 @dataclass
