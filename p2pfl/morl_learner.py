@@ -31,6 +31,7 @@ from p2pfl.morl_parts import (
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
 from p2pfl.randomness import Draws
+from p2pfl.torch_learner import choose_device
 
 _BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # of the last one depends when the target network is renewed
@@ -47,7 +48,7 @@ class MorlLearner:
         self.draws = draws
         weighted = LinearReward(make_environment(task.environment.id), task.preference)
         with own_randomness():
-            self._algorithm = make_algorithm(weighted, task.settings, device)
+            self._algorithm = make_algorithm(weighted, task.settings, str(choose_device(device)))
         self._tensors = dict(online_networks(self._algorithm).named_parameters())
         self._layout = task.layout
         buffer = self._algorithm.replay_buffer

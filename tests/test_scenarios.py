@@ -38,6 +38,8 @@ def test_the_smoke_form_of_a_shipped_scenario_runs_and_has_a_report(name, tmp_pa
             pytest.skip("P2PFL_DATA names no folder with data sets")
         if name == "dac-cifar100":
             pytest.skip("CIFAR-100 and trained weights are for users to bring")
+    if name.startswith("fedpref-morl"):
+        pytest.importorskip("mo_gymnasium", reason="needs the extra morl")
     file = load(name, ["form=smoke"])
     table, runs = outcome(name, "form=smoke", "seed=0", out=tmp_path)
     assert set(table) == {run.name for run in file.runs}
