@@ -60,6 +60,12 @@ class Office(Protocol):
         """Make the policy's step (see `outcome`) and call `then` with what came of it, now or later."""
 
 
+class _Wait:
+    """How long it is waited for a round: whether that has begun, and whether it is over."""
+
+    begun = over = False
+
+
 class Desk:
     """
     Args:
@@ -79,8 +85,7 @@ class Desk:
         self.state: Mapping[str, Any] = {}
         self.away: set[str] = set()
         self._open: dict[int, dict[str, Entry]] = {}  # by round
-        self._due: set[int] = set()  # rounds for which nobody waits any more
-        self._timed: set[int] = set()  # those for which that time is set
+        self._until: dict[int, _Wait] = {}  # how long it is waited for a round that is open
         self._closed = 0  # no round up to this one takes submissions any more
         self._working: dict[str, Entry] | None = None  # whose step is being made
         self._given: Mapping[str, Assignment] = {}  # in the round that was closed last
@@ -92,8 +97,9 @@ class Desk:
         """
         if term > self.term:
             self.term, self.state, self._closed = term, {}, 0
-            self.away, self._due, self._timed, self._working, self._given = set(), set(), set(), None, {}
+            self.away, self._working, self._given = set(), None, {}
             self._open.clear()
+            self._until.clear()
         sender, round = entry.submission.sender, entry.submission.round
         self.away.discard(sender)
         if round == self._closed and self._working is not None and sender in self._working:
@@ -104,10 +110,11 @@ class Desk:
             entry.reply(None)
         else:
             self._open.setdefault(round, {})[sender] = entry
+            self._until.setdefault(round, _Wait())
             for before in sorted(other for other, entries in self._open.items() if sender in entries)[:-AT_ONCE]:
                 self._open[before].pop(sender).reply(None)
                 if not self._open[before]:
-                    del self._open[before]
+                    del self._open[before], self._until[before]
             self.review()
 
     def refuse(self, term: Term, sender: str) -> None:
@@ -128,10 +135,10 @@ class Desk:
             return
         near = [round for round in self._open if round <= self._office.reached() + 1]
         for round in near:
-            if round not in self._timed:
-                self._timed.add(round)
-                self._office.later(self._deadline / 2, partial(self._expire, self.term, round))
-        if any(round in self._due or not self._missing(round) for round in near):
+            if not self._until[round].begun:
+                self._until[round].begun = True
+                self._office.later(self._deadline / 2, partial(self._expire, round, self._until[round]))
+        if any(self._until[round].over or not self._missing(round) for round in near):
             self._close(min(near))  # the step of an earlier one comes first
 
     def _missing(self, round: int) -> AbstractSet[str]:
@@ -139,18 +146,17 @@ class Desk:
         ahead = {sender for other, entries in self._open.items() if other >= round for sender in entries}
         return self._office.expected() - self.away - ahead
 
-    def _expire(self, term: Term, round: int) -> None:
+    def _expire(self, round: int, wait: _Wait) -> None:
         """The coordinator's deadline has come."""
-        if term == self.term and round in self._open:
+        if self._until.get(round) is wait:
             self.away |= self._missing(round)
-            self._due.add(round)
+            wait.over = True
             self.review()
 
     def _close(self, round: int) -> None:
         """Have the step of a round made."""
         self._working = entries = self._open.pop(round)
-        self._due.discard(round)
-        self._timed.discard(round)
+        del self._until[round]
         self._closed = round
         submissions = [entry.submission for entry in entries.values()]
         self._office.compute(submissions, self.state, partial(self._done, self.term, entries))
@@ -178,6 +184,7 @@ class Desk:
         ]
         self._working = None
         self._open.clear()
+        self._until.clear()
         for entry in given_up:
             entry.reply(None)
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from council import DEADLINE, HONEST, NAMES, SAMPLES, SIZE, council, own
 
-from node.desk import AT_ONCE
+from node.desk import AT_ONCE, Desk, Entry, Outcome
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedpref import FedPref
+from p2pfl.policy import Submission
 from protocols import messages as m
 from protocols.envelope import Payload
 from protocols.submission import encode_assignment
@@ -16,6 +17,7 @@ from protocols.terms import LAST, Electorate, Term
 from sim import clock
 
 NOT_FINITE = np.full(SIZE, np.nan)
+GOOD = np.zeros(SIZE)
 
 
 def mean(round, names=HONEST):
@@ -137,6 +139,67 @@ def test_submissions_for_many_rounds_take_bounded_memory():
     clock.run(main())
 
 
+class Office:
+    """Where a coordinator works whose participants are a, b and c; steps are made at once."""
+
+    def __init__(self):
+        self.timers, self.here = [], 0
+        self.answers = {}
+
+    def later(self, seconds, callback):
+        self.timers.append(callback)
+
+    def expected(self):
+        return {"a", "b", "c"}
+
+    def reached(self):
+        return self.here
+
+    def coordinates(self, term):
+        return True
+
+    leads = coordinates
+
+    def compute(self, submissions, state, then):
+        there = sorted(s.sender for s in submissions)
+        then(Outcome(dict.fromkeys(there, there), {}, {}))
+
+    def submit(self, desk, sender, round):
+        entry = Submission(sender, round, GOOD, 1)
+        desk.take(Term(1, 1), Entry(entry, lambda answer: self.answers.__setitem__((sender, round), answer)))
+
+
+def test_a_round_that_was_opened_too_early_and_given_up_has_its_whole_time_when_the_others_come():
+    office = Office()
+    desk = Desk(office, DEADLINE)
+    for round in (1, 5, 6):
+        office.submit(desk, "c", round)
+    assert office.answers == {("c", 1): None}
+    (early,) = office.timers
+    office.submit(desk, "a", 1)
+    early()
+    assert ("a", 1) not in office.answers  # b may still come
+    early, whole = office.timers
+    whole()
+    assert office.answers["a", 1] == ["a"]
+    assert desk.away == {"b"}
+
+
+def test_who_is_far_ahead_waits_for_the_others():
+    office = Office()
+    desk = Desk(office, DEADLINE)
+    office.submit(desk, "c", 9)
+    for office.here in range(8):
+        for name in "ab":
+            office.submit(desk, name, office.here + 1)
+        assert office.answers["a", office.here + 1] == ["a", "b"]
+    assert ("c", 9) not in office.answers
+    office.here = 8
+    for name in "ab":
+        office.submit(desk, name, 9)
+    assert office.answers["c", 9] == ["a", "b", "c"]
+
+
 def test_who_submits_often_counts_once():
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):
@@ -191,9 +254,6 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
             assert here.rejected(cause) == 4
 
     clock.run(main())
-
-
-GOOD = np.zeros(SIZE)
 
 
 @pytest.mark.parametrize(
