@@ -24,6 +24,7 @@ from protocols.terms import LAST, TIMING, Ballot, Electorate, Term, Timing
 
 MAGIC = b"p2pfl vote 1\n"
 PATIENCE = 5  # times Timing.patience: for so long a round waits for a coordinator to be elected
+AHEAD, SLOWEST = 8, 1_000_000  # models that what is said may wait for, and bytes in a second of their link
 UNKNOWN = "no coordinator yet"
 SILENT = "no coordinator is known here: this node's vote was damaged, and it takes no part until the membership changes"
 
@@ -122,6 +123,20 @@ def electorate(epoch: int, members: Iterable[Member]) -> Electorate:
     voters = sorted((member.name, member.role) for member in members if member.role != "observer")
     chosen = [name for name, role in voters if role == "coordinator-eligible"]
     return Electorate(epoch, frozenset(name for name, _ in voters), tuple(chosen or [name for name, _ in voters]))
+
+
+def timing_of(size: int, deadline: float) -> Timing:
+    """Return how long everything takes in the elections of nodes with P parameters.
+
+    What is said in an election waits behind models on the same links, and nobody may take a coordinator for lost meanwhile:
+    it would never have all submissions. So patience is as long as AHEAD models take at SLOWEST, and not less than usual.
+    Half the deadline, in which a coordinator must have all submissions, is enough for the lease.
+
+    Args:
+        deadline: for which participants wait, in seconds.
+    """
+    patience = min(4 * size * AHEAD / SLOWEST, deadline / 2 * TIMING.patience / TIMING.lease)
+    return TIMING if patience <= TIMING.patience else Timing(0.2 * patience, 0.8 * patience, patience)
 
 
 def awake() -> float:

@@ -16,7 +16,7 @@ from node import config as folders
 from node.checkpoint import FileStore
 from node.commands import INTERRUPTED
 from node.config import NodeConfig
-from node.electing import Electing, FileVotes, MemoryVotes
+from node.electing import Electing, FileVotes, MemoryVotes, timing_of
 from node.members import Members
 from node.messaging import MessageExchange
 from node.node import Node, first_error
@@ -128,8 +128,13 @@ class _Parts:
         size, coordinated = self.task.layout.size, self._coordinated
         self.reach = Reach(config, self.identity, membership, size, common["boot"], say, coordinated)
         members = Members(ready, self.identity.public, self.reach.addresses, say, coordinated)
-        votes = FileVotes(ready.folder / folders.VOTE, say)
-        electing = Electing(config.name, members.electorate(), votes, boot=common["boot"], seed=config.seed, say=say)
+        electing = Electing(
+            *(config.name, members.electorate(), FileVotes(ready.folder / folders.VOTE, say)),
+            boot=common["boot"],
+            seed=config.seed,
+            say=say,
+            timing=timing_of(size, config.deadline),
+        )
         around = members.around()
         exchange = message_exchange(
             config.name,

@@ -14,7 +14,7 @@ import networkx as nx
 
 from node import tables
 from node.coding import Coding
-from node.electing import Electing, MemoryVotes
+from node.electing import Electing, MemoryVotes, timing_of
 from node.exchange import Exchange
 from node.messaging import MessageExchange
 from node.node import Node, first_error
@@ -293,7 +293,10 @@ class Simulation:
     def _electing(self, name: str) -> Electing:
         """A node's part in electing a coordinator: all vote, and any may be elected."""
         everyone = Electorate(1, frozenset(self.names), tuple(self.names))
-        return Electing(name, everyone, MemoryVotes(), boot=1, seed=self.scenario.seed, clock=self.loop.time)
+        timing = timing_of(self.tasks[0].layout.size, self.scenario.deadline)
+        return Electing(
+            *(name, everyone, MemoryVotes()), boot=1, seed=self.scenario.seed, clock=self.loop.time, timing=timing
+        )
 
     def _coding(self, layout: Layout) -> Coding:
         return Coding(self._codec, layout, self.initial)

@@ -1,16 +1,19 @@
 """A coordinator that nodes elect and lose: over real messages on virtual time, with faults at will."""
 
 import asyncio
+import tomllib
+from math import inf
 
 import msgspec
 import numpy as np
 import pytest
 from federation import LATENCY, play
 
-from node import config, setup
+from node import config, metrics, setup
 from node.agreement import terms
-from node.electing import UNKNOWN, FileVotes, electorate
+from node.electing import UNKNOWN, FileVotes, electorate, timing_of
 from node.settings import Settings
+from node.status import describe
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
@@ -20,6 +23,8 @@ from protocols import messages as m
 from protocols.envelope import Payload
 from protocols.membership import Member
 from protocols.terms import LAST, TIMING, Ballot, Electorate, Term
+from sim.run import run
+from sim.scenario import resolve
 
 NAMES = ("a", "b", "c", "d", "e")
 FIRST = 3 * TIMING.patience  # seconds until somebody is elected where nothing is lost: a wait of one to two, and answers
@@ -150,6 +155,54 @@ def test_nodes_that_take_part_agree_on_what_an_election_is():
         "elected by a majority of the members; beats every 0.4 s, a lease of 1.6 s, patience of 2 s"
     )
     assert without.keys() == with_one.keys()
+
+
+def test_elections_are_slower_where_models_take_long():
+    assert timing_of(1, 30.0) == timing_of(60_000, 30.0) == timing_of(10**9, 3.0) == TIMING
+    assert timing_of(10_000_000, 100.0).lease == 50.0
+    slow = timing_of(10_000_000, inf)  # 40 MB
+    assert slow.patience == 320.0
+    assert slow.beat < slow.lease < slow.patience
+    assert slow.lease / slow.patience == pytest.approx(TIMING.lease / TIMING.patience)
+
+
+LARGE = """
+rounds = 3
+nodes = 4
+trainer = "one-by-one"
+deadline = 100.0
+fidelity = "wire"
+network = { bandwidth = 1_000_000.0, latency = 0.01 }
+[task]
+name = "digits"
+hidden = 5_000
+[policy]
+name = "coordinated-fedavg"
+"""
+
+
+def test_models_that_hold_up_what_a_coordinator_says_do_not_depose_it():
+    """A model of 1.5 MB takes 1.5 s on its way, and three submissions of two models 9 s where they come together."""
+    result = run(resolve(tomllib.loads(LARGE), [], "large", ".").runs[0])
+    elections = result.recorder.elections()["elections"]
+    assert len(elections["time"]) == 4
+    assert result.expired == 0
+    assert not any(node.exchange.rejected for node in result.nodes.values())
+
+
+def test_a_nodes_status_says_who_coordinates_or_why_nobody_does():
+    state = {"name": "a", "state": "running", "round": 3, "rounds": 9, "history": []}
+    led = state | {"election": {"coordinator": "b", "term": "5.2", "problem": ""}}
+    assert describe(led)[1:] == ["  coordinator: b, in term 5.2"]
+    problem = "no coordinator: 2 of 5 members are in sight, 3 are needed"
+    alone = state | {"election": {"coordinator": None, "term": "5.2", "problem": problem}}
+    assert describe(alone)[1:] == [f"  degraded: {problem}; it learns alone, as long as that lasts"]
+    shown = metrics.text(led).decode()
+    assert 'p2pfl_coordinator{name="b"} 1.0' in shown
+    assert "p2pfl_coordinator_problem 0.0" in shown
+    assert "p2pfl_election_term 2.0" in shown
+    assert "p2pfl_coordinator_problem 1.0" in metrics.text(alone).decode()
+    assert "coordinator" not in metrics.text(state).decode()
 
 
 def test_a_federation_without_a_coordinator_has_no_elections():
