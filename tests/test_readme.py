@@ -28,6 +28,7 @@ def test_every_block_is_run_by_a_test():
         "dac-synthetic",
         "topology-study",
         "dpfl-",
+        "fedpref-teachers",
         "data check",
         "sim_speed",
         "wire.py",

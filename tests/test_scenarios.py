@@ -1,4 +1,4 @@
-"""The shipped scenarios: all can be run and have a report, and those of DPFL on digits show what they are there to show."""
+"""The shipped scenarios: all run and have a report; those of DPFL on digits and of FedPref show what they are to show."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def as_printed(summaries):
     """As they come out here; other machines may differ in the last digit of a mean."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
     steady = ("fedavg+ft", "apfl", "ditto", "pfedgraph")  # the others differ between seeds by a tenth and more
-    printed = [row for row in rows if row[0] in steady or (row[0].startswith("dpfl") and len(row) == 5)]
+    printed = [row for row in rows if len(row) == 5 and (row[0] in steady or row[0].startswith("dpfl"))]
     assert len(printed) == 10
     for name, *figures in printed:
         for (table, _), mean, sent in zip(summaries.values(), figures[::2], figures[1::2], strict=True):
@@ -102,6 +102,42 @@ def test_the_tables_of_the_readme_show_what_they_are_there_to_show(tmp_path):
     two_groups_find_each_other(*summaries["dpfl-two-groups"])
     what_a_budget_costs_and_what_it_saves(summaries["dpfl-budgets"][0])
     as_printed(summaries)
+
+
+def of_preferences(summaries):
+    """The acceptance figures of both, and what the README prints; other machines may differ in the last digit."""
+    dst, teachers = ({row["name"]: row for row in summary["table"]} for summary in summaries)
+    assert dst["fedpref"]["clusters"]["reached"] >= 4
+    for name in ("fedavg", "fedprox"):
+        assert dst["fedpref"]["mean"] >= dst[name]["mean"] + 0.6
+    assert teachers["fedpref"]["mean"] >= teachers["fedavg"]["mean"] + 0.15
+    assert teachers["fedpref/min_progress"]["clusters"]["final"] >= 0.5
+    assert teachers["fedpref/weighting only"]["clusters"]["best"] == 0.0  # nothing was split
+    assert teachers["fedpref/clustering only"]["mean"] != teachers["fedpref"]["mean"]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
+    printed = {name: figures for name, *figures in rows if len(figures) == 7 and name in teachers}
+    assert printed.keys() == teachers.keys() >= dst.keys()
+    for name, figures in printed.items():
+        for table, (reward, best, last) in ((dst, figures[:3]), (teachers, figures[4:])):
+            assert (name in table) == bool(reward)
+            if reward:
+                row, told = table[name], [float(figure) for figure in reward.split(" +- ")]
+                assert [row["mean"], row["std"]] == pytest.approx(told, abs=0.05)
+                assert ("clusters" in row) == bool(best) == bool(last)
+            if best:
+                assert [row["clusters"]["best"], row["clusters"]["final"]] == pytest.approx(
+                    [float(best), float(last)], abs=0.1
+                )
+        if figures[3]:
+            assert dst[name]["objectives"]["hypervolume"] == pytest.approx(float(figures[3]), abs=15)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
+def test_nodes_of_the_same_preference_find_each_other(tmp_path):
+    for command in block("fedpref-teachers").splitlines():
+        bash(command, tmp_path, timeout=440)
+    of_preferences([json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("dst", "teachers")])
 
 
 @pytest.mark.slow
