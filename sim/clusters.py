@@ -15,6 +15,7 @@ from p2pfl.policies.clusters import read
 from p2pfl.policy import Assignment, Coordinated, Step, Submission
 
 Table = dict[str, np.ndarray]
+_Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]  # the numbers of two nodes, and how alike they are
 
 TIMES = 10  # into how many equal parts of a run its matrices are noted, beside those of the rounds in which a cluster splits
 MOST_PAIRS = 2**20  # of nodes, in all matrices that are noted of a run
@@ -33,7 +34,7 @@ class ClusterNotes:
         self._place = place
         self._every = max(1, rounds // TIMES)
         self._clusters: dict[tuple[int, int], str] = {}  # by round and node
-        self._similarities: dict[int, list[tuple[int, int, float]]] = {}
+        self._similarities: dict[int, list[_Pairs]] = {}  # by round, of each cluster
         self._pairs = 0
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
@@ -65,12 +66,11 @@ class ClusterNotes:
         if self._pairs + size > MOST_PAIRS:
             return
         self._pairs += size
-        self._similarities[round] = [
-            (self._place[ids[i]], self._place[ids[j]], float(matrix[i, j]))
-            for ids, matrix in found
-            for i in range(len(ids))
-            for j in range(i + 1, len(ids))
-        ]
+        for ids, matrix in found:
+            places = np.array([self._place[id] for id in ids], np.int32)
+            one, other = np.triu_indices(len(ids), 1)
+            columns = places[one], places[other], matrix[one, other].astype(np.float32)
+            self._similarities.setdefault(round, []).append(columns)
 
     def tables(self) -> dict[str, Table]:
         """Return the tables that have rows, by name.
@@ -87,11 +87,14 @@ class ClusterNotes:
                 "node": np.array([node for _, node in keys], np.int32),
                 "cluster": np.array([self._clusters[key] for key in keys], np.str_),
             }
-        rows = [(round, *row) for round in sorted(self._similarities) for row in self._similarities[round]]
-        if rows:
-            kinds = {"round": np.int32, "node": np.int32, "other": np.int32, "similarity": np.float32}
-            columns = zip(kinds.items(), zip(*rows, strict=True), strict=True)
-            found["similarities"] = {name: np.array(column, kind) for (name, kind), column in columns}
+        if self._pairs:
+            rounds = sorted(self._similarities)
+            lengths = [sum(len(part[0]) for part in self._similarities[round]) for round in rounds]
+            node, other, similarity = (
+                np.concatenate([part[k] for round in rounds for part in self._similarities[round]]) for k in range(3)
+            )
+            round = np.repeat(np.array(rounds, np.int32), lengths)
+            found["similarities"] = {"round": round, "node": node, "other": other, "similarity": similarity}
         return found
 
 
