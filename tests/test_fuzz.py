@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -22,12 +23,15 @@ import numpy as np
 import pytest
 
 from node.coding import Coding
+from node.electing import Electing, MemoryVotes
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Asked, Member
 from node.settings import Settings
+from node.submitting import _Pending
 from p2pfl.codecs import BFloat16, Float16, Int8, TopK, Undecodable
 from p2pfl.differences import Copy, decode_entries, encode_entries, tag
 from p2pfl.parameters import Layout
+from p2pfl.policies.coordinated import CoordinatedFedAvg
 from protocols import chunks, envelope, handshake, invitation, mdns, payload, presence, session, submission
 from protocols import messages as m
 from protocols.certificates import key_of, make_certificate
@@ -39,6 +43,7 @@ from protocols.identity import SIGNATURE_SIZE, Identity
 from protocols.invitation import Invitation, Join, Joined, JoinRefused, Request
 from protocols.membership import Membership, Signed
 from protocols.memory import MemoryNetwork
+from protocols.terms import Ballot, Electorate, Term
 from sim import clock
 
 P = 8  # values of a model
@@ -162,7 +167,8 @@ class Mutator:
 
     def plausible(self, body):
         """Return a message, as a list, whose fields have other values that they may have."""
-        return [body[0], *(self._plausible(value) if self.rng.random() < 0.5 else value for value in body[1:])]
+        share = self.rng.choice((0.1, 0.5))
+        return [body[0], *(self._plausible(value) if self.rng.random() < share else value for value in body[1:])]
 
     def _plausible(self, value):
         match value:
@@ -218,13 +224,20 @@ class Frames:
     async def start(self, tasks):
         others = {"bob": Member(BOB.public), "carol": Member(CAROL.public)}
         keys = {name: member.key for name, member in others.items()}
+        everyone = ("alice", "bob", "carol")
+        electing = Electing(
+            *("alice", Electorate(LOG.epoch, frozenset(everyone), everyone), MemoryVotes()),
+            boot=1,
+            seed=0,
+            clock=asyncio.get_running_loop().time,
+        )
         self.exchange = MessageExchange(
             "alice",
             ALICE.public,
             others,
             transport=MemoryNetwork().transport("alice"),
             sealer=Sealer(ALICE, FILE.id, bytes(16), 1),
-            door=Door(keys, ALICE.public, FILE.id, payload_limit(P)),
+            door=Door(keys, ALICE.public, FILE.id, payload_limit(P, True)),
             settings=Settings(),
             agreed={"size": "8"},
             about={},
@@ -232,9 +245,13 @@ class Frames:
             n_samples=50,
             loss=self._loss,
             gate=grown(),
+            electing=electing,
         )
+        self.exchange.step = CoordinatedFedAvg().step
         self.contacts = self.exchange.contacts
         await self.contacts.start(tasks)
+        electing._running = True
+        electing._begin()
         await self.exchange.publish(1, "trained", np.ones(P, np.float32), {})
         self.wire = Wire()
         self.sequence, self.sealer._sequence = 1000, 0
@@ -252,7 +269,24 @@ class Frames:
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
         peer.asked = {1: Asked(1, "trained", Copy(tag(START), START, 0))}
+        self.coordinate()
         return peer.introduced
+
+    def coordinate(self):
+        """Have alice coordinate, or wait for what bob assigns to her."""
+        exchange, rng = self.exchange, self.mutator.rng
+        exchange.contacts.final = True  # so that what bob submits makes a round
+        exchange.electing._votes.ballot = Ballot(Term(LOG.epoch, 1))
+        exchange.electing._begin()
+        election = exchange.electing._election
+        if rng.random() < 0.5:
+            election.role, election._since = "coordinator", 0.0
+            election._beat(0.0)
+            election._supported = {"carol": inf}
+        else:
+            election._coordinator = "bob"
+        answer = asyncio.get_running_loop().create_future()
+        exchange._submitting._pending = _Pending(1, 1, "bob", election.term, answer)
 
     def frame(self):
         rng, mutator = self.mutator.rng, self.mutator

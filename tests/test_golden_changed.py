@@ -39,6 +39,8 @@ FIELDS = {
     "update": "payload",
     "submission": "bytes",
     "assignment": "bytes",
+    "submit": "payload",
+    "assigned": "payload",
 }
 WORDS = {"invitation": "p2pfl-invite-", "request": "p2pfl-request-", "admission": "p2pfl-admission-"}
 LABELS = {

@@ -155,6 +155,7 @@ def check_assigned(given):
     expect((asked["of"], asked["term"], asked["round"]) == ("alice", term, said["round"]), "not asked for")
     expect(term == given["term"] and given["follows"] == "alice", "not asked for")
     if not said["given"]:
+        expect(not given["payload"], "wrong length")
         return {"answered": True, "params": None}
     found = check_assignment(given | {"bytes": given["payload"]})
     expect_small(found["params"], given)
