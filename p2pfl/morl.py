@@ -113,7 +113,7 @@ class Environment:
         id: mo-gymnasium's.
         names: of its rewards.
         steps: of the environment between two aggregations (tables 8 to 10).
-        rounds: how many (captions of the figures on clustering).
+        rounds: how many (captions of the figures on clustering in Hartmann's dissertation).
         episodes: whose mean return is reported; one is enough where nothing is random.
         settings: tables 11 and 12; what they do not name is stable-baselines3's default.
         reference, front: see p2pfl.task.Task.
