@@ -18,6 +18,7 @@ POINTS = {
     "published": "a model is in the checkpoint, and no peer can get it yet",
     "membership-saved": "news of the membership are on the disk, and nobody was told",
     "invitation-used": "a token is marked as used, and its node is no member yet",
+    "vote-saved": "this node's vote in an election is on the disk, and nobody was told",
     "round-saved": "the state after a round is in the checkpoint, and nobody was told",
 }
 

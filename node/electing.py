@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import msgspec
 
+from node.crashpoints import reached
 from node.files import Damaged, read_sealed, reason, write_sealed
 from p2pfl.errors import ConfigurationError
 from p2pfl.randomness import Draws
@@ -109,6 +110,7 @@ class FileVotes:
 
     def save(self, ballot: Ballot) -> None:
         write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot))
+        reached("vote-saved")
 
     def _fail(self, what: str, error: OSError) -> NoReturn:
         raise ConfigurationError(f"cannot {what} {self._path}: {reason(error)}") from error

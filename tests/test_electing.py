@@ -11,7 +11,7 @@ from federation import LATENCY, play
 
 from node import config, metrics, setup
 from node.agreement import terms
-from node.electing import UNKNOWN, FileVotes, electorate, timing_of
+from node.electing import UNKNOWN, Electing, FileVotes, MemoryVotes, electorate, timing_of
 from node.settings import Settings
 from node.status import describe
 from p2pfl.errors import ConfigurationError
@@ -23,6 +23,7 @@ from protocols import messages as m
 from protocols.envelope import Payload
 from protocols.membership import Member
 from protocols.terms import LAST, TIMING, Ballot, Electorate, Term
+from sim.clock import run as clock_run
 from sim.run import run
 from sim.scenario import resolve
 
@@ -454,6 +455,33 @@ def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
             task.cancel()
 
     play(test, NAMES, settings(rounds=50), policy=CoordinatedFedAvg, folder=tmp_path, period=1.0)
+
+
+def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
+    log = []
+
+    class Written(MemoryVotes):
+        def save(self, ballot):
+            super().save(ballot)
+            log.append(ballot)
+
+    async def main():
+        clock = asyncio.get_running_loop().time
+        electing = Electing("a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), boot=1, seed=0, clock=clock)
+        electing.send = lambda name, message: log.append((name, message))
+        task = asyncio.create_task(electing.run())
+        while not log:
+            await asyncio.sleep(0.1)
+        assert log[:2] == [("b", m.Vote(1, 1, True)), ("c", m.Vote(1, 1, True))]  # a trial binds nobody
+        log.clear()
+        electing.receive("b", m.Voted(1, 1, True, True))
+        assert log == [Ballot(Term(1, 1), "a"), ("b", m.Vote(1, 1, False)), ("c", m.Vote(1, 1, False))]
+        log.clear()
+        electing.receive("c", m.Vote(1, 7, False))
+        assert log == [Ballot(Term(1, 7), "c"), ("c", m.Voted(1, 7, False, True))]
+        task.cancel()
+
+    clock_run(main())
 
 
 def test_where_the_vote_is_damaged_a_node_votes_no_more_in_that_epoch(tmp_path):

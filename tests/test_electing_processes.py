@@ -11,6 +11,7 @@ from processes import processes
 from node import config
 from node.electing import MAGIC
 from node.files import read_sealed
+from p2pfl.policies.fedpref import FedPref
 from protocols.terms import Ballot
 from sim.run import run
 from sim.scenario import resolve
@@ -72,7 +73,9 @@ def cluster_of(previous):
 def restored(checkpoint):
     """Return the cluster and the trace that a node has on its disk."""
     state = msgspec.msgpack.decode(checkpoint.policy_state)
-    return "".join(str(part) for part in state["previous"]["cluster"][1]), state.get("applied")
+    policy = FedPref()
+    policy.restore(state)
+    return cluster_of(policy.previous), state.get("applied")
 
 
 def same_as_simulated(federation, rounds):
