@@ -8,10 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 from federation import LATENCY, play
+from processes import federate
 
-from node import config, metrics, setup
+from node import admission, config, metrics, setup
+from node.admission import MembershipFile
 from node.agreement import terms
 from node.electing import UNKNOWN, Electing, FileVotes, MemoryVotes, electorate, timing_of
+from node.members import Members
 from node.settings import Settings
 from node.status import describe
 from p2pfl.errors import ConfigurationError
@@ -21,6 +24,7 @@ from p2pfl.policies.fedpref import FedPref
 from p2pfl.policy import Merge
 from protocols import messages as m
 from protocols.envelope import Payload
+from protocols.identity import Identity
 from protocols.membership import Member
 from protocols.terms import LAST, TIMING, Ballot, Electorate, Term
 from sim.clock import run as clock_run
@@ -132,6 +136,41 @@ def test_who_elects_and_who_may_be_elected_is_a_matter_of_roles():
     assert everyone == Electorate(3, frozenset("ab"), ("a", "b"))
     some = electorate(4, members(a="participant", c="coordinator_eligible", b="coordinator_eligible", o="observer"))
     assert some == Electorate(4, frozenset("abc"), ("b", "c"))
+
+
+class Address:
+    """Contacts that only note with whom they are to be in touch."""
+
+    def __init__(self, names):
+        self.peers = names
+        self.gone = []
+
+    def expel(self, name, reason):
+        self.gone.append(name)
+
+    def spread(self): ...
+
+
+def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_elections_follow_the_log(tmp_path):
+    for name in "abc":
+        config.create(tmp_path / name, name, task="concept-shift", policy="coordinated-fedavg")
+    federate(tmp_path, ["a", "b", "c"], [["a", "b"]])
+    ready, key = setup.load(tmp_path / "a"), Identity.load(tmp_path / "a" / config.KEY).public
+    members = Members(ready, key, (), print, coordinated=True)
+    around = members.around()
+    assert set(around) == {"b", "c"}
+    assert [name for name in around if members.learned_from(name)] == ["b"]
+    assert members.askers() == {"b"}
+    assert set(Members(ready, key, (), print).around()) == {"b"}  # where nobody coordinates
+    electing = Electing("a", members.electorate(), MemoryVotes(), boot=1, seed=0)
+    contacts = Address(around)
+    members.keep(contacts, electing)
+    assert electing.votes("c")
+    admission.revoke(tmp_path / "a", "c")
+    MembershipFile(tmp_path / "a").merge(ready.membership)
+    assert contacts.gone == ["c"]
+    assert not electing.votes("c")
+    assert members.electorate() == Electorate(4, frozenset("ab"), ("a", "b"))
 
 
 def test_only_who_may_coordinates_and_an_observer_counts_in_nobodys_model():
