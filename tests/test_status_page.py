@@ -324,6 +324,7 @@ def state_of(names, rounds=12):
         "reason": hostile(2),
         "disk": hostile(0),
         "broker": hostile(1),
+        "election": {"coordinator": hostile(0), "term": "5.2", "problem": hostile(2)},
         "metric": hostile(2),
         "round": rounds,
         "rounds": 20,
@@ -363,6 +364,8 @@ def test_text_from_elsewhere_is_shown_as_text(chromium):
         assert opened.locator("tr[data-peer] td.reason").all_inner_texts() == [hostile(k) for k in range(6)]
         assert opened.locator("#rejected tbody th").all_inner_texts() == [hostile(0), hostile(1)]
         assert f"checkpoints cannot be written ({HOSTILE})" in opened.locator("#banners").inner_text()
+        assert f"Degraded: {hostile(2)}." in opened.locator("#banners").inner_text()
+        assert hostile(0) in opened.locator("#tiles").inner_text()
         assert hostile(2) in opened.locator("#learning").inner_text()
         for tag in ("img", "script:not([src])", "[onload]", "[onerror]", "a[href^=javascript]", "iframe"):
             assert opened.locator(tag).count() == 0, tag
