@@ -222,9 +222,16 @@ class MessageExchange:
         return self.contacts.about if id == self.name else self.peers[id].about
 
     def newest_round(self) -> int:
-        live = [peer for peer in self.contacts.introduced() if not peer.stopped]
+        """Return in which round the others are, as far as it can be believed.
+
+        Where there is a coordinator only those who have a vote count: observers learn alone, at a pace of their own.
+        """
+        live = [peer for peer in self.contacts.introduced() if not peer.stopped and self._sets_the_pace(peer)]
         back = [peer.round for peer in live if peer.may_be_ahead(self.round)]
         return max(credible_round([peer.round for peer in live]), *back, 0)
+
+    def _sets_the_pace(self, peer: Peer) -> bool:
+        return self.electing is None or self.electing.votes(peer.name)
 
     # Publishing
 

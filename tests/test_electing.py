@@ -187,6 +187,13 @@ def test_only_who_may_coordinates_and_an_observer_counts_in_nobodys_model():
     assert "this node has no vote" in federation.nodes["e"].exchange.electing.seen.problem
 
 
+def test_observers_who_learn_alone_and_run_ahead_take_no_voter_along():
+    roles, speeds = dict.fromkeys("cde", "observer"), dict.fromkeys("cde", 0.5)
+    federation = play(to_the_end, NAMES, settings(rounds=30), policy=CoordinatedFedAvg, roles=roles, speeds=speeds)
+    for name in "ab":
+        assert together(federation, name) == list(range(1, 31))
+
+
 def test_nodes_that_take_part_agree_on_what_an_election_is():
     layout, own = Layout((("w", (2,)),), 2), Settings(rounds=1)
     without, with_one = terms(layout, own, ""), terms(layout, own, "", timing=TIMING)
