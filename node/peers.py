@@ -158,6 +158,10 @@ class NodePeers:
         self.published["trained"] = params
         if self.observer is not None:
             self.observer.published(me.id, me.round, "trained", params)
+        if not self.ledger.admits(
+            self._expected(me.id)
+        ):  # it learns alone, as it must not receive what it would be assigned
+            return None
         submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
         assignment = await self._exchange.submit(submission)
         if assignment is not None:

@@ -131,6 +131,14 @@ class Ledger:
             self.round_bytes += size
         return [self._lease(update) for update in updates]
 
+    def admits(self, size: int) -> bool:
+        """Return whether there is room for one model more, of so many bytes; if not, it counts as refused."""
+        room, reason = self._room(1, [size] if self.budget.bytes else [])
+        if not room:
+            self.refused += 1
+            self.refusal = reason
+        return bool(room)
+
     def charge(self, size: int) -> None:
         """Charge a model of so many bytes that a coordinator has assigned; 0 bytes are none, as it is that node itself.
 

@@ -231,8 +231,9 @@ class Peers(Protocol):
     ) -> Assignment | None:
         """Submit `params` to the coordinator and return what it assigns; None if there is none, or it was too late.
 
-        It goes through the coordinator whatever the topology is. An assignment is charged as one model of the round; what
-        the coordinator receives of others is not charged to its budget.
+        It goes through the coordinator whatever the topology is. An assignment is charged as one model of the round; where
+        the budget has no room for it nothing is submitted, and None comes back. What the coordinator receives of others is
+        not charged to its budget.
 
         Args: see `Submission`. `start` only travels where the coordinator does not know it.
         """

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from p2pfl.errors import BudgetExceeded
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Merge, Policy, Split, Stage, Submission, Update
@@ -162,10 +163,13 @@ class Actor:
         previous: Extras | None = None,
         start: Parameters | None = None,
     ) -> Assignment | None:
+        size = 4 * self.layout.size
+        if not self.ledger.admits(size):
+            raise BudgetExceeded(self.ledger.refusal)
         submission = Submission(self.id, self.round, params, self.n_samples, extras or {}, previous or {}, start)
         assignment = await self._desk.joint(submission)
         if assignment is not None and self.id != min(self._cast):
-            self.ledger.charge(4 * self.layout.size)
+            self.ledger.charge(size)
         return assignment
 
 

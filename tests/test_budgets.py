@@ -14,6 +14,7 @@ from node.settings import Settings
 from node.status import StatusBoard, describe
 from p2pfl.errors import BudgetExceeded, ConfigurationError
 from p2pfl.ledger import Ledger
+from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.random import Random
 from p2pfl.policy import Budget, Merge, Update
 from p2pfl.rehearsal import rehearse
@@ -210,6 +211,18 @@ def scenario(**changes):
 def test_a_run_ends_where_a_policy_asks_for_too_much(fidelity, policy, budget, message):
     with pytest.raises(BudgetExceeded, match=message):
         run(scenario(fidelity=fidelity, policy={"name": f"test_budgets:{policy}"}, budget=budget))
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_who_has_no_room_for_what_a_coordinator_assigns_learns_alone(fidelity):
+    budget = {"bytes": 100}
+    result = run(scenario(fidelity=fidelity, policy={"name": "coordinated-fedavg"}, budget=budget))
+    alone = run(scenario(policy={"name": "local"}))
+    for name, node in result.nodes.items():
+        assert node.me.params.tobytes() == alone.nodes[name].me.params.tobytes()
+        assert (node.peers.ledger.refused, node.peers.ledger.round_bytes) == (3, 0)
+    with pytest.raises(BudgetExceeded, match="1 more models after 0 bytes"):
+        rehearse({name: CoordinatedFedAvg() for name in NAMES}, TASKS, 1, budget=Budget(bytes=5))
 
 
 def dpfl(**changes):
