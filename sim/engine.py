@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from p2pfl.errors import Failed
+from p2pfl.errors import ConfigurationError, Failed
 from sim.processes import Worker, answer, end_all, prepare_process
 from sim.results import Result, result_of
 from sim.run import Simulation, check
@@ -173,6 +173,8 @@ def _named(job: Scenario) -> Iterator[None]:
         yield
     except Exception as error:
         run = f"run {job.name!r}, seed {job.seed}"
+        if isinstance(error, ConfigurationError):
+            raise ConfigurationError(f"{run}: {error}") from error
         if isinstance(error, Failed):
             error.run = run
         else:

@@ -11,7 +11,9 @@ from typing import Any
 from sim.results import Result
 from sim.words import number
 
-CLUSTERS = ("best ARI", "in round", "true groups", "final ARI")
+# What a terminal of 100 columns has room for; summary.json and the report have the rest.
+MEASURES = ("hypervolume", "igd")
+CLUSTERS = ("best ARI", "true groups", "final ARI")
 
 
 @contextmanager
@@ -44,7 +46,8 @@ def _line(result: Result) -> str:
 
 def print_table(summary: Mapping[str, Any]) -> None:
     """Print the table of a summary: with what was sent where codecs or runs are compared, what it took to reach the target,
-    the means of the nodes' groups where there are any, the front of several objectives, clusters, and a paper's figures.
+    the means of the nodes' groups where there are any, or else the front of several objectives, clusters, and a paper's
+    figures.
     """
     from rich.console import Console
     from rich.measure import Measurement
@@ -57,7 +60,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
     names = [_name(row) for row in rows]
     table = Table()
     papers = any("paper" in row for row in rows)
-    groups = list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
+    measures = [name for name in MEASURES if any(name in row.get("objectives", {}) for row in rows)]
+    groups = [] if measures else list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
     sent = any("bytes" in row for row in rows)
     reference = next((row["against"]["name"] for row in rows if "against" in row), "")
     headings = [*(["MB sent"] if sent else []), *([f"- {reference}"] if reference else [])]
@@ -65,7 +69,6 @@ def print_table(summary: Mapping[str, Any]) -> None:
     headings += ["x bytes"] if times else []
     headings += [f"rounds to {number(summary['target'])}", "virtual s", "MB"] if "target" in summary else []
     front = any(row.get("front") for row in rows)
-    measures = list(dict.fromkeys(name for row in rows for name in row.get("objectives", {})))
     clustered = any("clusters" in row for row in rows)
     headings += [*(f"group {group}" for group in groups), *measures, *(CLUSTERS if clustered else [])]
     headings += [*(["paper"] if papers else []), *(["front"] if front else [])]
@@ -81,7 +84,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
             compared += _against(row["against"])[: 1 + times]
         if "target" in summary:
             compared += _reached(row["reached"], row["seeds"])
-        compared += of_groups + [number(row["objectives"][name]) if "objectives" in row else "" for name in measures]
+        compared += of_groups + [number(row.get("objectives", {}).get(name)) for name in measures]
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
         more = [*compared, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]
         values = [_value(row["varied"][key]) if key in row["varied"] else "" for key in varied]
@@ -99,8 +102,7 @@ def _clusters(figures: Mapping[str, Any] | None, seeds: int) -> list[str]:
     """How near the clusters came to the true groups."""
     if figures is None:
         return [""] * len(CLUSTERS)
-    best, round, final = figures["best"], figures["best_round"], figures["final"]
-    return [f"{best:.2f}", f"{round:.1f}", f"{figures['reached']} of {seeds}", f"{final:.2f}"]
+    return [f"{figures['best']:.2f}", f"{figures['reached']} of {seeds}", f"{figures['final']:.2f}"]
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from sim import clusters
 from sim.cli import main
 from sim.clusters import ClusterNotes, adjusted_rand, over_rounds, over_seeds
 from sim.objectives import with_distances
+from sim.printed import print_table
 from sim.parts import Parts
 from sim.results import result_of, summarise, write
 from sim.run import Simulation, run
@@ -184,13 +185,26 @@ def test_a_folder_has_the_tables_of_those_runs_that_have_any(tmp_path, fedpref):
 def test_the_table_says_what_became_of_clusters_and_of_the_front(tmp_path, capsys):
     main(["run", "fedpref-dst", "--set", "form=smoke", "--engine", "local", "--no-report", "--out", str(tmp_path / "run")])
     said = capsys.readouterr().out
-    for heading in ("hypervolume", "igd", "sparsity", "cardinality", "best ARI", "in round", "true groups", "final ARI"):
-        assert heading in said
+    (heads,) = [line for line in said.splitlines() if line.startswith("┃ run ")]
+    headings = ["run", "reward", "+- over seeds", "hypervolume", "igd", "best ARI", "true groups", "final ARI"]
+    assert [cell.strip() for cell in heads.strip("┃").split("┃")] == headings
+    assert len(heads) <= 100  # a terminal's
     (row,) = [line for line in said.splitlines() if line.startswith("│ local ")]
-    assert row.split("│")[-5:-1] == [" " * len(cell) for cell in row.split("│")[-5:-1]]  # it has no clusters
+    assert row.split("│")[-4:-1] == [" " * len(cell) for cell in row.split("│")[-4:-1]]  # it has no clusters
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert all(len(run["objectives"]["reference"]) == 2 for run in summary["runs"])
     assert not (tmp_path / "run" / "parts").exists()
+
+
+def test_a_table_has_rows_of_tasks_with_and_without_a_reference_point(capsys):
+    table = [
+        {"name": name, "mean": 1.0, "std": 0.0, "seeds": 1, "per_group": {"0": 1.0, "1": 2.0}, "objectives": measured}
+        for name, measured in (("one", {"hypervolume": 7.5, "igd": 0.5}), ("other", {"igd": 0.25}))
+    ]
+    print_table({"scenario": "mixed", "seeds": [0], "runs": [{"metric": "reward"}], "table": table})
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["│", "one", "│", "1.000", "│", "│", "7.50", "│", "0.500", "│"] in rows
+    assert ["│", "other", "│", "1.000", "│", "│", "│", "0.250", "│"] in rows
 
 
 def test_without_a_known_front_the_distance_is_from_the_best_of_all_runs():
