@@ -13,8 +13,8 @@ from sim import clusters
 from sim.cli import main
 from sim.clusters import ClusterNotes, adjusted_rand, over_rounds, over_seeds
 from sim.objectives import with_distances
-from sim.printed import print_table
 from sim.parts import Parts
+from sim.printed import print_table
 from sim.results import result_of, summarise, write
 from sim.run import Simulation, run
 from sim.scenario import jobs_of, resolve

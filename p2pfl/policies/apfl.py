@@ -28,6 +28,7 @@ class Apfl(Personal):
     optimiser, where the paper has plain stochastic gradient descent; all participants take part in every round.
 
     Attributes:
+        epochs: of both models in a round.
         alpha: how much the local model counts in the beginning.
         alpha_lr: of the steps of alpha; with 0 it stays as it is. (In the paper it is that of the models.)
     """

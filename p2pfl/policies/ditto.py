@@ -21,7 +21,7 @@ class Ditto(Personal):
     stochastic gradient descent, here it is the task's optimiser.
 
     Attributes:
-        epochs, judged: see above; all that is judged is the personal model.
+        epochs: of each of both models in a round.
         weight: lambda; at 0 the personal model is that of a node alone.
     """
 

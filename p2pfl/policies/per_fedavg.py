@@ -25,6 +25,7 @@ class PerFedAvg(Personal):
     the paper has plain steps of length beta.
 
     Attributes:
+        epochs: of the shared model in a round.
         lr: alpha, of the step to the personal model.
     """
 
