@@ -215,7 +215,7 @@ class Election:
         if not self._may_stand(now):
             self._timer = max(now, self._promised_until) + self._pause()
             return
-        self._in_sight = len(self._answered)
+        self._in_sight = len(self._answered) or self._in_sight  # who has just lost the lead has asked nobody yet
         self._canvass("standing", now)
 
     def _run(self, now: float) -> None:

@@ -126,6 +126,9 @@ def test_half_of_the_members_have_no_coordinator_and_learn_alone(count):
 
     federation = play(test, names, settings(rounds=500), policy=CoordinatedFedAvg, period=1.0)
     assert any(weights == {"a": 1.0} for weights in federation.watch["a"].weights.values())
+    for name in few:  # and none says the same twice
+        said = [seen.problem for _, seen in federation.watch[name].elected_at if "in sight" in seen.problem]
+        assert len(said) == len(set(said)) > 0
 
 
 def test_who_elects_and_who_may_be_elected_is_a_matter_of_roles():
