@@ -24,6 +24,7 @@ Preference = NDArray[np.float64]
 
 ROUNDING = 1e-6  # by which the sum of weights that somebody wrote down may miss 1
 MOST_POINTS = 2**16  # of a lattice
+MOST = 1e6  # of what a distribution is drawn with: far beyond it draws overflow
 
 
 def checked(where: str, weights: Sequence[float], objectives: int) -> Preference:
@@ -47,8 +48,8 @@ def dirichlet(part: Part, rng: np.random.Generator, objectives: int, *, alpha: f
     With alpha 1 it is uniform on the simplex, as in FedPref (Hartmann et al., "Dirichlet": "sampled uniformly at
     random from the weight simplex").
     """
-    if not 0 < alpha < inf:
-        raise ConfigurationError(f"task.preferences.alpha must be more than 0, and finite, got {alpha}")
+    if not 0 < alpha <= MOST:
+        raise ConfigurationError(f"task.preferences.alpha must be more than 0, and at most {MOST:.0f}, got {alpha}")
     return rng.dirichlet([alpha] * objectives)
 
 
@@ -58,8 +59,8 @@ def gaussian(part: Part, rng: np.random.Generator, objectives: int, *, deviation
     FedPref (Hartmann et al., "Gaussian") gives neither mean nor deviation, nor how the sum becomes 1; it says
     that preferences are most alike under this distribution.
     """
-    if not 0 <= deviation < inf:
-        raise ConfigurationError(f"task.preferences.deviation must be 0 or more, and finite, got {deviation}")
+    if not 0 <= deviation <= MOST:
+        raise ConfigurationError(f"task.preferences.deviation must be 0 or more, and at most {MOST:.0f}, got {deviation}")
     return nearest(rng.normal(1 / objectives, deviation, objectives))
 
 
@@ -107,10 +108,11 @@ def preference_of(
 
 def nearest(point: NDArray[np.float64]) -> Preference:
     """Return the point of the simplex with the least Euclidean distance (Duchi et al. 2008, figure 1)."""
-    descending: NDArray[np.float64] = np.sort(point)[::-1]
+    moved = point - point.max()  # it is as near to the same point; and among large values a sum of 1 would be lost
+    descending: NDArray[np.float64] = np.sort(moved)[::-1]
     excess = np.cumsum(descending) - 1
     positive = np.flatnonzero(descending - excess / np.arange(1, len(point) + 1) > 0)[-1]
-    found: Preference = np.maximum(point - excess[positive] / (positive + 1), 0)
+    found: Preference = np.maximum(moved - excess[positive] / (positive + 1), 0)
     return found
 
 

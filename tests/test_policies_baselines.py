@@ -21,7 +21,7 @@ from p2pfl.policies.ditto import Ditto
 from p2pfl.policies.knn_per import KnnPer
 from p2pfl.policies.local import Local
 from p2pfl.policies.per_fedavg import PerFedAvg
-from p2pfl.policies.pfedgraph import PFedGraph, graph, nearest_of_simplex
+from p2pfl.policies.pfedgraph import PFedGraph, graph
 from p2pfl.policy import Coordinated, Submission
 from p2pfl.randomness import Draws
 from p2pfl.rehearsal import rehearse
@@ -209,9 +209,9 @@ def test_no_weights_are_better_than_those_of_the_graph(alike, samples, alpha):
     assert cost(found) <= cost(grid).min() + 1e-9
 
 
-def test_what_is_on_the_simplex_is_nearest_to_itself():
-    assert nearest_of_simplex(np.array([0.2, 0.0, 0.8])) == pytest.approx([0.2, 0.0, 0.8])
-    assert nearest_of_simplex(np.array([7.0])) == pytest.approx([1.0])
+def test_a_graph_that_hardly_minds_the_samples_has_the_most_alike_only():
+    alike = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.2], [0.2, 0.2, 1.0]])
+    assert graph(alike, np.full(3, 1 / 3), 1e-20) == pytest.approx(np.eye(3))
 
 
 def test_the_successor_of_a_coordinator_of_pfedgraph_needs_the_initial_model_once():

@@ -103,6 +103,8 @@ def test_weights_off_the_simplex_are_refused(weights):
         ({"name": "dirichlet", "alpha": 0.0}, "task.preferences.alpha must be more than 0"),
         ({"name": "dirichlet", "beta": 1.0}, "unknown key 'task.preferences.beta'"),
         ({"name": "gaussian", "deviation": -1.0}, "task.preferences.deviation must be 0 or more"),
+        ({"name": "dirichlet", "alpha": 1e308}, "task.preferences.alpha must be more than 0, and at most 1000000"),
+        ({"name": "gaussian", "deviation": 1e308}, "task.preferences.deviation must be 0 or more, and at most 1000000"),
         ({"name": "groups", "weights": []}, "must have a row for each group"),
         ({"name": "groups", "weights": [[1.0]]}, r"task.preferences.weights\[0\] must have 2 weights"),
         ({"name": "groups"}, "missing a required argument: 'weights'"),
@@ -126,3 +128,9 @@ def test_the_nearest_point_of_the_simplex_is_nearest(values):
     assert found.sum() == pytest.approx(1)
     others = np.random.default_rng(0).dirichlet([0.5] * len(values), 50)
     assert (np.linalg.norm(others - point, axis=1) >= np.linalg.norm(found - point) - 1e-9).all()
+
+
+def test_what_is_on_the_simplex_is_nearest_to_itself_and_large_values_lose_no_sum():
+    assert nearest(np.array([0.2, 0.0, 0.8])) == pytest.approx([0.2, 0.0, 0.8])
+    assert nearest(np.array([7.0])) == pytest.approx([1.0])
+    assert nearest(np.array([3e19, 1.0, 3e19])) == pytest.approx([0.5, 0.0, 0.5])

@@ -15,6 +15,7 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.cfl import layout_as_one
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
 from p2pfl.policy import Assignment, Me, Stage, Submission
+from p2pfl.preferences import nearest
 from p2pfl.rules import Aligned, Rule
 
 SAME = 0.9  # similarities above this count as 1, as in the authors' program
@@ -76,23 +77,11 @@ class PFedGraph(CoordinatedFedAvg):
 
 
 def graph(alike: Matrix, shares: Matrix, alpha: float) -> Matrix:
-    """Return the weights of the models in each one's mean; shape [n, n], rows sum to 1.
+    """Return the weights of the models in each one's mean, the solutions of the quadratic programmes; [n, n], rows sum to 1.
 
     Args:
         alike: the cosines, [n, n].
         shares: p, [n].
     """
     counted = np.where(alike > SAME, 1.0, alike)
-    return np.array([nearest_of_simplex(shares + row / (2 * alpha)) for row in counted])
-
-
-def nearest_of_simplex(point: Matrix) -> Matrix:
-    """Return the point of the probability simplex that is nearest to `point`, [n]: the solution of the quadratic programme.
-
-    It is `max(point - t, 0)` with the t at which that sums to 1 (Held, Wolfe and Crowder 1974).
-    """
-    falling = np.sort(point)[::-1]
-    cuts = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
-    nearest: Matrix = np.maximum(point - cuts[np.flatnonzero(falling > cuts)[-1]], 0.0)
-    nearest /= nearest.sum()
-    return nearest
+    return np.array([nearest(shares + row / (2 * alpha)) for row in counted])
