@@ -4,9 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from council import DEADLINE, HONEST, NAMES, SAMPLES, SIZE, council, own
+from council import DEADLINE, HONEST, LAYOUT, NAMES, SAMPLES, SIZE, council, own
 
 from node.desk import AT_ONCE, Desk, Entry, Outcome
+from p2pfl.policies.cfl import Cfl
+from p2pfl.policies.clusters import MOST_SPLITS
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedpref import FedPref
 from p2pfl.policy import Submission
@@ -104,6 +106,20 @@ def test_a_policy_cannot_be_made_to_fail_by_what_a_submission_says_of_the_last_a
             assert here.rejected("submission") == 2
 
     clock.run(main())
+
+
+@pytest.mark.parametrize("policy", [FedPref(epsilon=1e9, patience=1), Cfl(epsilon_1=1e9, epsilon_2=0.0)])
+def test_who_claims_the_deepest_cluster_leaves_no_cluster_that_a_successor_refuses(policy):
+    """It draws the others there; were that cluster split, their next submissions would be those of nobody who keeps to the
+    rules, the coordinator's own as well: that would end its node.
+    """
+    deepest = {"cluster": np.zeros(MOST_SPLITS, np.int64), "figures": np.array([0.0, 100.0, 0.0, 0.0])}
+    held = {name: {} for name in HONEST} | {"mallory": deepest}
+    for round in (1, 2):
+        there = [Submission(n, round, own(n, round), 10, {}, held[n], own(n, 0)) for n in NAMES]
+        assignments, _ = policy.step(there, {}, LAYOUT)  # in a new term each
+        held = {name: assignment.extras for name, assignment in assignments.items()}
+    assert all(said["cluster"].size <= MOST_SPLITS for said in held.values())
 
 
 def test_a_submission_without_the_model_that_the_step_asks_for_is_left_out():

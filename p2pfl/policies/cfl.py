@@ -87,7 +87,7 @@ class Cfl(CoordinatedFedAvg):
         cluster.figures = seen._replace(round=round, change=max(seen.change, change), update=max(seen.update, most))
         settled = change < self.epsilon_1 * (cluster.figures.change if self.relative else 1.0)
         torn = most > self.epsilon_2 * (cluster.figures.update if self.relative else 1.0)
-        if not (settled and torn) or len(updates) == 1 or round <= self.warm_up:
+        if not (settled and torn and cluster.divisible) or round <= self.warm_up:
             return [cluster]
         first, second = single_linkage(_cosines(updates, parts))
         return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]

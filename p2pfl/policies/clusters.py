@@ -58,6 +58,11 @@ class Cluster:
         """The mean of the models that they began the round from (line 7 of algorithm 5); float64, shape [P]."""
         return mean(self.starts)
 
+    @property
+    def divisible(self) -> bool:
+        """Whether it has two parts at least, whose names a submission may say."""
+        return len(self.submissions) > 1 and len(self.name) < MOST_SPLITS
+
     def part(self, members: Sequence[int], name: str) -> Cluster:
         """Return some of its members as a cluster of their own, whose mean has still to settle."""
         figures = self.figures._replace(streak=0)

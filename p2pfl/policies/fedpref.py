@@ -117,7 +117,7 @@ class FedPref(CoordinatedFedAvg):
         round = max(s.round for s in cluster.submissions)
         cluster.figures = seen._replace(round=round, streak=streak, change=greatest, update=most)
         ready = self.clustering and streak >= self.patience and update >= self.min_progress * most
-        if not ready or len(trained) == 1:
+        if not (ready and cluster.divisible):
             return [cluster]
         first, second = spectral(self._similarity(cluster, parts)[1], self.affinity)
         return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]
