@@ -216,10 +216,11 @@ def describe(state: Mapping[str, Any]) -> list[str]:
         lines.append(f"  disk: cannot write: {state['disk']}")
     if state.get("broker"):
         lines.append(f"  broker: {state['broker']}")
-    if election := state.get("election"):
-        lines.append(f"  coordinator: {election['coordinator']}, in term {election['term']}")
-        if election["problem"]:
-            lines[-1] = f"  degraded: {election['problem']}; it learns alone, as long as that lasts"
+    if (election := state.get("election")) and state["state"] in ("starting", "running", "serving"):
+        if election["coordinator"] is not None:
+            lines.append(f"  coordinator: {election['coordinator']}, in term {election['term']}")
+        elif state["state"] != "serving":  # it learns no more, and needs none
+            lines.append(f"  degraded: {election['problem']}; it learns alone, as long as that lasts")
     for row in state["history"][-1:]:
         for split in ("validation", "test"):
             if row.get(split) is not None:

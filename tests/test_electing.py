@@ -247,6 +247,9 @@ def test_a_nodes_status_says_who_coordinates_or_why_nobody_does():
     problem = "no coordinator: 2 of 5 members are in sight, 3 are needed"
     alone = state | {"election": {"coordinator": None, "term": "5.2", "problem": problem}}
     assert describe(alone)[1:] == [f"  degraded: {problem}; it learns alone, as long as that lasts"]
+    assert describe(led | {"state": "serving"})[1:] == ["  coordinator: b, in term 5.2"]
+    for state_of, over in [(alone, "serving"), (alone, "finished"), (led, "stopped"), (led, "gone")]:  # it learns no more
+        assert len(describe(state_of | {"state": over})) == 1
     shown = metrics.text(led).decode()
     assert 'p2pfl_coordinator{name="b"} 1.0' in shown
     assert "p2pfl_coordinator_problem 0.0" in shown
