@@ -129,7 +129,8 @@ class StatusBoard:
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self.state |= {"state": "finished", "result": dict(result), "best_round": node.judge.round}
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.items())
-        self._say(f"finished; the model of round {node.judge.round} was best on validation: {shown or 'not evaluated'}")
+        best = "was best on validation" if "validation_loss" in result else "is the result, as there is no validation data"
+        self._say(f"finished; the model of round {node.judge.round} {best}: {shown or 'not evaluated'}")
         self.write()
 
     def serving(self) -> None:

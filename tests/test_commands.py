@@ -382,6 +382,13 @@ def test_a_node_alone_learns_and_says_so(capsys):
     assert out.splitlines()[0] == "alice: finished, round 3 of 3"
 
 
+def test_a_node_without_validation_data_does_not_say_that_a_model_was_best_on_them(capsys):
+    init(capsys, "alice", 0, "--task", "deep-sea-treasure")
+    _, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
+    last = out.splitlines()[-1]
+    assert last.startswith("finished; the model of round 2 is the result, as there is no validation data: test loss ")
+
+
 def test_a_node_that_has_finished_has_nothing_more_to_do(capsys):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
