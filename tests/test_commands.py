@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_run(capsys, tmp_path):
         (["run", "dac-synthetic", "--only", "x"], "no run of dac-synthetic has 'x' in its name"),
         (["run", "none.toml"], "there is no scenario file none.toml"),
         (
-            ["run", "dac-synthetic", "--set", "form=smoke", "--set", "policy.name=knn-per"],
+            ["run", "dac-synthetic", "--set", "form=smoke", "--set", "policy.name=knn-per", "--engine", "local"],
             "run 'knn-per', seed 0: a memory of samples needs a classification with cross-entropy",
         ),
     ],
