@@ -55,7 +55,8 @@ def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
     if election := state.get("election"):
         there = [((str(election["coordinator"]),), 1)] if election["coordinator"] else []
         yield _gauge("p2pfl_coordinator", "1, for the member that coordinates.", ("name",), there)
-        yield _value("p2pfl_coordinator_problem", "1 while nobody coordinates.", bool(election["problem"]))
+        alone = bool(election["problem"]) and now == "running"  # who is done needs nobody
+        yield _value("p2pfl_coordinator_problem", "1 while nobody coordinates.", alone)
         yield _value(
             "p2pfl_election_term", "The newest term's number in its epoch.", int(election["term"].partition(".")[2])
         )

@@ -255,6 +255,7 @@ def test_a_nodes_status_says_who_coordinates_or_why_nobody_does():
     assert "p2pfl_coordinator_problem 0.0" in shown
     assert "p2pfl_election_term 2.0" in shown
     assert "p2pfl_coordinator_problem 1.0" in metrics.text(alone).decode()
+    assert "p2pfl_coordinator_problem 0.0" in metrics.text(alone | {"state": "serving"}).decode()
     assert "coordinator" not in metrics.text(state).decode()
 
 

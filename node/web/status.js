@@ -79,7 +79,7 @@ function showBanners() {
     state.state === "failed" && ["bad", `The node has failed: ${state.reason || "it did not say why"}`],
     state.disk && ["bad", `The disk: checkpoints cannot be written (${state.disk}). The node goes on from memory.`],
     state.broker && ["warn", `The broker: ${state.broker}`],
-    state.election?.problem && ["warn", `Degraded: ${state.election.problem}. The node learns alone, as long as that lasts.`],
+    state.state === "running" && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. The node learns alone, as long as that lasts.`],
     state.refused_by_budget && ["info", `The budget has left out ${count(state.refused_by_budget, "model")} so far.`],
   ].filter(Boolean);
   draw($("banners"), problems, () => problems.map(([kind, text]) => el("p", { class: `banner ${kind}` }, text)));
