@@ -45,7 +45,7 @@ class Diverged(Failed):
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
     """Return the error for a `name` that is none of the `known` ones, with the nearest of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
     return ConfigurationError(f"unknown {what} {name!r}; {hint}")
 

@@ -58,7 +58,8 @@ def test_the_smoke_form_of_a_shipped_scenario_runs_and_has_a_report(name, tmp_pa
 
 def played(folder):
     """What the commands of the README leave behind, by scenario: the table by row, and all runs."""
-    bash(block("dpfl-"), folder)
+    for command in block("dpfl-").splitlines():
+        bash(command, folder, timeout=440)
     read = [json.loads((folder / "runs" / name / "summary.json").read_text()) for name in ("groups", "budgets")]
     return {each["scenario"]: ({row["name"]: row for row in each["table"]}, each["runs"]) for each in read}
 
@@ -96,6 +97,7 @@ def as_printed(summaries):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
 def test_the_tables_of_the_readme_show_what_they_are_there_to_show(tmp_path):
     """One test, so that the tables are made once however many run tests at the same time."""
     summaries = played(tmp_path)
@@ -133,7 +135,7 @@ def of_preferences(summaries):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
+@pytest.mark.timeout(900)
 def test_nodes_of_the_same_preference_find_each_other(tmp_path):
     for command in block("fedpref-teachers").splitlines():
         bash(command, tmp_path, timeout=440)
