@@ -284,8 +284,9 @@ def test_a_taken_port_is_exit_code_2_and_a_page_for_others_is_warned_of(tmp_path
 # In a browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def chromium():
+    """For one test only: as long as it is open, its event loop runs, and other tests of this module need one themselves."""
     with browser() as opened:
         yield opened
 

@@ -311,8 +311,9 @@ def test_the_end_is_told_to_who_looks_and_nobody_is_waited_for_who_does_not(monk
 # In a browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def chromium():
+    """For one test only: as long as it is open, its event loop runs, and other tests of this module need one themselves."""
     with browser() as opened:
         yield opened
 
