@@ -94,6 +94,7 @@ def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp
             ),
             "alice learns with carol",
         )
+        federation.until_round("carol", gone + 11)  # its status may be written after others have its model
         back = federation.status("carol")["round"]
         for name in ABC:
             federation.signal(name, signal.SIGINT)
