@@ -5,7 +5,7 @@ Only its public interface is used where there is one, and never its own files, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,21 +29,22 @@ from p2pfl.morl_parts import (
     target_networks,
 )
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Split
 from p2pfl.randomness import Draws
+from p2pfl.returns import JudgedByReturns
 from p2pfl.torch_learner import choose_device
 
 _BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # of the last one depends when the target network is renewed
 
 
-class MorlLearner:
+class MorlLearner(JudgedByReturns):
     """See p2pfl.task.Learner; but what `train` returns depends on the rounds before, whose transitions it learns from.
 
     `state` has all that it depends on, and `restore` puts a learner where another one was.
     """
 
     def __init__(self, task: MorlTask, draws: Draws, device: str = "cpu") -> None:
+        super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task
         self.draws = draws
         weighted = LinearReward(make_environment(task.environment.id), task.preference)
@@ -87,26 +88,6 @@ class MorlLearner:
         if not np.isfinite(trained).all():
             raise Diverged(self.draws.name, round)
         return trained
-
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
-        """Return minus the scalarised return of K greedy policies, in training and test; NaN for validation.
-
-        There is no held-out environment: if a node chose the best of its rounds by the return, it would choose by the test.
-        """
-        if split == "validation":
-            return np.full(len(stack), np.nan)
-        return np.array([-float(self.returns(params) @ self.task.preference) for params in stack])
-
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
-        results = []
-        for params in stack:
-            returns = self.returns(params)
-            reward = float(returns @ self.task.preference)
-            each = dict(zip(self.task.environment.names, returns.tolist(), strict=True))
-            figures: dict[str, float] = {"loss": -reward, self.task.metric: reward, **each}
-            asked = [split for split in splits if split != "validation"]
-            results.append({f"{split}_{name}": value for split in asked for name, value in figures.items()})
-        return results
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:
         """Return the sums of the rewards of the greedy policy, [m], not discounted; the mean of equally seeded episodes."""

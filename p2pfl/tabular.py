@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from p2pfl.errors import Diverged
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Split
 from p2pfl.preferences import Preference
 from p2pfl.randomness import Draws
+from p2pfl.returns import JudgedByReturns
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TabularTask:
         return QLearner(self, draws)
 
 
-class QLearner:
+class QLearner(JudgedByReturns):
     """The learner of a TabularTask (see p2pfl.task.Learner).
 
     The tables are lists, which Python reads faster than arrays: a step takes about a microsecond.
@@ -94,6 +94,7 @@ class QLearner:
 
     def __init__(self, task: TabularTask, draws: Draws) -> None:
         environment = task.environment
+        super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task
         self.draws = draws
         self._next = environment.next.tolist()
@@ -141,26 +142,6 @@ class QLearner:
         if not np.isfinite(trained).all():
             raise Diverged(self.draws.name, round)
         return trained
-
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
-        """Return minus the scalarised return of K greedy policies, in training and test; NaN for validation.
-
-        There is no held-out environment: if a node chose the best of its rounds by the return, it would choose by the test.
-        """
-        if split == "validation":
-            return np.full(len(stack), np.nan)
-        return np.array([-float(self.returns(params) @ self.task.preference) for params in stack])
-
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
-        results = []
-        for params in stack:
-            returns = self.returns(params)
-            reward = float(returns @ self.task.preference)
-            each = dict(zip(self.task.environment.names, returns.tolist(), strict=True))
-            figures: dict[str, float] = {"loss": -reward, self.task.metric: reward, **each}
-            asked = [split for split in splits if split != "validation"]
-            results.append({f"{split}_{name}": value for split in asked for name, value in figures.items()})
-        return results
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:
         """Return the sums of the rewards of the greedy policy, [m], not discounted; of equal actions it takes the first."""
