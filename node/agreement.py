@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,14 +14,16 @@ from node.config import NodeConfig
 from node.settings import Settings
 from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
+from p2pfl.local_options import check_shared
 from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Robust
 from p2pfl.task import Task
 from protocols.terms import Timing
 
 if TYPE_CHECKING:
     from protocols.federation import Federation
 
-AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "codec")
+AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "robust", "codec")
 Edges = Literal["all"] | tuple[tuple[str, str], ...]
 
 
@@ -55,6 +57,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     adaptive: bool
     max_staleness: float
     patience: int
+    robust: Robust
     edges: Edges
     task: dict[str, Any]
     policy: dict[str, Any]
@@ -62,8 +65,21 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
 
+Approve = Callable[[NodeConfig, Agreement], None]
+"""Raises ConfigurationError if a node's owner does not want what a federation asks for."""
+
+
+def approve_all(own: NodeConfig, agreement: Agreement) -> None:
+    """Want whatever a federation asks for."""
+
+
 def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
-    """Return what a federation would agree on if all its members were as this node is configured."""
+    """Return what a federation would agree on if all its members were as this node is configured.
+
+    Raises:
+        ConfigurationError: the task or the policy has an option that is a node's own business.
+    """
+    _check_options(config.task, config.policy)
     settings = msgspec.to_builtins({key: getattr(config, key) for key in AGREED})
     model = _model(task, task.initial(config.seed))
     pairs = edges if edges == "all" else [list(pair) for pair in edges]
@@ -81,13 +97,37 @@ def read(federation: Federation) -> Agreement:
     """Return what a signed file says.
 
     Raises:
-        ConfigurationError: it was made by another version of p2pfl, or says what makes no sense.
+        ConfigurationError: it was made by another version of p2pfl, or says what makes no sense, or what is a node's own
+            business: a file of its machine, or its preference.
     """
     where = f"the federation {federation.name}"
     agreement = tables.typed(where, federation.tables, Agreement)
     for kind in ("task", "policy"):
         tables.named(f"{where}: {kind}", getattr(agreement, kind))
     msgspec.convert({key: getattr(agreement, key) for key in AGREED}, Settings, from_attributes=True).check()
+    if agreement.model.values < 1:
+        raise ConfigurationError(f"{where}: model.values must be 1 or more, got {agreement.model.values}")
+    try:
+        _check_options(agreement.task, agreement.policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    return agreement
+
+
+def _check_options(task: Mapping[str, Any], policy: Mapping[str, Any]) -> None:
+    name, options = tables.named("task", task)
+    check_shared("task", name, options)
+    check_shared("policy", "", tables.named("policy", policy)[1])
+
+
+def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
+    """Return what a federation asks of a node that is to join; nothing is imported.
+
+    Raises:
+        ConfigurationError: as `read` and `applied`.
+    """
+    agreement = read(federation)
+    applied(own, agreement)
     return agreement
 
 
@@ -198,6 +238,7 @@ def terms(
         "integration of a received model": "as the policy says, in place of the local model",
         "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
         "failure handling": f"{waits}, goes on without a silent peer until it is heard",
+        "robust aggregation": settings.robust,
         "early stopping": f"after {settings.patience} rounds" if settings.patience else "never",
     } | coordinated
 

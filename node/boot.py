@@ -38,6 +38,18 @@ def count_start(path: Path, say: Callable[[str], None] = lambda line: None) -> i
     return last + 1
 
 
+def count_past(path: Path, known: int) -> None:
+    """Have the next start count far more than `known`, which another process with this node's key has counted.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    try:
+        _write(path, known + JUMP)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {reason(error)}") from error
+
+
 def _last(path: Path, before: Path, say: Callable[[str], None]) -> int:
     """Return a number that is not less than any that was counted; 0 if there was none."""
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import msgspec
@@ -107,10 +108,14 @@ class Store(Protocol):
 
     Attributes:
         problem: why the last one could not be kept; "" if it was.
+        round: that of the one that is kept; 0 if there is none.
     """
 
     @property
     def problem(self) -> str: ...
+
+    @property
+    def round(self) -> int: ...
 
     def save(self, checkpoint: Checkpoint) -> None: ...
 
@@ -126,6 +131,8 @@ class FileStore:
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda line: None) -> None:
         self.path = path
+        self.round = 0
+        self._lock = Lock()
         self._say = say
         self._tries = Tries(path, "checkpoints", say)
         self._generations = [path, path.with_name(f"{path.name}.1"), path.with_name(f"{path.name}.2")]
@@ -135,10 +142,14 @@ class FileStore:
         return self._tries.problem
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; when this returns it is on the disk, or `problem` says why not and the one before it is."""
+        """Write a checkpoint; when this returns it is on the disk, or `problem` says why not and the one before it is.
+
+        One whose caller was cancelled may still be on its way in another thread: then this waits for it.
+        """
         content = msgspec.msgpack.encode(checkpoint)
-        with self._tries.go_on():
+        with self._lock, self._tries.go_on():
             write_sealed(self.path, _MAGIC, content, before=self._shift)
+            self.round = checkpoint.round
             reached("checkpoint-saved")
 
     def load(self) -> Checkpoint | None:
@@ -148,9 +159,11 @@ class FileStore:
             ConfigurationError: all are damaged; they are left as they are. Or they cannot be read.
         """
         try:
-            return self._load()
+            checkpoint = self._load()
         except OSError as error:
             raise ConfigurationError(f"cannot read {self.path}: {reason(error)}") from error
+        self.round = 0 if checkpoint is None else checkpoint.round
+        return checkpoint
 
     def _load(self) -> Checkpoint | None:
         damaged: list[Path] = []

@@ -74,6 +74,10 @@ def parser() -> Parser:
     )
     run.add_argument("--data", metavar="FILE", help="the node's own data, instead of the file that node.toml names")
     run.add_argument("--root", metavar="DIR", help="the folder of data sets, instead of the one that node.toml names")
+    run.add_argument(
+        "--passphrase-file", metavar="FILE",
+        help="the passphrase of the admission key, if that is here and encrypted: tokens are answered only with it",
+    )  # fmt: skip
     run.add_argument("--until-done", action="store_true", help="end when all rounds are done and no peer needs this node")
     run.add_argument(
         "--status-port", type=int, metavar="N", help="show what the node does at http://127.0.0.1:N; 0 takes a free port"
@@ -148,17 +152,20 @@ def _init(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from node import runtime
-    from node.config import STATUS
+    from node.config import STATUS, open_to_others
     from node.log import printer
 
     given = {
         "data": options.data,
         "root": options.root,
+        "passphrase_file": options.passphrase_file,
         "status_port": options.status_port,
         "status_host": options.status_host,
     }
     changes = [*options.changes, *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)]
     say = printer(options.log_format, options.folder.resolve().name, sys.stdout)
+    if warning := open_to_others(options.folder):
+        print(f"warning: {warning}", file=sys.stderr)
     code = runtime.run(options.folder, changes, (lambda line: None) if options.json else say, options.until_done)
     if options.json:
         print((options.folder / STATUS).read_text())
@@ -171,7 +178,7 @@ def _status(options: argparse.Namespace) -> int:
     config.load(options.folder)
     waiting = False
     while True:
-        state = status.read(options.folder / config.STATUS)
+        state = status.current(options.folder)
         if state is None and not waiting:
             print("this node has never run", file=sys.stderr, flush=True)
             if not options.watch:

@@ -7,10 +7,16 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from node.passphrases import VARIABLE
 from p2pfl.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from node.agreement import Agreement
+    from node.config import NodeConfig
 
 ROLES = ("participant", "observer", "coordinator-eligible")
 ROLE_HELP = (
@@ -22,6 +28,12 @@ Folder = Callable[[argparse.ArgumentParser], None]
 
 def add(commands: Any, folder: Folder) -> None:
     """Add the commands to a parser."""
+    _add_federation(commands, folder)
+    _add_tokens(commands, folder)
+    _add_by_hand(commands, folder)
+
+
+def _add_federation(commands: Any, folder: Folder) -> None:
     federation = commands.add_parser("federation", help="make a federation, or look at it")
     federations = federation.add_subparsers(dest="federation", required=True, metavar="COMMAND")
 
@@ -29,8 +41,10 @@ def add(commands: Any, folder: Folder) -> None:
     folder(create)
     create.add_argument("--name", default="home", help="of the federation (default: home)")
     create.add_argument(
-        "--backup", type=Path, required=True, metavar="FILE", help="where to keep a copy of the admission key: not here"
-    )
+        "--backup", type=Path, required=True, metavar="FILE",
+        help="file to write a backup of the admission key to; keep it off this machine",
+    )  # fmt: skip
+    _new_passphrase(create)
     create.add_argument(
         "--edge", dest="edges", action="append", default=[], metavar="A-B",
         help="a pair that may exchange models; by default everyone with everyone",
@@ -51,11 +65,24 @@ def add(commands: Any, folder: Folder) -> None:
 
     rotate = federations.add_parser("rotate", help="hand over to a new admission key")
     folder(rotate)
-    rotate.add_argument("--backup", type=Path, required=True, metavar="FILE", help="where to keep a copy of the new key")
+    rotate.add_argument(
+        "--backup", type=Path, required=True, metavar="FILE",
+        help="file to write a backup of the new key to; keep it off this machine",
+    )  # fmt: skip
+    _new_passphrase(rotate)
+    rotate.add_argument(
+        "--no-passphrase", action="store_true", help="do not encrypt the new key, though the old one is encrypted"
+    )
+    _passphrase(rotate, "--old-passphrase-file", "of the old admission key")
     rotate.set_defaults(do=_rotate)
 
+
+def _add_tokens(commands: Any, folder: Folder) -> None:
     invite = commands.add_parser("invite", help="print a token with which one node may join; this node must be running then")
     folder(invite)
+    invite.add_argument("name", help="of the node that the token is for, as its node.toml has it")
+    _reuse_name(invite)
+    _passphrase(invite)
     invite.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
     invite.add_argument("--minutes", type=float, default=15.0, help="for which the token is good (default: 15)")
     invite.add_argument(
@@ -70,8 +97,13 @@ def add(commands: Any, folder: Folder) -> None:
         "token", nargs="?", default="-",
         help="a file with it; by default it is read from standard input, where no other user can see it",
     )  # fmt: skip
+    join.add_argument(
+        "--yes", action="store_true", help="take the federation's options of task and policy, whatever node.toml has"
+    )
     join.set_defaults(do=_join)
 
+
+def _add_by_hand(commands: Any, folder: Folder) -> None:
     request = commands.add_parser("request", help="print a line with which this node can be admitted by hand")
     folder(request)
     request.add_argument("--new-key", action="store_true", help="make a new key, and ask that it replaces the present one")
@@ -82,18 +114,58 @@ def add(commands: Any, folder: Folder) -> None:
     admit.add_argument("request", help="the line")
     admit.add_argument("--role", choices=ROLES, default="participant", help=ROLE_HELP)
     admit.add_argument("--out", type=Path, required=True, metavar="FILE", help="to be written; it holds no secret")
+    _reuse_name(admit)
+    _passphrase(admit)
     admit.set_defaults(do=_admit)
 
     revoke = commands.add_parser("revoke", help="end a membership; running nodes hear of it from each other")
     folder(revoke)
     revoke.add_argument("name", help="of the member")
+    _passphrase(revoke)
     revoke.set_defaults(do=_revoke)
 
 
+def _reuse_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reuse-name", action="store_true",
+        help="give the name of a former member again; peers may remember things under it",
+    )  # fmt: skip
+
+
+def _new_passphrase(parser: argparse.ArgumentParser) -> None:
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument(
+        "--passphrase", action="store_true", help="encrypt the admission key, with a passphrase that is asked for"
+    )
+    one.add_argument(
+        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the admission key, with the first line of this file"
+    )
+
+
+def _passphrase(
+    parser: argparse.ArgumentParser, option: str = "--passphrase-file", what: str = "of the admission key"
+) -> None:
+    parser.add_argument(
+        option, dest="unlock", type=Path, metavar="FILE",
+        help=f"a file with the passphrase {what}, if it is encrypted (default: {VARIABLE}, or asked for)",
+    )  # fmt: skip
+
+
+def _unlock(options: argparse.Namespace) -> bytes | None:
+    """Return the passphrase of the present admission key, if it needs one."""
+    from node import admission_key, config, passphrases
+
+    if not admission_key.is_encrypted(options.folder):
+        return None
+    file = options.unlock or config.load(options.folder).passphrase_file
+    return passphrases.present(options.folder / admission_key.ADMISSION, file)
+
+
 def _create(options: argparse.Namespace) -> int:
-    from node import admission, agreement, config, setup
+    from node import admission, agreement, config, passphrases, setup
 
     own = config.load(options.folder, options.changes)
+    passphrase = passphrases.chosen(options.passphrase_file, options.passphrase)
     pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
     if options.edge_list is not None:
         pairs += agreement.read_edges(options.edge_list)
@@ -105,10 +177,11 @@ def _create(options: argparse.Namespace) -> int:
     task = setup.task_of(ready)
     setup.policy_of(ready)
     tables = agreement.draft(options.name, own, task, edges)
-    federation = admission.create_federation(options.folder, tables, options.backup)
+    federation = admission.create_federation(options.folder, tables, options.backup, passphrase)
     print(f"made the federation {federation.name} ({federation.id.hex()}), of which {own.name} is the first member")
     print(
-        f"whoever has the admission key decides who is a member: it is in {options.folder} and, as a copy, {options.backup}"
+        f"the admission key{'' if passphrase is None else ', encrypted,'} decides who is a member: it is in {options.folder}"
+        f" and, as a backup, {options.backup}"
     )
     return 0
 
@@ -135,23 +208,36 @@ def _lines(shown: dict[str, Any], indent: str = "") -> list[str]:
 
 
 def _rotate(options: argparse.Namespace) -> int:
-    from node import admission
+    from node import admission, passphrases
 
-    admission.rotate(options.folder, options.backup)
-    print(f"the admission key is a new one; its copy is in {options.backup}, and the old one decides nothing any more")
+    old = _unlock(options)
+    new = passphrases.chosen(options.passphrase_file, options.passphrase)
+    if new is None and not options.no_passphrase:
+        new = old
+    admission.rotate(options.folder, options.backup, old, new)
+    print(f"the admission key is a new one; its backup is in {options.backup}, and the old one decides nothing any more")
     return 0
 
 
 def _invite(options: argparse.Namespace) -> int:
-    from node import admission, joining
+    from node import invitations, joining
 
     if not options.minutes > 0:
         raise ConfigurationError(f"--minutes must be more than 0, got {options.minutes:g}")
     addresses = joining.addresses(options.folder, options.addresses)
-    invitation = admission.invite(options.folder, addresses, options.role, options.minutes, time.time())
+    invitation = invitations.invite(
+        options.folder,
+        options.name,
+        addresses,
+        options.role,
+        options.minutes,
+        time.time(),
+        passphrase=_unlock(options),
+        reuse_name=options.reuse_name,
+    )
     print(
-        f"a token for one node, good for {options.minutes:g} minutes while this node runs at {', '.join(addresses)};"
-        " whoever sees it can use it",
+        f"a token for one node named {options.name}, good for {options.minutes:g} minutes while this node runs at"
+        f" {', '.join(addresses)}; anyone who sees it can use it",
         file=sys.stderr,
     )
     print(invitation.encode())
@@ -161,9 +247,29 @@ def _invite(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace) -> int:
     from node import joining
 
-    name = joining.join(options.folder, _read(options.token))
+    name = joining.join(options.folder, _read(options.token), partial(_approve, options))
     print(f"joined the federation {name}; next: p2pfl-node run {options.folder}")
     return 0
+
+
+def _approve(options: argparse.Namespace, own: NodeConfig, agreement: Agreement) -> None:
+    """Show what a federation asks for, and ask whether to join. Without a terminal: join if node.toml asks for the same."""
+    from node import approval
+
+    different = approval.differences(own, agreement, options.folder)
+    lines = approval.summary(agreement)
+    lines += [f"  {each.key} is {each.theirs} there; this node's is {each.ours}" for each in different]
+    print("\n".join(lines), file=sys.stderr)
+    if options.yes:
+        return
+    again = "what it joins with stays good for this node; to take the options: p2pfl-node join --yes"
+    if sys.stdin.isatty():
+        print("join with these options? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise ConfigurationError(f"not joined; {again}")
+    elif different:
+        words = ", ".join(f"{each.key} = {each.theirs}" for each in different)
+        raise ConfigurationError(f"not joined: the federation has other options than node.toml ({words}); {again}")
 
 
 def _read(token: str) -> str:
@@ -196,7 +302,11 @@ def _request(options: argparse.Namespace) -> int:
 def _admit(options: argparse.Namespace) -> int:
     from node import admission
 
-    name = admission.admit(options.folder, options.request, options.role, options.out)
+    name = admission.admit(
+        *(options.folder, options.request, options.role, options.out),
+        passphrase=_unlock(options),
+        reuse_name=options.reuse_name,
+    )
     print(f"{name} is a member; it joins with: p2pfl-node join FOLDER {options.out}")
     return 0
 
@@ -204,6 +314,6 @@ def _admit(options: argparse.Namespace) -> int:
 def _revoke(options: argparse.Namespace) -> int:
     from node import admission
 
-    admission.revoke(options.folder, options.name)
+    admission.revoke(options.folder, options.name, _unlock(options))
     print(f"{options.name} is no member any more; a running node hears of it within seconds")
     return 0

@@ -39,6 +39,8 @@ def guarded(command: Callable[[], int]) -> int:
         return fail(str(error), WRONG_USAGE)
     except Failed as error:
         return fail(str(error), FAILED)
+    except MemoryError:
+        return fail("this takes more memory than there is", FAILED)
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

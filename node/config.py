@@ -1,4 +1,4 @@
-"""A node's folder: its configuration, its key, and what it has learnt.
+"""A node's folder, for its owner only: its configuration, its key, and what it has learnt.
 
 node.toml     written by `init`, edited by its owner
 key.pem       the private key, mode 0600
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +23,12 @@ from typing import IO, Any
 import msgspec
 
 from node import boot, tables
-from node.files import reason
+from node.files import PRIVATE, PRIVATE_FOLDER, open_lock, reason, replace_file
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError
 from p2pfl.names import locate
 from p2pfl.policies import POLICIES
-from p2pfl.policy import Budget
+from p2pfl.policy import Budget, Robust
 from p2pfl.task import TASKS, Part
 from protocols.addresses import split_address
 from protocols.errors import AddressError, IdentityError
@@ -49,7 +50,9 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         part: which part of a task's built-in data is this node's, such as "0/3".
         data: a file of the node's own, for tasks that take one.
         root: the folder of the data sets, for tasks that read them, if it is not the environment variable P2PFL_DATA.
+        initial: a safetensors file to start from, for tasks that take one; all nodes of a federation need the same content.
         preference: the node's own weights of a task's objectives, for tasks of several; nobody is told.
+        passphrase_file: a file with the passphrase of the admission key, where that is here and encrypted.
         mdns: whether to look for members on the local network, and be found there.
         direct: whether to listen, and to dial members where they can be reached without the broker.
         broker: an MQTT broker through which members may be reached, "mqtt://host:1883" or "mqtts://host:8883".
@@ -67,10 +70,13 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     part: str = "0/1"
     data: str = ""
     root: str = ""
+    initial: str = ""
     preference: tuple[float, ...] = ()
+    passphrase_file: str = ""
     mdns: bool = True
     direct: bool = True
     broker: str = ""
+    robust: Robust = "median-clip"
     status_port: int = -1
     status_host: str = "127.0.0.1"
     task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
@@ -110,10 +116,10 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigurationError("broker is not of the form mqtt://host:1883")
 
     def task_options(self) -> dict[str, Any]:
-        """Return the options of the task, with the node's own file and preference if it has them."""
+        """Return the options of the task, with the node's own files and preference if it has them."""
         _, options = tables.named("task", self.task)
-        own = {key: value for key, value in (("data", self.data), ("root", self.root)) if value}
-        return options | own | ({"preference": self.preference} if self.preference else {})
+        own = {"data": self.data, "root": self.root, "initial": self.initial, "preference": self.preference}
+        return options | {key: value for key, value in own.items() if value}
 
 
 def check_name(name: str) -> None:
@@ -157,7 +163,7 @@ def create(
     broker: str = "",
     root: str = "",
 ) -> Identity:
-    """Make a node's folder with a key and a configuration to be completed.
+    """Make a node's folder, for its owner only, with a key and a configuration to be completed.
 
     Raises:
         ConfigurationError: the folder holds a node already, or cannot be made, or the configuration would be wrong; then
@@ -171,14 +177,31 @@ def create(
     values |= {"task": task, "policy": policy}
     text = _TEMPLATE.format(**{key: json.dumps(value) for key, value in values.items()})
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         identity = Identity.create(folder / KEY)
-        (folder / CONFIG).write_text(text, encoding="utf-8")
+        replace_file(folder / CONFIG, [text.encode()], mode=PRIVATE)
     except OSError as error:
         raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error
     except IdentityError as error:
         raise ConfigurationError(str(error)) from error
     return identity
+
+
+def open_to_others(folder: Path) -> str:
+    """Return what other users of this machine may do with a node's folder, and the command that ends it; "" for nothing.
+
+    What is in a folder of mode 0700 is out of their reach, whatever its own mode: they can neither read it nor lock it.
+    """
+    if os.name != "posix":
+        return ""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError:
+        return ""
+    if not mode & 0o077:
+        return ""
+    return f"other users of this machine can enter {folder} (mode {mode:04o}); run: chmod -R go= {folder}"
 
 
 def next_boot(folder: Path, say: Callable[[str], None] = lambda line: None) -> int:
@@ -196,7 +219,7 @@ def lock(folder: Path, use: str = "runs this node") -> IO[bytes]:
         ConfigurationError: another process has it.
     """
     try:
-        file = (folder / LOCK).open("ab")
+        file = open_lock(folder / LOCK)
     except OSError as error:
         raise ConfigurationError(f"cannot write {folder / LOCK}: {reason(error)}") from error
     if os.name == "posix":
@@ -235,7 +258,9 @@ advertise = []             # addresses by which others reach this node, if not b
 part = {part}               # which part of a built-in data set is this node's
 data = {data}                  # its own data: data.npz or data.csv for "classification", a schema file for "fairness"
 root = {root}                  # the folder of published data sets, if it is not the environment variable P2PFL_DATA
+initial = ""               # a safetensors file to start from, for a task that takes one; the same content at all nodes
 preference = []            # the node's own weights of the task's objectives, if it has several; nobody is told
+passphrase_file = ""       # a file with the passphrase of the admission key, where that is here and encrypted
 device = "cpu"             # cpu, cuda, mps, or auto
 mdns = true                # look for members on the local network, and be found there
 direct = true              # listen, and dial members that can be reached without the broker
@@ -245,7 +270,8 @@ status_host = "127.0.0.1"  # and at which address of this machine: one that othe
 evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only
 
 # What follows is the federation's business: `federation create` takes it from here, and a node that joins takes it from
-# the federation's signed file, whatever it says here. But a task and a policy are run only if they are named here too.
+# the federation's signed file, whatever it says here. But a task and a policy are run only if they are named here too, and
+# files and the preference are taken from above only.
 
 rounds = 10                # how often the node trains and learns with peers
 seed = 0                   # with the name, the round and the purpose it makes every random draw
@@ -254,6 +280,7 @@ mode = "synchronous"       # wait for models of the same round; "asynchronous" t
 deadline = 30.0            # seconds to wait for a peer before going on without it
 adaptive = true            # wait no longer than a few times what a peer usually takes
 max_staleness = inf        # seconds; an asynchronous node leaves out models that are older
+robust = "median-clip"     # against members that lie: clip their models to the median distance; "none" takes all as it comes
 patience = 0               # rounds without a better validation loss before learning stops; 0 never
 
 [task]

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 from asyncio import Task, TaskGroup
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
 from itertools import count
 from math import inf
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import msgspec
 
+from node.guard import Guard
 from node.liveness import AskOthers, Dead, Detector, Ping, Suspect
 from node.peer import Member, Peer
 from node.roster import Roster
 from node.traffic import Traffic
 from p2pfl.randomness import Draws
 from protocols import messages as m
+from protocols.allowance import Allowance
 from protocols.envelope import EMPTY, OVERHEAD, Door, Opened, Payload, Sealer
 from protocols.errors import ProtocolError, TransportError
 from protocols.transport import Gate, Link, Transport
@@ -33,7 +37,20 @@ INTRODUCTION = 5.0  # seconds for the answer to a hello
 UPGRADE = 15.0  # seconds between attempts to reach a peer without the broker
 SETTLED = 5.0  # seconds after which nothing is on its way over a link that was replaced
 DEAF = 5  # unanswered pings after which a link is given up, though others hear the peer
-PENDING_PROBES = 64  # pings on behalf of others that are remembered
+PENDING_PROBES = 8  # pings on behalf of one other that are remembered
+NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions a second of one peer that are answered with news of the membership
+
+
+class IncarnationConflict(Exception):
+    """A peer has shown a later frame of this node's key, which this process has not made.
+
+    Attributes:
+        boot: of that frame.
+    """
+
+    def __init__(self, boot: int) -> None:
+        super().__init__(f"a frame of start {boot} of this node is known to others")
+        self.boot = boot
 
 
 class Customer(Protocol):
@@ -45,6 +62,12 @@ class Customer(Protocol):
         Raises:
             ProtocolError: it should not have.
         """
+
+    def may_return(self, peer: Peer) -> bool:
+        """Return whether a suspected peer that was heard, and keeps up, may be waited for again."""
+
+    def late(self, peer: Peer) -> None:
+        """Note that a peer has answered a request that was not waited for."""
 
     def drained(self, peer: Peer) -> None:
         """A peer has read most of what it was sent."""
@@ -96,7 +119,7 @@ class Contacts:
         self.about = dict(about)
         self.peers = {id: Peer(id, neighbours[id]) for id in sorted(neighbours)}
         self.customer: Customer
-        self.on_join: Callable[[bytes, bytes], bytes] | None = None
+        self.on_join: Callable[[bytes, bytes, str], Awaitable[bytes]] | None = None  # (key, frame, host) -> answer
         self.on_refused: Callable[[str, str], None] = lambda cause, detail: None
         self.transport = transport
         self.sealer = sealer
@@ -114,8 +137,11 @@ class Contacts:
         self._detector = Detector(self._draws.generator(0, "probing"), period if period < inf else 1.0)
         self._on_behalf: dict[int, tuple[Peer, m.Probe]] = {}  # our ping's number -> who asked for it, and how
         self._asked_after: dict[int, tuple[str, bytes]] = {}  # our probe's number -> whom it was sent to, and about whom
+        self._news = Allowance(NEWS_RATE, NEWS_BURST)
+        self._shown: WeakSet[Link] = WeakSet()  # links whose other end was shown a later frame of its own
         self._progress: asyncio.Future[None] | None = None
         self._tasks: TaskGroup
+        self._joining: WeakSet[Link] = WeakSet()  # over which somebody has asked to join
         self._running: set[Task[None]] = set()
         self._keeping: dict[str, Task[None]] = {}
 
@@ -220,21 +246,46 @@ class Contacts:
             opened = self.door.open(frame, link.session, link.key)
             peer = self.peers[opened.sender]
             peer.bytes_in += len(frame)
-            if not isinstance(opened.message, m.Hello | m.Welcome):
+            if not isinstance(opened.message, m.Hello | m.Welcome | m.Conflict):
                 if peer.problem:
                     raise ProtocolError("differs", peer.problem)
                 if not peer.introduced:
                     raise ProtocolError("not introduced", peer.name)
-                if isinstance(opened.message, m.Get | m.Submit | m.Absent | m.Have | m.Pong | m.Bye):
-                    self._reached(peer, opened.message.round)
+                if isinstance(opened.message, m.Have):  # it alone may say that the sender went back
+                    self._is_at(peer, opened.message.round)
+                elif isinstance(opened.message, m.Get | m.Submit | m.Absent | m.Pong | m.Bye):
+                    self._is_at(peer, max(peer.round, opened.message.round))
                 self._heard(peer)
             self._handle(peer, link, opened)
         except ProtocolError as error:
-            self.rejected[error.cause] += 1
+            self._refuse(link, error)
         except TransportError:
             self.rejected["link lost"] += 1
         except Exception as error:  # a fault of ours: it ends the node with its reason, not just the connection
             self.begin(_fail(error), f"{self.name} handles a frame")
+
+    def _refuse(self, link: Link, error: ProtocolError) -> None:
+        """Count a frame that is refused, by its cause and by its sender, who is kept out if it sent many such."""
+        self.rejected[error.cause] += 1
+        name = self._names.get(link.key or b"")
+        if name is None:
+            return
+        peer = self.peers[name]
+        peer.offences[error.cause] += 1
+        if error.cause == "replay":
+            self._show_newest(link, peer)
+        if isinstance(self.gate, Guard) and self.gate.offend(peer.key, error.cause):
+            if peer.link is not None:
+                peer.link.close()
+            link.close()
+            self._unlink(peer, f"kept out for {self.gate.seconds_left(peer.key):.0f} s, as it sent nonsense ({error.cause})")
+
+    def _show_newest(self, link: Link, peer: Peer) -> None:
+        """Show the other end of a link, once, the newest frame of its key: its folder may be a copy, or an old one."""
+        if link not in self._shown:
+            self._shown.add(link)
+            with suppress(TransportError):
+                self._say_over(link, peer, m.Conflict(), Payload.of(self.door.newest(peer.key)))
 
     def drained(self, link: Link) -> None:
         for peer in self.peers.values():
@@ -257,9 +308,22 @@ class Contacts:
             raise ProtocolError(cause, f"{link.key.hex()} is no member any more")
 
     def _join(self, link: Link, frame: memoryview) -> None:
+        """Have the first and only frame of one who wants to join answered; a second one closes the link."""
+        if link in self._joining:
+            link.close()
+            raise ProtocolError("malformed", "more than one question over a link of one who wants to join")
+        self._joining.add(link)
         if self.on_join is None or link.key is None:
             raise ProtocolError("not inviting")
-        link.send([self.on_join(link.key, bytes(frame))])
+        host = link.remote.rpartition(":")[0].strip("[]") if link.direct else "broker"
+        answer = self.on_join(link.key, bytes(frame), host)
+        self.begin(self._answer(link, answer), f"{self.name} answers one who wants to join")
+
+    async def _answer(self, link: Link, answer: Awaitable[bytes]) -> None:
+        try:
+            link.send([await answer])
+        except TransportError:
+            self.rejected["link lost"] += 1
 
     def _handle(self, peer: Peer, link: Link, opened: Opened) -> None:
         message = opened.message
@@ -275,8 +339,11 @@ class Contacts:
                     peer.boot = opened.boot
                     peer.give_up()
                 self._introduce(peer, link, m.decode_terms(opened.payload), answer=isinstance(message, m.Hello))
+            case m.Conflict():
+                if (boot := self.sealer.foreign(opened.payload)) is not None:
+                    self.begin(_fail(IncarnationConflict(boot)), f"{self.name} has started elsewhere")
             case m.Absent():
-                peer.resolve(message.request, None)
+                self.resolve(peer, message.request, None)
             case m.Ping():
                 self.say(peer, m.Pong(message.request, self.round))
             case m.Pong():
@@ -320,12 +387,14 @@ class Contacts:
             asyncio.get_running_loop().call_later(SETTLED, before.close)
         elif answer and slower:  # whether it cannot be reached directly any more, or has dialled both ways at once
             peer.trouble.set()
+        peer.known = True
         peer.about, peer.stopped = terms.about, terms.stopped
         peer.round = terms.round  # also back: a peer that has lost its disk starts anew
         peer.epoch = terms.epoch
         self._detector.watch(peer.name, asyncio.get_running_loop().time())
         self._heard(peer)
-        self._tell_news(peer)
+        if self._news.take(peer.key, asyncio.get_running_loop().time()):
+            self._tell_news(peer)
         self.moved()
 
     def _keep(self, peer: Peer) -> None:
@@ -342,6 +411,8 @@ class Contacts:
                 pause = FIRST_PAUSE
                 peer.trouble.clear()
                 await self._undisturbed(peer)
+            if isinstance(self.gate, Guard) and (seconds := self.gate.seconds_left(peer.key)):
+                await self.until(lambda: False, seconds)
             if peer.introduced and (peer.name in self.roster.suspected or not self._could_be_direct(peer)):
                 peer.unanswered += 1
                 self.tell(peer, m.Ping(next(self.numbers)))
@@ -430,14 +501,14 @@ class Contacts:
     def _heard(self, peer: Peer) -> None:
         """Something authentic came from a peer. It is learned with again if it keeps up, so that no deadline is lost."""
         peer.unanswered = 0
-        peer.in_step(self.round)
         self._detector.heard(peer.name, asyncio.get_running_loop().time())
-        keeps_up = peer.stopped or self._asynchronous or peer.round >= self.round - 1
-        if keeps_up and peer.name in self.roster.suspected:
+        if peer.name not in self.roster.suspected:
+            return
+        if not (peer.stopped or self._asynchronous or peer.round >= self.round - 1):
+            self.roster.suspect(peer.name, f"is in round {peer.round}, behind")
+        elif self.customer.may_return(peer):
             self.roster.heard(peer.name)
             self.moved()
-        elif not keeps_up and peer.name in self.roster.suspected:
-            self.roster.suspect(peer.name, f"is in round {peer.round}, behind")
 
     def suspect(self, peer: Peer, reason: str) -> None:
         self.roster.suspect(peer.name, reason)
@@ -446,14 +517,13 @@ class Contacts:
 
     def _unlink(self, peer: Peer, reason: str) -> None:
         peer.link = None
-        peer.lost_at(self.round)
         self._detector.unwatch(peer.name)
         self.suspect(peer, reason)
         peer.give_up()
         self.moved()
 
-    def _reached(self, peer: Peer, round: int) -> None:
-        if round > peer.round:
+    def _is_at(self, peer: Peer, round: int) -> None:
+        if round != peer.round:
             peer.round = round
             self.moved()
 
@@ -488,7 +558,6 @@ class Contacts:
                     self.tell(self.peers[helper], m.Probe(number, subject))
             case Suspect():
                 peer = self.peers[step.name]
-                peer.lost_at(self.round)
                 self.suspect(peer, step.reason)
                 peer.give_up()
             case Dead():
@@ -500,7 +569,8 @@ class Contacts:
     def _probe(self, asker: Peer, probe: m.Probe) -> None:
         """Ping a member on behalf of another one."""
         name = self._names.get(probe.subject)
-        if name is None or not self.peers[name].introduced or len(self._on_behalf) >= PENDING_PROBES:
+        pending = sum(other is asker for other, _ in self._on_behalf.values())
+        if name is None or not self.peers[name].introduced or pending >= PENDING_PROBES:
             return
         number = next(self.numbers)
         self._on_behalf[number] = asker, probe
@@ -520,6 +590,14 @@ class Contacts:
         if name is not None and self._asked_after.get(vouch.request) == (peer.name, vouch.subject):
             del self._asked_after[vouch.request]
             self._detector.vouched(name, asyncio.get_running_loop().time())
+
+    def resolve(self, peer: Peer, number: int, answer: Any) -> None:
+        """Give the answer to a request, or (None) the news that there is none, whether it is still waited for or not."""
+        if number in peer.overdue:
+            peer.overdue.remove(number)
+            self.customer.late(peer)
+            self._heard(peer)
+        peer.resolve(number, answer)
 
     # Saying
 

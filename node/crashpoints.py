@@ -16,7 +16,7 @@ POINTS = {
     "checkpoint-shifted": "the checkpoints before it have moved, and it is not in its place yet",
     "checkpoint-saved": "it is in its place, and nobody was told",
     "published": "a model is in the checkpoint, and no peer can get it yet",
-    "membership-saved": "news of the membership are on the disk, and nobody was told",
+    "membership-saved": "new entries of the membership log are on the disk, and no newcomer has its answer",
     "invitation-used": "a token is marked as used, and its node is no member yet",
     "vote-saved": "this node's vote in an election is on the disk, and nobody was told",
     "round-saved": "the state after a round is in the checkpoint, and nobody was told",

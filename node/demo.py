@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -46,8 +47,8 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bo
         raise ConfigurationError(f"--nodes must be from 2 to {len(NAMES)}, got {nodes}")
     if rounds < 1:
         raise ConfigurationError(f"--rounds must be 1 or more, got {rounds}")
-    if (here := str(Path.cwd())) not in sys.path:  # where the nodes will look for a policy of the user's own, too
-        sys.path.insert(0, here)
+    if ":" in policy and (here := str(Path.cwd())) not in sys.path:  # where the user's own policy may lie
+        sys.path.append(here)
     make_policy(policy, {})
     names = NAMES[:nodes]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no folder then either
@@ -78,6 +79,7 @@ def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, brok
         config.create(root / name, name, address, f"{k}/{len(names)}", "digits", policy, broker=broker)
         others = {other: where for other, where in addresses.items() if other != name}
         _complete(root / name, rounds, len(names), others, broker)
+        _bring(policy, root / name)
     first = root / names[0]
     ready = setup.load(first)
     tables = agreement.draft("demo", ready.config, setup.task_of(ready))
@@ -86,6 +88,17 @@ def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, brok
         admission.admit(first, admission.request(root / name), "participant", root / f"{name}.admission")
         joining.join(root / name, (root / f"{name}.admission").read_text())
     return {name: root / name for name in names}
+
+
+def _bring(policy: str, folder: Path) -> None:
+    """Copy the user's own policy, if it lies in the current folder, to where a node looks for it."""
+    module = Path(policy.partition(":")[0].partition(".")[0])
+    if ":" not in policy:
+        return
+    if module.is_dir():
+        shutil.copytree(module, folder / module)
+    elif module.with_suffix(".py").exists():
+        shutil.copy(module.with_suffix(".py"), folder)
 
 
 def _hermits(root: Path, names: Sequence[str], rounds: int) -> dict[str, Path]:
@@ -116,7 +129,7 @@ def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
         processes = {
             name: stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "node", "run", str(folder), "--until-done"],
+                    [sys.executable, "-P", "-m", "node", "run", str(folder), "--until-done"],
                     stdout=stack.enter_context((folder / OUTPUT).open("wb")),
                     stderr=subprocess.STDOUT,
                 )

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from p2pfl.parameters import Layout, problem
-from p2pfl.policy import Assignment, Step, Submission
+from p2pfl.policy import Assignment, Robust, Step, Submission
+from p2pfl.robust import protect_submissions
 from protocols.terms import Term
 
 AT_ONCE = 2  # submissions of one participant that are kept: of the round that it is in, and of one before
@@ -117,6 +118,11 @@ class Desk:
                     del self._open[before], self._until[before]
             self.review()
 
+    def rewind(self, round: int) -> None:
+        """Take submissions for a round, and for those after it, again."""
+        if round <= self._closed:
+            self._closed, self._given = round - 1, {}
+
     def refuse(self, term: Term, sender: str) -> None:
         """A submission has come with which no step can be made: nobody waits for another one of its sender."""
         if term == self.term:
@@ -187,6 +193,26 @@ class Desk:
         self._until.clear()
         for entry in given_up:
             entry.reply(None)
+
+
+def protected_outcome(
+    step: Step,
+    submissions: Sequence[Submission],
+    state: Mapping[str, Any],
+    layout: Layout,
+    own: str,
+    robust: Robust,
+    trusted: bool = False,
+) -> Outcome:
+    """Make a policy's step of submissions that are protected as the federation has agreed; see `outcome`, p2pfl.robust.
+
+    Args:
+        own: the coordinator's name.
+        trusted: whatever the step raises comes through.
+    """
+    if robust != "none":
+        submissions = protect_submissions(submissions, own)
+    return outcome(step, submissions, state, layout, None if trusted else own)
 
 
 def outcome(

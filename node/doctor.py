@@ -63,6 +63,17 @@ def check_key(folder: Path) -> Finding:
     return Finding("key", True, f"whole, and for its owner only: {identity.public.hex()}")
 
 
+def check_folder(folder: Path) -> Finding:
+    """Look whether other users of the machine can enter the node's folder."""
+    open_to = folders.open_to_others(folder)
+    if open_to:
+        said, _, mend = open_to.partition("; ")
+        return Finding(
+            "folder", None, f"{said}: they may read what is in it, or hold its locks so that the node stops", mend
+        )
+    return Finding("folder", True, "for its owner only: no other user can read it or hold its locks")
+
+
 def check_disk(folder: Path, needed: int = 0) -> Finding:
     """Look whether checkpoints can be written.
 
@@ -85,7 +96,7 @@ def check_disk(folder: Path, needed: int = 0) -> Finding:
 
 def check_federation(folder: Path) -> Finding:
     """Look at the federation file and the membership, and whether this node is a member."""
-    from node.admission import load_federation
+    from node.membership_file import load_federation
 
     try:
         membership = load_federation(folder)

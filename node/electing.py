@@ -112,6 +112,17 @@ class FileVotes:
         write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot))
         reached("vote-saved")
 
+    def distrust(self, epoch: int) -> None:
+        """Take no part in the elections of an epoch: the file is older than what this node has said.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        try:
+            self.save(Ballot(Term(epoch, LAST)))
+        except OSError as error:
+            self._fail("write", error)
+
     def _fail(self, what: str, error: OSError) -> NoReturn:
         raise ConfigurationError(f"cannot {what} {self._path}: {reason(error)}") from error
 

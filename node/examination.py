@@ -6,16 +6,17 @@ import os
 from pathlib import Path
 
 from node import config, setup
-from node.doctor import Finding, check_clock, check_disk, check_federation, check_key, check_layout
+from node.doctor import Finding, check_clock, check_disk, check_federation, check_folder, check_key, check_layout
 from node.doctor_network import check_broker, check_multicast, check_port
 from p2pfl.errors import ConfigurationError
+from p2pfl.size_limit import READING
 from protocols.errors import IdentityError
 from protocols.identity import Identity
 
 
 def examine(folder: Path) -> list[Finding]:
     """Return what is found in a node's folder, on its machine and around it."""
-    findings = [check_key(folder), check_disk(folder), check_clock(), check_federation(folder)]
+    findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), check_federation(folder)]
     try:
         ready = setup.load(folder)
     except ConfigurationError as error:
@@ -31,7 +32,9 @@ def examine(folder: Path) -> list[Finding]:
             topic = f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"
         findings.append(check_broker(own.broker, topic, os.environ.get("P2PFL_MQTT_PASSWORD")))
     if ready.agreement is not None:
-        findings.append(check_layout(lambda: setup.task_of(ready).layout.shared, ready.agreement.model.layout))
+        findings.append(
+            check_layout(lambda: setup.task_of(ready, copies=READING).layout.shared, ready.agreement.model.layout)
+        )
     return findings
 
 

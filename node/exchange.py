@@ -35,8 +35,12 @@ class Exchange(Protocol):
     async def start(self, tasks: TaskGroup) -> None:
         """Be reachable, and wait for the neighbours, at most one deadline."""
 
-    def newest_round(self) -> int:
-        """Return the greatest round that enough live neighbours say to have reached for it to be believed."""
+    async def next_round(self, finished: int) -> int:
+        """Return the round that follows `finished`; see node.pacing.
+
+        It is lower than that where most participants are behind, and have not come up within a deadline. Then nothing that
+        was published in later rounds is served any more.
+        """
 
     def about(self, id: str) -> Mapping[str, Any]:
         """Return what a peer says of itself."""

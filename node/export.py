@@ -12,6 +12,7 @@ from node.checkpoint import Checkpoint, FileStore, unpack
 from node.files import reason, replace_file
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
+from p2pfl.size_limit import READING
 from p2pfl.task import Answering, Task
 
 Encode = Callable[[Parameters, Mapping[str, str]], bytes]
@@ -36,7 +37,7 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
     ready = setup.load(folder)
     checkpoint, membership = newest(folder), ready.membership
     federation = "" if membership is None else f"{membership.file.name} ({membership.federation.hex()})"
-    task = setup.task_of(ready)
+    task = setup.task_of(ready, copies=READING)
     onnx = (format or target.suffix.removeprefix(".").lower()) == "onnx"
     return write(target, checkpoint, task.layout, federation, force, _encoder(task, onnx, preference))
 

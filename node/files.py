@@ -1,17 +1,22 @@
-"""Files that are replaced as a whole, sealed ones, of which every change from outside is noticed, and disks that are full.
+"""Atomic file replacement, checksummed ("sealed") files, locks between processes, and disk-error reporting.
 
 A sealed file is a magic line, the SHA-256 of that line and the content, and the content.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
-PRIVATE = 0o600  # the mode of a file for its owner's eyes only
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what only its owner can read
+LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
+_POLLING = 0.02  # seconds between attempts
 _DIGEST_SIZE = 32
 
 
@@ -94,6 +99,43 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     if data[:head] != magic + _digest(magic, content):
         raise Damaged(f"{path} is damaged: it is not as it was written")
     return content
+
+
+def open_lock(path: Path) -> IO[bytes]:
+    """Open a file to be locked; it is made where there is none, for its owner only.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, PRIVATE), "ab")
+
+
+@contextmanager
+def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
+    """Keep other processes that lock the same file out of this block.
+
+    Args:
+        path: of the file that is locked; it holds nothing.
+        patience: seconds to wait for another process.
+
+    Raises:
+        OSError: the file cannot be opened, or another process holds the lock for longer than that.
+    """
+    with open_lock(path) as file:
+        if os.name == "posix":
+            import fcntl
+
+            deadline = time.monotonic() + patience
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        held = f"another process has held its lock for {patience:g} s"
+                        raise OSError(errno.EAGAIN, held, str(path)) from None
+                time.sleep(_POLLING)
+        yield
 
 
 class Tries:

@@ -1,4 +1,4 @@
-"""How a node becomes a member: it dials who has invited it, shows the token, and keeps what it is given."""
+"""Become a member: dial the inviting node, show it the token, and keep the federation's files that it answers with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from node import admission, config
+from node.agreement import Approve, approve_all
 from node.config import BROKERS, NodeConfig
 from node.contact import printable
+from node.membership_file import load_federation
 from node.reach import BROKER, own_addresses, through_broker
 from p2pfl.errors import ConfigurationError
 from protocols.addresses import split_address
@@ -19,6 +21,7 @@ from protocols.tls import ANSWER, TlsTransport
 from protocols.transport import Link, Transport
 
 ANSWERING = 20.0  # seconds for the answer
+PAUSE = 2.0  # seconds until a node is asked again that has too many questions to answer
 
 
 class _NoMember:
@@ -40,7 +43,7 @@ class _NoMember:
         return 0
 
 
-class _Ear:
+class _AnswerWaiter:
     """Waits for one answer."""
 
     def __init__(self) -> None:
@@ -91,54 +94,67 @@ def _without_user(broker: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
-def join(folder: Path, token: str) -> str:
+def join(folder: Path, token: str, approve: Approve = approve_all) -> str:
     """Become a member, with a token or an admission; return the federation's name.
 
+    Args:
+        approve: is asked before anything is kept.
+
     Raises:
-        ConfigurationError: the token is wrong, nobody answers, the one who has invited refuses, or the federation has
-            another task or policy than this node's configuration names.
+        ConfigurationError: the token is wrong or for a node of another name, no node answers, the inviting node refuses, or
+            the federation has another task or policy than this node's configuration names, asks for what it may not, or is
+            not approved.
     """
     own = config.load(folder)
-    if admission.load_federation(folder) is not None:
+    if load_federation(folder) is not None:
         raise ConfigurationError(f"{folder} belongs to a federation already; a node belongs to one")
     try:
         identity = Identity.load(folder / config.KEY)
         if not token.lstrip().startswith("p2pfl-invite-"):
-            return admission.accept_bundle(folder, token, own, identity.public)
+            return admission.accept_bundle(folder, token, own, identity.public, approve)
         invitation = Invitation.parse(token)
+        if invitation.member != own.name:
+            raise ConfigurationError(
+                f"the token is for a node named {invitation.member}; {folder / config.CONFIG} names this one {own.name}"
+            )
         joined = asyncio.run(_ask(invitation, identity, own))
-        return admission.accept(folder, joined, invitation, own, identity.public)
+        return admission.accept(folder, joined, invitation, own, identity.public, approve)
     except (FederationError, IdentityError, TransportError) as error:
         raise ConfigurationError(f"cannot join: {error}") from error
 
 
 async def _ask(invitation: Invitation, identity: Identity, own: NodeConfig) -> Joined:
-    """Ask the node that has invited, wherever it answers."""
+    """Ask the inviting node at each of its addresses, and again while it has too many questions to answer."""
     problems = []
     for address in invitation.addresses:
-        ear = _Ear()
-        transport, where = _way(address, invitation, identity, own)
         try:
             async with asyncio.timeout(ANSWERING):
-                if isinstance(transport, TlsTransport):
-                    transport.use(ear)
-                else:
-                    await transport.listen(ear)
-                link = await transport.dial(where, invitation.inviter, joining=True)
-                link.send([encode_join(Join(invitation.secret, own.name))])
-                answer = decode_answer(await ear.answer)
+                while isinstance(answer := await _ask_at(address, invitation, identity, own), JoinRefused):
+                    if not answer.reason.startswith("busy"):
+                        raise ConfigurationError(f"cannot join: {printable(answer.reason)}")
+                    await asyncio.sleep(PAUSE)
+                return answer
         except (TransportError, TimeoutError) as error:
-            problems.append(str(error) or f"{address} does not answer")
-            continue
-        finally:
-            await transport.close()
-        if isinstance(answer, JoinRefused):
-            raise TransportError(printable(answer.reason))
-        return answer
-    raise TransportError(f"the node that has invited must be running, and be reached: {'; '.join(problems)}")
+            problems.append(str(error) or f"{address} does not answer, or is busy")
+    raise TransportError(f"the inviting node must be running, and be reached: {'; '.join(problems)}")
 
 
-def _way(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> tuple[Transport, str]:
+async def _ask_at(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> Joined | JoinRefused:
+    waiter = _AnswerWaiter()
+    transport, where = _transport_for(address, invitation, identity, own)
+    try:
+        if isinstance(transport, TlsTransport):
+            transport.use(waiter)
+        else:
+            await transport.listen(waiter)
+        link = await transport.dial(where, invitation.inviter, joining=True)
+        link.send([encode_join(Join(invitation.secret, own.name))])
+        return decode_answer(await waiter.answer)
+    finally:
+        await transport.close()
+
+
+def _transport_for(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> tuple[Transport, str]:
     """Return what reaches one of the addresses of an invitation, and what to dial there."""
     gate = _NoMember(invitation.federation)
     if not address.startswith("mqtt"):

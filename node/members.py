@@ -1,22 +1,23 @@
-"""Keeps a node's contacts as the membership log says, and the log on the disk."""
+"""Keeps a node's contacts as the membership log says, and the log in memory and its file alike."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from node.admission import MembershipFile
 from node.agreement import neighbours
 from node.contact import Contacts
-from node.crashpoints import reached
 from node.electing import Electing, electorate
 from node.files import Tries
+from node.membership_file import MEMBERSHIP, MembershipFile
 from node.peer import Member
 from node.setup import Setup
 from p2pfl.errors import ConfigurationError
+from protocols.membership import LIMIT
 from protocols.terms import Electorate
 
-LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs
+LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs, and between attempts to write
 
 
 class Revoked(ConfigurationError):
@@ -45,7 +46,8 @@ class Members:
         self._addresses = ready.config.addresses
         self._reach = tuple(reach)
         self._file = MembershipFile(ready.folder)
-        self._tries = Tries(ready.folder / "membership", "the membership log", say)
+        self._tries = Tries(ready.folder / MEMBERSHIP, "the membership log", say)
+        self._grown = asyncio.Event()
         self._say = say
         self._coordinated = coordinated
         self._contacts: Contacts | None = None
@@ -81,25 +83,37 @@ class Members:
         self._log.on_change.append(self._changed)
 
     async def run(self) -> None:
-        """Look for what commands have changed, for ever.
+        """Keep the log and its file alike, for ever: commands write to the file, and peers tell of entries.
+
+        What cannot be written is kept in memory, and written as soon as that is possible.
 
         Raises:
             Revoked: this node is no member any more.
         """
         while True:
+            self._grown.clear()
+            if self._file.changed() or self._file.epoch != self._log.epoch:
+                await self._synchronise()
             if self._log.refusal(self._key):
                 raise Revoked("this node was revoked: it is no member of its federation any more")
-            await asyncio.sleep(LOOKING)
-            if self._file.changed():
-                self._file.merge(self._log)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOKING):
+                    await self._grown.wait()
+
+    async def _synchronise(self) -> None:
+        """Take in what is in the file, and write what is not. The node does other things in the meantime."""
+        whole = self._log.copy()
+        await asyncio.to_thread(self._file.merge, whole)
+        if whole.epoch != self._file.epoch:
+            with self._tries.go_on():
+                await asyncio.to_thread(self._file.save, whole)
+        self._log.extend(whole.after(self._log.epoch, LIMIT))
 
     def _changed(self) -> None:
-        """The log has grown: first it is written down, then acted on, then told."""
+        """The log has grown: act on it, tell the neighbours, and have it written."""
         contacts = self._contacts
         assert contacts is not None
-        with self._tries.go_on():
-            self._file.save(self._log)
-            reached("membership-saved")
+        self._grown.set()
         now = self.around()
         for name, peer in list(contacts.peers.items()):
             if name not in now or now[name].key != peer.key:

@@ -21,7 +21,9 @@ from node.contact import Contacts
 from node.deadlines import Deadlines
 from node.electing import Elected, Electing
 from node.outbox import Outbox, Published
+from node.pacing import Pacing, common_round
 from node.peer import Asked, Member, Peer
+from node.probation import Probation
 from node.roster import Roster
 from node.settings import Settings
 from node.submitting import Submitting
@@ -29,12 +31,15 @@ from node.traffic import Traffic
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
+from p2pfl.robust import coarse
 from protocols import messages as m
 from protocols.envelope import OVERHEAD, Door, Opened, Payload, Sealer
 from protocols.errors import ProtocolError, TransportError
 from protocols.payload import EXTRAS_LIMIT, decode, decode_extras, encode_extras
 from protocols.transport import Gate, Transport
 
+FAR_AHEAD = 10  # rounds beyond which a peer's round is counted as one that is not believed
+SILENT_AFTER = 2  # unanswered probes after which the round of a suspected peer counts no more
 GONE_AFTER = 3  # unanswered probes after which nobody waits for a peer to finish
 LARGEST_RATIO = 1000.0  # between the norm of a peer's model and that of the own one
 SCORES_AT_ONCE = 2  # losses computed for one peer at a time
@@ -52,9 +57,12 @@ class MessageExchange:
         askers: those that may fetch from it; by default all.
         agreed: what all nodes must have alike, in words, by key.
         coding: how models travel.
-        loss: computes the mean loss of a model (with the private part) on the own training data, for peers that ask.
+        loss: computes the mean loss of a model (with the private part) on the own training data, for peers that ask; None
+            where the policy asks for none, and nobody is answered.
         gate, period: see node.contact.Contacts.
         electing: the node's part in electing a coordinator, where its policy is coordinated.
+        observer: whether this node is one: its round counts for nobody.
+        sparse: whether the topology is not complete; see node.pacing.
     """
 
     def __init__(
@@ -71,16 +79,20 @@ class MessageExchange:
         about: Mapping[str, Any],
         coding: Coding,
         n_samples: int,
-        loss: Callable[[Parameters], Awaitable[float]],
+        loss: Callable[[Parameters], Awaitable[float]] | None,
         sources: Collection[str] | None = None,
         askers: Collection[str] | None = None,
         gate: Gate | None = None,
         period: float = inf,
         electing: Electing | None = None,
+        observer: bool = False,
+        sparse: bool = False,
     ) -> None:
         self.name = name
         self.outbox = Outbox(settings.mode == "synchronous")
         self.expired = 0
+        self.losses_given: Counter[str] = Counter()  # by peer
+        self.far_ahead: Counter[str] = Counter()  # rounds of this node in which a peer claimed a round far beyond, by peer
         self.durable: Callable[[Published], Awaitable[None]] | None = None
         self.contacts = Contacts(
             name,
@@ -99,14 +111,17 @@ class MessageExchange:
         )
         self.contacts.customer = self
         self.deadlines = Deadlines(settings.deadline, settings.adaptive)
+        self._strict = period < inf  # nodes in one process are honest, and their scenario says for what they wait
+        self._probation = Probation()
         self.electing = electing
         self.step: Step | None = None
         self.whole: Callable[[Parameters], Parameters] = lambda params: params
         self.elected: Callable[[Elected], None] = lambda elected: None
-        self._submitting = None if electing is None else self._elect(electing, coding, settings.deadline)
+        self._submitting = None if electing is None else self._elect(electing, coding, settings)
         self._askers = None if askers is None else frozenset(askers)
         self._leaving = False
         self._settings = settings
+        self._pacing = Pacing(settings.rounds, not observer, sparse)
         self.coding = coding
         self._n_samples = n_samples
         self._loss = loss
@@ -135,7 +150,7 @@ class MessageExchange:
 
     # The coordinator, where the policy has one
 
-    def _elect(self, electing: Electing, coding: Coding, deadline: float) -> Submitting:
+    def _elect(self, electing: Electing, coding: Coding, settings: Settings) -> Submitting:
         def say(name: str, message: m.Electing) -> None:
             peer = self.peers.get(name)
             if peer is not None and peer.introduced:
@@ -150,8 +165,9 @@ class MessageExchange:
 
         electing.send, electing.on_change = say, changed
         return Submitting(
-            *(self.contacts, electing, coding.layout, deadline, self.newest_round, self._check_norm, late),
+            *(self.contacts, electing, coding.layout, settings.deadline, self._common_round, self._check_norm, late),
             step=lambda: self.step,
+            robust=settings.robust,
         )
 
     def resume(self, round: int, params: Parameters) -> None:
@@ -222,17 +238,53 @@ class MessageExchange:
     def about(self, id: str) -> Mapping[str, Any]:
         return self.contacts.about if id == self.name else self.peers[id].about
 
-    def newest_round(self) -> int:
-        """Return in which round the others are, as far as it can be believed.
+    async def next_round(self, finished: int) -> int:
+        def following() -> int:
+            return self._pacing.following(finished, self.round, self._rounds_of_others())
 
-        Where there is a coordinator only those who have a vote count: observers learn alone, at a pace of their own.
-        """
-        live = [peer for peer in self.contacts.introduced() if not peer.stopped and self._sets_the_pace(peer)]
-        back = [peer.round for peer in live if peer.may_be_ahead(self.round)]
-        return max(credible_round([peer.round for peer in live]), *back, 0)
+        self._note_far_rounds(max(finished, self.round))
+        if following() == finished - 1:  # they come up in a moment, if they were slow only once
+            await self.contacts.until(lambda: self._leaving or following() > finished, self._settings.deadline)
+        round = following()
+        if self._leaving:
+            return finished + 1
+        if round <= finished:
+            self._go_back(round)
+        elif round > finished + 1 and round > self.round:
+            self.outbox.skip(round)
+            self._announce(round - 1)  # before it trains, so that the others wait for its model
+        return round
+
+    def _note_far_rounds(self, own: int) -> None:
+        """Count peers whose round is further ahead than most participants', and this node, by far."""
+        common = max(own, self._common_round())
+        self.far_ahead.update(p.name for p in self.contacts.introduced() if not p.stopped and p.round > common + FAR_AHEAD)
+
+    def _go_back(self, round: int) -> None:
+        self._pacing.went_back(round)
+        self.outbox.rewind(round)
+        if self._submitting is not None:
+            self._submitting.rewind(round)
+        self._announce(self.outbox.round)
+
+    def _announce(self, round: int) -> None:
+        self.contacts.round = round
+        for peer in self.contacts.introduced():
+            self.contacts.tell(peer, m.Have(round))
+
+    def _rounds_of_others(self) -> list[int]:
+        """Return the rounds of the participants that are there and have not stopped, however slow they are."""
+        suspected = self.roster.suspected
+        there = [p for p in self.contacts.introduced() if not p.stopped and self._sets_the_pace(p)]
+        return [p.round for p in there if p.name not in suspected or p.unanswered < SILENT_AFTER]
+
+    def _common_round(self) -> int:
+        return common_round([self.round, *self._rounds_of_others()])
 
     def _sets_the_pace(self, peer: Peer) -> bool:
-        return self.electing is None or self.electing.votes(peer.name)
+        if self.electing is not None:
+            return self.electing.votes(peer.name)
+        return peer.name in self.roster.neighbours
 
     # Publishing
 
@@ -255,9 +307,7 @@ class MessageExchange:
     def _reach(self, round: int) -> None:
         """Announce a round, if it is a new one."""
         if round > self.round:
-            self.contacts.round = round
-            for peer in self.contacts.introduced():
-                self.contacts.tell(peer, m.Have(round))
+            self._announce(round)
 
     async def _pace(self, round: int) -> None:
         """Wait until every neighbour that keeps up has reached the round before, at most half a deadline.
@@ -273,31 +323,8 @@ class MessageExchange:
         if not await self.contacts.until(lambda: not behind(), self._settings.deadline / 2):
             self.expired += 1
             for peer in behind():
+                self._missed(peer)
                 self.contacts.suspect(peer, f"did not reach round {round - 1} in time")
-        await self._wait_for_those_who_are_back(round)
-
-    async def _wait_for_those_who_are_back(self, round: int) -> None:
-        """Wait, where this node was cut off and is ahead of all others now, while they come closer.
-
-        They do not follow a single node (see `credible_round`) that is further ahead than can be believed.
-        """
-
-        def behind() -> dict[str, int]:
-            live = [p for p in self.contacts.introduced() if not p.stopped]
-            if self._leaving or 1 + sum(p.round >= round - 1 for p in live) >= max(2, len(live) // 4 + 1):
-                return {}
-            return {p.name: p.round for p in live if p.away is not None and not p.hopeless and p.round < round - 2}
-
-        before = behind()
-
-        def changed() -> bool:
-            return behind() != before
-
-        while len(before) > 1:  # one alone follows
-            if not await self.contacts.until(changed, self._settings.deadline):
-                for name in before:
-                    self.peers[name].hopeless = True
-            before = behind()
 
     def _may_ask(self, peer: Peer) -> bool:
         return self._askers is None or peer.name in self._askers
@@ -315,10 +342,34 @@ class MessageExchange:
             self.traffic.sent_get += OVERHEAD
             self.traffic.sent_preparation += 0 if round else OVERHEAD
 
+        self._ask_in_background(ids, round, stages)
         updates: list[Update] = await self._ask(ids, round, ask)
         if self._settings.mode == "asynchronous":
             updates = [u for u in updates if u.age <= self._settings.max_staleness]
         return updates
+
+    def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
+        """Ask those for a model that are on probation, without waiting for it."""
+        for peer in self.contacts.introduced():
+            if self._probation.owes(peer.name) and peer.name in self.roster.neighbours and peer.name not in ids:
+                number = next(self.contacts.numbers)
+                peer.note_overdue(number)
+                stage = stages if isinstance(stages, str) else "trained"
+                self.contacts.tell(peer, m.Get(number, round, stage, WHOLE))
+                self.traffic.sent_get += OVERHEAD
+
+    def may_return(self, peer: Peer) -> bool:
+        return not self._probation.owes(peer.name)
+
+    def _missed(self, peer: Peer, request: int = 0) -> None:
+        """Note that a peer was waited for in vain, and by which request; 0 for none."""
+        if self._strict:
+            self._probation.missed(peer.name, len(self.peers))
+            if request:
+                peer.note_overdue(request)
+
+    def late(self, peer: Peer) -> None:
+        self._probation.answered(peer.name)
 
     def expected(self, id: str, round: int) -> int:
         return self.coding.expected(id, round)
@@ -361,12 +412,14 @@ class MessageExchange:
             peer.asked.pop(number, None)
             if answer in late:
                 self.deadlines.missed(peer.name)
+                self._missed(peer, number)
                 self.contacts.suspect(peer, f"missed the deadline of round {round}")
         answers = [answer.result() for *_, answer in asked if answer not in late]
         return [answer for answer in answers if answer is not None]
 
     def _measure(self, name: str, begun: float, answer: Future[Any]) -> None:
         if not answer.cancelled() and answer.result() is not None:
+            self._probation.answered(name)
             self.deadlines.answered(name, asyncio.get_running_loop().time() - begun)
 
     # What peers say about learning (see node.contact.Customer)
@@ -393,7 +446,7 @@ class MessageExchange:
                     peer.resolve(message.request, None)
                     raise ProtocolError("not asked for", "a loss, where a model was")
                 loss = message.loss
-                peer.resolve(message.request, (peer.name, loss) if isfinite(loss) else None)
+                self.contacts.resolve(peer, message.request, (peer.name, loss) if isfinite(loss) else None)
             case _ if self.electing is None or self._submitting is None:
                 raise ProtocolError("election", "there is no coordinator here")
             case m.Submit():
@@ -470,8 +523,9 @@ class MessageExchange:
         return self._payloads[key]
 
     def _take(self, peer: Peer, answer: m.Answer, payload: memoryview) -> None:
-        if answer.request not in peer.requests:
-            return  # it came too late
+        if answer.request not in peer.requests:  # it came too late
+            self.contacts.resolve(peer, answer.request, None)
+            return
         if answer.request not in peer.asked:
             peer.resolve(answer.request, None)
             raise ProtocolError("not asked for", "a model, where a loss was")
@@ -489,6 +543,8 @@ class MessageExchange:
             peer.name, answer.round, answer.stage, params, answer.n_samples, extras, answer.final, answer.age, size
         )
         peer.age = answer.age
+        if answer.round == self.round:
+            self._pacing.exchanged()
         if answer.final:
             peer.stopped = True
         peer.resolve(answer.request, update)
@@ -508,18 +564,26 @@ class MessageExchange:
             raise ProtocolError("too large", f"a norm of {norm(params):.3g}, our own is {self._norm:.3g}")
 
     def _begin_score(self, peer: Peer, score: m.Score, payload: memoryview) -> None:
+        compute = self._loss
+        if compute is None or not self._may_ask(peer) or not self._is_fresh(peer, score):
+            self.contacts.say(peer, m.Absent(score.request, self.round, "not allowed"))
+            raise ProtocolError("not allowed", f"{peer.name} asks for a loss")
         params, _ = decode(payload, self.coding.layout.size)  # whatever the codec
         if peer.scoring >= SCORES_AT_ONCE:
             self.contacts.say(peer, m.Absent(score.request, self.round, "busy"))
             return
 
         peer.scoring += 1
+        peer.scored.add(score.round if self._settings.mode == "synchronous" else self.round)
+        self.losses_given[peer.name] += 1
 
         async def reply() -> None:
             try:
-                loss = await self._loss(self.whole(params))
+                loss = await compute(self.whole(params))
             finally:
                 peer.scoring -= 1
+            if self._settings.robust != "none":
+                loss = coarse(loss)
             try:
                 self.contacts.say(peer, m.Scored(score.request, loss))
                 self.traffic.sent_scored += OVERHEAD
@@ -528,15 +592,14 @@ class MessageExchange:
 
         self.contacts.begin(reply(), f"{self.name} scores for {peer.name}")
 
-
-def credible_round(rounds: Sequence[int]) -> int:
-    """Return the greatest round that more than a quarter of some nodes have reached, and two where there are two.
-
-    So that one who lies about its round cannot make others skip theirs. 0 of no nodes.
-    """
-    if len(rounds) < 2:
-        return max(rounds, default=0)
-    return sorted(rounds, reverse=True)[max(1, len(rounds) // 4)]
+    def _is_fresh(self, peer: Peer, score: m.Score) -> bool:
+        """Return whether a member may ask for a loss now: a participant, once a round, and only for a round near by."""
+        if self._settings.robust == "none":
+            return True
+        round = score.round if self._settings.mode == "synchronous" else self.round
+        peer.scored = {known for known in peer.scored if known >= self.round - 1}
+        near = abs(round - self.round) <= 1
+        return near and round not in peer.scored and self._sets_the_pace(peer)
 
 
 def norm(params: Parameters) -> float:

@@ -49,8 +49,9 @@ def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
     names = dict.fromkeys((*NODE_STATES, *([now] if now else [])))
     yield _gauge("p2pfl_state", "1 for what the node does now.", ("state",), [((name,), name == now) for name in names])
     yield _value("p2pfl_round", "The round that the node is in, or has finished.", state.get("round", 0))
+    yield _value("p2pfl_stored_round", "The round whose checkpoint is on the disk.", state.get("stored", 0))
     yield _value("p2pfl_rounds", "How many rounds the node is to do.", state.get("rounds", 0))
-    yield _value("p2pfl_disk_problem", "1 while checkpoints cannot be written.", bool(state.get("disk")))
+    yield _value("p2pfl_disk_problem", "1 while checkpoints or the status cannot be written.", bool(state.get("disk")))
     yield _value("p2pfl_broker_problem", "1 while the broker does not deliver.", bool(state.get("broker")))
     if election := state.get("election"):
         there = [((str(election["coordinator"]),), 1)] if election["coordinator"] else []

@@ -37,7 +37,7 @@ from node.trainer import Trainer
 from p2pfl.differences import Step
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, problem
-from p2pfl.policy import Budget, Coordinated, Merge, Policy, Split, Stage, memory_of
+from p2pfl.policy import Budget, Coordinated, Merge, Policy, Split, Stage, asks_scores, memory_of
 from p2pfl.randomness import Draws
 from p2pfl.task import Task
 
@@ -52,6 +52,9 @@ class Observer(peers.Observer, Protocol):
 
     def elected(self, node: Node, elected: Elected) -> None:
         """Another one coordinates, as the node sees it, or nobody does any more."""
+
+    def skipped(self, node: Node, finished: int, following: int) -> None:
+        """The node does another round than the next, where most participants are: a later one, or an earlier one."""
 
     def merged(self, node: Node, merge: Merge) -> None:
         """A round has ended."""
@@ -79,7 +82,8 @@ class Node:
         name: by which the federation knows it.
         names: those of all participants, its own included; every participant gives the same.
         budget: what it may receive; by default anything.
-        refuse: leave out models that the budget does not let in, instead of ending with BudgetExceeded.
+        lenient: leave out models that the budget does not let in, instead of ending with BudgetExceeded; and keep the model
+            where training or a merge gives values that are not finite, instead of ending with Diverged.
         initial: the common initial model, all of it, if it was made already.
     """
 
@@ -96,7 +100,7 @@ class Node:
         store: Store | None = None,
         observer: Observer | None = None,
         budget: Budget | None = None,
-        refuse: bool = False,
+        lenient: bool = False,
         initial: Parameters | None = None,
     ) -> None:
         settings.check()
@@ -114,8 +118,20 @@ class Node:
         self._evaluation: _Evaluation | None = None
         first = task.initial(settings.seed) if initial is None else initial
         draws = Draws(settings.seed, name)
-        self.me = Me(name, draws, trainer, first, task.layout, task.n_samples, budget or Budget(), settings.rounds)
-        self.peers = NodePeers(self.me, exchange, settings.seed, names, refuse)
+        self.me = Me(
+            name,
+            draws,
+            trainer,
+            first,
+            task.layout,
+            task.n_samples,
+            budget or Budget(),
+            settings.rounds,
+            settings.robust,
+            lenient,
+        )
+        self.me.observer = observer
+        self.peers = NodePeers(self.me, exchange, settings.seed, names, lenient, asks_scores(policy))
         self.peers.observer = observer
         self._saved: Checkpoint | None = None
         exchange.whole = self.me.border.whole
@@ -141,6 +157,11 @@ class Node:
         """Why the last checkpoint could not be written; "" if it was."""
         return "" if self._store is None else self._store.problem
 
+    @property
+    def stored(self) -> int:
+        """The last round whose checkpoint is on the disk; without a store, the last one."""
+        return self.me.round if self._store is None else self._store.round
+
     def stop(self) -> None:
         """Leave after the round in progress. What is finished is in the checkpoint."""
         self._stopping = True
@@ -158,8 +179,8 @@ class Node:
             self.exchange.resume(self.me.round, self.me.params)
         try:
             async with asyncio.TaskGroup() as tasks:
-                await self.exchange.start(tasks)
                 try:
+                    await self.exchange.start(tasks)
                     await self._rounds()
                     if linger is not None and not self._stopping:
                         await linger()
@@ -192,8 +213,12 @@ class Node:
     async def _round(self) -> None:
         me, settings = self.me, self.settings
         following = me.round + 1
-        if settings.mode == "synchronous":  # a node that was away goes on where the others are
-            following = min(max(following, self.exchange.newest_round()), settings.rounds)
+        if settings.mode == "synchronous":  # where most of the others are
+            following = min(await self.exchange.next_round(me.round), settings.rounds)
+            if self._stopping:
+                return
+            if following != me.round + 1 and self._observer is not None:
+                self._observer.skipped(self, me.round, following)
         finished, me.round = me.round, following
         self.peers.begin_round()
         try:
@@ -201,7 +226,7 @@ class Node:
         except BaseException:
             me.round = finished
             raise
-        self._take(merge)
+        merge = self._take(merge)
         if settings.evaluate_every and me.round % settings.evaluate_every == 0:
             await self._evaluate()
         if self._store is not None:  # first: who is told of a round may rely on it
@@ -210,14 +235,22 @@ class Node:
         if self._observer is not None:
             self._observer.merged(self, merge)
 
-    def _take(self, merge: Merge) -> None:
+    def _take(self, merge: Merge) -> Merge:
+        """Take over what a round made, and return it; or keep the own model, where that has values that are not finite."""
         if not isinstance(merge, Merge):
             raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {type(merge).__name__}, not a Merge")
         params = merge.params
         if params.shape != self.me.params.shape or params.dtype != self.me.params.dtype:
             reason = problem(params, self.me.layout.size)
             raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {reason}")
-        self.me.params = params
+        if self.me.lenient and not np.isfinite(params).all():
+            if self._observer is not None:
+                senders = sorted(id for id, weight in merge.weights.items() if weight and id != self.name)
+                reason = f"the mean with {', '.join(senders) or 'nobody'} has values that are not finite"
+                self._observer.discarded(self.name, self.me.round, reason, senders)
+            merge = Merge(self.peers.own, {self.name: 1.0})
+        self.me.params = merge.params
+        return merge
 
     # Evaluation: begun after a round, looked at one round later, so that it never holds a round back and the simulator can
     # compute it together with other work.
@@ -323,7 +356,11 @@ class Node:
         )
         self._saved = checkpoint
         self.me.round = checkpoint.round
-        self.me.restore(unpack(checkpoint.params))
+        params = unpack(checkpoint.params)
+        if np.isfinite(params).all():
+            self.me.restore(params)
+        elif self._observer is not None:
+            self._observer.discarded(self.name, checkpoint.round, "the checkpoint has values that are not finite", ())
         self._prepared = checkpoint.prepared or checkpoint.round > 0
         self.judge.restore(checkpoint.judge)
         self.trainer.restore(unpack_arrays(checkpoint.learner))

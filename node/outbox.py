@@ -38,8 +38,21 @@ class Outbox:
         update = model.update
         if update.round > self.round:
             self.round = update.round
-            self.models = {key: kept for key, kept in self.models.items() if not 0 < key[0] < update.round - 1}
+            self._forget()
         self.models[update.round, update.stage] = model
+
+    def _forget(self) -> None:
+        self.models = {key: kept for key, kept in self.models.items() if not 0 < key[0] < self.round - 1}
+
+    def skip(self, round: int) -> None:
+        """Expect no model of an earlier round any more: the node went forward to do this one."""
+        self.round = round
+        self._forget()
+
+    def rewind(self, round: int) -> None:
+        """Forget the models of the rounds after this one: the node went back to do it."""
+        self.models = {key: kept for key, kept in self.models.items() if key[0] <= round}
+        self.round = round if any(key[0] == round for key in self.models) else round - 1
 
     def find(self, round: int, stage: Stage) -> Published | Missing:
         """Return the model that answers a request for (round, stage).

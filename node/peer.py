@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from protocols.messages import Get
 from protocols.transport import Link
 
 MOST_ADDRESSES = 8
+MOST_OVERDUE = 4  # requests of one peer that may still be answered
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -47,18 +49,20 @@ class Peer:
         about: what it says of itself.
         round: where it is.
         stopped: its model is final.
-        away: where it was, and where this node was, when it was lost; None while the two are in step.
-        hopeless: it was waited for in vain since.
+        known: it was introduced before, on this link or an earlier one.
         epoch: the newest entry of the membership log that it is known to have.
         problem: why it is kept out for good.
         requests: what it was asked and has not answered.
         asked: the models among them.
+        overdue: the newest requests that are not waited for any more, or never were.
         unanswered: probes since it was heard.
         waiting: what it has asked for and is not published yet.
         queued: the model that it is sent when it has read what it was sent before.
         scoring: losses that are computed for it.
+        scored: the newest rounds for which it was told a loss.
         age: in seconds, of the model last received from it when it was sent.
         bytes_in, bytes_out: whole envelopes, of all kinds.
+        offences: frames of it that were refused, by cause.
         trouble: it is not connected, or suspected, or there is a new address of it.
     """
 
@@ -73,18 +77,20 @@ class Peer:
         self.about: Mapping[str, Any] = {}
         self.round = 0
         self.stopped = False
-        self.away: tuple[int, int] | None = None
-        self.hopeless = False
+        self.known = False
         self.epoch = 0
         self.problem = ""
         self.requests: dict[int, Future[Any]] = {}
         self.asked: dict[int, Asked] = {}
+        self.overdue: set[int] = set()
         self.unanswered = 0
         self.waiting: dict[tuple[int, Stage], Get] = {}
         self.queued: tuple[Get, tuple[int, Stage]] | None = None
         self.scoring = 0
+        self.scored: set[int] = set()
         self.age: float | None = None
         self.bytes_in = self.bytes_out = 0
+        self.offences: Counter[str] = Counter()
         self.trouble = asyncio.Event()
 
     @property
@@ -102,33 +108,23 @@ class Peer:
         self.untried = True
         return True
 
-    def lost_at(self, own_round: int) -> None:
-        """Note where both are when it is lost."""
-        if self.away is None:
-            self.away = self.round, own_round
-
-    def in_step(self, own_round: int) -> None:
-        """Note that it is heard; and, if it is about where this node is, that it is not away any more."""
-        if abs(self.round - own_round) <= 1:
-            self.away, self.hopeless = None, False
-
-    def may_be_ahead(self, own_round: int) -> bool:
-        """Return whether it can be believed that it has come so far while it was away: at most twice as far as this node."""
-        if self.away is None:
-            return False
-        theirs, ours = self.away
-        return self.round <= theirs + 2 * (own_round - ours) + 2
-
     def resolve(self, number: int, answer: Any) -> None:
         """Give the answer to a request, or (None) the news that there is none."""
         future = self.requests.pop(number, None)
         if future is not None and not future.done():
             future.set_result(answer)
 
+    def note_overdue(self, number: int) -> None:
+        """Note a request that is not waited for any more, or never was."""
+        self.overdue.add(number)
+        if len(self.overdue) > MOST_OVERDUE:
+            self.overdue.remove(min(self.overdue))
+
     def give_up(self) -> None:
         """Nothing that the peer was asked will be answered, and nothing that it has asked is waited for."""
         for future in self.requests.values():
             if not future.done():
                 future.set_result(None)
+        self.overdue.clear()
         self.waiting.clear()
         self.queued = None

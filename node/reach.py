@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node import admission
+from node import admission_key, passphrases
+from node.admission import adding
 from node.config import NodeConfig
 from node.contact import Contacts
+from node.invitations import InvitationService
 from node.wiring import max_frame
 from p2pfl.errors import ConfigurationError
 from protocols.addresses import is_loopback, join_address, needs_scope, split_address
@@ -35,6 +36,7 @@ class Reach:
         boot: how often the node has started.
         say: is told what is wrong.
         coordinated: see node.messaging.payload_limit.
+        gate: decides whom the transports let in; by default the log.
 
     Attributes:
         addresses: those that are the same for every member.
@@ -49,6 +51,7 @@ class Reach:
         boot: int,
         say: Callable[[str], None],
         coordinated: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -56,12 +59,12 @@ class Reach:
         self._say = say
         self._contacts: Contacts
         self._mdns: MdnsFinder | None = None
-        self._tls = TlsTransport(config.listen, identity, log, max_frame(size, coordinated))
+        self._tls = TlsTransport(config.listen, identity, gate or log, max_frame(size, coordinated))
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
         if config.broker:
             broker = through_broker(
-                *(config.broker, identity, log, max_frame(size, coordinated)),
+                *(config.broker, identity, gate or log, max_frame(size, coordinated)),
                 boot=boot,
                 addresses=self._own_addresses,
                 found=lambda key, address: self._contacts.found(key, address, "broker"),
@@ -88,11 +91,24 @@ class Reach:
         """Tell the contacts what is found, and let in those whom this node has invited."""
         self._contacts = contacts
         contacts.on_refused = self._refused
-        if admission.may_admit(folder):
-            self._log.invites = True
-            desk = admission.Desk(folder, self._log, time.time)
-            desk.refused = contacts.refused
-            contacts.on_join = desk.answer
+        if admission_key.may_admit(folder):
+            self._answer_tokens(contacts, folder)
+
+    def _answer_tokens(self, contacts: Contacts, folder: Path) -> None:
+        """Let newcomers in who bring a token; say so where that cannot be done, because the admission key is encrypted."""
+        try:
+            passphrase = None
+            if admission_key.is_encrypted(folder):
+                passphrase = passphrases.present(folder / admission_key.ADMISSION, self._config.passphrase_file)
+                with adding(folder) as log:
+                    admission_key.load(folder, log, passphrase)
+        except ConfigurationError as error:
+            self._say(f"this node cannot answer tokens: {error}; p2pfl-node admit still works")
+            return
+        service = InvitationService(folder, self._log, passphrase)
+        service.refused = contacts.refused
+        contacts.on_join = service.answer
+        self._log.invites = True
 
     async def run(self) -> None:
         """Look for members, for ever."""

@@ -11,12 +11,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from node import agreement, setup
+from node import admission, agreement, boot, setup
 from node import config as folders
 from node.checkpoint import FileStore
 from node.commands import INTERRUPTED
 from node.config import NodeConfig
+from node.contact import IncarnationConflict
 from node.electing import Electing, FileVotes, MemoryVotes, timing_of
+from node.guard import Guard
 from node.members import Members
 from node.messaging import MessageExchange
 from node.node import Node, first_error
@@ -28,7 +30,7 @@ from node.status_page import status_page
 from node.trainer import ThreadTrainer
 from node.wiring import federation_id, message_exchange
 from p2pfl.errors import ConfigurationError
-from p2pfl.policy import Coordinated
+from p2pfl.policy import Coordinated, Policy, asks_scores
 from p2pfl.randomness import Draws
 from p2pfl.task import Task
 from protocols.errors import AddressError, FederationError, IdentityError, TransportError
@@ -50,18 +52,45 @@ def run(folder: Path, changes: Sequence[str], say: Say, until_done: bool = False
     Raises:
         ConfigurationError: the configuration is wrong, the key is readable by others, the port is in use.
     """
-    ready = setup.load(folder, changes)
+    setup.load(folder, changes)  # errors in it come before the lock
     with folders.lock(folder):
-        loop_factory = None
-        with suppress(ImportError):  # not on Windows
-            import uvloop
+        try:
+            return _run_once(folder, changes, say, until_done)
+        except IncarnationConflict as conflict:
+            _renumber(folder, conflict.boot, say)
+        try:
+            return _run_once(folder, changes, say, until_done)
+        except IncarnationConflict:
+            raise ConfigurationError(
+                f"another process uses the key of this node: {folder}, or a copy of it, runs elsewhere. Stop one of them;"
+                " a second node needs a folder and a key of its own (p2pfl-node init)"
+            ) from None
 
-            loop_factory = uvloop.new_event_loop
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            try:
-                return runner.run(_run(ready, say, until_done))
-            except (IdentityError, AddressError, FederationError, TransportError) as error:  # of the last: cannot listen
-                raise ConfigurationError(str(error)) from error
+
+def _run_once(folder: Path, changes: Sequence[str], say: Say, until_done: bool) -> int:
+    loop_factory = None
+    with suppress(ImportError):  # not on Windows
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    ready = setup.load(folder, changes)
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        try:
+            return runner.run(_run(ready, say, until_done))
+        except (IdentityError, AddressError, FederationError, TransportError) as error:  # of the last: cannot listen
+            raise ConfigurationError(str(error)) from error
+
+
+def _renumber(folder: Path, known: int, say: Say) -> None:
+    """Go on after a conflict of incarnations, with numbers that no frame of this key has had."""
+    boot.count_past(folder / folders.BOOT, known)
+    membership = admission.load_federation(folder)
+    if membership is not None and (folder / folders.VOTE).exists():
+        FileVotes(folder / folders.VOTE, say).distrust(membership.epoch)
+    say(
+        f"peers know messages of this node that are later than its folder: {folder} was restored from an older copy, or"
+        " another process uses its key. The node starts again with new message numbers"
+    )
 
 
 class _Parts:
@@ -69,6 +98,7 @@ class _Parts:
 
     def __init__(self, ready: Setup, say: Say, close: ExitStack) -> None:
         folder, config = ready.folder, ready.config
+        self.folder = folder
         self.identity = Identity.load(folder / folders.KEY)
         self.task: Task = setup.task_of(ready)
         self.initial = self.task.initial(config.seed)
@@ -81,7 +111,7 @@ class _Parts:
         close.callback(trainer.close)
         self.reach: Reach | None = None
         self.members: Members | None = None
-        self.exchange = self._exchange(ready, trainer, say)
+        self.exchange = self._exchange(ready, trainer, policy, say)
         self.board = StatusBoard(folder / folders.STATUS, self.exchange, say)
         names = [config.name] if ready.membership is None else list(ready.membership.members)
         self.node = Node(
@@ -95,14 +125,14 @@ class _Parts:
             store=FileStore(folder / folders.CHECKPOINT, say),
             observer=self.board,
             budget=config.budget,
-            refuse=True,
+            lenient=True,
             initial=self.initial,
         )
         self.about = {"task": config.task["name"], "policy": config.policy["name"]}
         if ready.agreement is not None:
             self.about["federation"] = ready.agreement.name
 
-    def _exchange(self, ready: Setup, trainer: ThreadTrainer, say: Say) -> MessageExchange:
+    def _exchange(self, ready: Setup, trainer: ThreadTrainer, policy: Policy, say: Say) -> MessageExchange:
         config, membership, agreed = ready.config, ready.membership, ready.agreement
         common: dict[str, Any] = {
             "identity": self.identity,
@@ -123,10 +153,12 @@ class _Parts:
                 federation=federation_id(config.name),
                 agreed={},
                 electing=alone if self._coordinated else None,
+                scores=asks_scores(policy),
                 **common,
             )
         size, coordinated = self.task.layout.shared.size, self._coordinated
-        self.reach = Reach(config, self.identity, membership, size, common["boot"], say, coordinated)
+        guard = Guard(membership, asyncio.get_running_loop().time)
+        self.reach = Reach(config, self.identity, membership, size, common["boot"], say, coordinated, guard)
         members = Members(ready, self.identity.public, self.reach.addresses, say, coordinated)
         electing = Electing(
             *(config.name, members.electorate(), FileVotes(ready.folder / folders.VOTE, say)),
@@ -146,8 +178,10 @@ class _Parts:
             sources=[name for name in around if members.learned_from(name)],
             askers=members.askers() if coordinated else None,
             electing=electing if coordinated else None,
-            gate=membership,
+            observer=membership.members[config.name].role == "observer" if config.name in membership.members else False,
+            gate=guard,
             period=PROBING,
+            scores=asks_scores(policy),
             **common,
         )
         members.keep(exchange.contacts, exchange.electing)
@@ -178,6 +212,8 @@ async def _run(ready: Setup, say: Say, until_done: bool) -> int:
             return INTERRUPTED
         except BaseException as failure:
             error = first_error(failure)
+            if isinstance(error, IncarnationConflict):
+                raise error from None
             board.ended("failed", str(error) or type(error).__name__)
             raise error from None
         finally:
@@ -208,7 +244,7 @@ async def _show(config: NodeConfig, parts: _Parts, say: Say) -> Page | None:
 def _beside(parts: _Parts) -> list[Coroutine[Any, Any, None]]:
     """What goes on beside the rounds: finding members, following who is one, and showing it."""
     works = [part.run() for part in (parts.reach, parts.members) if part is not None]
-    return [*works, _keep_fresh(parts.board)]
+    return [*works, _keep_fresh(parts.board), parts.board.answer(parts.folder)]
 
 
 async def _keep_fresh(board: StatusBoard) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from node import tables
 from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
+from p2pfl.policy import Robust
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             never stops.
         evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
         device: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. Results differ in their last bits.
+        robust: protection against members that lie: `median-clip` clips models to the median distance from the own one, caps
+            the numbers of samples that peers claim, and answers with coarse losses; `none` takes everything as it comes.
         codec: how models travel: a table with a `name` of p2pfl.codecs, and options; by default as they are.
     """
 
@@ -40,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patience: int = 0
     evaluate_every: int = 1
     device: str = "cpu"
+    robust: Robust = "none"
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
     def check(self) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from node import admission, agreement, config, tables
+from node import agreement, config, tables
 from node.agreement import AGREED, Agreement
 from node.config import NodeConfig
+from node.membership_file import load_federation
 from node.settings import check_coordinated
 from p2pfl.errors import ConfigurationError
+from p2pfl.machine import free_memory
 from p2pfl.policies import make_policy
 from p2pfl.policy import Coordinated, Policy
+from p2pfl.size_limit import TRAINING, check_size, within
 from p2pfl.task import Part, Task, make_task
 from protocols.membership import Membership
 
@@ -35,10 +38,11 @@ def load(folder: Path, changes: Sequence[str] = ()) -> Setup:
     """Read what is in a node's folder, with "key=value" changes of node.toml applied.
 
     Raises:
-        ConfigurationError: something is missing, damaged or wrong, or the federation names another task or policy.
+        ConfigurationError: something is missing, damaged or wrong, or the federation names another task or policy, or what
+            is a node's own business.
     """
     own = config.load(folder, changes)
-    membership = admission.load_federation(folder)
+    membership = load_federation(folder)
     if membership is None:
         return Setup(folder, own, None, None)
     agreed = agreement.read(membership.file)
@@ -57,6 +61,7 @@ def policy_of(setup: Setup) -> Policy:
         ConfigurationError: it cannot be made, or not with these settings.
     """
     own = setup.config
+    find_own_modules(setup.folder, own)
     with config.said_of(setup.folder / config.CONFIG):
         policy = make_policy(*tables.named("policy", own.policy))
         if isinstance(policy, Coordinated):
@@ -64,15 +69,32 @@ def policy_of(setup: Setup) -> Policy:
     return policy
 
 
-def task_of(setup: Setup) -> Task:
-    """Make a node's task.
+def task_of(setup: Setup, memory: int | None = None, copies: int = TRAINING) -> Task:
+    """Make a node's task, if there is room for its model.
+
+    Args:
+        memory: bytes that this node may take; by default what the machine has to spare.
+        copies: of the model's values that must find room; see p2pfl.size_limit.
 
     Raises:
-        ConfigurationError: it cannot be made, or makes another model than the federation's.
+        ConfigurationError: it cannot be made, or its model or the federation's is too large for this machine.
     """
-    for path in (str(setup.folder), str(Path.cwd())):  # where a user's own policy and task may lie
-        if path not in sys.path:
-            sys.path.insert(0, path)
     own = setup.config
-    with config.said_of(setup.folder / config.CONFIG):
-        return make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
+    memory = free_memory() if memory is None else memory
+    if setup.agreement is not None:
+        check_size(f"the model of the federation {setup.agreement.name}", setup.agreement.model.values, memory, copies)
+    find_own_modules(setup.folder, own)
+    with config.said_of(setup.folder / config.CONFIG), within(memory, copies):
+        try:
+            task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
+            task.layout  # noqa: B018  made here, where its size is looked at first
+        except MemoryError as error:
+            raise ConfigurationError("the task needs more memory than this machine has") from error
+    return task
+
+
+def find_own_modules(folder: Path, own: NodeConfig) -> None:
+    """Have modules in a node's folder found, after all others, if its owner has named one as "package.module:factory"."""
+    named = (own.task["name"], own.policy["name"])
+    if any(":" in name for name in named) and (path := str(folder.resolve())) not in sys.path:
+        sys.path.append(path)

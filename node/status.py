@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 import p2pfl
-from node import config
+from node import config, status_socket
+from node.comings import Comings
 from node.electing import UNKNOWN, Elected
-from node.files import Tries, replace_file
 from node.messaging import MessageExchange
 from node.node import SPLITS, Node
+from node.peers import NodePeers
+from node.status_file import StatusFile
 from node.traffic import KINDS
 from p2pfl.errors import ConfigurationError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
+
+ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file for rounds, or for peers that come and go
+MOST_ROUNDS = 1000  # that are kept
+RUNNING = ("starting", "running", "serving")
+STALE = 30.0  # seconds after which a node that runs should have written its status again (see node.runtime.FRESH)
 
 
 class StatusBoard:
@@ -29,32 +38,44 @@ class StatusBoard:
     Args:
         path: the file to keep up to date.
         say: prints a line.
+        clock: seconds of a monotonic clock, for durations.
+        wall: seconds since 1970, for moments that are shown.
     """
 
-    def __init__(self, path: Path, exchange: MessageExchange, say: Callable[[str], None]) -> None:
-        self._path = path
-        self._tries = Tries(path, "its status", say)
+    def __init__(
+        self,
+        path: Path,
+        exchange: MessageExchange,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._file = StatusFile(path, say, clock, self.fresh)
+        self._clock = clock
+        self._wall = wall
+        self._comings = Comings(say)
         self._exchange = exchange
         self._say = say
         self._before = (0, 0)
         self._refused = 0
+        self._discarded: Counter[str] = Counter()
         self._missing: Mapping[str, str] = {}
         self._earlier = _history(path)
         self._node: Node | None = None
-        self._ended = time.time()  # the last round
+        self._ended = clock()  # the last round
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
         exchange.roster.on_change = self._peers_changed
 
     def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
         """Show a node from now on; `about` says what it is, by key: its task, its policy and the like."""
         self._node = node
-        self._ended = time.time()
+        self._ended = self._clock()
         self.state |= {
             **about,
             "version": p2pfl.__version__,
             "name": node.name,
             "state": "running",
-            "started": self._ended,
+            "started": self._wall(),
             "round": node.round,
             "rounds": node.settings.rounds,
             "metric": node.task.metric,
@@ -68,6 +89,22 @@ class StatusBoard:
         rows = [row for row in self._earlier if row["round"] <= node.round]
         self.state |= {"round": node.round, "history": rows}
         self.write()
+
+    def skipped(self, node: Node, finished: int, following: int) -> None:
+        """Report that the node goes forward or back to the round of most participants."""
+        where = f"round {following}, where most members are"
+        if following > finished:
+            self._say(f"skips from round {finished} to {where}")
+        else:
+            self._say(f"goes back from round {finished} to {where}")
+            self.state["history"] = [row for row in self.state["history"] if row["round"] < following]
+            self.state["round"] = following - 1
+        self.write()
+
+    def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
+        """Report a model that was not taken over, and count the peers whose models it was made of."""
+        self._discarded.update(senders or [id])
+        self._say(f"round {round}: {reason}; the model of before is kept")
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
 
@@ -86,10 +123,10 @@ class StatusBoard:
     def merged(self, node: Node, merge: Merge) -> None:
         traffic, begun = node.exchange.traffic, self._ended
         now = traffic.received_in_rounds, traffic.sent_in_rounds
-        self._ended = time.time()
+        self._ended = self._clock()
         row = {
             "round": node.round,
-            "at": round(self._ended, 3),
+            "at": round(self._wall(), 3),
             "seconds": round(self._ended - begun, 3),
             "models": node.peers.models_in,
             "bytes_in": now[0] - self._before[0],
@@ -101,10 +138,10 @@ class StatusBoard:
         self._before = now
         self._say_refused(node)
         self.state["round"] = node.round
-        self.state["history"] = [*self.state["history"], row][-1000:]
+        self.state["history"] = [*self.state["history"], row][-MOST_ROUNDS:]
         if not node.settings.evaluate_every:
             self._say(_line(row, node.settings.rounds, node.task.metric))
-        self.write()
+        self._file.write(ROUNDS_APART)
 
     def _say_refused(self, node: Node) -> None:
         """Say how many models of this round the budget has kept out, and why."""
@@ -124,7 +161,7 @@ class StatusBoard:
             for stage, metrics in stages.items()
         }
         self._say(_line(row, node.settings.rounds, node.task.metric))
-        self.write()
+        self._file.write(ROUNDS_APART)
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self.state |= {"state": "finished", "result": dict(result), "best_round": node.judge.round}
@@ -145,17 +182,26 @@ class StatusBoard:
         self.write()
 
     def write(self) -> None:
+        self._file.write()
+
+    async def answer(self, folder: Path) -> None:
+        """Tell the status to who asks in the node's folder, until cancelled; see node.status_socket."""
+        await status_socket.answer(folder, lambda: json.dumps(self.fresh()).encode())
+
+    def fresh(self) -> dict[str, Any]:
+        """Return the status as it is now."""
         self.refresh()
-        with self._tries.go_on():
-            replace_file(self._path, [json.dumps(self.state).encode()], durable=False)
+        return self.state
 
     def refresh(self) -> None:
         """Bring up to date what changes between rounds."""
         exchange = self._exchange
         if self._node is not None:
-            self.state |= {"disk": self._node.disk} | _budget(self._node.peers.ledger)
+            disk = self._node.disk or self._file.problem
+            self.state |= {"disk": disk, "stored": self._node.stored}
+            self.state |= _budget(self._node.peers.ledger) | self._suspicious(self._node.peers)
         self.state |= {
-            "updated": time.time(),
+            "updated": self._wall(),
             "peers": [self._peer(name) for name in exchange.peers],
             "traffic": exchange.traffic.as_dict(),
             "rejected": dict(exchange.rejected),
@@ -166,24 +212,37 @@ class StatusBoard:
             seen = exchange.electing.seen
             self.state["election"] = {"coordinator": seen.coordinator, "term": str(seen.term), "problem": seen.problem}
 
+    def _suspicious(self, peers: NodePeers) -> dict[str, Any]:
+        """Return what members did that may be a lie: how often, by what and by name."""
+        counts = {
+            "outliers": peers.clip.outliers if peers.clip is not None else {},
+            "capped samples": peers.capped,
+            "over the budget": peers.ledger.oversized,
+            "not finite": self._discarded,
+            "losses told": self._exchange.losses_given,
+            "far ahead": self._exchange.far_ahead,
+        }
+        return {"suspicious": {what: dict(by_name) for what, by_name in counts.items() if by_name}}
+
     def _peers_changed(self) -> None:
-        """Say who is missing and who is back. A peer that has done its rounds may leave without a word."""
+        """Say which peers are missing, and which are back. One that has done its rounds may leave without a word."""
         missing = {
             name: reason
             for name, reason in self._exchange.roster.suspected.items()
             if not self._exchange.peers[name].stopped
         }
         for name in missing.keys() - self._missing.keys():
-            self._say(f"without {name}: {missing[name]}")
+            self._comings.left(name, missing[name])
         for name in self._missing.keys() - self._exchange.roster.suspected.keys():
-            self._say(f"with {name} again")
+            if name in self._exchange.peers:  # else it is no member any more
+                self._comings.back(name)
         self._missing = missing
-        self.write()
+        self._file.write(PEERS_APART)
 
     def _peer(self, name: str) -> dict[str, Any]:
         peer, reason = self._exchange.peers[name], self._exchange.roster.suspected.get(name, "")
         if reason:
-            known = peer.introduced or peer.away is not None
+            known = peer.introduced or peer.known
             state = "done" if peer.stopped else "suspected" if known else "not connected"
         else:
             state = "connected" if peer.introduced else "connecting"
@@ -195,6 +254,7 @@ class StatusBoard:
             "link": "" if peer.link is None else "direct" if peer.link.direct else "broker",
             "addresses": dict(peer.addresses),
             "staleness": peer.age,
+            "offences": dict(peer.offences),
             "bytes_in": peer.bytes_in,
             "bytes_out": peer.bytes_out,
         }
@@ -211,13 +271,16 @@ def _budget(ledger: Ledger) -> dict[str, Any]:
 def describe(state: Mapping[str, Any]) -> list[str]:
     """Return a node's status in words."""
     lines = [f"{state.get('name', '?')}: {state['state']}, round {state.get('round', 0)} of {state.get('rounds', '?')}"]
+    lines += _describe_age(state)
     if state.get("reason"):
         lines.append(f"  reason: {state['reason']}")
     if state.get("disk"):
         lines.append(f"  disk: cannot write: {state['disk']}")
+    if state.get("stored", state.get("round", 0)) < state.get("round", 0):
+        lines.append(f"  round {state['round']} is in memory, round {state['stored']} is on the disk")
     if state.get("broker"):
         lines.append(f"  broker: {state['broker']}")
-    if (election := state.get("election")) and state["state"] in ("starting", "running", "serving"):
+    if (election := state.get("election")) and state["state"] in RUNNING:
         if election["coordinator"] is not None:
             lines.append(f"  coordinator: {election['coordinator']}, in term {election['term']}")
         elif state["state"] != "serving":  # it learns no more, and needs none
@@ -237,9 +300,33 @@ def describe(state: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {direction}: {counts['models']} models, {learning} bytes, {counts['control']} bytes of control")
     if state.get("refused_by_budget"):
         lines.append(f"  left out by the budget: {state['refused_by_budget']} models")
+    for what, counts in state.get("suspicious", {}).items():
+        lines.append(f"  {what}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     for cause, count in sorted(state.get("rejected", {}).items()):
         lines.append(f"  rejected, {cause}: {count}")
     return lines
+
+
+def _describe_age(state: Mapping[str, Any]) -> list[str]:
+    """Return how old a status is, where it comes from the file."""
+    if "age" not in state:
+        return []
+    if state["state"] == "gone":
+        return [f"  as of {duration(state['age'])} ago: the node has ended without a word since"]
+    if state["state"] in RUNNING and state["age"] > STALE:
+        return [
+            f"  as of {duration(state['age'])} ago: the node runs, but does not answer or write its status;"
+            " the disk may be full, or the node may hang"
+        ]
+    return [f"  as of {duration(state['age'])} ago"]
+
+
+def duration(seconds: float) -> str:
+    """ "8 s", "3 min", "2 h", "5 days"."""
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _describe_peer(peer: Mapping[str, Any]) -> str:
@@ -260,27 +347,48 @@ def _line(row: Mapping[str, Any], rounds: int, metric: str) -> str:
     return ", ".join(parts)
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """Return a node's status, or None if it never ran.
+def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, Any] | None:
+    """Return the status of a folder's node as it is now, from the node itself if it runs and answers; else from the file.
+
+    Returns:
+        The status, with its `age` in seconds if it comes from the file; None if the node never ran.
 
     Raises:
         ConfigurationError: the file cannot be read, or is damaged.
     """
+    if config.locked(folder) and (told := status_socket.ask(folder)) is not None and _is_status(told):
+        return told
+    status = read(folder / config.STATUS)
+    if status is not None and isinstance(status.get("updated"), int | float):
+        status["age"] = max(0.0, wall() - status["updated"])  # the clock may have been set back
+    return status
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return what a status file says, or None if there is none. The state of a node that has ended unnoticed is "gone".
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is damaged.
+    """
+    status = None
     try:
-        status = json.loads(path.read_bytes())
+        with suppress(ValueError, RecursionError):
+            status = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
-    except ValueError:
-        status = None
-    kinds = {"state": str, "pid": int, "history": list}
-    if not isinstance(status, dict) or not all(isinstance(status.get(key), kind) for key, kind in kinds.items()):
+    if not _is_status(status):
         raise ConfigurationError(f"{path} is damaged; it is only for show, and the node's next run writes it anew")
     # The number alone says little: since a restart of the machine it may be another process. A node holds its folder's lock.
-    if status["state"] in ("starting", "running", "serving") and not (_alive(status["pid"]) and config.locked(path.parent)):
+    if status["state"] in RUNNING and not (_alive(status["pid"]) and config.locked(path.parent)):
         status["state"] = "gone"
     return status
+
+
+def _is_status(found: Any) -> TypeGuard[dict[str, Any]]:
+    kinds = {"state": str, "pid": int, "history": list}
+    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
 
 
 def _history(path: Path) -> list[dict[str, Any]]:

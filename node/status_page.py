@@ -31,14 +31,10 @@ def status_page(board: StatusBoard, host: str, port: int) -> Page:
     except ImportError as error:
         raise ConfigurationError(EXTRA) from error
 
-    def state() -> dict[str, Any]:
-        board.refresh()
-        return board.state
-
     shown = {path: asset(WEB / name) for path, name in ASSETS.items()}
-    shown["/status.json"] = Shown("application/json", lambda: _json(state()))
-    shown["/status.json?newest"] = Shown("application/json", lambda: _json(_newest(state())))
-    shown["/metrics"] = Shown(metrics.CONTENT_TYPE, lambda: metrics.text(state()))
+    shown["/status.json"] = Shown("application/json", lambda: _json(board.fresh()))
+    shown["/status.json?newest"] = Shown("application/json", lambda: _json(_newest(board.fresh())))
+    shown["/metrics"] = Shown(metrics.CONTENT_TYPE, lambda: metrics.text(board.fresh()))
     return Page(shown, host, port)
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from node.contact import Contacts
-from node.desk import Desk, Entry, Outcome, outcome
+from node.desk import Desk, Entry, Outcome, protected_outcome
 from node.electing import Electing
 from node.peer import Peer
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Assignment, Step, Submission
+from p2pfl.policy import Assignment, Robust, Step, Submission
 from protocols import messages as m
 from protocols.envelope import EMPTY, OVERHEAD, Opened, Payload
 from protocols.errors import ProtocolError, TransportError
@@ -48,6 +48,7 @@ class Submitting:
         check: raises ProtocolError for a model that is too large to be of use.
         late: is called when a deadline has passed.
         step: returns the step of the node's policy.
+        robust: protection against members that lie; see p2pfl.robust.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Submitting:
         check: Callable[[Parameters], None],
         late: Callable[[], None],
         step: Callable[[], Step | None],
+        robust: Robust,
     ) -> None:
         self._contacts = contacts
         self._electing = electing
@@ -69,6 +71,7 @@ class Submitting:
         self._check = check
         self._late = late
         self._step = step
+        self._robust = robust
         self._desk = Desk(self, deadline)
         self._pending: _Pending | None = None
         self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
@@ -219,6 +222,10 @@ class Submitting:
             *(peer.name, message.round, said.params, message.n_samples, said.extras, said.previous, said.start)
         )
 
+    def rewind(self, round: int) -> None:
+        """Take submissions for a round, and for those after it, again: this node went back to it."""
+        self._desk.rewind(round)
+
     def review(self) -> None:
         """Somebody has come, gone or stopped."""
         self._desk.review()
@@ -250,7 +257,7 @@ class Submitting:
         assert step is not None  # only nodes with a coordinated policy take part in elections
 
         async def work() -> None:
-            make = partial(outcome, step, submissions, state, self._layout, own)
+            make = partial(protected_outcome, step, submissions, state, self._layout, own, self._robust)
             made: Outcome = await asyncio.get_running_loop().run_in_executor(None, make)
             if made.dropped:
                 self._contacts.rejected["submission"] += len(made.dropped)

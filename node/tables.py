@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from p2pfl import toml
 from p2pfl.errors import ConfigurationError, none_of, unknown
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -27,17 +28,8 @@ EXAMPLES = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        ConfigurationError: it cannot be read, or is broken; the text says in which line.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+    """Read a TOML file; see p2pfl.toml.read."""
+    return toml.read(path)
 
 
 def parse_change(change: str) -> tuple[str, Any]:
@@ -46,9 +38,11 @@ def parse_change(change: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ConfigurationError(f"change {change!r} is not of the form key=value")
     try:
-        return key.strip(), tomllib.loads(f"value = {text}")["value"]
+        return key.strip(), toml.parse(f"value = {text}".encode())["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), text
+    except ValueError as error:
+        raise ConfigurationError(f"{key.strip()}: {error}") from error
 
 
 def apply(table: dict[str, Any], key: str, value: Any) -> None:

@@ -47,6 +47,9 @@ class Trainer(Protocol):
 
     def slopes(self, params: Parameters) -> Awaitable[Slopes]: ...
 
+    def compute(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Do other work with models, and return what it returns."""
+
     def kept(self) -> Mapping[str, np.ndarray]:
         """Return what the learner keeps from round to round (see p2pfl.task.Keeper), while it is not training."""
 
@@ -91,6 +94,9 @@ class ThreadTrainer:
 
     def slopes(self, params: Parameters) -> Awaitable[Slopes]:
         return self._run(lambda: slopes(self._learner, params))
+
+    def compute(self, work: Callable[[], T]) -> Awaitable[T]:
+        return self._run(work)
 
     def kept(self) -> Mapping[str, np.ndarray]:
         return self._learner.state() if isinstance(self._learner, Keeper) else {}

@@ -42,6 +42,9 @@ def message_exchange(
     gate: Gate | None = None,
     period: float = inf,
     electing: Electing | None = None,
+    scores: bool = False,
+    observer: bool = False,
+    sparse: bool = False,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
@@ -51,8 +54,9 @@ def message_exchange(
         agreed: what all nodes must have alike beyond what `node.agreement.terms` says; see `node.agreement.describe`.
         initial: the hash of the initial model.
         coding: how models travel, if it was made already.
+        scores: whether the policy asks for losses.
         edges: who may exchange models.
-        sources, askers, gate, period, electing: see MessageExchange.
+        sources, askers, gate, period, electing, observer, sparse: see MessageExchange.
     """
     layout = task.layout.shared
     codec = make_codec(*tables.named("codec", settings.codec))
@@ -82,12 +86,14 @@ def message_exchange(
         coding=coding
         or Coding(codec, layout, task.layout.cut(task.initial(settings.seed)) if isinstance(codec, TopK) else None),
         n_samples=task.n_samples,
-        loss=loss,
+        loss=loss if scores else None,
         sources=sources,
         askers=askers,
         gate=gate,
         period=period,
         electing=electing,
+        observer=observer,
+        sparse=sparse or edges != "all",
     )
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -45,6 +46,8 @@ class Ledger:
         most_held: the most models that were held at once; only counted where there is a budget.
         refused: how many models were asked for beyond the budget.
         refusal: why, the last time.
+        oversized: how often a peer's model took more bytes than were left, by name.
+        refuses: whether it leaves out what does not fit.
     """
 
     def __init__(self, budget: Budget, refuse: bool = False) -> None:
@@ -56,7 +59,8 @@ class Ledger:
         self.most_held = 0
         self.refused = 0
         self.refusal = ""
-        self._refuse = refuse
+        self.refuses = refuse
+        self.oversized: Counter[str] = Counter()
         self._preparing = True
         self._places = self._place_bytes = 0  # kept for what was asked for and has not come yet
         self._held: dict[int, ref[np.ndarray]] = {}
@@ -80,7 +84,7 @@ class Ledger:
         sizes = [size(id) for id in admitted] if self.budget.bytes else []
         room, reason = self._room(len(admitted), sizes)
         if room < len(admitted):
-            if not self._refuse:
+            if not self.refuses:
                 raise BudgetExceeded(reason)
             self.refused += len(admitted) - room
             self.refusal = reason
@@ -125,11 +129,26 @@ class Ledger:
             self.round_models += len(updates)
         if not self.limited:
             return updates
+        if self.refuses and self.budget.bytes:
+            updates = self._fitting(updates)
         if not self._preparing:
             size = sum(update.size for update in updates)
             self.bytes += size
             self.round_bytes += size
         return [self._lease(update) for update in updates]
+
+    def _fitting(self, updates: list[Update]) -> list[Update]:
+        """Return those updates, the small ones first, whose bytes are within the budget: they may be more than expected."""
+        kept, left = set(), self.budget.bytes - self.bytes - self._place_bytes
+        for update in sorted(updates, key=lambda update: update.size):
+            if update.size <= left:
+                kept.add(update.sender)
+                left -= update.size
+            else:
+                self.refused += 1
+                self.oversized[update.sender] += 1
+                self.refusal = f"a model of {update.sender} of {update.size} bytes, where {left} were left"
+        return [update for update in updates if update.sender in kept]
 
     def admits(self, size: int) -> bool:
         """Return whether there is room for one model more, of so many bytes; if not, it counts as refused."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import sys
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -32,13 +33,17 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
         group: the entry point group through which other distributions add names.
 
     Raises:
-        ConfigurationError: the name is unknown, or malformed.
+        ConfigurationError: the name is unknown, malformed, or of a module of Python's standard library.
     """
     if name in table:
         return table[name]
     if ":" in name:
         if not _PATH.fullmatch(name):
             raise ConfigurationError(f"{what} {name!r} is not of the form package.module:factory")
+        if (module := root_of(name)) in sys.stdlib_module_names:
+            raise ConfigurationError(
+                f"{what} {name!r}: {module} is a module of Python's standard library; give a module of your own another name"
+            )
         return name
     others = {point.name: point.value for point in entry_points(group=group)}
     if name not in others:
@@ -46,20 +51,41 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
     return others[name]
 
 
-def resolve(what: str, name: str, table: Mapping[str, str], group: str) -> Callable[..., Any]:
-    """Find the factory called `name`; see `locate`.
+def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods: Sequence[str] = ()) -> Callable[..., Any]:
+    """Find the factory called `name`, and check it; it is not called. See `locate`.
+
+    Args:
+        methods: what a class must have; what a function returns can be checked only once it is called.
 
     Raises:
-        ConfigurationError: the name is unknown, or its module cannot be imported.
+        ConfigurationError: the name is unknown, its module cannot be imported, or it stands for something else: something
+            of Python's standard library, neither a class nor a function, or a class that lacks a method.
     """
     path = locate(what, name, table, group)
     try:
         factory = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{what} {name!r} cannot be imported: {error}") from error
-    if not callable(factory):
-        raise ConfigurationError(f"{what} {name!r} is not callable")
+    defined = inspect.unwrap(factory)
+    if not (inspect.isclass(defined) or inspect.isroutine(defined)):
+        raise ConfigurationError(f"{what} {name!r} is neither a class nor a function")
+    if (home := root_of(defined.__module__ or "")) in sys.stdlib_module_names:
+        raise ConfigurationError(f"{what} {name!r} is no {what}, but something of {home}, in Python's standard library")
+    if missing := _lacks(factory, methods):
+        raise ConfigurationError(f"{what} {name!r} is no {what}: it lacks {', '.join(missing)}")
     return typing.cast(Callable[..., Any], factory)
+
+
+def _lacks(factory: Callable[..., Any], methods: Sequence[str]) -> list[str]:
+    """Return the methods that a class lacks, as far as that can be seen; what a function makes cannot."""
+    if not inspect.isclass(factory) or hasattr(factory, "__getattr__"):  # such a class may hand on what it lacks
+        return []
+    return [method for method in methods if not callable(getattr(factory, method, None))]
+
+
+def root_of(path: str) -> str:
+    """Return the top-level module of a "package.module:attribute"."""
+    return path.partition(":")[0].partition(".")[0]
 
 
 def named(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -41,6 +41,9 @@ Stage = Literal["prepared", "trained", "merged"]
 Split = Literal["train", "validation", "test"]
 """Which of a node's data."""
 
+Robust = Literal["none", "median-clip"]
+"""Which protection against members that lie a federation has agreed on; see p2pfl.robust."""
+
 Extras = Mapping[str, np.ndarray]
 """What a policy publishes with a model: small arrays by name."""
 
@@ -153,6 +156,7 @@ class Me(Protocol):
         n_samples: of training.
         budget: what the node may receive.
         layout: what the values of a model are.
+        robust: the protection against members that lie.
     """
 
     id: str
@@ -163,6 +167,7 @@ class Me(Protocol):
     n_samples: int
     budget: Budget
     layout: Layout
+    robust: Robust
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return the generator of (federation seed, this node, this round, purpose)."""
@@ -228,7 +233,11 @@ class Peers(Protocol):
         """
 
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
-        """Return the mean loss of `params` on each peer's training data; a peer that does not answer is left out."""
+        """Return the mean loss of `params` on each peer's training data; a peer that does not answer is left out.
+
+        Raises:
+            ConfigurationError: the policy does not say that it asks for losses, in `asks_scores`.
+        """
 
     async def joint(
         self,
@@ -254,6 +263,8 @@ class Policy(Protocol):
 
     Attributes:
         judged: the snapshot that drives early stopping and is reported where it was best on validation.
+
+    A policy that calls `Peers.scores` has `asks_scores = True`: only then do nodes tell each other losses.
 
     A policy whose nodes predict together with their own samples, or with other models, also has `memory` (p2pfl.memory);
     then all that is reported of models is that of the mixed predictions.
@@ -306,6 +317,11 @@ def memory_of(policy: Policy) -> Company | None:
     """Return with which memory a policy's models are evaluated; None without one."""
     memory: Company | None = getattr(policy, "memory", None)
     return memory
+
+
+def asks_scores(policy: Policy) -> bool:
+    """Return whether a policy asks peers for losses on their data."""
+    return bool(getattr(policy, "asks_scores", False))
 
 
 def samples(me: Me, updates: Sequence[Update]) -> dict[str, int]:

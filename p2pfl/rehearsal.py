@@ -10,7 +10,7 @@ import numpy as np
 from p2pfl.errors import BudgetExceeded
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters, weighted_mean
-from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Merge, Policy, Split, Stage, Submission, Update
+from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Merge, Policy, Robust, Split, Stage, Submission, Update
 from p2pfl.randomness import Draws, common_order
 from p2pfl.rules import Rule
 from p2pfl.sharing import Border
@@ -84,6 +84,7 @@ class Actor:
         self.id = id
         self.round = 0
         self.rounds = rounds
+        self.robust: Robust = "none"
         self.layout: Layout = task.layout.shared
         initial = task.initial(seed)
         self.border = Border(task.layout, initial)

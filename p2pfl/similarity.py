@@ -15,6 +15,13 @@ from p2pfl.parameters import Parameters
 
 Scores = NDArray[np.float64]
 EPSILON = 1e-6  # keeps the inverses finite
+RANGES = {
+    "cosine-weights": (-1.0, 1.0),
+    "cosine-gradients": (-1.0, 1.0),
+    "l2": (0.0, 1 / EPSILON),
+    "inverse-loss": (0.0, 1 / EPSILON),
+}
+"""The least and the greatest value of each measure."""
 
 
 def inverse_loss(losses: ArrayLike) -> Scores:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import numpy as np
 from p2pfl.errors import ConfigurationError
 from p2pfl.fronts import Solutions
 from p2pfl.memory import Company
-from p2pfl.names import build, resolve
+from p2pfl.names import build, resolve, takes
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Split
 from p2pfl.randomness import Draws
@@ -276,7 +277,10 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
     Raises:
         ConfigurationError: an unknown name, an option that the task does not take, or something that is no task.
     """
-    factory = resolve("task", name, TASKS, "p2pfl.tasks")
+    factory = resolve("task", name, TASKS, "p2pfl.tasks", ("learner",))
+    with suppress(ValueError):  # it has no signature, as `build` reports
+        if not (takes(factory, "part") and takes(factory, "seed")):  # before it is called: it may be anything
+            raise ConfigurationError(f"task {name!r} is no task: it does not take `part` and `seed`")
     task: Task = build("task", factory, options, part=part, seed=seed)
     needed = ("layout", "n_samples", "metric", "higher_is_better", "about", "initial", "learner")
     missing = [m for m in needed if not hasattr(task, m)]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from p2pfl import size_limit
 from p2pfl.errors import ConfigurationError
 from p2pfl.objectives import Objectives
 from p2pfl.optimizers import SGD, Optimizer
@@ -136,7 +137,7 @@ class TorchTask:
     def template(self) -> nn.Module:
         """A module of this architecture; its weights mean nothing."""
         with torch.random.fork_rng(devices=[]):
-            return self.module()
+            return make_module(self.module)
 
     @cached_property
     def layout(self) -> Layout:
@@ -213,6 +214,27 @@ def _data(
 
     given: dict[Split, tuple[Any, Any] | None] = {"train": train, "validation": validation, "test": test}
     return {split: samples(pair) for split, pair in given.items() if pair is not None}
+
+
+def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
+    """Make a module. Where size is limited, its values are counted before memory is taken for them.
+
+    Raises:
+        ConfigurationError: it has more values than there is room for (see p2pfl.size_limit).
+    """
+    if size_limit.is_limited():
+        size_limit.check_module_size(count_values(factory))
+    return factory()
+
+
+def count_values(factory: Callable[[], nn.Module]) -> int:
+    """Return how many values a module has; 0 where it cannot be made without memory for them."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            module = factory()
+        return sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
+    except Exception:  # of a user's module; if it is a fault, it comes again when the module is made
+        return 0
 
 
 def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:

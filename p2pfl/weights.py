@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
+
+MOST_LISTED = 20  # names in an error
 
 
 def load(file: str, layout: Layout, without: tuple[str, ...] = ()) -> Parameters:
@@ -40,7 +43,7 @@ def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) ->
             needed = {name: shape for name, shape in layout.shapes if name not in without}
             for name, shape in needed.items():
                 if name not in names:
-                    raise ConfigurationError(f"{path} lacks the tensor {name}; it has {', '.join(sorted(names)) or 'none'}")
+                    raise ConfigurationError(f"{path} lacks the tensor {name}; it has {_listed(names)}")
                 found = file.get_slice(name)
                 if found.get_dtype() != "F32" or tuple(found.get_shape()) != shape:
                     raise ConfigurationError(
@@ -56,3 +59,10 @@ def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) ->
     if not np.isfinite(params).all():
         raise ConfigurationError(f"{path}: a value is not finite")
     return params
+
+
+def _listed(names: Collection[str]) -> str:
+    """Return names in words; of many, the first."""
+    shown = sorted(names)[:MOST_LISTED]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more if names else "none"

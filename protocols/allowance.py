@@ -17,6 +17,11 @@ class Allowance:
         self._burst = burst
         self._left: dict[bytes, tuple[float, float]] = {}  # how often still, and when that was so
 
+    def left(self, who: bytes, now: float) -> float:
+        """Return how often `who` may do it at `now`, in seconds."""
+        left, before = self._left.get(who, (float(self._burst), now))
+        return min(left + (now - before) * self._rate, float(self._burst))
+
     def take(self, who: bytes, now: float) -> bool:
         """Return whether `who` may do it once more at `now`, in seconds."""
         left, before = self._left.pop(who, (float(self._burst), now))

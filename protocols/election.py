@@ -39,7 +39,7 @@ from typing import Literal, NamedTuple
 
 from protocols import messages as m
 from protocols.errors import ProtocolError
-from protocols.terms import LAST, TIMING, Ballot, Electorate, Term, Timing
+from protocols.terms import FURTHEST, LAST, TIMING, Ballot, Electorate, Term, Timing
 
 
 class Step(NamedTuple):
@@ -102,6 +102,7 @@ class Election:
         self._beat_number = 0
         self._sent: dict[int, float] = {}  # when each beat was
         self._supported: dict[str, float] = {}  # by member: when the newest beat that it answered was sent
+        self._far: dict[str, int] = {}  # by member: the latest term, too far ahead to be believed of it alone
 
     # What is known
 
@@ -172,6 +173,7 @@ class Election:
         before = self.ballot
         if message.epoch == self.term.epoch and sender in self.electorate.members and sender != self.me:
             term = Term(message.epoch, message.term)
+            self._expect_credible(sender, term, now)
             match message:
                 case m.Vote():
                     self._expect_eligible(sender)
@@ -195,7 +197,7 @@ class Election:
         if electorate.epoch > self.term.epoch:
             self._become_follower(now)
             self.ballot = Ballot(Term(electorate.epoch, 0))
-            self._answered, self._in_sight = set(), 0
+            self._answered, self._in_sight, self._far = set(), 0, {}
             if led and self._may_stand(now):
                 self._run(now)
         return self._step(before)
@@ -248,7 +250,8 @@ class Election:
 
     def _voted(self, sender: str, term: Term, answer: m.Voted, now: float) -> None:
         if not answer.granted and term > self.term:
-            self._adopt(term, now)
+            if self.role in ("standing", "candidate"):  # else nobody has asked
+                self._adopt(term, now)
             return
         asked_for = Term(self.term.epoch, self.term.number + answer.trial)
         if self.role != ("standing" if answer.trial else "candidate") or (answer.granted and term != asked_for):
@@ -263,6 +266,18 @@ class Election:
     def _expect_eligible(self, sender: str) -> None:
         if sender not in self.electorate.eligible:
             raise ProtocolError("election", f"{sender} may not coordinate")
+
+    def _expect_credible(self, sender: str, term: Term, now: float) -> None:
+        """Refuse a term that is far ahead, until a majority of the members, and not fewer than two, have claimed such."""
+        if term.number - self.term.number <= FURTHEST:
+            return
+        self._far[sender] = term.number
+        claims = sorted((n for n in self._far.values() if n - self.term.number > FURTHEST), reverse=True)
+        needed = max(2, self.electorate.majority)
+        if len(claims) >= needed:
+            self._adopt(Term(self.term.epoch, claims[needed - 1]), now)
+        if term.number - self.term.number > FURTHEST:
+            raise ProtocolError("election", f"{sender} claims term {term.number}, far beyond {self.term.number}")
 
     def _bound(self, candidate: str, now: float) -> bool:
         """Return whether this node has promised to support no such candidate now."""

@@ -19,14 +19,14 @@ from msgspec import Meta
 
 from protocols.errors import ProtocolError
 from protocols.identity import SIGNATURE_SIZE, Identity, Verifier
-from protocols.messages import Message, UInt32, WithPayload
+from protocols.messages import Message, UInt32, UInt63, WithPayload
 from protocols.replay import ReplayWindow
 from protocols.transport import NO_SESSION
 
-VERSION = 4
+VERSION = 5
 HEADER_SIZE = 256
 OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
-_LABEL = b"p2pfl envelope 4\0"
+_LABEL = b"p2pfl envelope 5\0"
 
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -53,7 +53,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     recipient: Bytes32
     session: Bytes16
     boot: UInt32
-    sequence: UInt32
+    sequence: UInt63
     term: UInt32
     layout: Bytes16
     payload_size: UInt32
@@ -90,6 +90,9 @@ class Payload(NamedTuple):
 EMPTY = Payload.of()
 
 
+SESSIONS = 4096  # of the links that a node had last
+
+
 class Sealer:
     """Makes the frames of one node."""
 
@@ -99,12 +102,15 @@ class Sealer:
         self._layout = layout
         self._boot = boot
         self._sequence = 0
+        self._sessions: dict[bytes, None] = {}  # the oldest first
+        self._all_sessions = True  # whether none was forgotten
 
     def seal(
         self, message: Message, recipient: bytes, payload: Payload = EMPTY, session: bytes = NO_SESSION
     ) -> list[bytes | memoryview]:
         """Return the parts of the frame that says `message` to the member with the key `recipient` over a link."""
         self._sequence += 1
+        self._note(session)
         fields = (
             *(VERSION, self._federation, self._identity.public, recipient, session),
             *(self._boot, self._sequence, 0, self._layout, payload.size, payload.digest, message),
@@ -113,6 +119,39 @@ class Sealer:
         header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
         assert len(header) == HEADER_SIZE, "a message that does not fit into the header"
         return [header, self._identity.sign(_signed(header, payload.digest)), *payload.parts]
+
+    def _note(self, session: bytes) -> None:
+        if session not in self._sessions:
+            self._sessions[session] = None
+            if len(self._sessions) > SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+                self._all_sessions = False
+
+    def foreign(self, evidence: bytes | memoryview) -> int | None:
+        """Return the boot of a frame of this node's key that another process has made, later than this node has started.
+
+        Args:
+            evidence: a header and its signature.
+
+        Returns:
+            None if this node has made the frame, or has started since.
+
+        Raises:
+            ProtocolError: it is none, or not signed by this node's key.
+        """
+        if len(evidence) != OVERHEAD:
+            raise ProtocolError("wrong length", f"evidence of {len(evidence)} bytes")
+        header_bytes, signature = bytes(evidence[:HEADER_SIZE]), bytes(evidence[HEADER_SIZE:])
+        header = _decode(header_bytes)
+        if header.federation != self._federation:
+            raise ProtocolError("other federation")
+        signed = _signed(header_bytes, header.digest)
+        if header.sender != self._identity.public or not Verifier(header.sender).valid(signature, signed):
+            raise ProtocolError("wrong signature", "evidence that this node has not signed")
+        if header.boot == self._boot:
+            ours = header.session in self._sessions or not self._all_sessions
+            return None if ours else header.boot
+        return header.boot if header.boot > self._boot else None
 
 
 _header = msgspec.msgpack.Decoder(Header)
@@ -131,6 +170,7 @@ class Door:
         self._names: dict[bytes, str] = {}
         self._verifiers: dict[bytes, Verifier] = {}
         self._windows: dict[bytes, ReplayWindow] = {}
+        self._newest: dict[bytes, bytes] = {}  # by sender: the header and signature of its newest frame
         self._me = me
         self._federation = federation
         self._limit = limit
@@ -166,10 +206,7 @@ class Door:
             _is_array(header_bytes[0]) and header_bytes[1] < 128 and header_bytes[1] != VERSION
         ):  # its fields may be other ones
             raise ProtocolError("version", f"theirs is {header_bytes[1]}, ours {VERSION}")
-        try:
-            header = _header.decode(header_bytes)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProtocolError("malformed", str(error)) from error
+        header = _decode(header_bytes)
         if header.version != VERSION:
             raise ProtocolError("version", f"theirs is {header.version}, ours {VERSION}")
         if header.federation != self._federation:
@@ -194,8 +231,20 @@ class Door:
         if blake3(payload).digest() != header.digest:
             raise ProtocolError("wrong signature", "the payload is not the one that was signed")
         # Only now: a forger must not use up the sequence numbers of an honest peer.
-        window.commit(header.boot, header.sequence)
+        if window.commit(header.boot, header.sequence):
+            self._newest[header.sender] = bytes(view[:OVERHEAD])
         return Opened(self._names[header.sender], header.body, payload, header.boot)
+
+    def newest(self, key: bytes) -> bytes:
+        """Return the header and the signature of the newest frame of a sender; b"" before the first."""
+        return self._newest.get(key, b"")
+
+
+def _decode(header: bytes | memoryview) -> Header:
+    try:
+        return _header.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("malformed", str(error)) from error
 
 
 def _is_array(first: int) -> bool:

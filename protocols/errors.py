@@ -19,6 +19,10 @@ class IdentityError(Exception):
     """The key file's fault, and so the user's: its text says what to do."""
 
 
+class PassphraseError(IdentityError):
+    """A key file is encrypted, and its passphrase is missing or wrong."""
+
+
 class AddressError(Exception):
     """An address that cannot be used, and so the user's fault: its text says what would be right."""
 

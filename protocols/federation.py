@@ -15,8 +15,8 @@ from typing import Any
 
 import tomli_w
 
-from protocols.errors import FederationError, IdentityError
-from protocols.identity import Identity, Verifier, read_public
+from protocols.errors import FederationError
+from protocols.identity import Identity, verify
 
 LIMIT = 65_536  # bytes of the file
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -72,11 +72,8 @@ class Federation:
         if match is None or key is None:
             raise FederationError("this is no federation's file, or it is damaged")
         content, signature = match.group(1), bytes.fromhex(match.group(2).decode())
-        try:
-            admission = read_public(key.group(1).decode())
-        except IdentityError as error:
-            raise FederationError("this is no federation's file, or it is damaged") from error
-        if not Verifier(admission).valid(signature, _LABEL + content):
+        admission = bytes.fromhex(key.group(1).decode())
+        if not verify(admission, signature, _LABEL + content):
             raise FederationError("the federation's file is damaged or forged: its signature does not hold")
         try:
             tables = tomllib.loads(content.decode())

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from protocols.errors import ProtocolError
-from protocols.identity import Identity, Verifier
+from protocols.identity import Identity, verify
 from protocols.transport import Gate
 
 VERSION = 1
@@ -145,7 +145,7 @@ def check(proof: Proof, gate: Gate, challenge: Challenge, server: bytes, certifi
         if cause := gate.refusal(proof.key):
             raise ProtocolError(cause, f"{proof.key.hex()} is no member at epoch {gate.epoch}")
     content = _content(gate.federation, server, certificate, challenge.nonce, proof.nonce, proof.key, proof.joining)
-    if not Verifier(proof.key).valid(proof.signature, _LABEL + content):
+    if not verify(proof.key, proof.signature, _LABEL + content):
         raise ProtocolError("wrong proof", f"claims to be {proof.key.hex()}")
     return Proven(proof.key, proof.joining, _session(content))
 

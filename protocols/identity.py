@@ -1,19 +1,15 @@
-"""Who a node is: an Ed25519 key in a file that only its owner can read.
-
-The file is PEM, which other tools read too, and a line with its SHA-256, so that a damaged key is not taken for another one.
-"""
+"""Who a node is: an Ed25519 key in a file that only its owner can read (see protocols.key_files), and what it has signed."""
 
 from __future__ import annotations
 
 import os
 import stat
-from hashlib import sha256
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from protocols import key_files
 from protocols.errors import IdentityError
 
 KEY_SIZE = 32
@@ -31,26 +27,33 @@ class Identity:
         return f"Identity({self.public.hex()})"
 
     @classmethod
-    def create(cls, path: Path) -> Identity:
+    def create(cls, path: Path, passphrase: bytes | None = None) -> Identity:
         """Make a new key and write it to a new file of mode 0600; when this returns it is on the disk.
 
+        Args:
+            passphrase: encrypts the file.
+
         Raises:
-            IdentityError: the file exists already.
+            IdentityError: the file exists already, or the passphrase is too short.
             OSError: it cannot be written; there is no file then.
         """
-        identity = cls(Ed25519PrivateKey.generate())
-        pem = identity.private_pem()
+        private = Ed25519PrivateKey.generate()
+        content = key_files.encode(private, passphrase)
         try:
-            _write_new(path, pem + _checksum(pem))
+            key_files.write_new(path, content)
         except FileExistsError as error:
             raise IdentityError(f"{path} exists; a key is never overwritten, move it away first") from error
-        return identity
+        return cls(private)
 
     @classmethod
-    def load(cls, path: Path) -> Identity:
+    def load(cls, path: Path, passphrase: bytes | None = None) -> Identity:
         """Read a key file.
 
+        Args:
+            passphrase: with which the file was encrypted, if it was.
+
         Raises:
+            PassphraseError: the file is encrypted, and the passphrase is missing or wrong.
             IdentityError: the file is missing, is readable by others, is damaged, or holds no Ed25519 key.
         """
         try:
@@ -60,16 +63,7 @@ class Identity:
             raise IdentityError(f"{path}: {error.strerror}") from error
         if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
             raise IdentityError(f"{path} is readable by others (mode {stat.S_IMODE(mode):04o}); run: chmod 600 {path}")
-        pem = content[: -len(_checksum(b""))]
-        if content != pem + _checksum(pem):
-            raise IdentityError(f"{path} is damaged, or not a key file that p2pfl has made")
-        try:
-            private = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError):
-            raise IdentityError(f"{path} is not a key file") from None  # without the cause: it may quote the file
-        if not isinstance(private, Ed25519PrivateKey):
-            raise IdentityError(f"{path} holds a key of another kind than Ed25519")
-        return cls(private)
+        return cls(key_files.decode(path, content, passphrase))
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
@@ -78,46 +72,41 @@ class Identity:
 
     def private_pem(self) -> bytes:
         """Return the private key as PEM (PKCS #8, not encrypted). It is secret: it must not be logged, sent, or shown."""
-        return self._private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        return key_files.plain_pem(self._private)
 
     def sign(self, data: bytes) -> bytes:
         """Return the 64-byte signature of `data`."""
         return self._private.sign(data)
 
 
-def _checksum(pem: bytes) -> bytes:
-    return f"# sha256: {sha256(pem).hexdigest()}\n".encode()
+# Keys by which no signature holds. A point whose order divides 8 is the key of no secret: anyone finds signatures that a
+# library accepts for it. An encoding whose y is not reduced is a second name for a point.
+_PRIME = 2**255 - 19
+_SIGN = 2**255
+_ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+_SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})  # y; either sign of x makes such a point
 
 
-def _write_new(path: Path, content: bytes) -> None:
-    """Make a file of mode 0600. Where the power fails meanwhile it may be there in part, which its checksum tells."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        path.unlink()
-        raise
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+def is_weak(public: bytes) -> bool:
+    """Return whether a public key is a point of small order, or not the canonical encoding of a point."""
+    y = int.from_bytes(public, "little") % _SIGN
+    return y >= _PRIME or y in _SMALL_ORDER
 
 
 class Verifier:
-    """Checks the signatures of one public key (made once: parsing a key costs as much as a hash of 20 kB)."""
+    """Checks the signatures of one public key (made once: parsing a key costs as much as a hash of 20 kB).
+
+    Raises:
+        IdentityError: it is no public key, or `is_weak`.
+    """
 
     def __init__(self, public: bytes) -> None:
         try:
             self._key = Ed25519PublicKey.from_public_bytes(public)
         except ValueError as error:
             raise IdentityError(f"{public.hex()} is not a public key") from error
+        if is_weak(public):
+            raise IdentityError(f"{public.hex()} is a key without a secret: its signatures prove nothing")
 
     def valid(self, signature: bytes, data: bytes) -> bool:
         try:
@@ -127,17 +116,9 @@ class Verifier:
         return True
 
 
-def read_public(text: str) -> bytes:
-    """Read a public key written as 64 hexadecimal digits.
-
-    Raises:
-        IdentityError: it is not one.
-    """
+def verify(public: bytes, signature: bytes, data: bytes) -> bool:
+    """Return whether a signature holds; with bytes that are no key, or a weak one, none does."""
     try:
-        public = bytes.fromhex(text)
-    except ValueError:
-        public = b""
-    if len(public) != KEY_SIZE:
-        raise IdentityError(f"{text!r} is not a public key: 64 hexadecimal digits are expected")
-    Verifier(public)
-    return public
+        return Verifier(public).valid(signature, data)
+    except IdentityError:
+        return False

@@ -11,10 +11,10 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from protocols.errors import FederationError, IdentityError, ProtocolError
+from protocols.errors import FederationError, ProtocolError
 from protocols.federation import LIMIT as FILE_LIMIT
 from protocols.federation import NAME
-from protocols.identity import Identity, Verifier
+from protocols.identity import Identity, is_weak, verify
 from protocols.membership import LIMIT as LOG_LIMIT
 
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -38,11 +38,12 @@ class _Invitation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=LONGEST_ADDRESS)], ...], Meta(max_length=MOST_ADDRESSES)]
     secret: Bytes16
     expires: Annotated[int, Meta(ge=0, le=2**53)]
+    member: Name
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """A token: good for one node, once, until it expires; whoever holds it can use it.
+    """A token: good for one node of one name, once, until it expires; anyone who holds it can use it.
 
     Attributes:
         federation: 16 bytes.
@@ -52,6 +53,7 @@ class Invitation:
         addresses: where that node is.
         secret: 16 bytes.
         expires: seconds since 1970, by the inviter's clock.
+        member: the name that the new member must have.
     """
 
     federation: bytes
@@ -61,12 +63,11 @@ class Invitation:
     addresses: tuple[str, ...]
     secret: bytes = field(repr=False)
     expires: int
+    member: str
 
     def encode(self) -> str:
         """Return the token as a word."""
-        fields = _Invitation(
-            *(self.federation, self.name, self.admission, self.inviter, self.addresses, self.secret, self.expires)
-        )
+        fields = _Invitation(**vars(self))
         return INVITATION + _pack(msgspec.msgpack.encode(fields))
 
     @classmethod
@@ -77,6 +78,10 @@ class Invitation:
             FederationError: it is none, or was mistyped. The text does not quote it.
         """
         fields = _decode(_unpack(text, INVITATION, "an invitation"), _Invitation, "an invitation")
+        if not NAME.fullmatch(fields.member):
+            raise FederationError(f"{fields.member!r} is no name: letters, digits, '.', '_' and '-', 64 at most")
+        if is_weak(fields.admission) or is_weak(fields.inviter):
+            raise FederationError("an invitation with a key without a secret: its signatures prove nothing")
         return cls(*msgspec.structs.astuple(fields))
 
 
@@ -180,11 +185,7 @@ class Request:
         signatures = [(fields.key, fields.signature)]
         if fields.replaces is not None:
             signatures.append((fields.replaces, fields.old_signature or b""))
-        try:
-            valid = all(Verifier(key).valid(signature, content) for key, signature in signatures)
-        except IdentityError:
-            valid = False
-        if not valid:
+        if not all(verify(key, signature, content) for key, signature in signatures):
             raise FederationError("the request was not signed with the keys that it names")
         return cls(fields.name, fields.key, fields.replaces)
 

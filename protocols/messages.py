@@ -14,6 +14,7 @@ from msgspec import Meta
 from protocols.errors import ProtocolError
 
 UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+UInt63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
 Seconds = Annotated[float, Meta(ge=0, le=float_info.max)]
 Stage = Literal["prepared", "trained", "merged"]
@@ -82,7 +83,7 @@ class Scored(_Message, frozen=True, tag="scored"):
 
 
 class Have(_Message, frozen=True, tag="have"):
-    """Announces that the sender has reached `round`, so that nobody runs two rounds ahead of it."""
+    """Announces that the sender has reached `round`, or has gone back to it."""
 
     round: UInt32
 
@@ -123,6 +124,15 @@ class Bye(_Message, frozen=True, tag="bye"):
 
     round: UInt32
     leaving: bool
+
+
+class Conflict(_Message, frozen=True, tag="conflict"):
+    """Refuses a frame as said before; the payload, a header and its signature, is a later frame of the recipient's key.
+
+    So a node learns that its folder was restored from an older copy, or that another process has its key.
+    """
+
+    SIZE = 320
 
 
 class Vote(_Message, frozen=True, tag="vote"):
@@ -188,9 +198,9 @@ class Assigned(_Message, frozen=True, tag="assigned"):
 
 Electing = Vote | Voted | Leading | Following
 Learning = Get | Answer | Score | Scored | Submit | Assigned
-Presence = Hello | Welcome | Absent | Have | Ping | Pong | Probe | Vouch | Entries | Bye
+Presence = Hello | Welcome | Absent | Have | Ping | Pong | Probe | Vouch | Entries | Bye | Conflict
 Message = Presence | Learning | Electing
-WithPayload = Hello | Welcome | Answer | Score | Entries | Submit | Assigned
+WithPayload = Hello | Welcome | Answer | Score | Entries | Submit | Assigned | Conflict
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 

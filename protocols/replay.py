@@ -25,8 +25,8 @@ class ReplayWindow:
         if behind >= WIDTH or (behind >= 0 and self._seen >> behind & 1):
             raise ProtocolError("replay", f"sequence {sequence} of boot {boot}")
 
-    def commit(self, boot: int, sequence: int) -> None:
-        """Remember a frame that was checked and whose signature holds."""
+    def commit(self, boot: int, sequence: int) -> bool:
+        """Remember a frame that was checked and whose signature holds; return whether it is the newest."""
         if boot > self._boot:
             self._boot, self._highest, self._seen = boot, sequence, 1
         elif sequence > self._highest:
@@ -35,3 +35,5 @@ class ReplayWindow:
             self._highest = sequence
         else:
             self._seen |= 1 << (self._highest - sequence)
+            return False
+        return True

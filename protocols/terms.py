@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 LAST = 2**32 - 1  # the greatest number of a term
+FURTHEST = 2**10  # terms by which one member's word may bring a node further
 
 
 class Term(NamedTuple):

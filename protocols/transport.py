@@ -86,14 +86,17 @@ class Gate(Protocol):
         invites: whether those who are no members may ask to become one here.
     """
 
-    federation: bytes
-    invites: bool
+    @property
+    def federation(self) -> bytes: ...
+
+    @property
+    def invites(self) -> bool: ...
 
     @property
     def epoch(self) -> int: ...
 
     def refusal(self, key: bytes) -> str:
-        """Return why a key is kept out, "stranger" or "revoked"; "" for a member's."""
+        """Return why a key is kept out, such as "stranger" or "revoked"; "" for one that is let in."""
 
     def after(self, epoch: int, limit: int) -> bytes:
         """Return the entries of the membership log that follow `epoch`, as many as fit into `limit` bytes."""

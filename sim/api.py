@@ -9,10 +9,15 @@ from typing import Any
 import networkx as nx
 from msgspec.structs import replace
 
+from p2pfl.machine import free_memory
+from p2pfl.size_limit import READING, within
+from sim.memory import check_model, check_runs
 from sim.processes import prepared_process
 from sim.results import Result, result_of
 from sim.run import run
 from sim.scenario import check_seeds, load, resolve
+from sim.shards import task_of
+from sim.topology import FILE
 
 
 def simulate(
@@ -21,33 +26,44 @@ def simulate(
     changes: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
     graph: nx.Graph | None = None,
+    trust: bool = False,
+    ignore_memory: bool = False,
 ) -> list[Result]:
     """Run a scenario in this process.
 
-    Meanwhile torch has one thread, the garbage collector runs less often, and modules are also looked for beside the
-    scenario and in the current folder; afterwards all that is as before. What stays, on Linux with glibc: the process keeps
-    memory that is freed, for the next run.
+    While it runs, torch has one thread, the garbage collector runs less often, and modules that the scenario names are also
+    looked for beside it (those of a dict in the current folder). Afterwards all that is as before. What stays, on Linux with
+    glibc: the process keeps memory that is freed, for the next run.
 
     Args:
         scenario: the name of a shipped one, the path of a TOML file, or what such a file holds as a dict.
         changes: "key=value", applied to all runs.
         seeds: in place of the scenario's.
         graph: any NetworkX graph to use as the topology; it sets the number of nodes.
+        trust: import whatever module a file names, wherever it lies; a dict is the caller's own, and trusted.
+        ignore_memory: begin although the estimate says that memory does not suffice.
 
     Returns:
         One result for each run and seed; `result.summary["test"]["mean"]` is the figure of the table.
 
     Raises:
-        ConfigurationError: the scenario asks for what does not exist, or a seed is given twice.
+        ConfigurationError: the scenario asks for what does not exist or does not fit into memory, or a seed is given twice.
         Failed: a run cannot go on (p2pfl.errors).
     """
     changes = [*changes, *([f"nodes={len(graph)}"] if graph is not None else [])]
     if isinstance(scenario, str):
-        file = load(scenario, changes)
+        file = load(scenario, changes, trust)
     else:
         file = resolve(scenario, changes, name="scenario", folder=".")
     if seeds is not None:
         file = replace(file, seeds=tuple(map(index, seeds)))
         check_seeds("seeds", list(file.seeds))
-    with prepared_process(file.folder):
+    with prepared_process(file.path):
+        if not ignore_memory:
+            runs = file.runs if graph is None else [replace(entry, topology={"name": FILE}) for entry in file.runs]
+            check_runs(runs, len(file.seeds), 1)
+            for entry in runs:
+                with within(free_memory(), READING):
+                    task = task_of(entry, 0)
+                check_model(entry, task)
         return [result_of(run(replace(entry, seed=seed), graph=graph)) for entry in file.runs for seed in file.seeds]

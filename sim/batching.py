@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncio import Future
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from p2pfl.slopes import Slopes
 from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, SlopesJob, TallyJob, TrainJob
 from p2pfl.tally import Tally
 from sim.clock import VirtualLoop
+
+T = TypeVar("T")
 
 
 class Crew(Protocol):
@@ -187,6 +189,9 @@ class BatchedTrainer:
 
     def slopes(self, params: Parameters) -> Future[Slopes]:
         return self._batcher.ask("slopes", SlopesJob(self._node, params))
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        return work()
 
     def kept(self) -> Mapping[str, np.ndarray]:
         """Return nothing: a simulated node that comes back from a crash finds its learner as it was."""

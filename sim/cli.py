@@ -172,6 +172,10 @@ def _add_choice(running: argparse.ArgumentParser) -> None:
         help="change a key of all runs, such as nodes=20, policy.name=random or network.latency=0.05",
     )
     running.add_argument("--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (default: the scenario's)")
+    data.add_trust(running)
+    running.add_argument(
+        "--ignore-memory", action="store_true", help="begin although the estimate says that memory does not suffice"
+    )
     running.add_argument("--root", metavar="DIR", help="the folder of data sets (default: the variable P2PFL_DATA)")
     running.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
     running.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: runs/SCENARIO-TIME)")
@@ -236,6 +240,7 @@ def _pareto(options: argparse.Namespace) -> int:
 
 def _sweep(options: argparse.Namespace) -> int:
     from sim.grid import parse, sweep
+    from sim.imports import with_given
     from sim.processes import prepare_process
 
     axes = parse(options.vary)
@@ -250,21 +255,23 @@ def _sweep(options: argparse.Namespace) -> int:
             raise ConfigurationError(
                 f"{idle[0]} changes nothing in a sweep, which makes single trainings: vary it by pareto --set"
             )
-        prepare_process(file.folder)  # it may name modules that lie beside it
+        file = with_given(file, [(axis.key, value) for axis in axes for value in axis.values])
+        prepare_process(file.path)  # which options a module's factory takes, it says itself
         file = sweep(file, axes)
     return _carry_out(options, _told(file), forecasts=True)
 
 
 def _forecast(options: argparse.Namespace, file: ScenarioFile, done: Container[int] = ()) -> None:
     """Say what the jobs that are not done will take: to --dry-run on standard output, as all that it was asked for."""
+    from p2pfl.machine import free_memory
     from sim.engine import processes_of
-    from sim.forecast import forecast, free_memory
+    from sim.forecast import forecast
     from sim.scenario import jobs_of
 
     left = [job for number, job in enumerate(jobs_of(file)) if number not in done]
     if not left:
         return
-    found, free = forecast(left, file.folder, processes_of(options.engine, options.workers)), free_memory()
+    found, free = forecast(left, file.path, processes_of(options.engine, options.workers)), free_memory()
     if options.dry_run and options.json:
         print(json.dumps({**asdict(found), "free_memory": free}))
         return
@@ -281,7 +288,7 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
         forecasts: say before what it will take; with --dry-run do no more.
     """
     from sim import results
-    from sim.engine import check_all, run_all
+    from sim.engine import check_all, processes_of, run_all
     from sim.findings import findings
     from sim.parts import Parts, kept, refuse_to_overwrite
     from sim.printed import line_of, print_table, progress
@@ -292,7 +299,7 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
         raise ConfigurationError(f"--workers must be 1 or more, got {options.workers}")
     if options.workers is not None and options.engine == "local":
         raise ConfigurationError("--workers is for --engine process; --engine local has no workers")
-    check_all(file)
+    check_all(file, processes_of(options.engine, options.workers), not options.ignore_memory)
     out = options.resume or options.out or Path("runs") / f"{file.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if options.resume is None:
         refuse_to_overwrite(out)
@@ -382,14 +389,14 @@ def _scenario(options: argparse.Namespace) -> ScenarioFile:
     if options.resume is None:
         if options.scenario is None:
             raise ConfigurationError("name a scenario, or with --resume the folder of a run to go on with")
-        file = load(options.scenario, options.changes).only(options.only)
+        file = load(options.scenario, options.changes, options.trust).only(options.only)
         return file if options.seeds is None else replace(file, seeds=tuple(parse_seeds(options.seeds)))
     given = {"a scenario": options.scenario, "--set": options.changes, "--seeds": options.seeds, "--only": options.only}
     of_sweep = {f"--{key.replace('_', '-')}": getattr(options, key, None) for key in ("vary", "dry_run")}
     for what, value in (given | {"--out": options.out} | of_sweep).items():
         if value:
             raise ConfigurationError(f"--resume goes on with a run as it was begun; it cannot be combined with {what}")
-    return load(scenario_to_resume(options.resume, options.command))
+    return load(scenario_to_resume(options.resume, options.command), trust=options.trust)
 
 
 def parse_seeds(text: str) -> list[int]:

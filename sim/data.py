@@ -33,8 +33,19 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of all runs"
     )
     checking.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
+    add_trust(checking)
     checking.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     checking.set_defaults(do=_check)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option without which a scenario imports no modules but its own."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import whatever module the scenario names: its code runs with your rights (default: only modules in the"
+        " scenario's own folder, and installed ones that register themselves)",
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -44,7 +55,7 @@ def _check(options: argparse.Namespace) -> int:
         return _show_sets(options.root, options.json)
     from sim.scenario import load
 
-    divisions = divisions_of(load(options.scenario, options.changes).only(options.only))
+    divisions = divisions_of(load(options.scenario, options.changes, options.trust).only(options.only))
     if options.json:
         print(json.dumps({"scenario": options.scenario, "divisions": divisions}))
         return 0
@@ -74,9 +85,11 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
 
     A split has its number of samples and, where targets are classes, how many there are of each.
     """
+    from sim.memory import check_runs
     from sim.processes import prepare_process
 
-    prepare_process(file.folder)
+    prepare_process(file.path)
+    check_runs(file.runs, 1, 1)
     runs: dict[str, list[Scenario]] = {}
     for run in file.runs:
         runs.setdefault(json.dumps([run.task, run.nodes, run.seed], sort_keys=True, default=str), []).append(run)

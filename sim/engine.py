@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -11,7 +11,10 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from p2pfl.errors import ConfigurationError, Failed
+from p2pfl.machine import free_memory
+from p2pfl.size_limit import READING, within
 from p2pfl.task import goals_of
+from sim.memory import check_model, check_runs
 from sim.processes import Worker, answer, end_all, prepare_process
 from sim.results import Result, result_of
 from sim.run import Simulation, check
@@ -24,16 +27,26 @@ Finished = Callable[[int, Result], None]
 Watched = Callable[[int, Snapshot | None], None]
 
 
-def check_all(file: ScenarioFile) -> None:
+def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> None:
     """Make one of each thing that the runs of a scenario name, so that what is wrong is said before anything runs.
+
+    Args:
+        processes: as many runs are side by side.
+        memory: check first that they may fit into memory.
 
     Raises:
         ConfigurationError: naming the run.
     """
-    prepare_process(file.folder)
+    prepare_process(file.path)
+    if memory:
+        check_runs(file.runs, len(file.seeds), processes)
     pools: dict[str, list[str]] = {}
     for scenario in file.runs:
-        goals = list(goals_of(check(scenario)))
+        with within(free_memory() if memory else None, READING):
+            task = check(scenario)
+        if memory:
+            check_model(scenario, task)
+        goals = list(goals_of(task))
         if scenario.pool is not None and pools.setdefault(scenario.row, goals) != goals:
             raise ConfigurationError(
                 f"run {scenario.name!r}: the runs of the pool {scenario.row!r} differ in their objectives"
@@ -72,20 +85,20 @@ def run_all(
         Failed: a run cannot go on; the others are ended.
     """
     jobs = {number: job for number, job in enumerate(jobs_of(file)) if number not in done}
-    prepare_process(file.folder)
+    prepare_process(file.path)
     results = dict(done)
     if engine == "local":
         for number, job in jobs.items():
             results[number] = _run_here(number, job, progress, watched)
             finished(number, results[number])
     elif jobs:
-        results |= _run_in_workers(jobs, file.folder, workers, progress, finished, watched)
+        results |= _run_in_workers(jobs, file.path, workers, progress, finished, watched)
     return [results[number] for number in sorted(results)]
 
 
 def _run_in_workers(
     jobs: Mapping[int, Scenario],
-    folder: str,
+    path: Sequence[str],
     most: int | None,
     progress: Progress,
     finished: Finished,
@@ -108,7 +121,7 @@ def _run_in_workers(
 
     try:
         for first in islice(todo, processes):
-            workers.append(Worker(_work, folder, most is not None))
+            workers.append(Worker(_work, path, most is not None))
             give(workers[-1], *first)
         while busy:
             for pipe in wait(list(busy)):
@@ -149,9 +162,9 @@ def _run_here(number: int, job: Scenario, progress: Progress, watched: Watched |
     return _run_one(job, 1, tell, watch=True)
 
 
-def _work(pipe: Connection, folder: str, explain: bool) -> None:
+def _work(pipe: Connection, path: Sequence[str], explain: bool) -> None:
     """Run jobs that come through a pipe, each with the number of processes that it may use, and whether it is watched."""
-    prepare_process(folder)
+    prepare_process(path)
 
     def run(given: tuple[Scenario, int, bool]) -> Result:
         job, workers, watch = given

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapreplace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
 from msgspec.structs import replace
 
+from p2pfl.machine import status
 from sim.processes import Worker, answer, end_all, prepare_process
 from sim.scenario import Scenario
 
@@ -27,7 +27,6 @@ PATIENCE = 15.0  # seconds for all of them
 # first process keeps of them until all runs are finished and their tables are put below each other.
 ROW, EDGE = 2300, 280
 TABLE_ROW, TABLE_EDGE = 340, 75
-CGROUP = "/sys/fs/cgroup/memory"
 
 
 @dataclass
@@ -87,8 +86,11 @@ class Forecast:
         )
 
 
-def forecast(jobs: Sequence[Scenario], folder: str, processes: int) -> Forecast:
+def forecast(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> Forecast:
     """Try some of the jobs that are to be done by so many processes, and say what all will take.
+
+    Args:
+        path: folders that modules of the scenario are looked for in.
 
     Raises:
         Failed: one of them cannot be run.
@@ -96,9 +98,9 @@ def forecast(jobs: Sequence[Scenario], folder: str, processes: int) -> Forecast:
     processes = max(1, min(processes, len(jobs)))
     different = list({_kind(job): job for job in reversed(jobs)}.values())[::-1]
     tried = [different[k * len(different) // TRIED] for k in range(TRIED)] if len(different) > TRIED else different
-    ready, trials = _try(tried, folder, processes)
+    ready, trials = _try(tried, path, processes)
     return estimate(
-        jobs, {_kind(job): trial for job, trial in zip(tried, trials, strict=True)}, processes, ready, _status("VmRSS:")
+        jobs, {_kind(job): trial for job, trial in zip(tried, trials, strict=True)}, processes, ready, status("VmRSS:")
     )
 
 
@@ -139,7 +141,7 @@ def estimate(
     return Forecast(len(jobs), nodes, rounds, processes, ready + max(free_at), memory if known else None)
 
 
-def _try(jobs: Sequence[Scenario], folder: str, processes: int) -> tuple[float, list[Trial]]:
+def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple[float, list[Trial]]:
     """Run the first rounds of jobs. Return the seconds until a process could begin, and a trial for each job."""
     trials = [Trial([]) for _ in jobs]
     begun, ready = time.monotonic(), 0.0
@@ -148,7 +150,7 @@ def _try(jobs: Sequence[Scenario], folder: str, processes: int) -> tuple[float, 
     busy: dict[Connection, tuple[Worker, int | None]] = {}
     try:
         for _ in range(min(processes, len(jobs))):
-            workers.append(Worker(_work, folder))
+            workers.append(Worker(_work, path))
             busy[workers[-1].pipe] = workers[-1], None
         while busy and (left := begun + ready + PATIENCE - time.monotonic()) > 0:
             for pipe in wait(list(busy), timeout=left):
@@ -178,9 +180,9 @@ class _Enough(Exception):
     """A run that is tried has done what it was to do."""
 
 
-def _work(pipe: Connection, folder: str) -> None:
+def _work(pipe: Connection, path: Sequence[str]) -> None:
     """Try the runs that come through a pipe: say when each round has ended, and in the end what it has taken."""
-    prepare_process(folder)
+    prepare_process(path)
     import sim.run  # noqa: F401  what it takes to load it is not of the first run
 
     pipe.send(None)
@@ -202,20 +204,7 @@ def _tried(job: Scenario, pipe: Connection) -> tuple[int, float]:
     simulation = Simulation(job)
     with suppress(_Enough):
         simulation.run(progress)
-    return _status("VmHWM:"), len(simulation.recorder.edges_table()["round"]) / max(len(ended), 1)
-
-
-def free_memory() -> int | None:
-    """Return how many bytes this process and others that it starts may still take; None where the system does not say it."""
-    found = []
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    limit, used = (_lines(f"{CGROUP}.{name}") for name in ("max", "current"))
-    if limit and used and limit[0].isdecimal():
-        cached = next((int(line.split()[1]) for line in _lines(f"{CGROUP}.stat") if line.startswith("inactive_file ")), 0)
-        found.append(max(0, int(limit[0]) - int(used[0]) + cached))  # what files are kept for speed gives way
-    return min(found, default=None)
+    return status("VmHWM:"), len(simulation.recorder.edges_table()["round"]) / max(len(ended), 1)
 
 
 def duration(seconds: float) -> str:
@@ -226,18 +215,6 @@ def duration(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 600 and minutes % 60 else f"{round(minutes / 60)} h"
-
-
-def _status(key: str) -> int:
-    """A figure of this process in bytes; 0 where the system does not say it."""
-    return next((int(line.split()[1]) * 1024 for line in _lines("/proc/self/status") if line.startswith(key)), 0)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _kind(job: Scenario) -> str:

@@ -120,7 +120,7 @@ def searches_of(rows: Sequence[Scenario]) -> list[FrontSearch]:
 
 def search_all(
     searches: Sequence[FrontSearch],
-    folder: str,
+    path: Sequence[str],
     kept: Candidates,
     workers: int | None = None,
     progress: Callable[[int], None] = lambda node_rounds: None,
@@ -129,7 +129,7 @@ def search_all(
     """Bring searches to their end; the number of processes changes no result.
 
     Args:
-        folder: where modules that the scenario names may lie.
+        path: folders that modules of the scenario are looked for in.
         workers: processes side by side, each with a candidate; by default one for each core. 1 is this process.
         progress: called with the number of node-rounds that were done since the last call.
         iterated: called with a search that has ended an iteration.
@@ -137,7 +137,7 @@ def search_all(
     Raises:
         Failed: a training cannot go on; the others are ended.
     """
-    prepare_process(folder)
+    prepare_process(path)
     count = processes_of("process", workers)
 
     def take(search: FrontSearch, job: Job, solved: Solved) -> None:
@@ -168,12 +168,12 @@ def search_all(
                 solved = solve(each[1], progress)
             finished(*each, solved)
     else:
-        _in_workers(jobs(), folder, count, progress, finished)
+        _in_workers(jobs(), path, count, progress, finished)
 
 
 def _in_workers(
     jobs: Iterator[tuple[FrontSearch, Job] | None],
-    folder: str,
+    path: Sequence[str],
     count: int,
     progress: Callable[[int], None],
     finished: Callable[[FrontSearch, Job, Solved], None],
@@ -186,7 +186,7 @@ def _in_workers(
         while True:
             while len(busy) < count and (following := next(jobs)) is not None:
                 if not idle:
-                    workers.append(Worker(_work, folder))
+                    workers.append(Worker(_work, path))
                     idle.append(workers[-1])
                 worker = idle.pop()
                 worker.give(following[1])
@@ -209,9 +209,9 @@ def _in_workers(
         end_all(workers)
 
 
-def _work(pipe: Connection, folder: str) -> None:
+def _work(pipe: Connection, path: Sequence[str]) -> None:
     """Solve the jobs that come through a pipe."""
-    prepare_process(folder)
+    prepare_process(path)
 
     def one(job: Job) -> Solved:
         return solve(job, pipe.send)

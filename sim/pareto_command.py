@@ -15,7 +15,7 @@ from p2pfl.errors import ConfigurationError
 from sim import pareto_results
 from sim.candidates import Candidates, candidate, objectives_of
 from sim.cli import reported
-from sim.engine import check_all
+from sim.engine import check_all, processes_of
 from sim.pareto import FrontSearch, search_all, searches_of
 from sim.parts import kept, refuse_to_overwrite
 from sim.printed import print_whole, progress
@@ -35,12 +35,12 @@ def carry_out(options: argparse.Namespace, file: ScenarioFile) -> int:
     out: Path = options.resume or options.out or Path("runs") / f"{file.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if options.resume is None:
         refuse_to_overwrite(out)
-    searches = begin(file)
+    searches = begin(file, processes_of("process", options.workers), not options.ignore_memory)
     candidates = Candidates(out, file)
     with kept(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
         with progress(total, options.json, _line) as (advance, show):
-            search_all(searches, file.folder, candidates, options.workers, advance, show)
+            search_all(searches, file.path, candidates, options.workers, advance, show)
         summary = pareto_results.summarise(file, searches, candidates.notes)
         pareto_results.write(out, searches, summary)
         candidates.remove()
@@ -55,8 +55,11 @@ def carry_out(options: argparse.Namespace, file: ScenarioFile) -> int:
     return 0
 
 
-def begin(file: ScenarioFile) -> list[FrontSearch]:
+def begin(file: ScenarioFile, processes: int = 1, memory: bool = True) -> list[FrontSearch]:
     """Check all rows of a scenario, and return a search for each with each seed.
+
+    Args:
+        processes, memory: see sim.engine.check_all.
 
     Raises:
         ConfigurationError: naming the row that cannot be searched.
@@ -64,7 +67,7 @@ def begin(file: ScenarioFile) -> list[FrontSearch]:
     for row in file.runs:
         if row.search is None:
             objectives_of(row)
-    check_all(file)
+    check_all(file, processes, memory)
     for row in file.runs:
         goals = objectives_of(row)
         check(candidate(row, np.full(len(goals), 1 / len(goals))))  # the task takes a preference

@@ -55,6 +55,7 @@ class Unfinished:
 
     Attributes:
         done: how many results are on the disk.
+        resume: options that go on with it.
 
     Raises:
         ConfigurationError: the folder cannot be written, or another process works on it.
@@ -64,6 +65,7 @@ class Unfinished:
         self.path = path
         self.done = 0
         self._folder = path / within
+        self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(file.path)  # its own modules are not in this folder
         self._made = [folder for folder in (self._folder, path, *path.parents) if not folder.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +176,7 @@ def kept(parts: Unfinished, total: int, command: str, what: str = "runs") -> Ite
     except BaseException:
         parts.give_up()
         if parts.done:
-            again = f"p2pfl-sim {command} --resume {quote(str(parts.path))}"
+            again = f"p2pfl-sim {command} {parts.resume}"
             print(f"{parts.done} of {total} {what} are finished; to go on: {again}", file=sys.stderr)
         raise
 

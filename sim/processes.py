@@ -10,12 +10,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 from p2pfl.errors import Failed
@@ -138,26 +137,28 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def prepare_process(folder: str) -> None:
-    """Make this process fit to simulate: one torch thread, modules beside the scenario, and memory that is kept."""
+def prepare_process(path: Sequence[str] = ()) -> None:
+    """Make this process fit to simulate: one torch thread, and memory that is kept.
+
+    Args:
+        path: folders that modules are looked for in as well. They come last, so that they hide none of others.
+    """
     import torch
 
     torch.set_num_threads(1)
-    for path in (folder, str(Path.cwd())):
-        if path not in sys.path:
-            sys.path.insert(0, path)
+    sys.path += [folder for folder in path if folder not in sys.path]
     keep_freed_memory()
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)  # a round makes many small objects and few cycles
 
 
 @contextmanager
-def prepared_process(folder: str) -> Iterator[None]:
+def prepared_process(path: Sequence[str] = ()) -> Iterator[None]:
     """Make this process fit to simulate, and then as it was; but glibc goes on keeping what is freed."""
     import torch
 
-    threads, thresholds, frozen, path = torch.get_num_threads(), gc.get_threshold(), gc.get_freeze_count(), list(sys.path)
-    prepare_process(folder)
+    threads, thresholds, frozen, before = torch.get_num_threads(), gc.get_threshold(), gc.get_freeze_count(), list(sys.path)
+    prepare_process(path)
     try:
         yield
     finally:
@@ -165,7 +166,7 @@ def prepared_process(folder: str) -> Iterator[None]:
         gc.set_threshold(*thresholds)
         if not frozen:
             gc.unfreeze()
-        sys.path[:] = path
+        sys.path[:] = before
 
 
 def keep_freed_memory() -> None:

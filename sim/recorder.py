@@ -42,12 +42,21 @@ class Recorder:
         self.rounds_done = 0
         self.progress: Callable[[int], None] = lambda rounds: None
         self._rounds: list[_Round] = []
+        self._undone: set[int] = set()  # places of rounds that were done again
         self._edges: list[tuple[int, int, Mapping[str, float], _Got]] = []
         self._got: dict[str, _Got] = {}  # senders and bytes, of the round that a node is in
         self._metrics: list[_Evaluation] = []
         self._elections: list[tuple[float, int, int, int, int, str]] = []
 
     def restored(self, node: Node) -> None: ...
+
+    def skipped(self, node: Node, finished: int, following: int) -> None:
+        """Leave the rounds out of the tables that a node does again, as it went back."""
+        place = self._place[node.name]
+        if following <= finished:
+            self._undone |= {k for k, (round, _, who, *_) in enumerate(self._rounds) if who == place and round >= following}
+
+    def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None: ...
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None:
         self.trace.published(self._loop.now, id, stage, round, params)
@@ -128,21 +137,24 @@ class Recorder:
         Columns: round, virtual_time, node (its number), bytes_in, bytes_out, models_in, and <stage>_<split>_<metric>.
         """
         names = ("round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in")
-        columns = list(zip(*self._rounds, strict=True)) or [()] * len(names)
+        kept = [row for k, row in enumerate(self._rounds) if k not in self._undone]
+        columns = list(zip(*kept, strict=True)) or [()] * len(names)
         kinds = (np.int64, np.float64, np.int64, np.int64, np.int64, np.int64)
         table = {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
         for name in ("bytes_in", "bytes_out"):  # they were noted as sums since the start
             for node in range(len(self._place)):
                 rows = table["node"] == node
                 table[name][rows] = np.diff(table[name][rows], prepend=0)
-        row_of = {(round, node): k for k, (round, _, node, *_) in enumerate(self._rounds)}
+        row_of = {(round, node): k for k, (round, _, node, *_) in enumerate(kept)}
         for round, node, stages in self._metrics:
-            row = row_of[round, node]
+            row = row_of.get((round, node))
+            if row is None:
+                continue
             for stage, metrics in stages.items():
                 for metric, value in metrics.items():
                     key = f"{stage}_{metric}"
                     if key not in table:
-                        table[key] = np.full(len(self._rounds), np.nan)
+                        table[key] = np.full(len(kept), np.nan)
                     table[key][row] = value
         return table
 
@@ -150,7 +162,8 @@ class Recorder:
         """Return one row for each model that was aggregated: round, src, dst (node numbers), weight, bytes."""
         rows = [
             (round, self._place[src], dst, weights.get(src, 0.0), size)
-            for round, dst, weights, (senders, sizes) in self._edges
+            for k, (round, dst, weights, (senders, sizes)) in enumerate(self._edges)
+            if k not in self._undone
             for src, size in zip(senders, sizes, strict=True)
             if weights.get(src, 0.0) > 0
         ]

@@ -24,7 +24,7 @@ from p2pfl.codecs import make_codec
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies import make_policy
-from p2pfl.policy import Coordinated
+from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.task import POINT, Learner, Part, Task, also_of, goals_of, make_task
@@ -270,6 +270,7 @@ class Simulation:
                 task.about,
                 self._coding(task.layout.shared),
                 bool(goals_of(task)),
+                sparse=len(around) < len(self.names) - 1,
             )
             for name, around, trainer, task in zip(self.names, self.neighbours, self.trainers, self.tasks, strict=True)
         ]
@@ -288,7 +289,9 @@ class Simulation:
             for id in sources:
                 askers[id].append(name)
         exchanges: list[Exchange] = []
-        coordinated = isinstance(make_policy(*tables.named("policy", self.scenario.policy)), Coordinated)
+        changes = [{}, *self.scenario.policy_by_group.values()]
+        policies = [make_policy(*tables.named("policy", self.scenario.policy | change)) for change in changes]
+        coordinated = isinstance(policies[0], Coordinated)
         for k, name in enumerate(self.names):
             known = {*self.names} - {name} if coordinated else {*self.neighbours[k], *askers[name]}
             around = {id: Member(keys[id].public, (f"memory:{id}",)) for id in known}
@@ -307,6 +310,8 @@ class Simulation:
                 askers=askers[name],
                 coding=self._coding(self.tasks[k].layout.shared),
                 electing=self._electing(name) if coordinated else None,
+                scores=any(map(asks_scores, policies)),
+                sparse=len(self.neighbours[k]) < len(self.names) - 1,
             )
             exchanges.append(exchange)
         return exchanges

@@ -52,6 +52,7 @@ from node.settings import Settings
 from p2pfl.errors import ConfigurationError, unknown
 from sim.budgets import Budgets
 from sim.claims import MEAN, Claim, claims_of
+from sim.imports import given_names, module_folders
 from sim.network import Network, Range, check_number, check_range
 from sim.search import Search
 from sim.topology import changes_with_files, with_files
@@ -160,6 +161,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     Attributes:
         seeds: what every run is repeated with.
         folder: where modules that it names may lie: beside the file, unless its key `modules` names another folder.
+        path: folders that its modules are looked for in, after all others; () if it names none.
         notes: what the user should know about how it was resolved.
         against: the row that the others are compared with in the table; "" is none.
         target: of the test metric; of each run it is said what it took to reach it.
@@ -176,6 +178,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     runs: tuple[Scenario, ...]
     seeds: tuple[int, ...]
     folder: str
+    path: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     against: str = ""
     target: float | None = None
@@ -201,7 +204,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
                 del run["varied"]
         table: dict[str, Any] = {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
         if any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy)):
-            table["modules"] = str(Path(self.folder).resolve())
+            table["modules"] = self.folder
         for key in ("against", "source", "table"):
             if value := getattr(self, key):
                 table[key] = value
@@ -238,11 +241,15 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
-def load(name: str, changes: Sequence[str] = ()) -> ScenarioFile:
+def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> ScenarioFile:
     """Read a scenario by its name or its file, with `key=value` changes applied to all of its runs.
 
+    Args:
+        trust: import whatever it names; see sim.imports.
+
     Raises:
-        ConfigurationError: no such scenario, broken TOML, an unknown key, a value of the wrong type or out of range.
+        ConfigurationError: no such scenario, broken TOML, an unknown key, a value of the wrong type or out of range, or a
+            module that is not imported without `trust`.
     """
     known = shipped()
     path = known.get(name) or Path(name)
@@ -250,11 +257,11 @@ def load(name: str, changes: Sequence[str] = ()) -> ScenarioFile:
         if path.suffix == ".toml":
             raise ConfigurationError(f"there is no scenario file {name}")
         raise unknown("scenario", name, known)
-    return resolve(tables.read(path), changes, name=path.stem, folder=str(path.resolve().parent))
+    return resolve(tables.read(path), changes, name=path.stem, folder=str(path.resolve().parent), trust=trust)
 
 
-def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str) -> ScenarioFile:
-    """Make a scenario of parsed TOML; see `load`."""
+def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str, trust: bool = True) -> ScenarioFile:
+    """Make a scenario of parsed TOML, or of a dict of the caller's own; see `load`."""
     base: dict[str, Any] = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
     base |= with_files(raw, folder)
     top = _FileKeys(**{key: base.pop(key) for key in _FileKeys.__struct_fields__ if key in base})
@@ -290,14 +297,16 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     _check_pools(name, scenarios, target)
     if any(key == "seed" for key, _ in parsed):
         seeds = None
-    folder = str(Path(folder, top.modules))
+    modules = str(Path(folder, top.modules).resolve())
+    path = module_folders(name, scenarios, str(Path(folder).resolve()), modules, given_names(parsed), trust)
     against = top.against if top.against in {run.row for run in scenarios} else ""
     return ScenarioFile(
         base_name,
         top.description,
         scenarios,
         tuple(seeds or [scenarios[0].seed]),
-        folder,
+        path[0] if path else modules,
+        path,
         notes,
         against,
         target,
@@ -373,7 +382,8 @@ class _FileKeys(msgspec.Struct):
     Attributes:
         name: of the scenario; without it, that of the file.
         description: one or two sentences.
-        modules: a folder where modules that it names may lie, beside the current one; relative to the file.
+        modules: the folder of modules that it names, relative to the file; without `--trust` it must be the file's own
+            folder, or within it.
         against: the run that the others are compared with in the table.
         target: a value of the test metric; of each run it is said what it took until the mean over the nodes after a round
             was as good.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -146,7 +145,7 @@ def dealt(samples: Sequence[int], processes: int) -> list[list[int]]:
 
 def _serve(pipe: Connection, scenario: Scenario, names: Mapping[int, str]) -> None:
     """Make some nodes' learners, say so, and compute their jobs."""
-    prepare_process(str(Path.cwd()))  # modules beside the scenario are found as in the process of the run
+    prepare_process()  # a process that is started looks for modules where the one that starts it does
     learners: dict[int, Learner] = {}
     crew = OneByOne(learners)
 

@@ -25,7 +25,7 @@ def take(folder: Path) -> str:
     """
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{folder} holds no finished run: {error}") from error
     name = summary["scenario"]
     if name not in shipped():

@@ -13,11 +13,13 @@ import networkx as nx
 
 from node import tables
 from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.machine import check_memory
 from p2pfl.names import build
 from sim.network import Network
 from topologies import BUILDERS, labels, places, properties, read
 from topologies.geography import Point
 
+EDGE = 150  # bytes of one in a graph and in a simulation, or more; measured are 200
 FILE = "file"  # what a topology from a file is called in a resolved scenario
 
 
@@ -160,6 +162,31 @@ def located(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point | No
     return dict(zip(names, found.points, strict=True)), notes
 
 
+def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
+    """Return how many edges a topology has at least; 0 where its options make no sense, or it comes from a file."""
+
+    def option(name: str, default: float, most: float) -> float:
+        value = topology.get(name, default)
+        return max(0.0, min(value, most)) if isinstance(value, int | float) else 0.0
+
+    pairs = nodes * (nodes - 1) / 2
+    match topology.get("name"):
+        case "complete":
+            return pairs
+        case "ring" | "star" | "torus":
+            return nodes - 1
+        case "k-regular" | "small-world" | "watts-strogatz":
+            return nodes * option("degree", 4, nodes - 1) / 2
+        case "barabasi-albert" | "scale-free":
+            return option("edges", 2, nodes / 2) * nodes / 2
+        case "erdos-renyi":
+            return 0.9 * pairs * option("p", 0.1, 1)
+        case "clusters":
+            groups = max(1.0, option("groups", 3, nodes))
+            return 0.9 * option("within", 1.0, 1) * nodes * max(0, nodes / groups - 1) / 2
+    return 0
+
+
 MOST_NAMED = 20  # nodes in a note
 
 
@@ -176,7 +203,9 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     if found := from_file(table, "."):
         table, count = found
         nodes = count if nodes is None else nodes
-    graph = topology(table, 10 if nodes is None else nodes, seed)
+    nodes = 10 if nodes is None else nodes
+    check_memory(f"a topology of {nodes:,} nodes", int(EDGE * (nodes + edges_of(table, nodes))))
+    graph = topology(table, nodes, seed)
     shown = {"topology": graph.graph["name"], **measured(graph), "notes": graph.graph.get("notes", [])}
     if as_json:
         print(json.dumps({**shown, "labels": labels(graph)}))

@@ -20,14 +20,15 @@ from msgspec.structs import replace
 
 from node.coding import Coding
 from node.electing import Elected
-from node.messaging import credible_round
 from node.outbox import Missing, Outbox, Published
+from node.pacing import Pacing
 from node.roster import Roster
 from node.settings import Settings
 from node.traffic import Traffic
 from p2pfl.differences import Copy
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
+from p2pfl.robust import coarse
 from protocols.envelope import OVERHEAD
 from protocols.payload import encode_extras
 from protocols.terms import Term
@@ -51,6 +52,7 @@ class World:
         self.slowest = 0  # no node is behind this round
         self.fastest = 0
         self._settled = -inf  # when the slowest node has last reached a round
+        self.waiting: list[Future[None]] = []  # of nodes that wait for others to come up
         self._open: deque[_Gathering] = deque()  # by the time of their deadline
         self._alarm = False
 
@@ -70,6 +72,10 @@ class World:
         at[after] = at.get(after, 0) + 1
         if after < inf:
             self.fastest = max(self.fastest, int(after))
+        self.slowest = int(min(self.slowest, after))
+        waiting, self.waiting = self.waiting, []
+        for waiter in waiting:
+            self.loop.call_later(self.links.longest if self.links.longest < inf else 1.0, _wake, waiter)
         while self.slowest <= self.fastest and not at.get(self.slowest):
             at.pop(self.slowest, None)
             self.slowest += 1
@@ -95,6 +101,11 @@ class World:
         self._alarm = bool(queue)
         if queue:
             self.loop.call_at(queue[0].expires, self._expire)
+
+
+def _wake(waiter: Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class _Gathering:
@@ -256,6 +267,7 @@ class ModelledExchange:
         about: what it says of itself.
         coding: how models travel.
         private: whether it does not tell peers the losses of their models.
+        sparse: whether the topology is not complete; see node.pacing.
     """
 
     def __init__(
@@ -268,6 +280,7 @@ class ModelledExchange:
         about: Mapping[str, Any],
         coding: Coding,
         private: bool = False,
+        sparse: bool = False,
     ) -> None:
         self.world = world
         self.name = name
@@ -277,6 +290,7 @@ class ModelledExchange:
         self.expired = 0
         self.durable: Callable[[Published], Awaitable[None]] | None = None
         self.round: float = 0
+        self._pacing = Pacing(world.settings.rounds, sparse=sparse)
         self.requesters: list[ModelledExchange] = []  # whoever may fetch from this node
         self.suspected_by: set[ModelledExchange] = set()
         self.trainer = trainer
@@ -308,11 +322,34 @@ class ModelledExchange:
     def about(self, id: str) -> Mapping[str, Any]:
         return self.world.nodes[id]._about
 
-    def newest_round(self) -> int:
-        if self.world.fastest <= self.round + 1:  # the usual case, without looking at each neighbour
-            return 0
-        rounds = [self.world.nodes[id].round for id in self.roster.neighbours]
-        return credible_round([int(round) for round in rounds if round < inf])
+    async def next_round(self, finished: int) -> int:
+        world, loop = self.world, self.world.loop
+        if world.fastest <= finished + 1 and world.slowest >= finished - 1:  # the usual case, without looking at neighbours
+            return finished + 1
+        ends = loop.now + world.settings.deadline
+        while (round := self._following(finished)) == finished - 1 and loop.now < ends:
+            waiter = loop.create_future()
+            world.waiting.append(waiter)
+            if ends < inf:
+                loop.call_at(ends, _wake, waiter)
+            await waiter
+        if round <= finished:
+            self._go_back(round)
+        elif round > finished + 1 and round > self.round:
+            self.outbox.skip(round)
+            self._reach(round - 1)
+        return round
+
+    def _following(self, finished: int) -> int:
+        """Return the round that follows, as far as this node knows of its neighbours."""
+        nodes, now = self.world.nodes, self.world.loop.now
+        rounds = [nodes[id]._known_round(self, now) for id in self.roster.neighbours]
+        return self._pacing.following(finished, int(self.round), [int(round) for round in rounds if round < inf])
+
+    def _go_back(self, round: int) -> None:
+        self._pacing.went_back(round)
+        self.outbox.rewind(round)
+        self._reach(self.outbox.round)
 
     # Publishing
 
@@ -346,8 +383,10 @@ class ModelledExchange:
         """Announce a round to those who wait for this node."""
         world = self.world
         world.moved(self.round, round)
-        self.round = round
+        before, self.round = self.round, round
         if not world.links.instant:
+            if round < before:
+                self._announced = {r: when for r, when in self._announced.items() if r < round}
             self._announced[round] = world.loop.now
             if len(self._announced) > 4:
                 del self._announced[min(self._announced)]
@@ -434,6 +473,8 @@ class ModelledExchange:
                     self._suspect(world.nodes[id], f"missed the deadline of round {round}")
         fetch.items = {}  # those who serve it late may keep it for long
         updates = [items[id] for id in sorted(items) if items[id] is not None]
+        if updates:
+            self._pacing.exchanged()
         if not world.synchronous:
             updates = [u for u in updates if u.age <= world.settings.max_staleness]
         return updates
@@ -510,9 +551,12 @@ class ModelledExchange:
             when = self.world.links.arrival(self.name, other.name, OVERHEAD, self.world.loop.now)
             if when is not None:
                 other.traffic.received_scored += OVERHEAD
-                gathering.add(self.name, nan if self._private else float(done.result()[0]), when)
+                gathering.add(self.name, nan if self._private else self._loss_told(float(done.result()[0])), when)
 
         future.add_done_callback(reply)
+
+    def _loss_told(self, loss: float) -> float:
+        return loss if self.world.settings.robust == "none" else coarse(loss)
 
     # Submitting: see sim.coordination
 

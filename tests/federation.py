@@ -11,7 +11,7 @@ from node.peer import Member
 from node.settings import Settings
 from node.wiring import federation_id, message_exchange
 from p2pfl.policies.random import Random
-from p2pfl.policy import Coordinated
+from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne
 from p2pfl.task import Part, make_task
@@ -52,8 +52,15 @@ class Watch:
     def __init__(self):
         self.weights, self.times, self.metrics, self.result = {}, {}, {}, None
         self.elected_at = []
+        self.skips, self.discards = [], []
 
     def restored(self, node): ...
+
+    def discarded(self, id, round, reason, senders):
+        self.discards.append((round, reason, senders))
+
+    def skipped(self, node, finished, following):
+        self.skips.append((finished, following))
 
     def published(self, id, round, stage, params): ...
 
@@ -160,6 +167,8 @@ class Federation:
             agreed=agreed or {},
             period=self.period,
             electing=self.electing(name) if self.coordinated else None,
+            scores=asks_scores(self.policy()),
+            sparse=self.edges is not None,
         )
         store = FileStore(self.folder / name) if self.folder else None
         return Node(

@@ -8,8 +8,10 @@ import msgspec
 import numpy as np
 from processes import Processes
 
-from node import admission, config, setup
+from node import admission_key, config, setup
 from node.coding import Coding
+from node.guard import Guard
+from node.invitations import InvitationService
 from node.members import Members
 from node.messaging import MessageExchange, payload_limit
 from node.wiring import max_frame
@@ -45,12 +47,13 @@ class Honest:
     Args:
         addresses: of other members, in place of those that it is configured with.
         size: P, the number of values of a model.
+        guarded: keep members out that send nonsense.
 
     Attributes:
-        now: seconds since 1970, as its desk has them.
+        now: seconds since 1970, and since its machine was started, as its invitation service has them.
     """
 
-    def __init__(self, folder, addresses=None, size=SIZE):
+    def __init__(self, folder, addresses=None, size=SIZE, guarded=False):
         ready = setup.load(folder)
         if addresses is not None:
             ready = ready._replace(config=msgspec.structs.replace(ready.config, addresses=addresses))
@@ -58,9 +61,10 @@ class Honest:
         self.identity = Identity.load(folder / config.KEY)
         self.key, self.name = self.identity.public, own.name
         self.model = np.random.default_rng(size).standard_normal(size).astype(np.float32)
-        self.transport = TlsTransport(own.listen, self.identity, self.log, max_frame(size))
-        members = Members(ready, self.key, (), lambda line: None)
-        around = members.around()
+        gate = Guard(self.log, asyncio.get_running_loop().time) if guarded else self.log
+        self.transport = TlsTransport(own.listen, self.identity, gate, max_frame(size))
+        self.members = Members(ready, self.key, (), lambda line: None)
+        around = self.members.around()
         keys = {name: member.key for name, member in around.items()}
         self.exchange = MessageExchange(
             self.name,
@@ -75,15 +79,15 @@ class Honest:
             coding=Coding(Float32(), Layout((("model", (size,)),), size)),
             n_samples=50,
             loss=self._loss,
-            gate=self.log,
+            gate=gate,
         )
         self.contacts = self.exchange.contacts
-        members.keep(self.contacts)
-        if admission.may_admit(folder):
+        self.members.keep(self.contacts)
+        if admission_key.may_admit(folder):
             self.log.invites = True
-            desk = admission.Desk(folder, self.log, lambda: self.now)
-            desk.refused = self.contacts.refused
-            self.contacts.on_join = desk.answer
+            service = InvitationService(folder, self.log, now=lambda: self.now, booted=lambda: self.now)
+            service.refused = self.contacts.refused
+            self.contacts.on_join = service.answer
 
     async def _loss(self, params):
         return 0.5
@@ -115,9 +119,11 @@ async def honest(folder, **options):
     async with asyncio.TaskGroup() as tasks:
         await node.contacts.start(tasks)
         await node.exchange.publish(1, "trained", node.model, {})
+        keeping = tasks.create_task(node.members.run())
         try:
             yield node
         finally:
+            keeping.cancel()
             await node.exchange.close()
 
 

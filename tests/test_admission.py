@@ -1,5 +1,6 @@
 """Who is let into a federation, by token and by hand, and what of that is kept in the folders of nodes."""
 
+import asyncio
 import base64
 import dataclasses
 import os
@@ -11,18 +12,25 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
+from fortress import folders, honest
 
-from node import admission, agreement, config
-from node.admission import Desk, MembershipFile, load_federation
+from node import admission, admission_key, agreement, config, invitations, joining
+from node.files import exclusive
+from node.invitations import INVITATIONS, InvitationService
+from node.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
 from p2pfl.errors import ConfigurationError
 from p2pfl.task import Part, make_task
 from protocols.federation import Federation
-from protocols.identity import Identity
+from protocols.identity import Identity, Verifier
 from protocols.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
 from protocols.membership import Membership
 
-NOW = 1_800_000_000.0
+NOW, BOOTED = 1_800_000_000.0, 5000.0
 BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(1, 4))
+
+
+def invite(folder, name, addresses, role="participant", minutes=15, now=NOW, **options):
+    return invitations.invite(folder, name, addresses, role, minutes, now, **{"booted": BOOTED, **options})
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +56,15 @@ class Home:
         return load_federation(self.alice)
 
     def admission_key(self):
-        return Identity.load(self.alice / admission.ADMISSION)
+        return Identity.load(self.alice / admission_key.ADMISSION)
 
-    def token(self, role="participant", minutes=15, now=NOW):
-        return admission.invite(self.alice, ["10.0.0.1:4100"], role, minutes, now)
+    def token(self, name="bob", role="participant", minutes=15, now=NOW, **options):
+        return invite(self.alice, name, ["10.0.0.1:4100"], role, minutes, now, **options)
 
-    def bundle(self, folder, role="participant", new_key=False):
+    def bundle(self, folder, role="participant", new_key=False, **options):
         """Admit a node by hand; return what it joins with."""
         line = admission.request(folder, new_key)
-        admission.admit(self.alice, line, role, self.root / "bundle")
+        admission.admit(self.alice, line, role, self.root / "bundle", **options)
         return (self.root / "bundle").read_text()
 
     def accept(self, folder, text):
@@ -69,25 +77,32 @@ def home(tmp_path, digits):
 
 
 class Clock:
-    def __init__(self, now=NOW):
-        self.now = now
+    """The clocks of a machine: `now` may be set, `booted` goes forward only."""
 
-    def __call__(self):
-        return self.now
+    def __init__(self):
+        self.now, self.booted = NOW, BOOTED
+
+    def passes(self, seconds):
+        self.now += seconds
+        self.booted += seconds
 
 
 class Door:
     """Alice's running node, as far as it answers those who bring a token."""
 
-    def __init__(self, home):
-        self.clock = Clock()
+    def __init__(self, home, clock=None, **options):
+        self.clock = clock or Clock()
         self.log = load_federation(home.alice)
-        self.desk = Desk(home.alice, self.log, self.clock)
+        clocks = {"now": lambda: self.clock.now, "booted": lambda: self.clock.booted}
+        self.service = InvitationService(home.alice, self.log, **clocks, **options)
         self.causes = []
-        self.desk.refused = lambda cause, detail: self.causes.append(cause)
+        self.service.refused = lambda cause, detail: self.causes.append(cause)
 
-    def ask(self, key, secret, name="bob"):
-        return decode_answer(self.desk.answer(key.public, encode_join(Join(secret, name))))
+    def ask(self, key, secret, name="bob", host="10.0.0.1"):
+        return self.say(key, encode_join(Join(secret, name)), host)
+
+    def say(self, key, frame, host="10.0.0.1"):
+        return decode_answer(asyncio.run(self.service.answer(key.public, frame, host)))
 
 
 @pytest.fixture
@@ -128,7 +143,7 @@ def test_who_makes_a_federation_is_its_first_member_and_has_its_admission_key(ho
 
 def test_the_copy_of_the_admission_key_is_a_key_file_too(home):
     assert Identity.load(home.backup).public == home.file.admission
-    assert mode(home.backup) == mode(home.alice / admission.ADMISSION) == 0o600
+    assert mode(home.backup) == mode(home.alice / admission_key.ADMISSION) == 0o600
 
 
 def test_a_copy_overwrites_nothing_and_without_it_nothing_is_made(tmp_path, digits):
@@ -160,7 +175,7 @@ def test_a_node_of_no_federation_has_no_membership_and_can_do_nothing(home):
         lambda: admission.describe(bob),
         lambda: admission.revoke(bob, "alice"),
         lambda: admission.rotate(bob, home.root / "other.pem"),
-        lambda: admission.invite(bob, ["x:1"], "participant", 15, NOW),
+        lambda: invite(bob, "carol", ["x:1"]),
     ):
         with pytest.raises(ConfigurationError, match="belongs to no federation"):
             act()
@@ -178,7 +193,7 @@ def test_a_federation_is_described_without_secrets(home):
 
 
 def test_every_flipped_bit_of_both_files_is_noticed(home):
-    for name in (admission.FEDERATION, admission.MEMBERSHIP):
+    for name in (FEDERATION, MEMBERSHIP):
         path = home.alice / name
         whole = path.read_bytes()
         for position in range(8 * len(whole)):
@@ -192,7 +207,7 @@ def test_every_flipped_bit_of_both_files_is_noticed(home):
 
 
 def test_a_log_that_is_missing_cut_or_of_another_federation_is_said(home, tmp_path, digits):
-    path = home.alice / admission.MEMBERSHIP
+    path = home.alice / MEMBERSHIP
     whole = path.read_bytes()
     for content in (b"", whole[:-1], whole + b"\0", whole[:20]):
         path.write_bytes(content)
@@ -202,7 +217,7 @@ def test_a_log_that_is_missing_cut_or_of_another_federation_is_said(home, tmp_pa
     with pytest.raises(ConfigurationError, match="membership is missing"):
         load_federation(home.alice)
     (tmp_path / "other").mkdir()
-    shutil.copy(Home(tmp_path / "other", digits).alice / admission.MEMBERSHIP, path)
+    shutil.copy(Home(tmp_path / "other", digits).alice / MEMBERSHIP, path)
     with pytest.raises(ConfigurationError, match="an entry of another federation"):
         load_federation(home.alice)
 
@@ -211,24 +226,38 @@ def test_the_epoch_on_the_disk_never_goes_back(home):
     old = home.log()
     home.bundle(home.node("bob"))
     MembershipFile(home.alice).save(old)
-    assert home.log().epoch == 2
-    assert old.epoch == 1
+    assert home.log().epoch == old.epoch == 2
 
 
 def test_a_running_node_and_commands_lose_nothing_of_each_other(home):
     running, file = home.log(), MembershipFile(home.alice)
-    running.on_change.append(lambda: file.save(running))
-    file.changed()
+    running.on_change.append(lambda: file.save(running.copy()))
+    file.merge(running)
     for name in ("bob", "carol"):
         home.bundle(home.node(name))
     # A peer tells of bob before the node has looked at the file, where carol is too.
     running.extend(home.log().after(1, 300))
     assert list(running.members) == ["alice", "bob"]
     assert list(home.log().members) == ["alice", "bob", "carol"]
-    assert file.changed()
+    assert file.epoch > running.epoch
     file.merge(running)
     assert list(running.members) == ["alice", "bob", "carol"]
     assert not file.changed()
+
+
+def test_saving_verifies_only_what_other_processes_have_added(home, monkeypatch):
+    running, file = home.log(), MembershipFile(home.alice)
+    file.merge(running)
+    checked, valid = [], Verifier.valid
+    monkeypatch.setattr(Verifier, "valid", lambda self, *args: checked.append(1) or valid(self, *args))
+    running.append(home.admission_key(), "add", "dave", EVE.public)
+    file.save(running)
+    assert len(checked) == 1  # of the new entry, when it was appended
+    home.bundle(home.node("bob"))
+    checked.clear()
+    file.save(running)
+    assert len(checked) == 1
+    assert home.log().encode() == running.encode()
 
 
 def test_a_node_sees_what_was_written_before_it_began_to_look(home):
@@ -296,12 +325,12 @@ def test_a_token_makes_a_member_with_its_role(home, door):
 
 def test_a_token_is_only_known_by_who_holds_it(home, door, monkeypatch):
     said, answers = [], []
-    door.desk.refused = lambda cause, detail: said.append((cause, detail))
-    tokens = [home.token() for _ in range(3)]
-    for token, times in zip(tokens, (NOW, NOW, NOW + 3600), strict=True):
-        door.clock.now = times
+    door.service.refused = lambda cause, detail: said.append((cause, detail))
+    tokens = [home.token(name) for name in ("bob", "carol", "dave")]
+    for token, seconds in zip(tokens, (0, 0, 3600), strict=True):
+        door.clock.passes(seconds)
         for key in (BOB, CAROL):
-            answers.append(door.ask(key, token.secret))
+            answers.append(door.ask(key, token.secret, token.member))
     guess = os.urandom(16)
     answers.append(door.ask(EVE, guess))
     shown = everything(home.root) + repr((tokens, said, answers)).encode()
@@ -312,7 +341,7 @@ def test_a_token_is_only_known_by_who_holds_it(home, door, monkeypatch):
 
 def test_what_is_kept_of_a_token_is_for_its_owner_only(home):
     home.token()
-    folder = home.alice / admission.INVITATIONS
+    folder = home.alice / INVITATIONS
     assert mode(folder) == 0o700
     assert [mode(path) for path in folder.iterdir()] == [0o600]
 
@@ -335,18 +364,50 @@ def test_a_token_is_good_for_one_node(home, door):
 def test_one_who_has_lost_the_answer_gets_it_again(home, door):
     token = home.token()
     first = door.ask(BOB, token.secret)
-    door.clock.now += 3600
+    door.clock.passes(3600)
     assert door.ask(BOB, token.secret) == first
     assert Door(home).ask(BOB, token.secret) == first  # also of a node that was started again
     assert home.log().epoch == 2
 
 
 def test_a_token_is_good_until_it_expires(home, door):
+    first, second = home.token(minutes=15), home.token("carol", minutes=15)
+    door.clock.passes(15 * 60)
+    assert isinstance(door.ask(BOB, first.secret), Joined)
+    door.clock.passes(1)
+    assert refusals(door, (CAROL, second.secret, "carol")) == ["invitation expired"]
+
+
+def test_token_that_was_seen_expired_stays_so_if_the_clock_is_set_back(home, door):
     token = home.token(minutes=15)
-    door.clock.now = NOW + 15 * 60 + 1
+    door.clock.now += 3600
     assert refusals(door, (BOB, token.secret)) == ["invitation expired"]
-    door.clock.now = NOW + 15 * 60 - 1
+    door.clock.now -= 3600
+    assert refusals(door, (BOB, token.secret)) == ["invitation expired"] * 2
+    assert refusals(Door(home, door.clock), (BOB, token.secret)) == ["invitation expired"]  # started again
+
+
+def test_token_expires_though_the_clock_is_set_back(home, door):
+    token = home.token(minutes=15)
+    door.clock.passes(3600)
+    door.clock.now -= 3600
+    assert refusals(door, (BOB, token.secret)) == ["invitation expired"]
+
+
+def test_clock_that_was_wrong_and_is_set_back_locks_nothing(home, door):
+    door.clock.now += 30 * 24 * 3600
+    for _ in range(3):
+        refusals(door, (EVE, os.urandom(16)))
+    door.clock.now -= 30 * 24 * 3600
+    assert isinstance(door.ask(BOB, home.token().secret), Joined)
+
+
+def test_token_of_before_a_restart_of_the_machine_is_good_until_it_expires(home, door):
+    token, other = home.token(minutes=15), home.token("carol", minutes=15)
+    door.clock.now, door.clock.booted = NOW + 60, 1.0
     assert isinstance(door.ask(BOB, token.secret), Joined)
+    door.clock.passes(15 * 60)
+    assert refusals(door, (CAROL, other.secret, "carol")) == ["invitation expired"]
 
 
 def test_a_token_that_was_never_given_is_unknown(home, door):
@@ -361,68 +422,161 @@ def test_the_token_of_another_node_is_unknown(home, door, tmp_path, digits):
     assert refusals(door, (BOB, token.secret)) == ["invitation unknown"]
 
 
-def test_after_ten_guesses_nobody_may_try_for_ten_minutes(home, door):
-    token = home.token(minutes=60)
-    assert refusals(door, *[(EVE, os.urandom(16)) for _ in range(10)]) == ["invitation unknown"] * 10
-    assert refusals(door, (EVE, os.urandom(16)), (BOB, token.secret))[10:] == ["invitation locked"] * 2
-    door.clock.now += admission.LOCKED
+def test_refusals_of_one_host_are_limited_and_others_are_answered(home, door):
+    token, more = home.token(minutes=60), invitations.REFUSALS + 5
+    causes = refusals(door, *[(EVE, os.urandom(16)) for _ in range(more)])
+    assert causes == ["invitation unknown"] * invitations.REFUSALS + ["busy"] * 5
+    assert isinstance(door.ask(BOB, token.secret, host="10.0.0.2"), Joined)
+    door.clock.passes(1 / invitations.RECOVERY)
+    assert isinstance(door.ask(CAROL, home.token("carol").secret, "carol"), Joined)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("fd00:1:2:3::1", "fd00:1:2:3:ffff::9", True),
+        ("fd00:1:2:3::1", "fd00:1:2:4::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("broker", "broker", True),
+        ("broker", "10.0.0.1", False),
+    ],
+)
+def test_hosts_that_share_a_limit(home, door, one, other, same):
+    for _ in range(invitations.REFUSALS):
+        door.ask(EVE, os.urandom(16), host=one)
+    door.ask(EVE, os.urandom(16), host=other)
+    assert (door.causes[-1] == "busy") == same
+
+
+def test_refusals_of_a_used_token_are_limited_too(home, door):
+    token = home.token()
+    door.ask(BOB, token.secret)
+    for _ in range(2 * invitations.REFUSALS):
+        assert isinstance(door.ask(EVE, token.secret), JoinRefused)
+    assert door.causes == ["invitation used"] * invitations.REFUSALS + ["busy"] * invitations.REFUSALS
+
+
+def test_newcomers_who_are_let_in_cost_nothing(home, door):
+    for k in range(2 * invitations.REFUSALS):
+        key = Identity.from_seed(bytes([100 + k]) * 32)
+        assert isinstance(door.ask(key, home.token(f"node-{k}").secret, f"node-{k}"), Joined)
+
+
+def test_questions_at_once_beyond_a_few_are_refused_as_busy(home, door):
+    """Another process holds the lock, so that all of them wait; the node's loop goes on."""
+    tokens, keys = [home.token(f"node-{k}") for k in range(6)], [Identity.from_seed(os.urandom(32)).public for _ in range(6)]
+
+    async def main():
+        asked = [
+            asyncio.create_task(door.service.answer(keys[k], encode_join(Join(token.secret, token.member)), f"10.0.0.{k}"))
+            for k, token in enumerate(tokens)
+        ]
+        while len(door.causes) < 2:
+            await asyncio.sleep(0.01)
+        return asked
+
+    async def held():
+        with exclusive(home.alice / "membership.lock"):
+            asked = await main()
+            assert not any(task.done() for task in asked[:4])
+        return [decode_answer(answer) for answer in await asyncio.gather(*asked)]
+
+    answers = asyncio.run(held())
+    assert [type(answer) for answer in answers] == [Joined] * 4 + [JoinRefused] * 2
+    assert door.causes == ["busy"] * 2
+
+
+def test_lock_that_is_never_given_back_is_said_and_the_token_stays_good(home):
+    door, said = Door(home, file=MembershipFile(home.alice, patience=0.05)), []
+    door.service.refused = lambda cause, detail: said.append((cause, detail))
+    token = home.token()
+    with exclusive(home.alice / "membership.lock"):
+        assert isinstance(door.ask(BOB, token.secret), JoinRefused)
+    path = home.alice / "membership.lock"
+    assert said == [("join failed", f"cannot write {path}: another process has held its lock for 0.05 s")]
     assert isinstance(door.ask(BOB, token.secret), Joined)
 
 
-def test_guesses_count_in_a_row(home, door):
-    token = home.token()
-    for _ in range(3):
-        refusals(door, *[(EVE, os.urandom(16)) for _ in range(9)])
-        assert isinstance(door.ask(BOB, token.secret), Joined)
-    assert set(door.causes) == {"invitation unknown"}
+def test_refusal_reads_neither_the_log_nor_its_lock(home, door):
+    """What strangers can cause costs the same however long the log is and whatever process holds the lock."""
+    used = home.token()
+    door.ask(BOB, used.secret)
+    (home.alice / MEMBERSHIP).unlink()
+    with exclusive(home.alice / "membership.lock"):
+        assert refusals(door, (EVE, os.urandom(16)), (EVE, used.secret)) == ["invitation unknown", "invitation used"]
 
 
-def test_a_name_that_is_taken_or_unfit_does_not_use_up_the_token(home, door):
-    token = home.token()
-    asked = [(BOB, token.secret, name) for name in ("alice", "../bob", "b o b")]
-    assert refusals(door, *asked) == ["name taken", "malformed", "malformed"]
+def test_a_token_is_for_one_name(home, door):
+    token = home.token("bob")
+    assert refusals(door, (BOB, token.secret, "robert"), (BOB, token.secret, "../bob")) == ["other name", "malformed"]
     assert isinstance(door.ask(BOB, token.secret, "bob"), Joined)
 
 
+def test_name_that_is_taken_does_not_use_up_the_token(home, door):
+    token = home.token("carol")
+    home.bundle(home.node("carol"))
+    assert isinstance(door.ask(CAROL, token.secret, "carol"), JoinRefused)
+    assert door.causes == ["name taken"]
+    assert invitations.read_note(home.alice, token.secret).used_by == b""
+
+
+def test_token_for_a_name_that_is_taken_is_not_made(home):
+    with pytest.raises(ConfigurationError, match="there is a member named alice already"):
+        home.token("alice")
+    with pytest.raises(ConfigurationError, match="may have letters, digits"):
+        home.token("../bob")
+
+
+def test_token_for_a_former_members_name_is_made_if_asked_for(home, door):
+    home.bundle(home.node("carol"))
+    early = home.token("bob")
+    home.bundle(home.node("bob"))
+    for name in ("bob", "carol"):
+        admission.revoke(home.alice, name)
+    with pytest.raises(ConfigurationError, match=r"carol is the name of a former member.*--reuse-name"):
+        home.token("carol")
+    assert isinstance(door.ask(CAROL, home.token("carol", reuse_name=True).secret, "carol"), Joined)
+    assert refusals(door, (BOB, early.secret)) == ["name taken"]  # it was free when the token was made
+
+
 def test_a_key_that_is_or_was_a_members_does_not_come_in_again(home, door):
-    first, second = home.token(), home.token()
+    first, second = home.token(), home.token("robert")
     door.ask(BOB, first.secret)
     assert refusals(door, (BOB, second.secret, "robert")) == ["known key"]
     admission.revoke(home.alice, "bob")
-    asked = [(BOB, first.secret), (BOB, second.secret, "robert")]
     door.causes.clear()
-    for key, secret, *name in asked:
-        assert isinstance(door.ask(key, secret, *name), JoinRefused)
-    assert door.causes == ["known key"] * 2
+    for token in (first, second):
+        assert isinstance(door.ask(BOB, token.secret, token.member), JoinRefused)
+    assert door.causes == ["name taken", "known key"]
 
 
 def test_noise_is_answered_with_a_refusal(door):
-    answer = decode_answer(door.desk.answer(EVE.public, b"\xff" * 100))
-    assert isinstance(answer, JoinRefused)
+    assert isinstance(door.say(EVE, b"\xff" * 100), JoinRefused)
     assert door.causes == ["malformed"]
 
 
 def test_of_two_who_come_at_once_with_a_token_one_is_let_in(home):
     for k in range(5):
-        token, doors = home.token(), [Door(home), Door(home)]
+        token, doors = home.token(f"node-{k}"), [Door(home), Door(home)]
         keys = [Identity.from_seed(os.urandom(32)) for _ in doors]
         answers = at_once(
-            *(partial(door.ask, key, token.secret, key.public.hex()) for door, key in zip(doors, keys, strict=True))
+            *(partial(door.ask, key, token.secret, token.member) for door, key in zip(doors, keys, strict=True))
         )
         assert sorted(type(answer).__name__ for answer in answers) == ["JoinRefused", "Joined"]
         assert doors[0].causes + doors[1].causes == ["invitation used"]
         assert home.log().epoch == k + 2
 
 
-def test_a_desk_sees_what_commands_did_meanwhile(home, door):
-    home.bundle(home.node("carol"))
+def test_inviter_sees_what_commands_have_added(home, door):
     token = home.token()
-    assert refusals(door, (BOB, token.secret, "carol")) == ["name taken"]
+    home.bundle(home.node("carol"))
     assert isinstance(door.ask(BOB, token.secret), Joined)
     assert list(door.log.members) == ["alice", "bob", "carol"]
 
 
-def test_a_desk_keeps_what_was_heard_but_could_not_be_written(home, door):
+def test_an_inviter_keeps_what_was_heard_but_could_not_be_written(home, door):
     door.log.append(home.admission_key(), "add", "carol", CAROL.public)
     assert isinstance(door.ask(BOB, home.token().secret), Joined)
     assert list(home.log().members) == list(door.log.members) == ["alice", "bob", "carol"]
@@ -446,7 +600,7 @@ def test_a_node_that_was_killed_while_it_let_one_in_lets_in_that_one_only(home, 
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(admission, "reached", kill)
+        patch.setattr(invitations, "reached", kill)
         with pytest.raises(Killed):
             door.ask(BOB, token.secret)
     assert home.log().epoch == 1
@@ -481,12 +635,12 @@ def test_tokens_are_made_only_where_the_admission_key_in_force_is(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     with pytest.raises(ConfigurationError, match=r"has no admission\.pem"):
-        admission.invite(bob, ["x:1"], "participant", 15, NOW)
-    shutil.copy(home.backup, bob / admission.ADMISSION)
+        invite(bob, "carol", ["x:1"])
+    shutil.copy(home.backup, bob / admission_key.ADMISSION)
     admission.rotate(home.alice, home.root / "second.pem")
     MembershipFile(bob).save(home.log())
     with pytest.raises(ConfigurationError, match="not the admission key any more"):
-        admission.invite(bob, ["x:1"], "participant", 15, NOW)
+        invite(bob, "carol", ["x:1"])
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf"), 1e9])
@@ -498,9 +652,42 @@ def test_a_token_is_good_for_a_sensible_time(home, minutes):
 def test_a_token_that_could_not_be_read_is_not_made(home):
     for addresses in (["x:1"] * 9, ["x" * 300]):
         with pytest.raises(ConfigurationError, match="8 addresses of 256 characters at most"):
-            admission.invite(home.alice, addresses, "participant", 15, NOW)
-    longest = admission.invite(home.alice, ["x" * 256] * 8, "participant", 15, NOW)
+            invite(home.alice, "bob", addresses)
+    longest = invite(home.alice, "bob", ["x" * 256] * 8)
     assert Invitation.parse(longest.encode()) == longest
+
+
+# How a newcomer asks
+
+
+def test_join_with_a_token_for_another_name_is_refused_before_it_dials(home):
+    token = home.token("carol", minutes=60)
+    bob = home.node("bob")
+    with pytest.raises(ConfigurationError) as caught:
+        joining.join(bob, token.encode())
+    assert str(caught.value) == f"the token is for a node named carol; {bob / 'node.toml'} names this one bob"
+
+
+def test_join_asks_again_while_the_inviter_is_busy(tmp_path, monkeypatch):
+    monkeypatch.setattr(joining, "PAUSE", 0.01)
+    alice_folder = folders(tmp_path, "alice", "carol")["alice"]
+    config.create(tmp_path / "bob", "bob", "127.0.0.1:0")
+    busy = [encode_join(JoinRefused("busy: too many questions")) for _ in range(3)]
+
+    async def main():
+        async with honest(alice_folder) as alice:
+            answer = alice.contacts.on_join
+
+            async def sometimes(*question):
+                return busy.pop() if busy else await answer(*question)
+
+            alice.contacts.on_join = sometimes
+            token = invite(alice_folder, "bob", [alice.transport.address], now=alice.now, booted=alice.now)
+            key = Identity.load(tmp_path / "bob" / config.KEY)
+            return await joining._ask(token, key, config.load(tmp_path / "bob"))
+
+    assert isinstance(asyncio.run(main()), Joined)
+    assert busy == []
 
 
 # What a newcomer takes
@@ -524,7 +711,7 @@ class Newcomer:
         with pytest.raises(ConfigurationError) as caught:
             self.accept(**changes)
         assert load_federation(self.folder) is None
-        assert not (self.folder / admission.MEMBERSHIP).exists()
+        assert not (self.folder / MEMBERSHIP).exists()
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -535,7 +722,7 @@ def test_a_newcomer_keeps_what_it_was_given(home):
     kept = load_federation(bob.folder)
     assert kept.file == home.file
     assert kept.encode() == home.log().encode()
-    assert not (bob.folder / admission.ADMISSION).exists()
+    assert not (bob.folder / admission_key.ADMISSION).exists()
 
 
 def test_a_newcomer_takes_the_federation_of_its_token_only(home, tmp_path, digits):
@@ -684,7 +871,10 @@ def test_a_revoked_node_comes_back_with_another_key(home):
     bob = home.node("bob")
     home.accept(bob, home.bundle(bob))
     admission.revoke(home.alice, "bob")
-    home.accept(bob, home.bundle(bob, new_key=True))
+    with pytest.raises(ConfigurationError, match="bob is the name of a former member"):
+        home.bundle(bob, new_key=True)
+    (bob / "key.pem.old").unlink()
+    home.accept(bob, home.bundle(bob, new_key=True, reuse_name=True))
     assert load_federation(bob).refusal(Identity.load(bob / config.KEY).public) == ""
 
 
@@ -710,7 +900,7 @@ def test_after_a_hand_over_the_new_key_decides(home):
     assert Identity.load(home.alice / "admission.pem.old").public == old.public
     assert mode(home.alice / "admission.pem.old") == mode(home.root / "second.pem") == 0o600
     home.bundle(home.node("bob"))
-    shutil.copy(home.backup, home.alice / admission.ADMISSION)
+    shutil.copy(home.backup, home.alice / admission_key.ADMISSION)
     with pytest.raises(ConfigurationError, match="not the admission key any more"):
         home.bundle(home.node("carol"))
 
@@ -724,12 +914,12 @@ def test_a_hand_over_without_a_copy_does_not_happen(home):
 
 
 def test_a_hand_over_that_was_interrupted_after_it_was_signed_is_ended(home):
-    old = (home.alice / admission.ADMISSION).read_bytes()
+    old = (home.alice / admission_key.ADMISSION).read_bytes()
     admission.rotate(home.alice, home.root / "second.pem")
-    (home.alice / admission.ADMISSION).replace(home.alice / "admission.pem.new")
+    (home.alice / admission_key.ADMISSION).replace(home.alice / "admission.pem.new")
     (home.alice / "admission.pem.old").unlink()
-    (home.alice / admission.ADMISSION).write_bytes(old)
-    (home.alice / admission.ADMISSION).chmod(0o600)
+    (home.alice / admission_key.ADMISSION).write_bytes(old)
+    (home.alice / admission_key.ADMISSION).chmod(0o600)
     home.bundle(home.node("bob"))
     assert home.admission_key().public == home.log().admission
     assert (home.alice / "admission.pem.old").read_bytes() == old
@@ -746,8 +936,8 @@ def test_private_keys_are_nowhere_but_in_their_files(home):
     """Not in what is printed, sent or written for others."""
     bob = home.node("bob")
     text = home.bundle(bob)
-    shown = "\n".join([admission.request(bob), text, str(admission.describe(home.alice)), home.token().encode()])
-    for path in (home.alice / admission.ADMISSION, home.alice / config.KEY, bob / config.KEY):
+    shown = "\n".join([admission.request(bob), text, str(admission.describe(home.alice)), home.token("carol").encode()])
+    for path in (home.alice / admission_key.ADMISSION, home.alice / config.KEY, bob / config.KEY):
         lines = path.read_text().splitlines()
         secret = lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1]
         seed = base64.b64decode(secret)[-32:]

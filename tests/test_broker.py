@@ -68,6 +68,7 @@ def make(part, seed, size, first=1.0, constant=False):
 """
 TOML = """
 rounds = {rounds}
+robust = "none"
 members = {members}
 deadline = 20.0
 evaluate_every = 0
@@ -392,7 +393,7 @@ def test_who_reads_along_at_a_broker_learns_no_model_and_no_secret_of_those_who_
             toml = toml.replace('name = "alice"', 'name = "carol"').replace('part = "0/2"', 'part = "1/2"')
             toml = re.sub('listen = ".*"', 'listen = "127.0.0.1:0"', toml)
             (tmp_path / "carol" / config.CONFIG).write_text(toml)
-            token = federation.command("invite", str(federation.folders["alice"]), "--address", url)
+            token = federation.command("invite", str(federation.folders["alice"]), "carol", "--address", url)
             assert federation.command("join", str(tmp_path / "carol"), given=token)
             federation.add("carol", tmp_path / "carol")
             federation.start("carol", changes=[f"broker={url}", NOWHERE])

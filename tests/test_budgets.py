@@ -143,6 +143,18 @@ def test_models_of_different_sizes_are_let_in_in_order_as_far_as_they_fit():
     assert ledger.reserve(["d"], sizes.__getitem__).ids == ["d"]  # beside the 800 that have not come yet
 
 
+def test_ledger_leaves_out_models_that_are_larger_than_what_is_left():
+    ledger = in_a_round(Budget(bytes=1000), refuse=True)
+    ledger.release(ledger.reserve(["a", "b", "c"], lambda name: 300))
+    (small,), (large,) = models("a", size=400), models("b", size=1_000_000)
+    updates = ledger.take([small, large])
+    assert [update.sender for update in updates] == ["a"]
+    assert ledger.bytes == 400
+    assert ledger.refused == 1
+    assert ledger.oversized == {"b": 1}
+    assert "a model of b of 1000000 bytes" in ledger.refusal
+
+
 # On dictionaries
 
 
@@ -348,7 +360,7 @@ async def to_the_end(federation):
 
 def test_a_real_node_gets_what_fits_and_goes_on():
     settings = Settings(rounds=3, deadline=10.0)
-    federation = play(to_the_end, NAMES, settings, policy=Greedy, budget=Budget(models=2), refuse=True)
+    federation = play(to_the_end, NAMES, settings, policy=Greedy, budget=Budget(models=2), lenient=True)
     assert federation.partners("a", 3) == {"b", "c"}
     assert federation.partners("d", 3) == {"a", "b"}
     for node in federation.nodes.values():
@@ -369,7 +381,7 @@ def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
         federation.running["a"] = asyncio.create_task(node.run(node.exchange.others_done))
         await federation.done()
 
-    play(test, NAMES, Settings(rounds=2, deadline=10.0), policy=Greedy, budget=Budget(models=1), refuse=True)
+    play(test, NAMES, Settings(rounds=2, deadline=10.0), policy=Greedy, budget=Budget(models=1), lenient=True)
     assert said.count("2 models left out by the budget: 3 models in a round, the budget is 1") == 2
     state = json.loads((tmp_path / "status.json").read_text())
     assert state["refused_by_budget"] == 4

@@ -224,7 +224,11 @@ task.lr = 1e9
         ("process", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
     ],
 )
-def test_a_run_that_fails_ends_with_one_line_and_code_1_and_leaves_no_folder(capsys, tmp_path, engine, run, message):
+def test_a_run_that_fails_ends_with_one_line_and_code_1_and_leaves_no_folder(
+    capsys, monkeypatch, tmp_path, engine, run, message
+):
+    monkeypatch.delitem(sys.modules, "breaking", raising=False)  # that of another folder
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "breaking.py").write_text(BREAKING)
     (tmp_path / "breaking.toml").write_text(BREAKING_SCENARIO)
     code, out, err = sim(capsys, "run", "breaking.toml", "--only", run, "--engine", engine)
@@ -600,7 +604,7 @@ def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys):
     code, out, err = node(capsys, "doctor", "alice")
     assert (code, err) == (0, "")
     assert {line.split(":")[0].split()[-1] for line in out.splitlines()} == {
-        *("key", "disk", "clock", "federation", "port", "multicast")
+        *("key", "folder", "disk", "clock", "federation", "port", "multicast")
     }
     Path("alice", KEY).chmod(0o644)
     code, out, _ = node(capsys, "doctor", "alice")

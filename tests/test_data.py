@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pfl import machine
 from p2pfl.data import cifar, idx, sets, tables
 from p2pfl.data.known import KNOWN
 from p2pfl.errors import ConfigurationError, Missing
@@ -115,6 +116,19 @@ def test_no_more_is_unpacked_than_was_announced(tmp_path):
     assert peak < 2**23
 
 
+def test_idx_larger_than_memory_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    values = bytes(2**26)
+    path = write(tmp_path / "x", gzip.compress(b"\0\0\x08\1" + struct.pack(">I", len(values)) + values, 1))
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigurationError, match=r"x takes 64\.0 MiB of memory, and 1\.0 MiB are free"):
+            idx.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
 @settings(max_examples=300)
 @given(content=st.one_of(st.binary(max_size=40), st.binary(max_size=20).map(lambda end: b"\0\0\x08\1\0\0\0" + end)))
 def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
@@ -193,11 +207,13 @@ def test_any_folder_of_idx_files(tmp_path, options):
     assert sets.load("own", str(tmp_path)) is data
 
 
-def test_a_folder_by_its_path_and_a_root_from_the_environment(tmp_path, monkeypatch):
+def test_image_set_is_a_folder_of_the_root_and_no_path(tmp_path, monkeypatch):
     make_idx(tmp_path / "own")
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
     assert len(sets.load("own").train.y) == 12
-    assert len(sets.load(str(tmp_path / "own")).train.y) == 12
+    for path in (str(tmp_path / "own"), "../own", "..", ""):
+        with pytest.raises(ConfigurationError, match="is named by its folder in the data root, not by a path"):
+            sets.load(path)
 
 
 def test_without_a_root_it_is_said_how_to_name_one(monkeypatch):

@@ -18,6 +18,7 @@ from sim.scenario import resolve
 
 NAMES = [f"node-{k}" for k in range(5)]
 SETTINGS = """
+robust = "none"
 seed = 3
 deadline = 30.0
 members = 5

@@ -12,7 +12,7 @@ from protocols.election import Election
 from protocols.envelope import OVERHEAD, Sealer
 from protocols.errors import ProtocolError
 from protocols.identity import Identity
-from protocols.terms import LAST, Ballot, Electorate, Term, Timing
+from protocols.terms import FURTHEST, LAST, Ballot, Electorate, Term, Timing
 
 BEAT, LEASE, PATIENCE = 0.4, 1.6, 2.0
 SEEDS = int(os.environ.get("P2PFL_ELECTION_SEEDS", "100"))  # of 600 virtual seconds each
@@ -275,7 +275,7 @@ def test_a_later_term_is_written_before_its_coordinator_is_answered():
     assert c.receive("a", m.Leading(1, 9, 1), 1.0) == (Ballot(Term(1, 9)), (("a", m.Following(1, 9, 1)),))
 
 
-@pytest.mark.parametrize("message", [m.Following(1, 2, 0), m.Leading(1, 2, 1), m.Voted(1, 2, False, False)])
+@pytest.mark.parametrize("message", [m.Following(1, 2, 0), m.Leading(1, 2, 1)])
 def test_a_coordinator_steps_down_when_it_hears_of_a_later_term(message):
     a = coordinator()
     assert a.receive("c", message, 2.1).write == Ballot(Term(1, 2))
@@ -530,6 +530,35 @@ def test_the_same_seed_gives_the_same_world():
     first, again = World(7).run(300), World(7).run(300)
     assert first.figures == again.figures
     assert first.coordinators == again.coordinators
+
+
+@pytest.mark.parametrize("kind", [m.Vote, m.Voted, m.Leading, m.Following])
+def test_election_refuses_a_far_term_that_one_member_claims(kind):
+    more = {m.Vote: (False,), m.Voted: (False, False), m.Leading: (1,), m.Following: (0,)}[kind]
+    a = member()
+    with pytest.raises(ProtocolError, match="b claims term 5000, far beyond 0") as refused:
+        a.receive("b", kind(1, 5000, *more), 1.0)
+    assert refused.value.cause == "election"
+    assert a.term == Term(1, 0)
+    a.receive("b", kind(1, FURTHEST, *more), 1.0)
+
+
+def test_election_believes_a_far_term_that_a_majority_claims():
+    a = member(names="abcde")
+    for name, number in (("b", 9000), ("c", 8000), ("c", 8100)):
+        with pytest.raises(ProtocolError):
+            a.receive(name, m.Following(1, number, 0), 1.0)
+    with pytest.raises(ProtocolError):
+        a.receive("e", m.Following(1, 100_000, 0), 1.0)  # three of five, but its own claim is further still
+    assert a.term == Term(1, 8100)
+    a.receive("d", m.Leading(1, 8101, 1), 1.0)
+    assert a.coordinator(1.0) == "d"
+
+
+def test_election_hears_votes_only_of_those_whom_it_asked():
+    a = coordinator()
+    a.receive("c", m.Voted(1, 2, False, False), PATIENCE)
+    assert a.leads(PATIENCE)
 
 
 @pytest.mark.slow

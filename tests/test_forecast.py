@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from p2pfl.errors import Failed
-from sim.forecast import EDGE, ROW, TABLE_EDGE, TABLE_ROW, Trial, duration, estimate, forecast, free_memory
+from sim.forecast import EDGE, ROW, TABLE_EDGE, TABLE_ROW, Trial, duration, estimate, forecast
 from sim.forecast import _kind as kind
 from sim.scenario import resolve
 
@@ -66,19 +66,6 @@ def test_a_warning_where_memory_does_not_suffice():
     assert "fewer" not in estimate([job()], {kind(job()): Trial([1.0], 2 * GIB)}, 1).warning(0)
 
 
-def test_memory_that_only_keeps_files_for_speed_counts_as_free(monkeypatch):
-    files = {
-        "/proc/meminfo": ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"],
-        "/sys/fs/cgroup/memory.max": ["4096000"],
-        "/sys/fs/cgroup/memory.current": ["3000000"],
-        "/sys/fs/cgroup/memory.stat": ["active_file 7", "inactive_file 2000000"],
-    }
-    monkeypatch.setattr("sim.forecast._lines", lambda path: files.get(path, []))
-    assert free_memory() == 3_096_000
-    files["/sys/fs/cgroup/memory.max"] = ["max"]
-    assert free_memory() == 8000 * 1024
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
@@ -109,4 +96,4 @@ class Broken(Random):
 def test_a_run_that_fails_is_said_and_not_forecast(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     with pytest.raises(Failed, match="no good"):
-        forecast([job(nodes=4, policy={"name": "broken:Broken"})], str(tmp_path), 1)
+        forecast([job(nodes=4, policy={"name": "broken:Broken"})], [str(tmp_path)], 1)

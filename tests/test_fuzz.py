@@ -414,7 +414,7 @@ class Stones:
         return [presence.sign(BOB, each) for each in said]
 
     def _token(self):
-        made = (FILE.id, "test", ADMISSION.public, ALICE.public, ("127.0.0.1:4100",), bytes(16), 2**31)
+        made = (FILE.id, "test", ADMISSION.public, ALICE.public, ("127.0.0.1:4100",), bytes(16), 2**31, "bob")
         return Invitation(*made).encode().encode()
 
     def _text(self):

@@ -59,8 +59,8 @@ class Inviter:
         path = self.folder / config.STATUS
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def token(self, capsys):
-        assert main(["invite", str(self.folder)]) == 0
+    def token(self, capsys, name="bob"):
+        assert main(["invite", str(self.folder), name]) == 0
         return capsys.readouterr().out
 
     def stop(self):
@@ -96,9 +96,9 @@ def test_who_has_invited_may_be_killed_while_a_node_joins(tmp_path, capsys, alic
     assert joining.join(folder, token) == "test"  # the one who has used the token may finish
     with pytest.raises(ConfigurationError, match="belongs to a federation already"):
         joining.join(folder, token)
-    config.create(tmp_path / "carol", "carol", "127.0.0.1:0")
+    config.create(tmp_path / "other", "bob", "127.0.0.1:0")
     with pytest.raises(ConfigurationError, match="a token is good for one node"):
-        joining.join(tmp_path / "carol", token)
+        joining.join(tmp_path / "other", token)
     log = admission.load_federation(folder)
     assert (log.epoch, set(log.members)) == (2, {"alice", "bob"})
 
@@ -108,13 +108,17 @@ def test_a_token_on_standard_input_and_one_whose_giver_does_not_run(tmp_path, ca
     monkeypatch.setattr("sys.stdin", io.StringIO(token))
     assert main(["join", str(folder)]) == 2
     said = capsys.readouterr().err
-    assert "the node that has invited must be running" in said
+    assert "the inviting node must be running" in said
     assert said.count("\n") == 1
     assert token.strip()[-20:] not in said
     alice.start()
     monkeypatch.setattr("sys.stdin", io.StringIO(token))
     assert main(["join", str(folder)]) == 0
-    assert capsys.readouterr().out == f"joined the federation test; next: p2pfl-node run {folder}\n"
+    out, err = capsys.readouterr()
+    assert err.startswith(
+        "the federation test asks for:\n  task digits\n  policy dac\n  a model of 4,810 values (0.02 MB), 10"
+    )
+    assert out == f"joined the federation test; next: p2pfl-node run {folder}\n"
     assert main(["revoke", str(alice.folder), "bob"]) == 0
     deadline = time.monotonic() + PATIENCE
     while alice.status()["peers"]:  # the running node notices what the command has written

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weak_keys import WEAK
 
 from protocols import federation, invitation, membership
 from protocols.errors import FederationError, ProtocolError
 from protocols.federation import Federation
-from protocols.identity import Identity
+from protocols.identity import Identity, Verifier
 from protocols.invitation import Invitation, Join, Joined, JoinRefused, Request
 from protocols.membership import Entry, Membership, Signed
 
@@ -205,6 +206,65 @@ def test_what_is_known_is_passed_over_and_an_old_log_changes_nothing():
     assert told == []
 
 
+def test_membership_extend_verifies_new_entries_only(monkeypatch):
+    made, more, checked = log("alice", "bob", "carol"), log("alice", "bob", "carol", "dave"), []
+    valid = Verifier.valid
+    monkeypatch.setattr(Verifier, "valid", lambda self, *args: checked.append(1) or valid(self, *args))
+    assert made.extend(more.encode()) == 1
+    assert made.copy().extend(more.encode()) == 0
+    assert len(checked) == 1
+
+
+def test_membership_copy_grows_apart_and_tells_nobody():
+    made, told = log("alice", "bob"), []
+    made.on_change.append(lambda: told.append(made.epoch))
+    same = made.copy()
+    same.append(ADMISSION, "remove", "bob", key("bob"))
+    same.append(ADMISSION, "add", "carol", key("carol"))
+    same.append(ADMISSION, "hand-over", "", NEXT.public)
+    assert (made.epoch, list(made.members), made.refusal(key("bob")), told) == (2, ["alice", "bob"], "", [])
+    assert made.admission == ADMISSION.public
+    assert made.extend(same.encode()) == 3
+    assert (made.members, made.admission) == (same.members, NEXT.public)
+    assert made.encode() == same.encode()
+
+
+def test_membership_members_are_sorted_and_a_mapping_stays_as_it_was():
+    made = log("carol", "alice")
+    before = made.members
+    made.append(ADMISSION, "add", "bob", key("bob"))
+    assert list(before) == ["alice", "carol"]
+    assert list(made.members) == ["alice", "bob", "carol"]
+    assert made.member("bob") == made.members["bob"]
+    assert made.member("eve") is None
+
+
+def test_membership_remembers_names_of_removed_members():
+    made = log("alice", "bob")
+    made.append(ADMISSION, "remove", "bob", key("bob"))
+    assert (made.had("alice"), made.had("bob"), made.had("carol")) == (True, True, False)
+
+
+@pytest.mark.parametrize("weak", WEAK, ids=bytes.hex)
+def test_membership_with_a_weak_key_is_refused(weak):
+    made = log("alice", "bob")
+    for change in (("add", "carol", weak), ("replace", "bob", weak), ("hand-over", "", weak)):
+        with pytest.raises(FederationError, match="a key without a secret"):
+            made.append(ADMISSION, *change)
+    assert made.epoch == 2
+
+
+def test_federation_file_by_a_weak_key_is_forged():
+    content = HEAD.replace(ADMISSION.public.hex().encode(), WEAK[0].hex().encode()) + b'nonce = ""\nname = "home"\n'
+    with pytest.raises(FederationError, match="damaged or forged"):
+        Federation.parse(content + f"# signature: {(WEAK[0] + bytes(32)).hex()}\n".encode())
+
+
+def test_request_with_a_weak_key_is_refused():
+    with pytest.raises(FederationError, match="not signed with the keys that it names"):
+        Request.parse(request(key=WEAK[0], replaces=None, signature=WEAK[0] + bytes(32), old_signature=None))
+
+
 def test_a_change_is_told_once_however_many_entries_it_has():
     made, told = log("alice"), []
     more = log("alice", "bob", "carol")
@@ -373,7 +433,9 @@ def test_a_full_log_takes_nothing_more_rather_than_lose_its_end(monkeypatch):
 # Tokens
 
 
-TOKEN = Invitation(FILE.id, "home", ADMISSION.public, ALICE.public, ("10.0.0.1:4100", "[::1]:4100"), bytes(range(16)), 99)
+TOKEN = Invitation(
+    FILE.id, "home", ADMISSION.public, ALICE.public, ("10.0.0.1:4100", "[::1]:4100"), bytes(range(16)), 99, "bob"
+)
 
 
 def test_a_token_is_read_as_it_was_made():

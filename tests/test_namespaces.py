@@ -96,7 +96,7 @@ class Homes:
         options = " ".join(f"--set {change}" for change in ("members=3", "rounds=100000", *changes))
         self.do(1, f"p2pfl-node federation create laptop --backup backup {options}\np2pfl-node run laptop")
         for i in (2, 3):
-            self.do(1, "p2pfl-node invite laptop >token")
+            self.do(1, f"p2pfl-node invite laptop {NAMES[i]} >token")
             self.do(i, f"p2pfl-node join {NAMES[i]} <token\np2pfl-node run {NAMES[i]}")
         self.until(self.together, "all three learn together")
 

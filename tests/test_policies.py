@@ -207,12 +207,19 @@ def test_merge_sums_in_the_order_of_ids():
         ),
         ("nowhere:Policy", {}, "cannot be imported"),
         ("nowhere:", {}, "policy 'nowhere:' is not of the form package.module:factory"),
-        ("p2pfl:Draws", {"seed": 0, "name": ""}, "no policy: it lacks judged, prepare"),
+        ("p2pfl:Draws", {"seed": 0, "name": ""}, "no policy: it lacks prepare, round, state, restore"),
     ],
 )
 def test_wrong_policies_are_refused_with_a_reason(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_policy(name, options)
+
+
+def test_policy_class_that_is_none_is_not_made(tmp_path, monkeypatch):
+    (tmp_path / "careless.py").write_text("class Thing:\n    def __init__(self):\n        raise SystemExit('made')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="is no policy: it lacks prepare, round, state, restore"):
+        make_policy("careless:Thing", {})
 
 
 def test_a_whole_number_is_taken_for_a_float():

@@ -42,7 +42,7 @@ RUNS = {  # the task, the policy, and other settings
 def test_the_simulator_is_the_system(tmp_path, options):
     """Five processes and the simulated federation of the same seed end with the same bits, and the same bytes."""
     task, policy, codec = RUNS[options]
-    settings = f"rounds = 6\nseed = 3\ndeadline = 60.0\n{codec}"
+    settings = f'rounds = 6\nseed = 3\ndeadline = 60.0\nrobust = "median-clip"\n{codec}'
     with processes(tmp_path, NAMES, f"{settings}[task]\n{task}\n[policy]\n{policy}\n") as federation:
         federation.start()
         federation.wait()
@@ -171,9 +171,12 @@ def make(part, seed):
 @pytest.mark.slow
 def test_a_node_that_does_not_do_what_was_agreed_does_not_start(tmp_path):
     own = "rounds = 5\n[task]\nname = 'mine:make'\n[policy]\nname = 'random'\n"
-    (tmp_path / "mine.py").write_text(TASK.format(hidden=32))
-    with processes(tmp_path, ("alice", "bob"), own, cwd=tmp_path, path=tmp_path) as federation:
-        (federation.folders["bob"] / "mine.py").write_text(TASK.format(hidden=16))
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "mine.py").write_text(TASK.format(hidden=32))
+    with processes(tmp_path, ("alice", "bob"), own, cwd=tmp_path, path=modules) as federation:
+        for name, hidden in (("alice", 32), ("bob", 16)):
+            (federation.folders[name] / "mine.py").write_text(TASK.format(hidden=hidden))
         for change in ("task.hidden=32", "rounds=6", "policy.name=dac"):
             federation.start("alice", changes=[change])
             key = change.partition("=")[0].partition(".")[0]

@@ -724,6 +724,7 @@ def unfinished(folder):
         (cut("summary.json"), "summary.json is damaged, or no summary of a run"),
         (lambda folder: (folder / "summary.json").write_bytes(b"\xff\xfe"), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[]"), "summary.json is damaged"),
+        (lambda folder: (folder / "summary.json").write_text("[" * 100_000), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": []}'), "names no run"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": [{"name": 1}]}'), "$.runs[0]"),
         (other_numbers("traffic", {"bytes": "many"}), "$.runs[0].traffic.bytes"),

@@ -48,6 +48,8 @@ paper = 10.0
 def study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("stopping.py").write_text(POLICY)
+    monkeypatch.delitem(sys.modules, "stopping", raising=False)  # that of another folder
+    monkeypatch.setattr(sys, "path", [*sys.path])
     Path("study.toml").write_text(SCENARIO)
 
 
@@ -89,9 +91,9 @@ def test_what_is_finished_is_kept_and_the_rest_is_done(capsys, how, code, last):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     ended, err = stopped(capsys, how)
     assert ended == code
-    assert err.splitlines()[-2:] == ["2 of 6 runs are finished; to go on: p2pfl-sim run --resume here", last]
+    assert err.splitlines()[-2:] == ["2 of 6 runs are finished; to go on: p2pfl-sim run --resume here --trust", last]
     assert sorted(path.name for path in Path("here").iterdir()) == ["parts", "scenario.toml"]
-    code, out, err = sim(capsys, "--resume", "here", "--engine", "local")
+    code, out, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
     assert [line.partition(":")[0] for line in err.splitlines()] == [
         *("second, seed 0", "second, seed 1", "third, seed 0", "third, seed 1")
@@ -105,19 +107,19 @@ def test_a_run_can_be_interrupted_again_and_go_on_elsewhere(capsys, tmp_path, mo
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     stopped(capsys)
     Path("stop").write_text("interrupt")
-    code, _, err = sim(capsys, "--resume", "here", "--engine", "local")
+    code, _, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert (code, err.splitlines()[-2][:18]) == (130, "2 of 6 runs are fi")
     Path("stop").unlink()
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    assert sim(capsys, "--resume", "../here", "--json")[0] == 0  # with the other engine
+    assert sim(capsys, "--resume", "../here", "--trust", "--json")[0] == 0  # with the other engine
     assert left_behind("../here") == left_behind("../whole")
 
 
 def test_finished_runs_keep_the_time_that_they_took(capsys):
     stopped(capsys)
     kept = Path("here", PARTS, "0").read_bytes()
-    code, out, err = sim(capsys, "--resume", "here", "--engine", "local", "--json")
+    code, out, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local", "--json")
     assert (code, err) == (0, "")
     assert out == Path("here/summary.json").read_text()
     assert f'"wall_s": {json.loads(out)["runs"][0]["time"]["wall_s"]}'.encode() in kept
@@ -129,7 +131,7 @@ def test_a_damaged_part_is_computed_again(capsys, damage):
     stopped(capsys)
     part = Path("here", PARTS, "1")
     part.write_bytes(damage(part.read_bytes()))
-    code, out, _ = sim(capsys, "--resume", "here", "--engine", "local")
+    code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
     assert "note: first, seed 1 was computed again: what was kept of it is damaged\n" in out
     assert left_behind("here") == left_behind("whole")
@@ -140,7 +142,7 @@ def test_a_part_of_another_scenario_is_computed_again(capsys):
     stopped(capsys)
     path = Path("here/scenario.toml")
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 4"))
-    code, out, _ = sim(capsys, "--resume", "here", "--engine", "local")
+    code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
     assert "note: first, seed 0 was computed again: the scenario or the program has changed\n" in out
     assert left_behind("here") == left_behind("whole")
@@ -214,7 +216,7 @@ LONG = ("dac-synthetic", "--set", "form=smoke", "--set", "rounds=20", "--seeds",
 def test_two_processes_do_not_work_on_one_run(capsys):
     process = long_run("dac-synthetic", "--seeds", "0:200", "--out", "here")
     assert "local, seed " in process.stderr.readline()
-    code, _, err = sim(capsys, "--resume", "here")
+    code, _, err = sim(capsys, "--resume", "here", "--trust")
     assert (code, err) == (2, "here/parts is in use: another process works on this run\n")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=PATIENCE)

@@ -182,6 +182,8 @@ def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
 class Nosy(Random):
     """Asks whom it likes, the topology notwithstanding: itself, everyone, and one that does not exist."""
 
+    asks_scores = True
+
     def candidates(self, me, peers):
         return ["nobody", *names(12)]
 

@@ -1,6 +1,8 @@
 """The task of a node's own file."""
 
 import io
+import struct
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -9,9 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pfl import machine
+from p2pfl.data import files
 from p2pfl.errors import ConfigurationError
 from p2pfl.randomness import Draws
 from p2pfl.task import Part, make_task
+from p2pfl.tasks import table as table_task
 
 CSV = "a,b,kind\n" + "".join(f"{k},{-k / 2},{k % 3}\n" for k in range(20))
 
@@ -194,7 +199,7 @@ class Trap:
 
 def test_pickled_objects_in_a_file_are_never_loaded(tmp_path):
     path = write_npz(tmp_path, x=X, y=np.array([Trap()] * 4, dtype=object))
-    with pytest.raises(ConfigurationError, match="is damaged, or no file of plain arrays"):
+    with pytest.raises(ConfigurationError, match="y is object, and must be of numbers"):
         make(path)
     assert not Trap.sprung
 
@@ -284,3 +289,94 @@ def test_a_compressed_archive_is_read_and_an_unknown_member_ignored(tmp_path):
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("notes.txt", "of the owner")
     assert make(path, validation=0.0, test=0.0).n_samples == 4
+
+
+# What is small on the disk and large in memory
+
+
+def npy(header, values=b""):
+    """A member of an archive: a header of our own, and values."""
+    text = repr(header) if isinstance(header, dict) else header
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + values
+
+
+def says(descr="<f8", shape=(4, 2)):
+    return {"descr": descr, "fortran_order": False, "shape": shape}
+
+
+def write_members(folder, **members):
+    path = folder / "own.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return path
+
+
+def test_npz_reads_only_the_arrays_that_it_needs(tmp_path):
+    path = write_npz(tmp_path, x=X, y=Y)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x_junk.npy", npy(says(shape=(2**24,)), bytes(2**27)))
+    tracemalloc.start()
+    try:
+        assert make(path, validation=0.0, test=0.0).n_samples == 4
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (b"", "is damaged"),
+        (b"no array", "is damaged"),
+        (npy("(" * 9000), "is damaged"),
+        (npy("-" * 9000 + "1"), "is damaged"),
+        (npy({"descr": "<f8"}), "is damaged"),
+        (npy(says(shape=(-4, 2))), "is damaged"),
+        (npy(says(shape=(1,) * 40)), "is damaged"),
+        (npy(says(descr="|O"), bytes(64)), "x is object, and must be of numbers"),
+        (npy(says(shape=(2**40, 2)), bytes(64)), "the header of x announces 17,592,186,044,416 bytes, but there are 64"),
+        (npy(says(), bytes(65)), "the header of x announces 64 bytes, but there are 65"),
+    ],
+)
+def test_npz_with_a_member_of_another_kind_is_refused(tmp_path, member, message):
+    path = write_members(tmp_path, x=member, y=npy(says("<i8", (4,)), bytes(32)))
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_npz_larger_than_memory_is_refused_before_it_is_taken(tmp_path, monkeypatch):
+    path = write_members(tmp_path, x=npy(says("<f4", (2**22, 2)), bytes(2**25)), y=npy(says("<i8", (2**22,)), bytes(2**25)))
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**24)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigurationError, match=r"own\.npz takes 0\.1 GiB of memory, and 16\.0 MiB are free"):
+            make(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_npz_whose_directory_announces_too_much_is_refused(tmp_path):
+    path = write_npz(tmp_path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    place = content.rindex(b"PK\x01\x02", 0, content.rindex(b"PK\x01\x02"))  # the directory's entry of x
+    content[place + 24 : place + 28] = struct.pack("<I", 2**31)
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        make(path)
+
+
+def test_csv_with_a_line_that_has_no_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST_LINE", 50)
+    with pytest.raises(ConfigurationError, match="has a line of more than 50 characters"):
+        make(write_csv(tmp_path, "a,b,kind\n" + " " * 51))
+
+
+def test_csv_larger_than_memory_is_refused_while_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_task, "free_memory", lambda: 800)
+    path = write_csv(tmp_path, "a,b,kind\n" + "1,2,0\n" * 50)
+    assert make(path).n_samples
+    with pytest.raises(ConfigurationError, match="has more values than fit into memory"):
+        make(write_csv(tmp_path, "a,b,kind\n" + "1,2,0\n" * 51))

@@ -8,6 +8,7 @@ from wire_models import EXTRAS, floats, follows, more_text, unpacked
 from wire_types import U32, WORD, array_of, boolean, expect, kinds, number, structure
 
 PATIENCE = 2.0
+FURTHEST = 1024
 TERM = {"epoch": U32, "term": U32}
 MESSAGES = {
     "vote": structure(TERM | {"trial": boolean}),
@@ -29,11 +30,13 @@ class Voter:
         self.term, self.vote = given["term"], given["vote"]
         self.coordinator, self.beat = "", 0
         self.promised = "", given["started"] + PATIENCE  # to whom, until when
+        self.far = {}  # by sender: the latest term that is too far ahead
 
     def hear(self, now, sender, said):
         """Return the answer to a message, or None."""
         if said["epoch"] != self.epoch or sender not in self.members or sender == self.me:
             return None
+        self.expect_credible(sender, said["term"])
         if said["kind"] in ("vote", "leading"):
             expect(sender in self.eligible, "election")
         match said["kind"]:
@@ -41,10 +44,20 @@ class Voter:
                 return self.asked(now, sender, said)
             case "leading":
                 return self.led(now, sender, said)
-            case "voted" | "following":
-                if said["term"] > self.term and not said.get("granted"):
+            case "following":
+                if said["term"] > self.term:
                     self.adopt(said["term"])
         return None
+
+    def expect_credible(self, sender, term):
+        if term <= self.term + FURTHEST:
+            return
+        self.far[sender] = term
+        claims = sorted((claim for claim in self.far.values() if claim > self.term + FURTHEST), reverse=True)
+        needed = max(2, len(self.members) // 2 + 1)
+        if len(claims) >= needed:
+            self.adopt(claims[needed - 1])
+        expect(term <= self.term + FURTHEST, "election")
 
     def asked(self, now, sender, said):
         granted = self.grant(now, sender, said["term"], said["trial"])

@@ -32,6 +32,7 @@ AGREED = {
     "adaptive": False,
     "max_staleness": float("inf"),
     "patience": 0,
+    "robust": "median-clip",
     "codec": {"name": "float32"},
     "edges": "all",
     "task": {"name": "digits", "alpha": 0.5},

@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from wire_keys import BY_KEY, KEYS
 from wire_models import more_text
 from wire_types import Refused, plain
 
-from node import admission
+from node import admission_key, invitations, membership_file
 from node.agreement import describe, read, terms
 from node.coding import Coding
 from node.contact import difference
@@ -23,13 +24,12 @@ from node.settings import Settings
 from p2pfl.codecs import CODECS, make_codec
 from p2pfl.differences import Copy, tag
 from p2pfl.parameters import Layout
-from protocols import chunks, handshake, mdns, messages, presence, session
+from protocols import chunks, handshake, key_files, mdns, messages, presence, session
 from protocols.certificates import key_of
 from protocols.envelope import Door, Opened, Sealer
 from protocols.errors import FederationError, ProtocolError
 from protocols.federation import Federation
-from protocols.identity import _checksum, _write_new
-from protocols.invitation import Invitation, Join, Request, decode_admission, decode_answer, decode_join
+from protocols.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
 from protocols.membership import Membership
 from protocols.memory import MemoryNetwork
 from protocols.mqtt import MqttTransport
@@ -50,6 +50,7 @@ WORDS = {
     "is signed, but no TOML": "malformed",
     "in another place than": "malformed",
     "is no name": "malformed",
+    "with a key without a secret": "malformed",
     "of another version of p2pfl": "malformed",
 }
 
@@ -145,25 +146,21 @@ def check_join_answer(given):
     return tagged(decode_answer(unhex(given["bytes"])))
 
 
-def check_desk(given):
+def check_inviter(given):
     refused = []
     with tempfile.TemporaryDirectory() as name:
         folder, file = Path(name), Federation.parse(given["file"].encode())
-        (folder / admission.FEDERATION).write_bytes(file.data)
         log = Membership(file, unhex(given["log"]))
-        admission.MembershipFile(folder).save(log)
-        pem = BY_KEY[file.admission].private_pem()
-        _write_new(folder / admission.ADMISSION, pem + _checksum(pem))
-        (folder / admission.INVITATIONS).mkdir()
+        membership_file.write_federation(folder, log)
+        key_files.write_new(folder / admission_key.ADMISSION, key_files.encode(BY_KEY[file.admission]._private))
+        (folder / invitations.INVITATIONS).mkdir()
         for secret, how in given["secrets"].items():
-            note = admission._Given(how["role"], how["expires"], unhex(how["used_by"] or ""))
-            admission._write_note(admission._note(folder, unhex(secret)), note)
-        desk = admission.Desk(folder, log, lambda: given["now"])
-        for guess in range(given["wrong"]):
-            wrong = msgspec.msgpack.encode(Join(bytes([255, guess]) * 8, "mallory"))
-            desk.answer(KEYS["mallory"].public, wrong)
-        desk.refused = lambda cause, detail: refused.append(cause)
-        answer = decode_answer(desk.answer(unhex(given["key"]), unhex(given["join"])))
+            invitations.write_note(
+                folder, unhex(secret), invitations.Note(**how | {"used_by": unhex(how["used_by"] or "")}, until=inf)
+            )
+        service = invitations.InvitationService(folder, log, now=lambda: given["now"], booted=lambda: 0.0)
+        service.refused = lambda cause, detail: refused.append(cause)
+        answer = decode_answer(asyncio.run(service.answer(unhex(given["key"]), unhex(given["join"]), "10.0.0.1")))
     if refused:
         assert answer.reason.startswith(refused[0] + ": ")
         raise Refused(refused[0])
@@ -320,6 +317,15 @@ def check_txt(given):
     if found is None:
         raise Refused("malformed")
     return {"key": found[0].hex(), "federation": found[1].hex()}
+
+
+def check_conflict(given):
+    identity = BY_KEY[unhex(given["key"])]
+    sealer, evidence = Sealer(identity, unhex(given["federation"]), bytes(16), given["boot"]), unhex(given["evidence"])
+    for known in given["sessions"]:
+        sealer.seal(messages.Ping(1), identity.public, session=unhex(known))
+    foreign = sealer.foreign(evidence)
+    return {"conflict": foreign is not None, "boot": msgspec.msgpack.decode(evidence[:256])[5]}
 
 
 def check_frame(given):

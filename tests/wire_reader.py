@@ -38,6 +38,7 @@ from wire_types import (
     either,
     expect,
     integer,
+    is_weak,
     kinds,
     map_of,
     nothing,
@@ -131,6 +132,7 @@ def check_agreed(given):
         "integration of a received model": "as the policy says, in place of the local model",
         "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
         "failure handling": f"waits {file['deadline']:g} s at most{few}, goes on without a silent peer until it is heard",
+        "robust aggregation": file["robust"],
         "early stopping": f"after {file['patience']} rounds" if file["patience"] else "never",
     }
     if given.get("coordinated"):
@@ -172,6 +174,7 @@ class Log:
         self.admissions = [admission]
         self.members = {}  # name: (key, role)
         self.seen = []
+        self.names = set()
         self.entries = []  # in the shortest formats
         if entries:
             self.extend(entries)
@@ -215,6 +218,7 @@ class Log:
 
     def apply(self, entry):
         action, name, key = entry["action"], entry["name"], entry["key"]
+        expect(action == "remove" or not is_weak(key), "membership")
         if action == "hand-over":
             expect(not name and key not in self.admissions, "membership")
             self.admissions.append(key)
@@ -228,6 +232,7 @@ class Log:
         expect(key not in self.seen, "membership")
         self.members[name] = key, entry["role"] if action == "add" else self.members[name][1]
         self.seen.append(key)
+        self.names.add(name)
 
     def listed(self):
         return {name: [key.hex(), role] for name, (key, role) in sorted(self.members.items())}
@@ -274,6 +279,7 @@ INVITATION = structure(
         "addresses": array_of(text(256), 8),
         "secret": B16,
         "expires": integer(0, 2**53),
+        "member": WORD,
     }
 )
 REQUEST = structure(
@@ -292,7 +298,10 @@ JOIN_ANSWER = kinds({"joined": JOINED, "refused": structure({"reason": text(256)
 
 
 def check_invitation(given):
-    return plain(read(word(given["text"], "p2pfl-invite-"), INVITATION))
+    found = read(word(given["text"], "p2pfl-invite-"), INVITATION)
+    expect(NAME.fullmatch(found["member"]), "malformed")
+    expect(not is_weak(found["admission"]) and not is_weak(found["inviter"]), "malformed")
+    return plain(found)
 
 
 def check_request(given):
@@ -324,19 +333,20 @@ def check_join_answer(given):
     return plain(read(data, JOIN_ANSWER))
 
 
-def check_desk(given):
+def check_inviter(given):
     file, now, key = federation_file(given["file"].encode()), given["now"], bytes.fromhex(given["key"])
     log = Log(file["id"], file["admission"], bytes.fromhex(given["log"]))
     asked = join(bytes.fromhex(given["join"]))
-    expect(given["wrong"] < 10, "invitation locked")
     expect(NAME.fullmatch(asked["name"]), "malformed")
     secret = given["secrets"].get(asked["secret"].hex())
     expect(secret, "invitation unknown")
     if secret["used_by"] == key.hex() and log.standing(key) == "member":
         return {"epoch": log.epoch, "members": log.listed()}
     expect(secret["used_by"] in (None, key.hex()), "invitation used")
-    expect(now <= secret["expires"], "invitation expired")
+    expect(now <= secret["expires"] and not secret["expired"], "invitation expired")
+    expect(asked["name"] == secret["name"], "other name")
     expect(asked["name"] not in log.members, "name taken")
+    expect(asked["name"] not in log.names or secret["reuse_name"], "name taken")
     expect(log.standing(key) == "stranger", "known key")
     return {
         "epoch": log.epoch + 1,
@@ -657,9 +667,11 @@ MESSAGES = {
     "vouch": structure({"request": U32, "subject": B32}),
     "entries": structure({"epoch": U32}),
     "bye": structure({"round": U32, "leaving": boolean}),
+    "conflict": structure({}),
     **wire_coordination.MESSAGES,
 }
-WITH_PAYLOAD = ("hello", "welcome", "update", "score", "entries", "submit", "assigned")
+WITH_PAYLOAD = ("hello", "welcome", "update", "score", "entries", "submit", "assigned", "conflict")
+U63 = integer(0, 2**63 - 1)
 HEADER = structure(
     {
         "version": U32,
@@ -668,7 +680,7 @@ HEADER = structure(
         "recipient": B32,
         "session": B16,
         "boot": U32,
-        "sequence": U32,
+        "sequence": U63,
         "term": U32,
         "layout": B16,
         "payload_size": U32,
@@ -691,10 +703,10 @@ class Door:
         expect(320 <= len(frame) <= 320 + self.limit, "wrong length")
         head, signature, payload = frame[:256], frame[256:320], frame[320:]
         if 0x90 <= head[0] <= 0x9F and head[1] < 0x80:
-            expect(head[1] == 4, "version")
+            expect(head[1] == 5, "version")
         header = read(head, HEADER)
         sender, message = header["sender"], header["message"]
-        expect(header["version"] == 4, "version")
+        expect(header["version"] == 5, "version")
         expect(header["federation"] == self.federation, "other federation")
         expect(header["recipient"] == self.me, "other recipient")
         expect(sender in self.members, "stranger")
@@ -708,11 +720,25 @@ class Door:
         expect(header["boot"] == boot, "replay")
         expect(not numbers or header["sequence"] > max(numbers) - 1024, "replay")
         expect(header["sequence"] not in numbers, "replay")
-        expect(signed(sender, signature, b"p2pfl envelope 4\0" + digest(head) + header["digest"]), "wrong signature")
+        expect(signed(sender, signature, b"p2pfl envelope 5\0" + digest(head) + header["digest"]), "wrong signature")
         expect(blake3(payload).digest() == header["digest"], "wrong signature")
         self.seen[sender] = boot, numbers | {header["sequence"]}
         found = {name: header[name] for name in ("sender", "boot", "sequence", "layout")}
         return found | {"kind": message["kind"], "fields": without_kind(message), "payload": payload}
+
+
+def check_conflict(given):
+    """What a node learns from a frame that it is shown of its own key."""
+    evidence = bytes.fromhex(given["evidence"])
+    expect(len(evidence) == 320, "wrong length")
+    head, signature = evidence[:256], evidence[256:]
+    header = read(head, HEADER)
+    expect(header["federation"] == bytes.fromhex(given["federation"]), "other federation")
+    expect(header["sender"] == bytes.fromhex(given["key"]), "wrong signature")
+    content = b"p2pfl envelope 5\0" + digest(head) + header["digest"]
+    expect(signed(header["sender"], signature, content), "wrong signature")
+    same = header["boot"] == given["boot"] and header["session"].hex() not in given["sessions"]
+    return {"conflict": header["boot"] > given["boot"] or same, "boot": header["boot"]}
 
 
 def check_frame(given):
@@ -769,7 +795,7 @@ CHECKS = {
     "admission": check_admission,
     "join": check_join,
     "join answer": check_join_answer,
-    "desk": check_desk,
+    "inviter": check_inviter,
     "certificate": check_certificate,
     "frames": check_frames,
     "handshake step": check_step,
@@ -781,6 +807,7 @@ CHECKS = {
     "packets": check_packets,
     "presence": check_presence,
     "txt": check_txt,
+    "conflict": check_conflict,
     "frame": check_frame,
     "terms": check_terms,
     **wire_models.CHECKS,

@@ -28,7 +28,19 @@ def digest(data):
     return sha256(data).digest()
 
 
+PRIME = 2**255 - 19
+Y_OF_ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
+SMALL_ORDER = {0, 1, PRIME - 1, Y_OF_ORDER_8, PRIME - Y_OF_ORDER_8}
+
+
+def is_weak(key):
+    y = int.from_bytes(key, "little") % 2**255
+    return y >= PRIME or y in SMALL_ORDER
+
+
 def signed(key, signature, data):
+    if is_weak(key):
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, data)
     except (InvalidSignature, ValueError):

@@ -6,12 +6,14 @@ refusal is stated here, by hand.
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import msgpack
 import msgspec
 import numpy as np
+from weak_keys import NOT_CANONICAL, SMALL_ORDER, TWINS, forged
 from wire_keys import KEYS, SEEDS
 from wire_making import (
     ADDED,
@@ -92,6 +94,7 @@ def federation_vectors() -> Vectors:
         ("a name of 65 characters", "malformed", "no name", signed_file(f'{key}name = "{"x" * 65}"\nnonce = ""\n')),
         ("no name", "malformed", "name is missing", signed_file(f'{key}nonce = ""\n')),
     ]
+    refused.append(("a key of small order", "wrong signature", "no signature holds with it", file_of_no_secret()))
     for name, cause, why, wrong in refused:
         v.bad(name, "federation file", cause, why, text=wrong)
     v.good("of 65,536 bytes", "federation file", **filled(content, 65_536))
@@ -130,6 +133,17 @@ def filled(content, size):
     """Return a signed file of so many bytes: line feeds in front, which are not written down."""
     more = size - len(signed_file(content).encode())
     return {"text": signed_file("\n" * more + content).lstrip("\n"), "filled": more}
+
+
+def file_of_no_secret():
+    """Return a file whose signature is one for a library, by an admission key of order 8."""
+
+    def content(k):
+        return f'admission = "{SMALL_ORDER[4].hex()}"\nnonce = ""\nname = "x{k}"\n'
+
+    data, signature = forged(SMALL_ORDER[4], lambda k: b"p2pfl federation 1\0" + content(k).encode())
+    _, _, signed = data.partition(b"\0")
+    return f"{signed.decode()}# signature: {signature.hex()}\n"
 
 
 def upper(text):
@@ -239,6 +253,12 @@ def membership_vectors() -> Vectors:
         ("a name in bytes", {"name": b"dave"}, "no text"),
     ]:
         bad(name, entries(entry(LOG, **change)), why)
+    for weak in (*SMALL_ORDER, *TWINS, NOT_CANONICAL[-3]):
+        kind = "of small order" if weak in SMALL_ORDER else "that is not canonical"
+        bad(f"a key {kind}: {weak.hex()}", entries(entry(LOG, key=weak)), "no signature holds with it")
+    weak = {"key": SMALL_ORDER[0]}
+    bad("a replacement by a key of small order", entries(entry(LOG, action="replace", name="bob", **weak)), "no signature")
+    bad("a hand-over to a key of small order", entries(entry(LOG, action="hand-over", name="", **weak)), "no signature")
     gone = grown(*ADDED, ("remove", "bob", BOB))
     bad("a revoked key comes back", entries(entry(gone, key=BOB.public)), "it was a member's before", known=gone, epoch=4)
     bad("a signature of 63 bytes", entries([entry(LOG)[0], bytes(63)]), "63 bytes")
@@ -259,19 +279,26 @@ def longer_formats(one):
 
 
 def joining_vectors() -> Vectors:
-    v = Vectors("Invitations, requests and admissions as words; joining over a link, and the desk that decides about it.")
+    v = Vectors("Invitations, requests and admissions as words; joining over a link, and the inviter, who decides about it.")
     secret = bytes(range(16))
     token = Invitation(
-        ID, "example", ADMISSION.public, ALICE.public, ("192.168.1.5:4100", "mqtt://broker:1883"), secret, 1_800_000_000
+        ID,
+        "example",
+        ADMISSION.public,
+        ALICE.public,
+        ("192.168.1.5:4100", "mqtt://broker:1883"),
+        secret,
+        1_800_000_000,
+        "dave",
     )
     word = token.encode()
     v.good("an invitation", "invitation", text=word)
     v.good("with white space in it", "invitation", text=f"  {word[:40]}\n\t{word[40:]}\r\n")
-    v.good("without addresses", "invitation", text=Invitation(*list(vars(token).values())[:4], (), secret, 0).encode())
-    fields = msgpack.unpackb(msgspec.msgpack.encode([ID, "example", ADMISSION.public, ALICE.public, [], secret, 0]))
+    v.good("without addresses", "invitation", text=replace(token, addresses=(), expires=0).encode())
+    fields = msgpack.unpackb(msgspec.msgpack.encode([ID, "example", ADMISSION.public, ALICE.public, [], secret, 0, "dave"]))
 
     def invitation(**changes):
-        names = ("federation", "name", "admission", "inviter", "addresses", "secret", "expires")
+        names = ("federation", "name", "admission", "inviter", "addresses", "secret", "expires", "member")
         return "p2pfl-invite-" + _pack(pack([*(dict(zip(names, fields, strict=True)) | changes).values()]))
 
     def bad(check, name, cause, why, text):
@@ -288,7 +315,7 @@ def joining_vectors() -> Vectors:
     bad("invitation", "cut off", "damaged", "the four bytes at the end differ", word[:-3])
     bad("invitation", "nothing in it", "damaged", "no value", "p2pfl-invite-" + _pack(b""))
     bad("invitation", "a letter that is none", "damaged", "no base64", word[:-1] + "!")
-    bad("invitation", "a field less", "malformed", "six fields", "p2pfl-invite-" + _pack(pack(fields[:-1])))
+    bad("invitation", "a field less", "malformed", "seven fields", "p2pfl-invite-" + _pack(pack(fields[:-1])))
     bad(
         "invitation",
         "trailing bytes",
@@ -304,6 +331,9 @@ def joining_vectors() -> Vectors:
     bad("invitation", "after the last second", "malformed", "more than 2^53", invitation(expires=2**53 + 1))
     bad("invitation", "before 1970", "malformed", "expires is less than 0", invitation(expires=-1))
     bad("invitation", "an empty name", "malformed", "1 to 64 characters", invitation(name=""))
+    bad("invitation", "for no name", "malformed", "member is no name", invitation(member="da ve"))
+    bad("invitation", "of a weak inviter", "malformed", "its key is of small order", invitation(inviter=SMALL_ORDER[4]))
+    bad("invitation", "of a weak admission key", "malformed", "it is not canonical", invitation(admission=NOT_CANONICAL[0]))
 
     v.good("a request", "request", text=Request.make(DAVE, "dave"))
     v.good("a request for another key", "request", text=Request.make(DAVE, "alice", ALICE))
@@ -327,6 +357,14 @@ def joining_vectors() -> Vectors:
     bad("request", "a name with a blank", "malformed", "no name", request("da ve", DAVE.public, None, mine, None))
     bad("request", "a short signature", "malformed", "63 bytes", request("dave", DAVE.public, None, mine[:-1], None))
     bad("request", "nil in place of the key", "malformed", "key is not optional", request("dave", None, None, mine, None))
+
+    for weak in SMALL_ORDER:
+        label = b"p2pfl request 1\0" + weak + bytes(32)
+        data, signature = forged(weak, lambda k, label=label: label + b"dave%d" % k)
+        name = data.removeprefix(label).decode()
+        why = "a library takes the signature for one; no secret is needed for it"
+        bad("request", f"a key of small order: {weak.hex()}", "wrong signature", why,
+            request(name, weak, None, signature, None))  # fmt: skip
 
     joined = Joined(FILE.data, LOG.encode())
     v.good("an admission", "admission", text=encode_admission(joined))
@@ -362,41 +400,56 @@ def joining_vectors() -> Vectors:
         "at most 65,536",
         bytes=pack(["joined", bytes(65_537), b""]).hex(),
     )
-    desk_vectors(v, secret, join)
+    inviter_vectors(v, secret, join)
     return v
 
 
-def desk_vectors(v, secret, join):
-    given = {secret.hex(): {"role": "participant", "expires": 1000, "used_by": None}}
-    used = {secret.hex(): given[secret.hex()] | {"used_by": DAVE.public.hex()}}
-    base = {"now": 1000, "secrets": given, "file": FILE.data.decode(), "log": LOG.encode().hex(), "wrong": 0}
+def inviter_vectors(v, secret, join):
+    note = {"name": "dave", "role": "participant", "reuse_name": False, "expires": 1000, "expired": False, "used_by": None}
+
+    def noted(**changes):
+        return {"secrets": {secret.hex(): note | changes}}
+
+    used = noted(used_by=DAVE.public.hex())
+    base = {"now": 1000, **noted(), "file": FILE.data.decode(), "log": LOG.encode().hex()}
     base |= {"key": DAVE.public.hex(), "join": join.hex()}
-    v.good("lets in", "desk", **base)
-    v.good("after nine wrong secrets", "desk", **base | {"wrong": 9})
-    with_dave = grown(*ADDED, ("add", "dave", DAVE))
-    v.good(
-        "again, the first answer was lost", "desk", **base | {"secrets": used, "log": with_dave.encode().hex(), "now": 5000}
-    )
-    v.good("used, but nobody was let in before the power failed", "desk", **base | {"secrets": used})
-    observer = {secret.hex(): given[secret.hex()] | {"role": "observer"}}
-    v.good("an observer", "desk", **base | {"secrets": observer})
+    v.good("lets in", "inviter", **base)
+    with_dave = grown(*ADDED, ("add", "dave", DAVE)).encode().hex()
+    v.good("again, the first answer was lost", "inviter", **base | used | {"log": with_dave, "now": 5000})
+    v.good("used, but nobody was let in before the power failed", "inviter", **base | used)
+    v.good("an observer", "inviter", **base | noted(role="observer"))
+    gone = grown(*ADDED, ("remove", "carol", CAROL)).encode().hex()
+    as_carol = {"log": gone, "join": encode_join(Join(secret, "carol")).hex()}
+    v.good("a former member's name, which is allowed", "inviter", **base | as_carol | noted(name="carol", reuse_name=True))
 
     def bad(name, cause, why, **changes):
-        v.bad(name, "desk", cause, why, **base | changes)
+        v.bad(name, "inviter", cause, why, **base | changes)
 
     bad("an unknown secret", "invitation unknown", "it was never given", secrets={})
-    bad("used by another key", "invitation used", "good for one node", secrets=used, key=MALLORY.public.hex())
+    bad("used by another key", "invitation used", "good for one node", **used, key=MALLORY.public.hex())
     bad("expired", "invitation expired", "a second too late", now=1001)
-    bad("a name that is taken", "name taken", "there is an alice", join=encode_join(Join(secret, "alice")).hex())
+    bad("seen expired", "invitation expired", "the clock was set back since", **noted(expired=True))
+    bad("another name", "other name", "it is for dave", join=encode_join(Join(secret, "david")).hex())
+    as_alice = noted(name="alice") | {"join": encode_join(Join(secret, "alice")).hex()}
+    bad("a name that is taken", "name taken", "there is an alice", **as_alice)
+    bad("a former member's name", "name taken", "there was a carol", **as_carol, **noted(name="carol"))
     bad("a member's key", "known key", "carol's", key=CAROL.public.hex())
-    gone = grown(*ADDED, ("remove", "carol", CAROL))
-    bad("a revoked key", "known key", "it was carol's", key=CAROL.public.hex(), log=gone.encode().hex())
-    bad("locked", "invitation locked", "ten wrong secrets in a row", wrong=10)
+    bad("a revoked key", "known key", "it was carol's", key=CAROL.public.hex(), log=gone)
     bad("a name with a blank", "malformed", "no name", join=encode_join(Join(secret, "da ve")).hex())
     bad("no join", "malformed", "a hello", join=pack(["hello"]).hex())
 
 
 # The link over TLS
+
+
+class NoSecret:
+    """Signs by the key of order 1, as a library sees it; so can anybody."""
+
+    public = SMALL_ORDER[0]
+
+    @staticmethod
+    def sign(data):
+        return SMALL_ORDER[0] + bytes(32)
 
 
 def tls_vectors() -> Vectors:
@@ -511,6 +564,7 @@ def proof_vectors(v, certificate, challenge):
         msgspec.structs.replace(proof(), joining=True),
         invites=True,
     )
+    bad("of a key of small order", "wrong proof", "no signature holds with it", proof(NoSecret, joining=True), invites=True)
     bad("meant for another server", "wrong proof", "carol's key was signed", proof(server=CAROL.public))
     bad("another certificate", "wrong proof", "somebody stands between", proof(shown=flipped(certificate)))
     other = handshake.Challenge(1, bytes(32), 3)
@@ -819,16 +873,18 @@ def envelope_vectors() -> Vectors:
         (m.Entries(3), Payload.of(LOG.encode())),
         (m.Bye(5, False), EMPTY),
         (m.Bye(5, True), EMPTY),
+        (m.Conflict(), Payload.of(bytes(320))),
         *coordination_messages(),
     ]:
         good(" ".join(str(field) for field in plain_fields(message)), frame(message, payload))
-    good("the greatest numbers", frame(boot=MOST, number=MOST))
+    good("the greatest numbers", frame(boot=MOST, number=2**63 - 1))
+    good("a number of more than 32 bits", frame(number=2**32))
     good("an update without base, a get without known", raw_frame(["get", 1, 3, "trained"]))
     good("the same in full", raw_frame(["update", 1, 3, "merged", 5, True, 1], Payload.of(bytes(32))))
     good("no age", raw_frame(["update", 1, 3, "merged", 5, True, 0.0], Payload.of(bytes(32))))
     quarter = pack(["update", 1, 3, "merged", 5, True, 0])[:-1] + b"\xca\x3e\x80\0\0"
     good("an age as float 32", raw_frame(None, Payload.of(bytes(32)), body=quarter))
-    good("longer formats", raw_frame(["have", 1], version=b"\xcc\x04", body=b"\xdc\x00\x02\xd9\x04have\xce\x00\x00\x00\x01"))
+    good("longer formats", raw_frame(["have", 1], version=b"\xcc\x05", body=b"\xdc\x00\x02\xd9\x04have\xce\x00\x00\x00\x01"))
     good("padding that is not zero", raw_frame(["have", 1], pad=b"x"))
     good("a term", raw_frame(["have", 1], term=9))
     good("another layout", raw_frame(["have", 1], layout=bytes(16)))
@@ -844,26 +900,26 @@ def envelope_vectors() -> Vectors:
         frame(m.Score(1, 1), Payload.of(bytes(33))),
         limit=32,
     )
-    bad("the version before", "version", "3", b"\x9d\3" + frame()[2:])
+    bad("the version before", "version", "4", b"\x9d\4" + frame()[2:])
     bad(
         "a whole frame of the version before",
         "version",
-        "3, as it was signed then",
-        raw_frame(["have", 1], version=b"\3", label=b"p2pfl envelope 3\0"),
+        "4, as it was signed then",
+        raw_frame(["have", 1], version=b"\4", label=b"p2pfl envelope 4\0"),
     )
-    bad("a later version with other fields", "version", "5, and an array of 14", b"\x9e\5" + frame()[2:])
+    bad("a later version with other fields", "version", "6, and an array of 14", b"\x9e\6" + frame()[2:])
     bad(
         "signed as the version before did",
         "wrong signature",
         "its label",
-        raw_frame(["have", 1], label=b"p2pfl envelope 3\0"),
+        raw_frame(["have", 1], label=b"p2pfl envelope 4\0"),
     )
     bad("version 127 with most other fields", "version", "and an array of 15", b"\x9f\x7f" + frame()[2:])
     bad("version 0 without fields", "version", "and an array of 0", b"\x90\0" + frame()[2:])
     bad("a map in place of the version", "malformed", "0x80 is no small number", b"\x9d\x80" + frame()[2:])
-    bad("a map in place of the header", "malformed", "0x8f is no array", b"\x8f\4" + frame()[2:])
-    bad("text in place of the header", "malformed", "0xa0 is no array", b"\xa0\4" + frame()[2:])
-    bad("another version in a longer format", "version", "5, in two bytes", raw_frame(["have", 1], version=b"\xcc\x05"))
+    bad("a map in place of the header", "malformed", "0x8f is no array", b"\x8f\5" + frame()[2:])
+    bad("text in place of the header", "malformed", "0xa0 is no array", b"\xa0\5" + frame()[2:])
+    bad("another version in a longer format", "version", "6, in two bytes", raw_frame(["have", 1], version=b"\xcc\x06"))
     bad("another federation", "other federation", "zeros", frame(of=bytes(16)))
     bad("another recipient", "other recipient", "carol", frame(to=CAROL))
     bad("a stranger", "stranger", "dave is no member", frame(by=DAVE), link=DAVE.public.hex())
@@ -924,7 +980,28 @@ def envelope_vectors() -> Vectors:
     bad("nested", "malformed", "arrays in arrays", raw_frame(None, body=b"\x91" * 60))
     bad("a header that ends early", "malformed", "one byte after it", raw_frame(["have", 1], short=1))
     bad("zeros", "malformed", "no header", bytes(320))
+    conflict_vectors(v, frame)
     return v
+
+
+def conflict_vectors(v, frame):
+    base = {"federation": ID.hex(), "key": ALICE.public.hex(), "boot": 2, "sessions": [SESSION.hex()]}
+
+    def good(name, evidence):
+        v.good(name, "conflict", **base, evidence=evidence[:320].hex())
+
+    def bad(name, cause, why, evidence):
+        v.bad(name, "conflict", cause, why, **base, evidence=evidence.hex())
+
+    good("a frame of a later start", frame(boot=3))
+    good("a frame of an earlier start", frame(boot=1))
+    good("an own frame", frame())
+    good("a frame of the same start over another link", frame(session=bytes(16)))
+    bad("evidence that is longer", "wrong length", "321 bytes", frame()[:320] + b"x")
+    bad("evidence of another federation", "other federation", "zeros", frame(boot=3, of=bytes(16))[:320])
+    bad("evidence of another sender", "wrong signature", "bob's", frame(boot=3, by=BOB, to=ALICE)[:320])
+    bad("evidence that was changed", "wrong signature", "its last byte", flipped(frame(boot=3)[:320]))
+    bad("evidence that is no header", "malformed", "zeros", bytes(320))
 
 
 def plain_fields(message):
@@ -933,7 +1010,7 @@ def plain_fields(message):
 
 
 def raw_frame(
-    message, payload=EMPTY, *, by=ALICE, version=b"\x04", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
+    message, payload=EMPTY, *, by=ALICE, version=b"\x05", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
 ):
     """Return a frame of alice's to bob, put together by hand, signed by `by`."""
     fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, term, layout, payload.size, payload.digest]
@@ -941,7 +1018,7 @@ def raw_frame(
     left = 256 - len(start) - 2 - short
     header = start + b"\xc4" + bytes([left]) + pad * left + b"\0" * short
     assert len(header) == 256
-    signed = (b"p2pfl envelope 4\0" if label is None else label) + sha256(header).digest() + payload.digest
+    signed = (b"p2pfl envelope 5\0" if label is None else label) + sha256(header).digest() + payload.digest
     return header + by.sign(signed) + b"".join(payload.parts)
 
 

@@ -90,15 +90,19 @@ def election_vectors(v):
     good("a beat that came before is passed over", (5, "bob", beat), (6.9, "bob", beat), (7, "alice", ["vote", 3, 9, True]))
     good("a coordinator of an earlier term is told so", (5, "bob", beat), (5.1, "alice", ["leading", 3, 7, 9]))
     good("one of a later term is followed", (5, "bob", beat), (5.1, "alice", ["leading", 3, 9, 1]))
-    good("a refusal tells a later term", (5, "bob", ["voted", 3, 9, True, False]))
+    good("a refusal that was not asked for tells nothing", (5, "bob", ["voted", 3, 9, True, False]))
     good("a grant of another's tells nothing", (5, "bob", ["voted", 3, 9, True, True]))
     good("an answer of a later term ends the own one", (5, "bob", beat), (5.1, "alice", ["following", 3, 9, 0]))
     good("another epoch is passed over", (5, "bob", ["vote", 2, 8, False]), (5, "bob", ["leading", 4, 1, 1]))
     good("strangers and oneself are passed over", (5, "dave", vote), (5, "carol", beat))
-    good("the last term", (5, "bob", ["leading", 3, MOST, MOST]), (9, "alice", ["vote", 3, MOST, True]))
+    last = (5, "bob", ["leading", 3, MOST, MOST]), (9, "alice", ["vote", 3, MOST, True])
+    good("the last term", *last, term=MOST - 1)
+    good("a term 1,024 ahead", (5, "bob", ["leading", 3, 7 + 1024, 1]))
     alone = {"electorate": three | {"eligible": ["alice"]}}
     bad("a candidate that may only vote", "bob is not eligible", (5, "bob", vote), **alone)
     bad("a coordinator that may only vote", "bob is not eligible", (5, "bob", beat), **alone)
+    for kind, more in (("vote", [True]), ("voted", [True, False]), ("leading", [1]), ("following", [0])):
+        bad(f"a {kind} of a term 1,025 ahead", "claimed by one member", (5, "bob", [kind, 3, 7 + 1025, *more]))
     bad("two coordinators in one term", "one of them lies", (5, "bob", beat), (5.1, "alice", beat))
 
 

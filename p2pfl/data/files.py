@@ -8,11 +8,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TextIO, cast
 
 from p2pfl.errors import ConfigurationError
 
 MOST_BYTES = 2**31  # of one file, unpacked
+LONGEST_LINE = 2**24  # characters of a text
 DEFLATE_RATIO = 1032  # how many bytes one byte of gzip can stand for, at most
 
 
@@ -40,3 +41,15 @@ def reading(path: Path) -> Iterator[tuple[IO[bytes], int]]:
         raise ConfigurationError(f"{path} is damaged: {error}") from error
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+
+
+def lines_of(path: Path, text: TextIO) -> Iterator[str]:
+    """Yield the lines of a text.
+
+    Raises:
+        ConfigurationError: one is too long to be a line of a table; no more of it is read.
+    """
+    while line := text.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ConfigurationError(f"{path} has a line of more than {LONGEST_LINE:,} characters")
+        yield line

@@ -14,6 +14,7 @@ import numpy as np
 
 from p2pfl.data.files import MOST_BYTES, reading
 from p2pfl.errors import ConfigurationError
+from p2pfl.machine import check_memory
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MOST_DIMENSIONS = 8
@@ -47,6 +48,7 @@ def read(path: Path, limit: int = MOST_BYTES) -> np.ndarray:
             raise ConfigurationError(f"{path} announces {size:,} bytes, more than the limit of {limit:,}")
         if size > most:
             raise ConfigurationError(f"{path} is too short for its header, which announces {size:,} bytes")
+        check_memory(f"{path}", size)
         values = file.read(size + 1)
     if len(values) != size:
         found = "more" if len(values) > size else f"{len(values):,}"

@@ -68,11 +68,13 @@ def load(name: str, root: str = "") -> ImageSet:
     """Return a data set: one of NAMES, or any folder of the data root. It is read once per process, and not to be written.
 
     Raises:
-        ConfigurationError: it is missing, damaged or not what it should be; the text says where the official files come
-            from.
+        ConfigurationError: the name is a path, or the set is missing, damaged or not what it should be; the text says where
+            the official files come from.
     """
     if name == "digits":
         return _digits()
+    if not name or "/" in name or "\\" in name or name in (".", ".."):
+        raise ConfigurationError(f"a data set is named by its folder in the data root, not by a path such as {name!r}")
     return _load(name, data_root(root, f"the data set {name!r}"))
 
 

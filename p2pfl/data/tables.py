@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import csv
 import io
-import tomllib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from p2pfl import toml
 from p2pfl.data.attributes import Grouping
 from p2pfl.data.files import reading
 from p2pfl.data.sets import data_root
@@ -158,11 +158,9 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
         ConfigurationError: it cannot be read, has an unknown key, or makes no sense.
     """
     try:
-        schema = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Schema)
+        schema = msgspec.convert(toml.read(path), Schema)
         schema = msgspec.structs.replace(schema, columns=schema.columns | dict(columns or {}))
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     reason = None
     if len(schema.named("label")) != 1:

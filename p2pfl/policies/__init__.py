@@ -36,6 +36,8 @@ POLICIES = {
     "fedfb": "p2pfl.policies.fedfb:FedFB",
 }
 
+METHODS = ("prepare", "round", "state", "restore")  # of every policy
+
 
 def make_policy(name: str, options: Mapping[str, Any]) -> Policy:
     """Make the policy called `name`: one of POLICIES, an entry point of `p2pfl.policies`, or "package.module:factory".
@@ -43,8 +45,9 @@ def make_policy(name: str, options: Mapping[str, Any]) -> Policy:
     Raises:
         ConfigurationError: an unknown name, or an option that the policy does not take.
     """
-    policy = build("policy", resolve("policy", name, POLICIES, "p2pfl.policies"), options)
-    if not isinstance(policy, Policy):
-        missing = [m for m in ("judged", "prepare", "round", "state", "restore") if not hasattr(policy, m)]
+    factory = resolve("policy", name, POLICIES, "p2pfl.policies", METHODS)
+    policy = build("policy", factory, options)
+    if missing := [member for member in ("judged", *METHODS) if not hasattr(policy, member)]:
         raise ConfigurationError(f"policy {name!r} is no policy: it lacks {', '.join(missing)}")
-    return policy
+    made: Policy = policy
+    return made

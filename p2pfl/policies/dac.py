@@ -14,7 +14,7 @@ import numpy as np
 from p2pfl import aggregation, selection, similarity
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
-from p2pfl.policy import Extras, Me, Merge, Peers, Stage, Update, check_epochs, merge, samples
+from p2pfl.policy import Extras, Me, Merge, Peers, Robust, Stage, Update, check_epochs, merge, samples
 
 TAU = {"cosine-weights": 140.0, "cosine-gradients": 140.0, "l2": 19.0, "inverse-loss": 5000.0}
 
@@ -82,7 +82,7 @@ class Dac:
 
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         self.met |= await self._measure(me, peers, trained, updates)
-        self._estimate(peers.ids, updates)
+        self._estimate(peers.ids, updates, me.robust)
 
         if self.aggregation == "fedavg":
             weights = aggregation.fedavg(samples(me, updates))
@@ -111,16 +111,29 @@ class Dac:
         else:
             losses = await peers.scores(senders, own)
             senders = [id for id in senders if id in losses]
-            values = similarity.inverse_loss([losses[id] for id in senders])
+            # Nobody's data suit a node's model better than those on which it was trained, unless they are a lie.
+            least = float((await me.loss([own], split="train"))[0]) if me.robust != "none" else 0.0
+            values = similarity.inverse_loss([max(losses[id], least) if losses[id] >= 0 else losses[id] for id in senders])
         return dict(zip(senders, values.tolist(), strict=True))
 
-    def _estimate(self, ids: Sequence[str], updates: Sequence[Update]) -> None:
+    def _estimate(self, ids: Sequence[str], updates: Sequence[Update], robust: Robust = "none") -> None:
         """Take over the similarities that the sampled peers lend, for peers that I have not met."""
         if self.two_hop == "none":
             return
         unmet = {short_id(id): id for id in ids if id not in self.met}
-        lent = [(self.met.get(u.sender, 0.0), _borrow(u.extras, unmet)) for u in updates]
+        lent = [(own := self.met.get(u.sender, 0.0), self._borrow(u.extras, unmet, own, robust)) for u in updates]
         self.estimated |= selection.two_hop(lent, unmet.values(), self.two_hop)
+
+    def _borrow(self, extras: Extras, names: Mapping[int, str], own: float, robust: Robust) -> dict[str, float]:
+        """Read the similarities that came with an update, of `names`, bounded by what the measure can give.
+
+        Where the federation protects itself against members that lie, a value counts for no more than the own similarity to
+        its lender, `own`, and for no less than that of a peer of which nothing is known.
+        """
+        least, most = similarity.RANGES[self.similarity]
+        if robust != "none":
+            least, most = 0.0, max(0.0, min(own, most))
+        return {id: min(max(value, least), most) for id, value in _read(extras, names).items()}
 
     def _lent(self) -> Extras:
         """What I have measured myself, to travel with my update."""
@@ -128,6 +141,10 @@ class Dac:
             "peers": np.array([short_id(name) for name in self.met], np.uint64),
             "similarities": np.array(list(self.met.values()), np.float32),
         }
+
+    @property
+    def asks_scores(self) -> bool:
+        return self.similarity == "inverse-loss" and self.score_on == "peer"
 
     def state(self) -> dict[str, Any]:
         return {"met": self.met, "estimated": self.estimated}
@@ -142,7 +159,7 @@ def short_id(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
-def _borrow(extras: Extras, names: Mapping[int, str]) -> dict[str, float]:
+def _read(extras: Extras, names: Mapping[int, str]) -> dict[str, float]:
     """Read the similarities that came with an update, of `names`; whatever is not as it should be is left out."""
     peers, values = extras.get("peers"), extras.get("similarities")
     if peers is None or values is None or peers.dtype != np.uint64 or values.dtype != np.float32:

@@ -27,7 +27,7 @@ from p2pfl.policy import Split
 from p2pfl.preferences import preference_of
 from p2pfl.randomness import federation_draws
 from p2pfl.task import Part
-from p2pfl.torch_task import Samples, TorchTask
+from p2pfl.torch_task import Samples, TorchTask, make_module
 
 Table = Mapping[str, Any]
 IID, DIRICHLET, LINEAR, ADAM = {"name": "iid"}, {"name": "dirichlet"}, {"name": "linear"}, {"name": "adam"}
@@ -256,4 +256,4 @@ def _initial(features: int, widths: Sequence[int], seed: int) -> nn.Module:
     """Return the module with the weights that all nodes start from; see TorchTask.initial."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
-        return network(features, widths)
+        return make_module(partial(network, features, widths))

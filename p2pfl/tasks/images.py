@@ -27,7 +27,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
 from p2pfl.randomness import Draws
 from p2pfl.task import Part
-from p2pfl.torch_task import Samples, TorchTask, last_layer
+from p2pfl.torch_task import Samples, TorchTask, last_layer, make_module
 
 Table = Mapping[str, Any]
 IID, NO_SHIFT, MLP, PLAIN_SGD = {"name": "iid"}, {"name": "none"}, {"name": "mlp"}, {"name": "sgd"}
@@ -118,7 +118,7 @@ def images(
     source = loaded[share.source]
     make, options = named("task.model", model, MODELS)
     module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=share.labels)
-    module()  # what is wrong with it is said here
+    make_module(module)  # reports what is wrong with it
     steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
     draws = Draws(seed, f"images/{part.index}")
     splits: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}

@@ -7,18 +7,20 @@ its own affair and is given apart from them.
 from __future__ import annotations
 
 import csv
-import zipfile
-import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
+from p2pfl.data import npz
+from p2pfl.data.files import lines_of
 from p2pfl.errors import ConfigurationError
+from p2pfl.machine import amount, free_memory
 from p2pfl.optimizers import SGD
 from p2pfl.policy import Split
 from p2pfl.randomness import Draws
@@ -27,13 +29,6 @@ from p2pfl.torch_task import TorchTask, classification
 
 Arrays = tuple[np.ndarray, np.ndarray]
 _HELD_OUT: tuple[Split, Split] = ("validation", "test")
-_BROKEN = (
-    ValueError,
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)  # what NumPy raises for files that are no .npz
 
 
 def table(
@@ -114,25 +109,16 @@ def _read(path: Path, target: str, classes: int, features: int) -> dict[Split, A
 
 
 def _read_npz(path: Path, classes: int, features: int) -> dict[Split, Arrays]:
-    with path.open("rb") as file:
-        try:
-            if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile  # NumPy would take a lone array, too
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files if name.partition("_")[0] in ("x", "y")}
-        except _BROKEN as error:
-            reason = "is damaged, or no file of plain arrays as numpy.savez writes it"
-            raise ConfigurationError(f"{path} {reason}") from error
+    names: dict[Split, tuple[str, str]] = {"train": ("x", "y")}
+    names |= {split: (f"x_{split}", f"y_{split}") for split in _HELD_OUT}
+    arrays = npz.read(path, [name for pair in names.values() for name in pair])
     splits: dict[Split, Arrays] = {}
-    for split in cast(tuple[Split, ...], ("train", *_HELD_OUT)):
-        x_name, y_name = ("x", "y") if split == "train" else (f"x_{split}", f"y_{split}")
+    for split, (x_name, y_name) in names.items():
         if split != "train" and x_name not in arrays and y_name not in arrays:
             continue
         for name in (x_name, y_name):
             if name not in arrays:
                 raise ConfigurationError(f"{path} has no array {name}")
-            if arrays[name].dtype.kind not in "biuf":
-                raise ConfigurationError(f"{path}: {name} is {arrays[name].dtype}, and must be of numbers")
         splits[split] = _checked(path, x_name, arrays[x_name], y_name, arrays[y_name], classes, features)
     return splits
 
@@ -168,9 +154,11 @@ def _expected(classes: int) -> str:
 
 def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
     x, y = array("f"), array("q")
+    free = free_memory()
+    most = inf if free is None else free / 8  # a value takes four bytes, and as many once more when the array is made
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.reader(file, strict=True)
+            lines = csv.reader(lines_of(path, file), strict=True)
             header = next(lines, [])
             column = _label_column(path, header, target, features)
             for row in lines:
@@ -183,6 +171,10 @@ def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
                         )
                     x.extend(values)
                     y.append(int(label))
+                    if len(x) > most:
+                        raise ConfigurationError(
+                            f"{path} has more values than fit into memory; {amount(most * 8)} were free"
+                        )
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not UTF-8 text") from error
     except csv.Error as error:

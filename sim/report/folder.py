@@ -5,7 +5,6 @@ Only summary.json must be whole. A summary of an older version lacks keys: what 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 
 from node.files import reason
+from p2pfl import toml
 from p2pfl.errors import ConfigurationError
 from sim.left import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from sim.report.summary import Summary
@@ -106,7 +106,7 @@ def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
         raw, summary = msgspec.json.decode(content), msgspec.json.decode(content, type=Summary)
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {reason(error)}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{file} is damaged, or no summary of a run: {error}") from error
     if not summary.runs:
         raise ConfigurationError(f"{file} names no run")
@@ -120,8 +120,8 @@ def _scenario(file: Path) -> tuple[str, dict[str, Any]]:
     except OSError:
         return "", {}
     try:
-        return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        return text, toml.parse(text.encode())
+    except ValueError:
         return text, {}
 
 

@@ -1,0 +1,82 @@
+"""What a federation asks of a node that is to join, and whether that is what the node's owner has configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from node import tables
+from node.agreement import Agreement
+from node.config import NodeConfig
+from node.contact import printable
+from node.setup import find_own_modules
+from p2pfl.errors import ConfigurationError
+from p2pfl.names import resolve
+from p2pfl.policies import POLICIES
+from p2pfl.task import TASKS
+
+NOTHING = "nothing"
+_KINDS: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "task": (TASKS, "p2pfl.tasks"),
+    "policy": (POLICIES, "p2pfl.policies"),
+}
+
+
+class Difference(NamedTuple):
+    """An option that a federation has otherwise than a node's configuration.
+
+    Attributes:
+        key: such as "task.samples".
+        theirs, ours: in words; `NOTHING` where there is neither a value nor a default.
+    """
+
+    key: str
+    theirs: str
+    ours: str
+
+
+def summary(agreement: Agreement) -> list[str]:
+    """Return lines that say what a federation asks for."""
+    lines = [f"the federation {agreement.name} asks for:"]
+    for kind in _KINDS:
+        name, options = tables.named(kind, getattr(agreement, kind))
+        words = ", ".join(f"{printable(key)} = {value!r}" for key, value in options.items())
+        lines.append(f"  {kind} {printable(name)}{': ' + words if words else ''}")
+    values = agreement.model.values
+    return [*lines, f"  a model of {values:,} values ({4 * values / 1e6:,.2f} MB), {agreement.rounds} rounds"]
+
+
+def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Difference]:
+    """Return which options of task and policy a federation has otherwise than a node's configuration.
+
+    An option that one of them does not have counts with the default of the task or policy, which is imported for that: its
+    owner has named it too (see node.agreement.applied).
+    """
+    found = []
+    for kind in _KINDS:
+        name, theirs = tables.named(kind, getattr(agreement, kind))
+        _, ours = tables.named(kind, getattr(own, kind))
+        if theirs == ours:
+            continue
+        find_own_modules(folder, own)
+        default = _defaults(kind, name)
+        for key in sorted({*theirs, *ours}):
+            here, there = (options.get(key, default.get(key, Parameter.empty)) for options in (ours, theirs))
+            if here != there:
+                found.append(Difference(printable(f"{kind}.{key}"), _shown(there), _shown(here)))
+    return found
+
+
+def _defaults(kind: str, name: str) -> dict[str, Any]:
+    """Return the options of a task or policy that have a default; none where it cannot be imported."""
+    try:
+        parameters = signature(resolve(kind, name, *_KINDS[kind])).parameters.values()
+    except (ConfigurationError, ValueError):
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+
+
+def _shown(value: Any) -> str:
+    return NOTHING if value is Parameter.empty else repr(value)

@@ -1,0 +1,81 @@
+"""Which peers leave and come back, in words: each change at once, and of a peer that flaps a sum from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most where it goes on
+
+
+@dataclass
+class _Lately:
+    """What is known of a peer about which something was said lately.
+
+    Attributes:
+        reason: why it is missing; None if it is there.
+        changes: how often that has changed since something was said.
+        pause: seconds until something is said again.
+    """
+
+    reason: str | None
+    changes: int = 0
+    pause: float = PAUSE
+
+
+class Comings:
+    """
+    Args:
+        say: prints a line.
+        later: calls a function after so many seconds; by default on the loop that runs.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        later: Callable[[float, Callable[[], None]], Any] = lambda seconds, do: asyncio.get_running_loop().call_later(
+            seconds, do
+        ),
+    ) -> None:
+        self._say = say
+        self._later = later
+        self._lately: dict[str, _Lately] = {}
+
+    def left(self, name: str, reason: str) -> None:
+        """A peer is missing."""
+        self._changed(name, reason)
+
+    def back(self, name: str) -> None:
+        """A peer that was missing is there."""
+        self._changed(name, None)
+
+    def _changed(self, name: str, reason: str | None) -> None:
+        if (lately := self._lately.get(name)) is not None:
+            lately.reason = reason
+            lately.changes += 1
+            return
+        self._say(_line(name, reason))
+        self._lately[name] = _Lately(reason)
+        self._later(PAUSE, lambda: self._look(name))
+
+    def _look(self, name: str) -> None:
+        """Say what has become of a peer since something was said of it."""
+        lately = self._lately[name]
+        if not lately.changes:
+            del self._lately[name]
+            return
+        if lately.changes == 1:
+            self._say(_line(name, lately.reason))
+        else:
+            now = "is there now" if lately.reason is None else f"is missing now: {lately.reason}"
+            times = f"{lately.changes // 2} time{'s' * (lately.changes > 3)}"
+            self._say(f"{name} left and came back {times} in {lately.pause:.0f} s; it {now}")
+        lately.changes = 0
+        lately.pause = min(2 * lately.pause, LONGEST)
+        self._later(lately.pause, lambda: self._look(name))
+
+
+def _line(name: str, reason: str | None) -> str:
+    return f"with {name} again" if reason is None else f"without {name}: {reason}"

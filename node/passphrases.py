@@ -1,0 +1,65 @@
+"""Passphrases of admission keys: from a file, from the environment, or typed."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+
+VARIABLE = "P2PFL_ADMISSION_PASSPHRASE"
+_MOST = 4096  # bytes
+
+
+def present(key: Path, file: str | Path = "") -> bytes:
+    """Return the passphrase of an encrypted key: in `file`, or else in the environment, or else typed on the terminal.
+
+    Raises:
+        ConfigurationError: there is none, or the file cannot be read.
+    """
+    if file:
+        return read(Path(file).expanduser())
+    if os.environ.get(VARIABLE):
+        return os.environ[VARIABLE].encode()
+    if not sys.stdin.isatty():
+        raise ConfigurationError(
+            f"{key} is encrypted; give its passphrase in a file (--passphrase-file, or passphrase_file in node.toml), in the"
+            f" variable {VARIABLE}, or on a terminal"
+        )
+    return getpass.getpass(f"passphrase of {key}: ").encode()
+
+
+def chosen(file: Path | None, asked: bool) -> bytes | None:
+    """Return the passphrase for a new key: in a file, or typed twice; None where neither is wanted.
+
+    Raises:
+        ConfigurationError: the file cannot be read, there is no terminal, or the two differ.
+    """
+    if file is not None:
+        return read(file)
+    if not asked:
+        return None
+    if not sys.stdin.isatty():
+        raise ConfigurationError("--passphrase asks on a terminal, and there is none; use --passphrase-file")
+    first = getpass.getpass("passphrase of the new admission key: ")
+    if getpass.getpass("the same again: ") != first:
+        raise ConfigurationError("the two passphrases differ")
+    return first.encode()
+
+
+def read(path: Path) -> bytes:
+    """Return the passphrase in a file: its first line.
+
+    Raises:
+        ConfigurationError: it cannot be read, or holds none.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.read(_MOST).partition(b"\n")[0].rstrip(b"\r")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the passphrase in {path}: {error.strerror}") from error
+    if not line:
+        raise ConfigurationError(f"{path} holds no passphrase: its first line is empty")
+    return line

@@ -1,0 +1,63 @@
+"""How much memory is free, as the system's files say it."""
+
+import pytest
+
+from p2pfl import machine
+from p2pfl.errors import ConfigurationError
+
+MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"]
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """What the files of the system say, by path; others are not there."""
+    found = {"/proc/meminfo": MEMINFO}
+    monkeypatch.setattr(machine, "_lines", lambda path: found.get(path, []))
+    monkeypatch.setattr(machine, "_left_by_ulimit", lambda: [])
+    return found
+
+
+def test_free_memory_counts_caches_of_files_as_free(files):
+    files |= {
+        "/proc/self/cgroup": ["0::/"],
+        "/sys/fs/cgroup/memory.max": ["4096000"],
+        "/sys/fs/cgroup/memory.current": ["3000000"],
+        "/sys/fs/cgroup/memory.stat": ["active_file 7", "inactive_file 2000000"],
+    }
+    assert machine.free_memory() == 3_096_000
+    files["/sys/fs/cgroup/memory.max"] = ["max"]
+    assert machine.free_memory() == 8000 * 1024
+
+
+def test_free_memory_is_the_least_that_a_group_above_leaves(files):
+    group = "/sys/fs/cgroup/machine.slice"
+    files |= {
+        "/proc/self/cgroup": ["0::/machine.slice/one.service"],
+        f"{group}/one.service/memory.max": ["max"],
+        f"{group}/one.service/memory.current": ["5"],
+        f"{group}/memory.max": ["4000"],
+        f"{group}/memory.current": ["1000"],
+    }
+    assert machine.free_memory() == 3000
+
+
+def test_free_memory_knows_the_first_version_of_control_groups(files):
+    files |= {
+        "/proc/self/cgroup": ["12:cpu,cpuacct:/docker/1f", "4:memory:/docker/1f", "1:name=systemd:/"],
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": ["5000"],  # all that a container sees
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes": ["2000"],
+        "/sys/fs/cgroup/memory/memory.stat": ["inactive_file 1", "total_inactive_file 500"],
+    }
+    assert machine.free_memory() == 3500
+
+
+def test_free_memory_is_unknown_where_the_system_says_nothing(files):
+    files.clear()
+    assert machine.free_memory() is None
+    machine.check_memory("all of it", 2**70)
+
+
+def test_memory_that_is_not_there_is_refused_in_one_line(files):
+    machine.check_memory("little", 8000 * 1024)
+    with pytest.raises(ConfigurationError, match=r"^much takes 1\.0 GiB of memory, and 7\.8 MiB are free$"):
+        machine.check_memory("much", 2**30)
