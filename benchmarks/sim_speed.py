@@ -320,7 +320,7 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps({"scale": figures}, indent=1) + "\n")
         return
-    prepare_process(str(Path(__file__).parent))
+    prepare_process([str(Path(__file__).parent)])
     repeat, rounds = (1, 3) if options.quick else (options.repeat, 0)
     measured = {}
     for name in options.only or WORKLOADS:

@@ -1,0 +1,72 @@
+"""Cost of the protection against members that lie, beside the mean that it protects.
+
+Prints how long `median-clip` takes to clip the models of a round, as a multiple of the time of their weighted mean, for
+several model sizes; once where no model is too far away, once where half of them are. Both are measured in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.robust import MedianClip
+
+PEERS = 9
+CALLS = 5  # in one measurement
+
+
+def seconds(work: Callable[[], object], times: int) -> float:
+    """Return the median time of one call."""
+    taken = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        for _ in range(CALLS):
+            work()
+        taken.append((time.perf_counter() - begun) / CALLS)
+    return statistics.median(taken)
+
+
+def measure(size: int, times: int) -> dict[str, float]:
+    """Return the times of clipping as multiples of that of the mean, of models with so many values."""
+    rng = np.random.default_rng(0)
+    initial = np.zeros(size, np.float32)
+    own = rng.standard_normal(size).astype(np.float32)
+    models = [own + rng.standard_normal(size).astype(np.float32) * np.float32(0.1) for _ in range(PEERS)]
+    far = [*models[: PEERS // 2 + 1], *(model * np.float32(900) for model in models[PEERS // 2 + 1 :])]
+    senders = [f"peer-{k}" for k in range(PEERS)]
+    weights = [1 / (PEERS + 1)] * (PEERS + 1)
+
+    def clip(received: list[Parameters]) -> Callable[[], object]:
+        rule = MedianClip()
+        return lambda: rule.clip(own, initial, senders, received)
+
+    mean = seconds(lambda: weighted_mean([own, *models], weights), times)
+    return {"honest": seconds(clip(models), times) / mean, "half of them far": seconds(clip(far), times) / mean}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small models, few repetitions")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
+    options = parser.parse_args()
+    sizes = [4_810, 100_000] if options.quick else [4_810, 100_000, 2_500_000]
+    figures = {}
+    for size in sizes:
+        figures[str(size)] = measured = measure(size, 5 if options.quick else 21)
+        shown = ", ".join(f"{name} {ratio:.2f} x the mean" for name, ratio in measured.items())
+        print(f"{size:,} values, {PEERS} peers: {shown}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
