@@ -34,6 +34,7 @@ autodoc_type_aliases = {
     "FineTuning": "p2pfl.policies.fedavg.FineTuning",
     "Parameters": "p2pfl.parameters.Parameters",
     "PerSample": "p2pfl.torch_task.PerSample",
+    "Robust": "p2pfl.policy.Robust",
     "Schedule": "p2pfl.policies.schedule.Schedule",
     "Split": "p2pfl.policy.Split",
     "Stage": "p2pfl.policy.Stage",
@@ -42,7 +43,8 @@ autodoc_type_aliases = {
 napoleon_numpy_docstring = False
 
 # Other projects' names: their pages are not asked for, so that a site is built without a network.
-nitpick_ignore_regex = [("py:.*", r"(asyncio|collections|cryptography|networkx|nn|numpy|pathlib|torch)\..*")]
+_OTHERS = r"(asyncio|collections|cryptography|networkx|nn|numpy|pathlib|torch)\..*"
+nitpick_ignore_regex = [("py:.*", _OTHERS), ("py:class", r"node\.trainer\.T")]
 
 html_theme = "furo"
 html_title = f"p2pfl {release}"
