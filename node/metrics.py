@@ -75,6 +75,11 @@ def _of_traffic(state: Mapping[str, Any]) -> Iterator[Metric]:
     yield _counter("p2pfl_models", "Models sent and received.", ("direction",), models)
     rejected = [((cause,), count) for cause, count in state.get("rejected", {}).items()]
     yield _counter("p2pfl_rejected", "Messages that were refused, by cause.", ("cause",), rejected)
+    suspicious = [
+        ((name, what), count) for what, names in state.get("suspicious", {}).items() for name, count in names.items()
+    ]
+    about = "Claims and models of a peer that were limited or not believed, by kind."
+    yield _counter("p2pfl_suspicious", about, ("peer", "kind"), suspicious)
     expired = [((), state.get("deadlines_expired", 0))]
     yield _counter("p2pfl_deadlines_expired", "Waits for a peer that ended at the deadline.", (), expired)
 
@@ -94,6 +99,8 @@ def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     for name, key in (("p2pfl_peer_received_bytes", "bytes_in"), ("p2pfl_peer_sent_bytes", "bytes_out")):
         sizes = [((peer["name"],), peer[key]) for peer in peers if key in peer]
         yield _counter(name, "Bytes of all envelopes, by peer.", ("peer",), sizes)
+    refused = [((peer["name"], cause), n) for peer in peers for cause, n in peer.get("offences", {}).items()]
+    yield _counter("p2pfl_peer_offences", "Refused messages of a peer, by cause.", ("peer", "cause"), refused)
 
 
 def _of_last_round(history: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
