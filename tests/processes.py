@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -39,6 +40,23 @@ def federate(root, names, edges="all"):
         (root / name / "membership").write_bytes(newest)
 
 
+class Printed:
+    """The lines that a process prints, read at once: a full pipe would stop it.
+
+    Attributes:
+        looked_at: how many of the lines a test has looked at.
+    """
+
+    def __init__(self, pipe):
+        self.lines, self.looked_at = [], 0
+        self.reading = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self.reading.start()
+
+    def _read(self, pipe):
+        with pipe:
+            self.lines.extend(pipe)
+
+
 class Processes:
     """A federation of folders, and the processes that run them.
 
@@ -50,7 +68,7 @@ class Processes:
     def __init__(self, root: Path, names, toml, cwd=None, path=None):
         self.names, self.cwd = list(names), cwd
         self.folders = {name: root / name for name in self.names}
-        self.running = {}
+        self.running, self._printed = {}, {}
         ports = dict(zip(self.names, free_ports(len(self.names)), strict=True))
         for k, name in enumerate(self.names):
             config.create(self.folders[name], name, f"127.0.0.1:{ports[name]}")
@@ -67,7 +85,7 @@ class Processes:
     def start(self, *names, changes=()):
         for name in names or self.names:
             options = [part for change in changes for part in ("--set", change)]
-            self.running[name] = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "node", "run", str(self.folders[name]), "--until-done", *options],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -75,6 +93,27 @@ class Processes:
                 cwd=self.cwd,
                 env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
             )
+            self.running[name], self._printed[name] = process, Printed(process.stdout)
+
+    def printed(self, name):
+        """Return what a node has printed since it was started last."""
+        if self.running[name].poll() is not None:
+            self._printed[name].reading.join(PATIENCE)
+        return "".join(self._printed[name].lines)
+
+    def line_with(self, name, text):
+        """Return the next line with `text` that a node prints."""
+        lines, ended = self._printed[name].lines, False
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            while self._printed[name].looked_at < len(lines):
+                self._printed[name].looked_at += 1
+                if text in (line := lines[self._printed[name].looked_at - 1]):
+                    return line.rstrip()
+            assert not ended, f"{name} ended without a word of {text!r}"
+            assert time.monotonic() < deadline, f"waited in vain for {text!r} of {name}"
+            ended = not self._printed[name].reading.is_alive()
+            time.sleep(0.02)  # of real time: these are real processes
 
     def status(self, name):
         try:
@@ -92,7 +131,7 @@ class Processes:
             assert time.monotonic() < deadline, f"waited in vain until {what}"
             for name, process in self.running.items():
                 if process.poll() not in (None, 0, -signal.SIGKILL):
-                    raise AssertionError(f"{name} ended with {process.returncode}: {process.communicate()[0]}")
+                    raise AssertionError(f"{name} ended with {process.returncode}: {self.printed(name)}")
             time.sleep(0.02)  # of real time: these are real processes
 
     def until_round(self, name, round):
@@ -100,10 +139,10 @@ class Processes:
 
     def wait(self, *names):
         """Wait for processes to end; return what they printed."""
-        printed = {}
-        for name in names or list(self.running):
-            printed[name] = self.running[name].communicate(timeout=PATIENCE)[0]
-        return printed
+        names = names or tuple(self.running)
+        for name in names:
+            self.running[name].wait(PATIENCE)
+        return {name: self.printed(name) for name in names}
 
     def signal(self, name, number):
         self.running[name].send_signal(number)
@@ -118,4 +157,4 @@ def processes(*args, **options):
         for process in federation.running.values():
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            process.wait()

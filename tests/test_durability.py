@@ -435,14 +435,6 @@ def too_large(folder, process):
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
 
 
-def line_with(process, text):
-    """Read what a process prints up to a line with `text`."""
-    for line in process.stdout:
-        if text in line:
-            return line.rstrip()
-    raise AssertionError(f"it ended without a word of {text!r}")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux only")
 @pytest.mark.parametrize("trouble", [full, read_only, too_large])
@@ -452,24 +444,24 @@ def test_a_node_goes_on_while_nothing_can_be_written_says_so_and_recovers(tmp_pa
         with processes(root, ("alice",), LARGE) as federation:
             federation.start()
             process, path = federation.running["alice"], federation.folders["alice"] / config.CHECKPOINT
-            line_with(process, "round 3 of")
+            federation.line_with("alice", "round 3 of")
             with trouble(federation.folders["alice"], process) as why:
-                assert line_with(process, "checkpoint: ") == f"cannot write {path}: {why}; going on from memory"
+                assert federation.line_with("alice", "checkpoint: ") == f"cannot write {path}: {why}; going on from memory"
                 kept = federation.checkpoint("alice")
                 assert kept.round >= 3
                 if trouble is too_large:
                     federation.until(lambda: federation.status("alice")["disk"] == why, "the status shows it")
-                line_with(process, f"round {kept.round + 5} of")
+                federation.line_with("alice", f"round {kept.round + 5} of")
                 told = current(federation.folders["alice"])
                 if "age" not in told:  # by the node itself, as its file may be old; unless the path is too long for a socket
                     assert (told["disk"], told["stored"]) == (why, kept.round)
                     assert told["round"] >= kept.round + 5
                 assert federation.checkpoint("alice") == kept
-            assert line_with(process, "again") in ("writes checkpoints again", "writes its status again")
+            assert federation.line_with("alice", "again") in ("writes checkpoints again", "writes its status again")
             federation.until(lambda: federation.status("alice")["round"] > kept.round + 5, "its status is written again")
             process.send_signal(signal.SIGTERM)
-            line_with(process, "stopping after this round")
-            last = int(re.search(r"stopped after round (\d+)", line_with(process, "stopped after round"))[1])
+            federation.line_with("alice", "stopping after this round")
+            last = int(re.search(r"stopped after round (\d+)", federation.line_with("alice", "stopped after round"))[1])
             federation.wait("alice")
             assert process.returncode == 130
             assert federation.status("alice")["disk"] == ""
@@ -485,9 +477,9 @@ def test_a_node_that_is_killed_while_nothing_can_be_written_goes_on_from_what_wa
     with processes(tmp_path, ("alice",), QUICK) as federation:
         federation.start()
         process = federation.running["alice"]
-        line_with(process, "round 5 of")
+        federation.line_with("alice", "round 5 of")
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-        line_with(process, "checkpoint: File too large")
+        federation.line_with("alice", "checkpoint: File too large")
         kept = federation.checkpoint("alice")
         process.kill()
         federation.wait("alice")

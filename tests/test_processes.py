@@ -220,10 +220,12 @@ def test_a_second_signal_ends_a_node_at_once_whatever_it_is_doing(tmp_path):
     ) as federation:
         (federation.folders["alice"] / "endless.py").write_text(ENDLESS)
         federation.start()
-        assert federation.running["alice"].stdout.readline() == "begun\n"
+        federation.until(lambda: federation.printed("alice").endswith("begun\n"), "the round begins")
         federation.signal("alice", signal.SIGINT)
-        assert federation.running["alice"].stdout.readline() == "stopping after this round (once more to stop at once)\n"
+        stopping = "stopping after this round (once more to stop at once)\n"
+        federation.until(lambda: federation.printed("alice").endswith(stopping), "alice is to stop")
         federation.signal("alice", signal.SIGINT)
-        assert federation.wait()["alice"] == "stopped at once; run again to go on after the last finished round\n"
+        ended = "stopped at once; run again to go on after the last finished round\n"
+        assert federation.wait()["alice"].endswith(stopping + ended)
         assert federation.running["alice"].returncode == 130
         assert federation.status("alice")["state"] == "stopped"
