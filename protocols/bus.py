@@ -158,9 +158,10 @@ class AiomqttBus:
                 self.connected = stood = True
                 listener.connected()
                 await self._serve(client, listener)
-        except (aiomqtt.MqttError, OSError, UnicodeError) as error:
+        except (aiomqtt.MqttError, OSError, ValueError) as error:  # the last: a packet or a topic that cannot be
             raise TransportError(f"the broker at {self.name} {_words(error, stood)}") from None
         finally:
+            client.abandon()
             self.connected = False
             self._forget()
 

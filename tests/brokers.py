@@ -20,6 +20,52 @@ from protocols.errors import TransportError
 
 PATIENCE = 60  # seconds of real time after which something has gone wrong
 
+LOOPS = {"asyncio": asyncio.new_event_loop}
+with contextlib.suppress(ImportError):  # not on Windows
+    import uvloop
+
+    LOOPS["uvloop"] = uvloop.new_event_loop
+
+CONNACK = b"\x20\x02\x00\x00"
+TRICKS = {  # how a broker answers who connects, and whether it then closes the connection
+    "closes": (CONNACK, True),
+    "reserved type": (CONNACK + b"\x00\x00", False),
+    "a length of five bytes": (CONNACK + b"\x30\xff\xff\xff\xff\xff\x01", False),
+    "a publication of no bytes": (CONNACK + b"\x30\x00", False),
+    "a publication to a wildcard": (CONNACK + b"\x30\x05\x00\x01#xx", False),
+    "disconnects": (CONNACK + b"\xe0\x00", False),
+    "lets in, then refuses": (CONNACK + b"\x20\x02\x00\x05", False),
+    "refuses": (b"\x20\x02\x00\x05", False),
+    "nonsense": (b"\x00\x00\x00\x00", False),
+    "publishes first": (b"\x30\x05\x00\x01#xx", False),
+    "half an answer": (b"\x20\x02", False),
+}
+
+
+@contextlib.asynccontextmanager
+async def tricking(trick):
+    """Run a broker that says one of TRICKS to all who connect; yield its URL, and an event: a client has ended one."""
+    answer, closes = TRICKS[trick]
+    ended = asyncio.Event()
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = await reader.readexactly(2)
+            length = head[1] if head[1] < 128 else head[1] - 128 + 128 * (await reader.readexactly(1))[0]
+            await reader.readexactly(length)
+            writer.write(answer)
+            if closes:
+                writer.close()
+            await reader.read(-1)
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}", ended
+    finally:
+        server.close()
+
 
 def free_port():
     with socket.socket() as free:

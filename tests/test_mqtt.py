@@ -886,8 +886,8 @@ async def reset_soon(reader, writer):
     writer.transport.abort()
 
 
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, "uvloop"])
-def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(loop_factory):
+@pytest.mark.parametrize("loop", brokers.LOOPS)
+def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(loop):
     strays = []
 
     async def main():
@@ -901,9 +901,28 @@ def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(loop_factory)
                     await bus.run(Message("will", b""), ["topic"], Silent(bus))
         server.close()
 
-    if loop_factory == "uvloop":
-        loop_factory = pytest.importorskip("uvloop").new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    with asyncio.Runner(loop_factory=brokers.LOOPS[loop]) as runner:
+        runner.run(main())
+    assert strays == []
+
+
+@pytest.mark.parametrize("loop", brokers.LOOPS)
+@pytest.mark.parametrize("trick", brokers.TRICKS)
+def test_a_broker_that_talks_nonsense_before_it_has_answered_is_left(monkeypatch, trick, loop):
+    monkeypatch.setattr("protocols.bus.CONNECTING", 0.3)
+    strays = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: strays.append(context))
+        async with brokers.tricking(trick) as (url, ended):
+            with pytest.raises(TransportError, match=r"the broker at 127.0.0.1:\d+ "):
+                await AiomqttBus(url, environment={}).run(Message("will", b""), ["topic"], Silent(None))
+            async with asyncio.timeout(60):
+                await ended.wait()  # the node holds no socket of it any more
+        gc.collect()
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=brokers.LOOPS[loop]) as runner:
         runner.run(main())
     assert strays == []
 
