@@ -4,8 +4,8 @@ aiomqtt asks the event loop a moment later to watch its socket for writing. In t
 loop raises, or watches a file of somebody else that has the same number by now. And uvloop gives up a socket of which it saw
 an error, tells at most one packet's reader so, and raises when it is asked again.
 
-The errors of a connection are in two futures. aiomqtt replaces them, or leaves before they are done, and the event loop takes
-an error that nobody looked at for one of the program. It also keeps the socket of a connection that ended with an error.
+The errors of a connection are in two futures. aiomqtt replaces them, or leaves before they are done. The event loop then
+takes an error that nobody looked at for one of the program. aiomqtt also keeps the socket of a connection that failed.
 """
 
 from __future__ import annotations
