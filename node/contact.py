@@ -348,6 +348,9 @@ class Contacts:
                 self.say(peer, m.Pong(message.request, self.round))
             case m.Pong():
                 self._vouch(peer, message.request)
+                if message.request == peer.checking:
+                    peer.checking = 0
+                    self.moved()
             case m.Probe():
                 self._probe(peer, message)
             case m.Vouch():
@@ -389,7 +392,7 @@ class Contacts:
             peer.trouble.set()
         peer.known = True
         peer.about, peer.stopped = terms.about, terms.stopped
-        peer.round = terms.round  # also back: a peer that has lost its disk starts anew
+        peer.round, peer.checking = terms.round, 0  # also back: a peer that has lost its disk starts anew
         peer.epoch = terms.epoch
         self._detector.watch(peer.name, asyncio.get_running_loop().time())
         self._heard(peer)
@@ -526,6 +529,11 @@ class Contacts:
         if round != peer.round:
             peer.round = round
             self.moved()
+
+    def check(self, peer: Peer) -> None:
+        """Ask a peer where it is now: a frame that was long on its way may have said where it was."""
+        peer.checking = next(self.numbers)
+        self.tell(peer, m.Ping(peer.checking))
 
     async def _watch(self) -> None:
         """Probe who is silent, at receipt times: what a peer says about learning is proof enough of its life."""

@@ -245,6 +245,8 @@ class MessageExchange:
         self._note_far_rounds(max(finished, self.round))
         if following() == finished - 1:  # they come up in a moment, if they were slow only once
             await self.contacts.until(lambda: self._leaving or following() > finished, self._settings.deadline)
+        if self._strict and following() <= finished:
+            await self._check_rounds(lambda: self._leaving or following() > finished)
         round = following()
         if self._leaving:
             return finished + 1
@@ -254,6 +256,17 @@ class MessageExchange:
             self.outbox.skip(round)
             self._announce(round - 1)  # before it trains, so that the others wait for its model
         return round
+
+    async def _check_rounds(self, enough: Callable[[], bool]) -> None:
+        """Ask the others where they are: what is known may be from before an outage. One deadline for their answers."""
+        asked: set[str] = set()
+        while not enough() and (unasked := [peer for peer in self._pacemakers() if peer.name not in asked]):
+            asked.update(peer.name for peer in unasked)
+            for peer in unasked:
+                self.contacts.check(peer)
+            await self.contacts.until(
+                lambda: enough() or not any(peer.checking for peer in self._pacemakers()), self._settings.deadline
+            )
 
     def _note_far_rounds(self, own: int) -> None:
         """Count peers whose round is further ahead than most participants', and this node, by far."""
@@ -272,11 +285,14 @@ class MessageExchange:
         for peer in self.contacts.introduced():
             self.contacts.tell(peer, m.Have(round))
 
-    def _rounds_of_others(self) -> list[int]:
-        """Return the rounds of the participants that are there and have not stopped, however slow they are."""
+    def _pacemakers(self) -> list[Peer]:
+        """Return the participants that are there and have not stopped, however slow they are."""
         suspected = self.roster.suspected
         there = [p for p in self.contacts.introduced() if not p.stopped and self._sets_the_pace(p)]
-        return [p.round for p in there if p.name not in suspected or p.unanswered < SILENT_AFTER]
+        return [p for p in there if p.name not in suspected or p.unanswered < SILENT_AFTER]
+
+    def _rounds_of_others(self) -> list[int]:
+        return [peer.round for peer in self._pacemakers()]
 
     def _common_round(self) -> int:
         return common_round([self.round, *self._rounds_of_others()])

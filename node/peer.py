@@ -56,6 +56,7 @@ class Peer:
         asked: the models among them.
         overdue: the newest requests that are not waited for any more, or never were.
         unanswered: probes since it was heard.
+        checking: the ping whose answer says where it is now; 0 if there is none.
         waiting: what it has asked for and is not published yet.
         queued: the model that it is sent when it has read what it was sent before.
         scoring: losses that are computed for it.
@@ -84,6 +85,7 @@ class Peer:
         self.asked: dict[int, Asked] = {}
         self.overdue: set[int] = set()
         self.unanswered = 0
+        self.checking = 0
         self.waiting: dict[tuple[int, Stage], Get] = {}
         self.queued: tuple[Get, tuple[int, Stage]] | None = None
         self.scoring = 0

@@ -198,6 +198,7 @@ def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp
             return min(max((model.round for model in each.outbox), default=0) for each in kept)
 
         federation.until(lambda: published() > min(federation.status(name)["round"] for name in ABC), "an exchange goes on")
+        kept = {name: federation.checkpoint(name).round for name in ABC}
         broker.kill()
         round = published()
         with rounds_watched(federation) as seen:
@@ -219,7 +220,7 @@ def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp
             rounds = [row["round"] for row in federation.status(name)["history"]]
             assert rounds[:round] == list(range(1, round + 1))
             assert rounds == sorted(set(rounds))
-            assert seen[name] == sorted(seen[name])
+            assert min(seen[name]) >= kept[name]  # who is alone ahead may go back, but not to what was done with others
             assert federation.running[name].poll() is None  # nobody was started again, nor has ended
             assert federation.status(name)["broker"] == ""
             assert f"the broker at 127.0.0.1:{broker.port} does not answer: " in federation.printed(name)

@@ -373,6 +373,28 @@ def test_node_ahead_of_all_others_goes_back_to_them(speed):
     assert all(set(federation.watch[name].weights[130]) == set(NAMES) for name in NAMES)
 
 
+@pytest.mark.parametrize("seconds", [5.0, 6.0, 6.5, 7.5])
+def test_nobody_goes_back_on_the_word_of_before_an_outage(seconds):
+    """After it the first thing heard may be a ping, which does not say in which round its sender is now."""
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 20)
+        federation.cable.sides = {name: name for name in federation.names}  # each on its own, as without a broker
+        await asyncio.sleep(seconds)
+        federation.apart = {name: federation.nodes[name].round for name in federation.names}
+        federation.cable.sides = {}
+        federation.rounds_apart = await in_one_round(federation, federation.names)
+        for task in federation.running.values():
+            task.cancel()
+
+    speeds = dict.fromkeys("abc", 0.2)
+    federation = play(test, "abc", settings(rounds=1000), speeds=speeds, period=1.0)
+    assert min(federation.apart.values()) > 20
+    for name in "abc":
+        assert [skip for skip in federation.watch[name].skips if skip[1] < federation.apart[name]] == []
+
+
 def test_half_that_is_behind_after_a_partition_skips_to_the_other():
     async def test(federation):
         federation.start()
