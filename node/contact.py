@@ -121,6 +121,7 @@ class Contacts:
         self.customer: Customer
         self.on_join: Callable[[bytes, bytes, str], Awaitable[bytes]] | None = None  # (key, frame, host) -> answer
         self.on_refused: Callable[[str, str], None] = lambda cause, detail: None
+        self.on_fault: Callable[[str, Exception], None] | None = None  # (part, error); None: an error ends the node
         self.transport = transport
         self.sealer = sealer
         self.door = door
@@ -261,8 +262,8 @@ class Contacts:
             self._refuse(link, error)
         except TransportError:
             self.rejected["link lost"] += 1
-        except Exception as error:  # a fault of ours: it ends the node with its reason, not just the connection
-            self.begin(_fail(error), f"{self.name} handles a frame")
+        except Exception as error:
+            self._fault(link, error)
 
     def _refuse(self, link: Link, error: ProtocolError) -> None:
         """Count a frame that is refused, by its cause and by its sender, who is kept out if it sent many such."""
@@ -279,6 +280,29 @@ class Contacts:
                 peer.link.close()
             link.close()
             self._unlink(peer, f"kept out for {self.gate.seconds_left(peer.key):.0f} s, as it sent nonsense ({error.cause})")
+
+    def _fault(self, link: Link | None, error: Exception) -> None:
+        """End a link of which a frame could not be handled, by a fault of ours; or the node, where nobody counts faults."""
+        if self.on_fault is None:
+            self.begin(_fail(error), f"{self.name} handles a frame")
+            return
+        self.on_fault("links", error)
+        if link is not None:
+            link.close()
+            self.lost(link, "a message of it could not be handled")
+
+    def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Begin what answers a frame of a link; an error in it ends that link only."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except TransportError:
+                self.rejected["link lost"] += 1
+            except Exception as error:
+                self._fault(link, error)
+
+        self.begin(guarded(), name)
 
     def _show_newest(self, link: Link, peer: Peer) -> None:
         """Show the other end of a link, once, the newest frame of its key: its folder may be a copy, or an old one."""
@@ -317,13 +341,11 @@ class Contacts:
             raise ProtocolError("not inviting")
         host = link.remote.rpartition(":")[0].strip("[]") if link.direct else "broker"
         answer = self.on_join(link.key, bytes(frame), host)
-        self.begin(self._answer(link, answer), f"{self.name} answers one who wants to join")
 
-    async def _answer(self, link: Link, answer: Awaitable[bytes]) -> None:
-        try:
+        async def say() -> None:
             link.send([await answer])
-        except TransportError:
-            self.rejected["link lost"] += 1
+
+        self.serve(link, say(), f"{self.name} answers one who wants to join")
 
     def _handle(self, peer: Peer, link: Link, opened: Opened) -> None:
         message = opened.message

@@ -600,13 +600,10 @@ class MessageExchange:
                 peer.scoring -= 1
             if self._settings.robust != "none":
                 loss = coarse(loss)
-            try:
-                self.contacts.say(peer, m.Scored(score.request, loss))
-                self.traffic.sent_scored += OVERHEAD
-            except TransportError:
-                self.rejected["link lost"] += 1
+            self.contacts.say(peer, m.Scored(score.request, loss))
+            self.traffic.sent_scored += OVERHEAD
 
-        self.contacts.begin(reply(), f"{self.name} scores for {peer.name}")
+        self.contacts.serve(peer.link, reply(), f"{self.name} scores for {peer.name}")
 
     def _is_fresh(self, peer: Peer, score: m.Score) -> bool:
         """Return whether a member may ask for a loss now: a participant, once a round, and only for a round near by."""

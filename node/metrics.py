@@ -80,6 +80,8 @@ def _of_traffic(state: Mapping[str, Any]) -> Iterator[Metric]:
     ]
     about = "Claims and models of a peer that were limited or not believed, by kind."
     yield _counter("p2pfl_suspicious", about, ("peer", "kind"), suspicious)
+    faults = [((part,), count) for part, count in state.get("faults", {}).items()]
+    yield _counter("p2pfl_faults", "Errors that the node has survived, by the part that they escaped.", ("part",), faults)
     expired = [((), state.get("deadlines_expired", 0))]
     yield _counter("p2pfl_deadlines_expired", "Waits for a peer that ended at the deadline.", (), expired)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -184,8 +185,11 @@ class Node:
                     await self._rounds()
                     if linger is not None and not self._stopping:
                         await linger()
-                finally:
-                    await self.exchange.close()
+                except BaseException:
+                    with suppress(Exception):  # the first error is the reason, not one that follows from it
+                        await self.exchange.close()
+                    raise
+                await self.exchange.close()
         except ExceptionGroup as group:  # one reason, not a tree of them
             raise first_error(group) from None
 

@@ -14,7 +14,7 @@ import os
 import threading
 from asyncio import AbstractServer, Task
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -106,10 +106,14 @@ class Page:
         port = self._server.sockets[0].getsockname()[1]
         return f"http://{join_address(self._host, port)}/"
 
+    async def failed(self) -> None:
+        """Wait until the page is of no use any more, and raise the error that it ended with."""
+        await asyncio.wait([self._sweeper])
+        self._sweeper.result()
+
     async def close(self) -> None:
         self._sweeper.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._sweeper
+        await asyncio.wait([self._sweeper])
         self._server.close()
         _abort(self._handler.connections)  # nobody who does not read keeps the program from ending
         await self._runner.cleanup()

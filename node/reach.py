@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from node.admission import adding
 from node.config import NodeConfig
 from node.contact import Contacts
 from node.invitations import InvitationService
+from node.supervisor import Supervisor
 from node.wiring import max_frame
 from p2pfl.errors import ConfigurationError
 from protocols.addresses import is_loopback, join_address, needs_scope, split_address
@@ -35,6 +37,7 @@ class Reach:
         size: P, the number of parameters.
         boot: how often the node has started.
         say: is told what is wrong.
+        supervisor: runs the link with the broker.
         coordinated: see node.messaging.payload_limit.
         gate: decides whom the transports let in; by default the log.
 
@@ -50,6 +53,7 @@ class Reach:
         size: int,
         boot: int,
         say: Callable[[str], None],
+        supervisor: Supervisor,
         coordinated: bool = False,
         gate: Gate | None = None,
     ) -> None:
@@ -58,7 +62,6 @@ class Reach:
         self._log = log
         self._say = say
         self._contacts: Contacts
-        self._mdns: MdnsFinder | None = None
         self._tls = TlsTransport(config.listen, identity, gate or log, max_frame(size, coordinated))
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
@@ -70,6 +73,8 @@ class Reach:
                 found=lambda key, address: self._contacts.found(key, address, "broker"),
                 hinted=lambda key: self._contacts.hinted(key),
                 on_problem=self._on_broker,
+                keep=partial(supervisor.run, "broker"),
+                on_fault=partial(supervisor.fault, "links"),
             )
             self.transport = Several({"tcp": self._tls, "mqtt": broker}) if config.direct else Several({"mqtt": broker})
             self.addresses = (BROKER,)
@@ -115,9 +120,14 @@ class Reach:
         await self._contacts.listening.wait()
         _, port = split_address(self._tls.address)
         if self._config.mdns and self._config.direct:
-            self._mdns = MdnsFinder(self._identity.public, self._log.federation, port, self._tls.hosts)
-            await self._mdns.start(lambda key, address: self._contacts.found(key, address, "mdns"))
-            await self._report(self._mdns)
+            mdns = MdnsFinder(self._identity.public, self._log.federation, port, self._tls.hosts)
+            await mdns.start(lambda key, address: self._contacts.found(key, address, "mdns"))
+            reporting = asyncio.create_task(self._report(mdns))
+            try:
+                await mdns.failed()
+            finally:
+                reporting.cancel()
+                await mdns.close()
 
     async def _report(self, mdns: MdnsFinder) -> None:
         """Say when nobody can be found on the local network, and when that is over."""
@@ -127,10 +137,6 @@ class Reach:
             if mdns.problem != said:
                 said = mdns.problem
                 self._say(f"local network: {said or 'members can be found again'}")
-
-    async def close(self) -> None:
-        if self._mdns is not None:
-            await self._mdns.close()
 
     def _refused(self, cause: str, detail: str) -> None:
         if self._contacts.rejected[cause] == 1:  # the status counts the rest

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from node.reach import Reach
 from node.setup import Setup
 from node.status import StatusBoard
 from node.status_page import status_page
+from node.supervisor import Supervisor
 from node.trainer import ThreadTrainer
 from node.wiring import federation_id, message_exchange
 from p2pfl.errors import ConfigurationError
@@ -96,7 +97,7 @@ def _renumber(folder: Path, known: int, say: Say) -> None:
 class _Parts:
     """What a node is made of."""
 
-    def __init__(self, ready: Setup, say: Say, close: ExitStack) -> None:
+    def __init__(self, ready: Setup, say: Say, close: ExitStack, supervisor: Supervisor) -> None:
         folder, config = ready.folder, ready.config
         self.folder = folder
         self.identity = Identity.load(folder / folders.KEY)
@@ -109,10 +110,11 @@ class _Parts:
         with folders.said_of(folder / folders.CONFIG):
             trainer = ThreadTrainer(self.task.learner(Draws(config.seed, config.name), config.device))
         close.callback(trainer.close)
+        self.supervisor = supervisor
         self.reach: Reach | None = None
         self.members: Members | None = None
         self.exchange = self._exchange(ready, trainer, policy, say)
-        self.board = StatusBoard(folder / folders.STATUS, self.exchange, say)
+        self.board = StatusBoard(folder / folders.STATUS, self.exchange, say, faults=supervisor.faults)
         names = [config.name] if ready.membership is None else list(ready.membership.members)
         self.node = Node(
             config.name,
@@ -158,7 +160,7 @@ class _Parts:
             )
         size, coordinated = self.task.layout.shared.size, self._coordinated
         guard = Guard(membership, asyncio.get_running_loop().time)
-        self.reach = Reach(config, self.identity, membership, size, common["boot"], say, coordinated, guard)
+        self.reach = Reach(config, self.identity, membership, size, common["boot"], say, self.supervisor, coordinated, guard)
         members = Members(ready, self.identity.public, self.reach.addresses, say, coordinated)
         electing = Electing(
             *(config.name, members.electorate(), FileVotes(ready.folder / folders.VOTE, say)),
@@ -185,29 +187,28 @@ class _Parts:
             **common,
         )
         members.keep(exchange.contacts, exchange.electing)
+        exchange.contacts.on_fault = self.supervisor.fault
         self.reach.serve(exchange.contacts, ready.folder)
         self.members = members
         return exchange
 
 
 async def _run(ready: Setup, say: Say, until_done: bool) -> int:
+    supervisor = Supervisor(say)
+    asyncio.get_running_loop().set_exception_handler(supervisor.stray)
     with ExitStack() as close:
-        parts = _Parts(ready, say, close)
+        parts = _Parts(ready, say, close, supervisor)
         node, board = parts.node, parts.board
         page = await _show(ready.config, parts, say)
         board.begin(node, parts.about)
         leave = _on_signals(node, board, say)
-        strays = _on_stray_errors()
         try:
             async with asyncio.TaskGroup() as beside:
-                tasks = [beside.create_task(work) for work in _beside(parts)]
+                tasks = [beside.create_task(work) for work in _beside(parts, page)]
                 await node.run(lambda: _serve(parts, leave, until_done or parts.members is None))
                 for task in tasks:
                     task.cancel()
         except asyncio.CancelledError:
-            if strays:
-                board.ended("failed", str(strays[0]))
-                raise strays[0] from None
             board.ended("stopped")
             return INTERRUPTED
         except BaseException as failure:
@@ -217,10 +218,8 @@ async def _run(ready: Setup, say: Say, until_done: bool) -> int:
             board.ended("failed", str(error) or type(error).__name__)
             raise error from None
         finally:
-            if parts.reach is not None:
-                await parts.reach.close()
             if page is not None:
-                await page.close()
+                await supervisor.clean_up("page", page.close())
         if leave.is_set() and not node.done:
             board.ended("stopped")
             say(f"stopped after round {node.round}; run again to go on")
@@ -241,10 +240,35 @@ async def _show(config: NodeConfig, parts: _Parts, say: Say) -> Page | None:
     return page
 
 
-def _beside(parts: _Parts) -> list[Coroutine[Any, Any, None]]:
-    """What goes on beside the rounds: finding members, following who is one, and showing it."""
-    works = [part.run() for part in (parts.reach, parts.members) if part is not None]
-    return [*works, _keep_fresh(parts.board), parts.board.answer(parts.folder)]
+def _beside(parts: _Parts, page: Page | None) -> list[Coroutine[Any, Any, None]]:
+    """Return what goes on beside the rounds: finding members, following who is one, and showing it.
+
+    Only the second of them, which is about what the node is, may end it.
+    """
+    run = parts.supervisor.run
+    works = [_keep_fresh(parts.board), run("status socket", lambda: parts.board.answer(parts.folder))]
+    if page is not None:
+        works.append(run("page", _page_again(page, parts.supervisor)))
+    if parts.reach is not None:
+        works.append(run("mdns", parts.reach.run))
+    if parts.members is not None:
+        works.append(parts.members.run())
+    return works
+
+
+def _page_again(page: Page, supervisor: Supervisor) -> Callable[[], Awaitable[None]]:
+    """Return what waits for a page, which was started once, to fail; and which starts it again from the second time on."""
+    started = True
+
+    async def work() -> None:
+        nonlocal started
+        if not started:
+            await supervisor.clean_up("page", page.close())
+            await page.start()
+        started = False
+        await page.failed()
+
+    return work
 
 
 async def _keep_fresh(board: StatusBoard) -> None:
@@ -288,17 +312,3 @@ def _on_signals(node: Node, board: StatusBoard, say: Say) -> asyncio.Event:
         with suppress(NotImplementedError, RuntimeError):  # Windows has no signal handlers on a loop
             loop.add_signal_handler(number, stop)
     return leave
-
-
-def _on_stray_errors() -> list[BaseException]:
-    """End the node on an error in a callback, which asyncio would only log; return the list that it will be in."""
-    errors: list[BaseException] = []
-    main = asyncio.current_task()
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        errors.append(context.get("exception") or RuntimeError(context["message"]))
-        if main is not None:
-            main.cancel()
-
-    asyncio.get_running_loop().set_exception_handler(handle)
-    return errors

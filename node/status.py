@@ -40,6 +40,7 @@ class StatusBoard:
         say: prints a line.
         clock: seconds of a monotonic clock, for durations.
         wall: seconds since 1970, for moments that are shown.
+        faults: errors that the node has survived, by part; see node.supervisor.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class StatusBoard:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        faults: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._file = StatusFile(path, say, clock, self.fresh)
         self._clock = clock
         self._wall = wall
+        self._faults = faults
         self._comings = Comings(say)
         self._exchange = exchange
         self._say = say
@@ -207,6 +210,7 @@ class StatusBoard:
             "rejected": dict(exchange.rejected),
             "broker": exchange.contacts.broker,
             "deadlines_expired": exchange.expired,
+            "faults": dict(self._faults),
         }
         if exchange.electing is not None:
             seen = exchange.electing.seen
@@ -304,6 +308,8 @@ def describe(state: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {what}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     for cause, count in sorted(state.get("rejected", {}).items()):
         lines.append(f"  rejected, {cause}: {count}")
+    for part, count in sorted(state.get("faults", {}).items()):
+        lines.append(f"  faults survived, {part}: {count}")
     return lines
 
 

@@ -137,6 +137,12 @@ class MdnsFinder:
         self._found = found
         self._task = asyncio.create_task(self._keep_on(), name="looks for nodes on the local network")
 
+    async def failed(self) -> None:
+        """Wait until the search has ended with an error that is none of the network, and raise it."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            self._task.result()
+
     async def close(self) -> None:
         """Say goodbye and stop. Closing twice does nothing."""
         task, self._task = self._task, None

@@ -25,9 +25,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from math import inf
+from typing import Any
 
 from protocols import presence, session
 from protocols.addresses import split_address
@@ -39,6 +40,7 @@ from protocols.errors import AddressError, ProtocolError, TransportError
 from protocols.identity import KEY_SIZE, Identity
 from protocols.messages import Terms
 from protocols.mqtt_link import QUEUE, MqttLink, key_name
+from protocols.printable import printable
 from protocols.transport import Gate, Handler
 
 ADDRESS = "mqtt:"  # of every member; its key says which
@@ -53,6 +55,10 @@ CLOSING = 6.0  # seconds for a connection to end, or for an attempt to connect
 ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to oneself, and for one to come back
 
 
+async def _once(work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+
+
 class MqttTransport:
     """
     Args:
@@ -62,6 +68,8 @@ class MqttTransport:
         found: is told of a member's key and an address where it may be.
         hinted: is told that a member may be gone.
         on_problem: is told when `problem` changes.
+        keep: runs the work that stays connected with the broker, and may run it again after an error.
+        on_fault: is told of an error of this program at one packet, which ends the packet's link; None: it is raised.
         uniform: draws a number between two others, for the pauses between attempts to connect.
 
     Attributes:
@@ -83,6 +91,8 @@ class MqttTransport:
         found: Callable[[bytes, str], None] = lambda key, address: None,
         hinted: Callable[[bytes], None] = lambda key: None,
         on_problem: Callable[[str], None] = lambda problem: None,
+        keep: Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]] = _once,
+        on_fault: Callable[[Exception], None] | None = None,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.bus = bus
@@ -98,6 +108,8 @@ class MqttTransport:
         self._found = found
         self._hinted = hinted
         self._on_problem = on_problem
+        self._keep = keep
+        self._on_fault = on_fault
         self._uniform = uniform
         self._handler: Handler | None = None
         self._root = f"p2pfl/{gate.federation.hex()}"
@@ -129,7 +141,7 @@ class MqttTransport:
     async def listen(self, handler: Handler) -> None:
         """Begin to connect with the broker, and to accept links; whether it answers, `problem` says."""
         self._handler = handler
-        self._connecting = asyncio.ensure_future(self._stay_connected())
+        self._connecting = asyncio.ensure_future(self._keep(self._stay_connected))
         self._connecting.add_done_callback(_raise)
 
     async def dial(self, address: str, key: bytes, joining: bool = False) -> MqttLink:
@@ -176,6 +188,10 @@ class MqttTransport:
                 self._using = False
                 if self._disconnected(str(error)):
                     pause = FIRST_PAUSE
+            except Exception as error:
+                self._using = False
+                self._disconnected(f"the link with the broker at {self.bus.name} has failed: {type(error).__name__}")
+                raise
             await asyncio.sleep(pause * self._uniform(0.75, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -323,6 +339,17 @@ class MqttTransport:
             return
         if len(key) != KEY_SIZE:
             return
+        try:
+            self._look_at(topic, place, key, content)
+        except Exception as error:
+            if self._on_fault is None:
+                raise
+            self._on_fault(error)
+            link = self.links.get(content[1:17])
+            if link is not None and link.key == key:
+                link.fail("a packet of it could not be handled")
+
+    def _look_at(self, topic: str, place: str, key: bytes, content: bytes) -> None:
         if place == "presence" and key == self._identity.public:
             if content == self._presence_expected:
                 self._came_back(topic)
@@ -404,7 +431,7 @@ class MqttTransport:
             dialler = session.Dialler(self._identity, self.gate, key, joining, after=answer.epoch)
             answer = await self._ask(dialler, key)
         if isinstance(answer, session.Refusing):
-            said = "".join(c if c.isprintable() else "?" for c in f"{answer.cause}: {answer.detail}")
+            said = printable(f"{answer.cause}: {answer.detail}")
             raise TransportError(f"{key_name(key)} keeps this node out: {said}")
         link = MqttLink(self, key, dialler.id, answer, True, joining)
         link.begin()

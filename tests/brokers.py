@@ -20,12 +20,6 @@ from protocols.errors import TransportError
 
 PATIENCE = 60  # seconds of real time after which something has gone wrong
 
-LOOPS = {"asyncio": asyncio.new_event_loop}
-with contextlib.suppress(ImportError):  # not on Windows
-    import uvloop
-
-    LOOPS["uvloop"] = uvloop.new_event_loop
-
 CONNACK = b"\x20\x02\x00\x00"
 TRICKS = {  # how a broker answers who connects, and whether it then closes the connection
     "closes": (CONNACK, True),

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from loops import LOOPS, run_on
 
 try:
     import fcntl
@@ -23,6 +24,12 @@ def _interruptible():
 def _one_torch_thread():
     """Equal bits need equal threads; and two cores are shared by much else."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(params=LOOPS)
+def on_loop(request):
+    """Runs a coroutine; the test is repeated for each event loop that a node may run on."""
+    return lambda work: run_on(request.param, work)
 
 
 def pytest_collection_modifyitems(items):

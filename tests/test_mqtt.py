@@ -886,8 +886,7 @@ async def reset_soon(reader, writer):
     writer.transport.abort()
 
 
-@pytest.mark.parametrize("loop", brokers.LOOPS)
-def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(loop):
+def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(on_loop):
     strays = []
 
     async def main():
@@ -901,14 +900,12 @@ def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(loop):
                     await bus.run(Message("will", b""), ["topic"], Silent(bus))
         server.close()
 
-    with asyncio.Runner(loop_factory=brokers.LOOPS[loop]) as runner:
-        runner.run(main())
+    on_loop(main())
     assert strays == []
 
 
-@pytest.mark.parametrize("loop", brokers.LOOPS)
 @pytest.mark.parametrize("trick", brokers.TRICKS)
-def test_a_broker_that_talks_nonsense_before_it_has_answered_is_left(monkeypatch, trick, loop):
+def test_a_broker_that_talks_nonsense_before_it_has_answered_is_left(monkeypatch, trick, on_loop):
     monkeypatch.setattr("protocols.bus.CONNECTING", 0.3)
     strays = []
 
@@ -922,8 +919,7 @@ def test_a_broker_that_talks_nonsense_before_it_has_answered_is_left(monkeypatch
         gc.collect()
         await asyncio.sleep(0)
 
-    with asyncio.Runner(loop_factory=brokers.LOOPS[loop]) as runner:
-        runner.run(main())
+    on_loop(main())
     assert strays == []
 
 

@@ -15,6 +15,7 @@ from node import admission, admission_key, agreement, config, invitations, passp
 from node.cli import main
 from node.invitations import InvitationService
 from node.reach import Reach
+from node.supervisor import Supervisor
 from p2pfl.errors import ConfigurationError
 from protocols import key_files
 from protocols.identity import Identity
@@ -200,7 +201,9 @@ def serve(home, **changes):
     said, contacts = [], Contacts()
     own = msgspec.structs.replace(config.load(home.alice), **changes)
     log = admission.load_federation(home.alice)
-    Reach(own, Identity.load(home.alice / config.KEY), log, 1, 1, said.append).serve(contacts, home.alice)
+    Reach(own, Identity.load(home.alice / config.KEY), log, 1, 1, said.append, Supervisor(said.append)).serve(
+        contacts, home.alice
+    )
     assert log.invites == (contacts.on_join is not None)
     return said, contacts
 

@@ -80,6 +80,7 @@ function showBanners() {
     state.disk && ["bad", `The disk: checkpoints cannot be written (${state.disk}). The node goes on from memory.`],
     state.broker && ["warn", `The broker: ${state.broker}`],
     state.state === "running" && state.election?.problem && ["warn", `Degraded: ${state.election.problem}. The node learns alone, as long as that lasts.`],
+    Object.keys(state.faults ?? {}).length && ["warn", `Faults survived, please report them: ${Object.entries(state.faults).map(([part, n]) => `${part} ${n}`).join(", ")}. The log says what they were.`],
     state.refused_by_budget && ["info", `The budget has left out ${count(state.refused_by_budget, "model")} so far.`],
   ].filter(Boolean);
   draw($("banners"), problems, () => problems.map(([kind, text]) => el("p", { class: `banner ${kind}` }, text)));
