@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from node import tables
 from node.agreement import Agreement
 from node.config import NodeConfig
-from node.contact import printable
 from node.setup import find_own_modules
 from p2pfl.errors import ConfigurationError
 from p2pfl.names import resolve
 from p2pfl.policies import POLICIES
 from p2pfl.task import TASKS
+from protocols.printable import printable
 
 NOTHING = "nothing"
 _KINDS: Mapping[str, tuple[Mapping[str, str], str]] = {

@@ -14,6 +14,7 @@ from p2pfl import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
 from p2pfl.task import TASKS
+from protocols.printable import printable
 
 COORDINATED = (
     "Coordinated ones, such as fedpref, have a coordinator, whom a majority of all members elects, be they there or not:"
@@ -205,7 +206,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     else:
-        print("\n".join(report(findings)))
+        print("\n".join(map(printable, report(findings))))
     return FAILED if any(finding.ok is False for finding in findings) else 0
 
 

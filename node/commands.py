@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from p2pfl.errors import ConfigurationError, Failed
+from protocols.printable import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
@@ -50,5 +51,5 @@ def guarded(command: Callable[[], int]) -> int:
 
 def fail(message: str, code: int = FAILED) -> int:
     """Print one line on standard error and return the exit code."""
-    print(" ".join(message.split()), file=sys.stderr)
+    print(printable(" ".join(message.split())), file=sys.stderr)
     return code

@@ -29,6 +29,7 @@ from protocols import messages as m
 from protocols.allowance import Allowance
 from protocols.envelope import EMPTY, OVERHEAD, Door, Opened, Payload, Sealer
 from protocols.errors import ProtocolError, TransportError
+from protocols.printable import printable
 from protocols.transport import Gate, Link, Transport
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
@@ -536,7 +537,7 @@ class Contacts:
             self.moved()
 
     def suspect(self, peer: Peer, reason: str) -> None:
-        self.roster.suspect(peer.name, reason)
+        self.roster.suspect(peer.name, printable(reason))
         peer.trouble.set()
         self.moved()
 
@@ -694,11 +695,6 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
         if mine != other:
             return f"{printable(key)} differs: ours is {mine}, theirs {printable(other)}"
     return ""
-
-
-def printable(text: str) -> str:
-    """Text of a peer, fit for a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 async def _fail(error: Exception) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from node import admission, config
 from node.agreement import Approve, approve_all
 from node.config import BROKERS, NodeConfig
-from node.contact import printable
 from node.membership_file import load_federation
 from node.reach import BROKER, own_addresses, through_broker
 from p2pfl.errors import ConfigurationError
@@ -17,6 +16,7 @@ from protocols.addresses import split_address
 from protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from protocols.identity import Identity
 from protocols.invitation import MOST_ADDRESSES, Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
+from protocols.printable import printable
 from protocols.tls import ANSWER, TlsTransport
 from protocols.transport import Link, Transport
 

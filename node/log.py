@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
+from protocols.printable import printable
+
 Format = Literal["text", "json"]
 
 
@@ -21,10 +23,15 @@ def printer(format: Format, name: str, stream: TextIO, now: Callable[[], float] 
     """
 
     def text(event: str) -> None:
-        print(" ".join(event.splitlines()), file=stream, flush=True)
+        print(" ".join(_lines(event)), file=stream, flush=True)
 
     def as_json(event: str) -> None:
         at = datetime.fromtimestamp(now(), UTC).isoformat(timespec="milliseconds")
-        print(json.dumps({"time": at, "node": name, "event": event}), file=stream, flush=True)
+        print(json.dumps({"time": at, "node": name, "event": "\n".join(_lines(event))}), file=stream, flush=True)
 
     return as_json if format == "json" else text
+
+
+def _lines(event: str) -> list[str]:
+    """Return the lines of an event, which may quote others, with nothing in them that a terminal obeys."""
+    return [printable(line) for line in event.splitlines()]

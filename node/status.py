@@ -25,6 +25,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
+from protocols.printable import printable
 
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file for rounds, or for peers that come and go
 MOST_ROUNDS = 1000  # that are kept
@@ -310,7 +311,7 @@ def describe(state: Mapping[str, Any]) -> list[str]:
         lines.append(f"  rejected, {cause}: {count}")
     for part, count in sorted(state.get("faults", {}).items()):
         lines.append(f"  faults survived, {part}: {count}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _describe_age(state: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from protocols.addresses import join_address
 from protocols.errors import AddressError, TransportError
+from protocols.printable import printable
 
 if TYPE_CHECKING:
     import aiomqtt
@@ -265,7 +266,7 @@ def _silent() -> logging.Logger:
 
 def _words(error: Exception, stood: bool) -> str:
     """Say what an error of the client means. Its own texts contain no credentials, but sometimes only a code."""
-    text = " ".join(str(error).split()).lower() or type(error).__name__
+    text = printable(" ".join(str(error).split()).lower()) or type(error).__name__
     if stood:
         return f"has ended the connection: {text}"
     if "not authorized" in text or "bad user name" in text or "not authorised" in text:

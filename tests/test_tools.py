@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from node import admission, agreement, config, log, metrics
+from node import admission, agreement, config, log, metrics, status
 from node.checkpoint import Checkpoint, FileStore
 from node.export import export, newest, write
 from node.judge import Judge
@@ -178,6 +178,35 @@ def read(state):
     """Return {(name, labels): value} of what Prometheus would read."""
     families = text_string_to_metric_families(metrics.text(state).decode())
     return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
+
+
+BAD = [
+    *map(chr, range(0x20)),
+    "\x7f",
+    *map(chr, range(0x80, 0xA0)),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e",
+]
+BAD += "\u2066\u2067\u2068\u2069"
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("bad", BAD, ids=ascii)
+def test_nothing_that_a_terminal_obeys_reaches_the_log(format, bad):
+    stream = io.StringIO()
+    log.printer(format, "alice", stream)(f"refused, {bad}[2Jgrüße")
+    line = stream.getvalue().removesuffix("\n")
+    event = json.loads(line)["event"] if format == "json" else line
+    assert event.isprintable()
+    assert event.startswith("refused, ")
+    assert event.endswith("[2Jgrüße")
+
+
+def test_nothing_that_a_terminal_obeys_is_in_a_status_in_words():
+    peer = {"name": "bob", "state": "suspected", "reason": "\x1b]0;owned\x07", "link": "", "bytes_in": 0, "bytes_out": 0}
+    state = {"state": "failed", "reason": "\x1b[2J\u202e", "broker": "\x9b2J", "rejected": {"\x1b": 1}, "history": []}
+    lines = status.describe(state | {"peers": [peer | {"round": 1, "addresses": {}, "staleness": None, "offences": {}}]})
+    assert len(lines) > 4
+    assert all(line.isprintable() for line in lines)
 
 
 def test_the_figures_are_those_of_the_status():
