@@ -21,11 +21,6 @@ HERE = ["127.0.0.1"]
 GROUP = ("224.0.0.251", 5353)
 SERVICE = (b"_p2pfl", b"_tcp", b"local")
 PTR, TXT, SRV, A = 12, 16, 33, 1
-LOOPS = {"asyncio": asyncio.new_event_loop}
-with contextlib.suppress(ImportError):
-    import uvloop
-
-    LOOPS["uvloop"] = uvloop.new_event_loop
 
 
 def key(number):
@@ -112,19 +107,17 @@ def stranger():
         yield announce
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_nodes_of_a_federation_find_each_other_and_nobody_else(loop):
+def test_nodes_of_a_federation_find_each_other_and_nobody_else(on_loop):
     async def main():
         async with Node(1) as a, Node(2) as b, Node(3) as c, Node(4, federation=os.urandom(16)) as other:
             await asyncio.gather(a.until((2, 4002), (3, 4003)), b.until((1, 4001), (3, 4003)), c.until((1, 4001), (2, 4002)))
             assert [len(node.found) for node in (a, b, c, other)] == [2, 2, 2, 0]
             assert a.finder.problem == ""
 
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(main())
+    on_loop(main())
 
 
-def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is_found_there():
+def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is_found_there(on_loop):
     async def main():
         async with Node(1) as a:
             async with Node(2) as b:
@@ -136,10 +129,10 @@ def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is
             async with Node(2, port=4022) as b:
                 await asyncio.gather(a.until((2, 4022)), b.until((1, 4001)))
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeypatch):
+def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeypatch, on_loop):
     sent, cut = [], True
     send = Zeroconf.async_send
 
@@ -160,10 +153,10 @@ def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeyp
             cut = False
             await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_without_a_network_the_problem_is_told_and_it_is_tried_again(monkeypatch):
+def test_without_a_network_the_problem_is_told_and_it_is_tried_again(monkeypatch, on_loop):
     monkeypatch.setattr(mdns, "RETRY", 0.05)
     interfaces = ["203.0.113.1"]
 
@@ -177,10 +170,10 @@ def test_without_a_network_the_problem_is_told_and_it_is_tried_again(monkeypatch
             await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
             assert b.finder.problem == ""
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_errors_of_the_operating_system_are_told_in_one_line(monkeypatch):
+def test_errors_of_the_operating_system_are_told_in_one_line(monkeypatch, on_loop):
     def no_route(*_, **__):
         raise OSError(101, "Network is unreachable")
 
@@ -191,10 +184,10 @@ def test_errors_of_the_operating_system_are_told_in_one_line(monkeypatch):
             await until(lambda: a.finder.problem)
             assert a.finder.problem == "cannot look for nodes on the local network: Network is unreachable"
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_closing_twice_or_before_the_start_does_nothing():
+def test_closing_twice_or_before_the_start_does_nothing(on_loop):
     async def main():
         finder = MdnsFinder(key(1), FEDERATION, 4001, HERE)
         await finder.close()
@@ -202,10 +195,10 @@ def test_closing_twice_or_before_the_start_does_nothing():
         await finder.close()
         await finder.close()
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_an_error_of_who_is_told_is_not_swallowed():
+def test_an_error_of_who_is_told_is_not_swallowed(on_loop):
     def fail(key, address):
         failed.append(key)
         raise KeyError("a bug")
@@ -221,10 +214,10 @@ def test_an_error_of_who_is_told_is_not_swallowed():
             await finder.close()
         assert caught.group_contains(KeyError, match="a bug")
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes():
+def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop):
     hostile = [
         b"",
         b"\xff",
@@ -260,10 +253,10 @@ def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes():
                     await asyncio.gather(a.until((3, 4003)), c.until((1, 4001)))
                 assert {number for number, _ in a.found} == {2, 3, 8}
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch):
+def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, on_loop):
     """zeroconf repeats what it has cached in its questions, and fails at a name of 63 bytes that are not UTF-8."""
     monkeypatch.setattr(mdns, "AGAIN", 0.3)
     poison = record(SERVICE, PTR, labels(b"\xff" * 63, *SERVICE))
@@ -289,10 +282,10 @@ def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch):
                 await until(lambda: len(asked) > before + 3)
         assert errors == []
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_so_many_services_are_kept_and_no_more():
+def test_so_many_services_are_kept_and_no_more(on_loop):
     async def main():
         with stranger() as announce:
             async with Node(1) as a:
@@ -304,7 +297,7 @@ def test_so_many_services_are_kept_and_no_more():
                 await a.until((3, 4000))  # those that are known are still listened to
                 assert len(a.found) <= MAX_SERVICES + 1
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 KEYS, FEDERATIONS = st.binary(min_size=32, max_size=32), st.binary(min_size=16, max_size=16)

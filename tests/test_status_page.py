@@ -44,6 +44,15 @@ async def ask(address, request):
     return status, {key.lower(): value for key, _, value in (line.partition(": ") for line in lines)}, body
 
 
+async def until_shown(address):
+    """Wait until there is room for one more connection."""
+    while True:
+        with suppress(OSError):
+            if (await ask(address, get()))[2] == b"hello":
+                return
+        await asyncio.sleep(0.01)
+
+
 def get(path="/", host="127.0.0.1", method="GET"):
     return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
 
@@ -61,7 +70,7 @@ async def showing(shown, host="127.0.0.1"):
 HELLO = {"/": Shown("text/plain", lambda: b"hello")}
 
 
-def test_a_page_is_shown_with_what_keeps_other_sites_out():
+def test_a_page_is_shown_with_what_keeps_other_sites_out(on_loop):
     async def main():
         async with showing(HELLO) as address:
             status, headers, body = await ask(address, get())
@@ -74,27 +83,27 @@ def test_a_page_is_shown_with_what_keeps_other_sites_out():
             assert "aiohttp" not in headers["server"]
             assert (await ask(address, get(method="HEAD")))[::2] == ("HTTP/1.1 200 OK", b"")
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8080", "localhost:1", "LOCALHOST", "[::1]:80", "192.168.1.5"])
-def test_a_page_is_shown_to_who_names_this_machine_by_an_address(host):
+def test_a_page_is_shown_to_who_names_this_machine_by_an_address(host, on_loop):
     async def main():
         async with showing(HELLO) as address:
             assert (await ask(address, get(host=host)))[2] == b"hello"
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1", "a@b"])
-def test_a_name_that_its_owner_points_here_is_refused(host):
+def test_a_name_that_its_owner_points_here_is_refused(host, on_loop):
     async def main():
         async with showing(HELLO) as address:
             status, _, body = await ask(address, get(host=host))
             assert b"hello" not in body
             assert status.split()[1] in ("400", "421")
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,7 @@ def test_a_name_that_its_owner_points_here_is_refused(host):
         (b"GET / HTTP/9.9\r\n\r\n", 400),
     ],
 )
-def test_whatever_else_is_asked_is_refused_and_the_page_goes_on(request_, status, caplog):
+def test_whatever_else_is_asked_is_refused_and_the_page_goes_on(request_, status, caplog, on_loop):
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
@@ -123,21 +132,21 @@ def test_whatever_else_is_asked_is_refused_and_the_page_goes_on(request_, status
             assert (await ask(address, get()))[2] == b"hello"
         assert faults == []
 
-    asyncio.run(main())
+    on_loop(main())
     assert caplog.records == []  # nobody fills a node's log from here
 
 
-def test_a_fault_in_what_is_shown_is_the_asker_s_loss_only(caplog):
+def test_a_fault_in_what_is_shown_is_the_asker_s_loss_only(caplog, on_loop):
     async def main():
         async with showing(HELLO | {"/bad": Shown("text/plain", lambda: b"%d" % (1 // 0))}) as address:
             assert (await ask(address, get("/bad")))[0].split()[1] == "500"
             assert (await ask(address, get()))[2] == b"hello"
 
-    asyncio.run(main())
+    on_loop(main())
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_is_shown_is_made_a_few_times_a_second_at_most():
+def test_what_is_shown_is_made_a_few_times_a_second_at_most(on_loop):
     made = []
 
     async def main():
@@ -147,14 +156,16 @@ def test_what_is_shown_is_made_a_few_times_a_second_at_most():
             while (await ask(address, get()))[2] == bodies[-1]:
                 await asyncio.sleep(0.01)
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch):
+def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch, on_loop):
     monkeypatch.setattr(pages, "CONNECTIONS", 4)
     monkeypatch.setattr(pages, "LONGEST", 0.3)
 
     async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
         async with showing(HELLO) as address:
             host, _, port = address.removeprefix("http://").strip("/").rpartition(":")
             idle = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
@@ -166,14 +177,15 @@ def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch
                     if await refused[0].read() == b"":
                         raise OSError("reset")
                 assert [await reader.read() for reader, _ in idle] == [b""] * 4
-                assert (await ask(address, get()))[2] == b"hello"
+                await until_shown(address)
             for _, writer in [*idle, refused]:
                 writer.close()
+        assert faults == []
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_program(monkeypatch):
+def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_program(monkeypatch, on_loop):
     monkeypatch.setattr(pages, "CONNECTIONS", 2)
     monkeypatch.setattr(pages, "LONGEST", 0.3)
     asked = []
@@ -194,11 +206,7 @@ def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_pro
             connections = [await deaf() for _ in range(2)]
             while len(page._handler.connections) < 2:
                 await asyncio.sleep(0.01)
-            while True:
-                with suppress(OSError):
-                    if (await ask(address, get()))[2] == b"hello":
-                        break
-                await asyncio.sleep(0.05)
+            await until_shown(address)
             monkeypatch.setattr(pages, "LONGEST", 600)
             asked.clear()
             connections.append(await deaf())
@@ -208,10 +216,10 @@ def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_pro
         for connection in connections:
             connection.close()
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_port_in_use_and_a_missing_package_are_one_line(monkeypatch):
+def test_a_port_in_use_and_a_missing_package_are_one_line(monkeypatch, on_loop):
     async def main():
         async with showing(HELLO) as address:
             where = address.removeprefix("http://").strip("/")
@@ -221,7 +229,7 @@ def test_a_port_in_use_and_a_missing_package_are_one_line(monkeypatch):
             with pytest.raises(ConfigurationError, match="this is no name of a machine"):
                 await Page(HELLO, "x" * 100 + ".example", 0).start()
 
-    asyncio.run(main())
+    on_loop(main())
     for package in ("aiohttp", "prometheus_client"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
@@ -239,7 +247,7 @@ class Board:
         return self.state
 
 
-def test_the_json_is_fit_for_a_browser_and_can_be_had_in_short():
+def test_the_json_is_fit_for_a_browser_and_can_be_had_in_short(on_loop):
     history = [{"round": k, "validation": float("nan")} for k in range(1, 2 * NEWEST)]
 
     async def main():
@@ -254,7 +262,7 @@ def test_the_json_is_fit_for_a_browser_and_can_be_had_in_short():
         assert [row["round"] for row in rows] == [row["round"] for row in history[-NEWEST:]]
         assert rows[0]["validation"] is None
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 # As a command

@@ -308,7 +308,7 @@ def frame(data):
     return len(data).to_bytes(4, "big") + data
 
 
-def test_both_ends_know_each_other_and_name_the_session_alike():
+def test_both_ends_know_each_other_and_name_the_session_alike(on_loop):
     async def main():
         async with pair()[0] as a, Party(identities(1)[0], a.gate) as b:
             a.gate.members.add(b.identity.public)
@@ -324,11 +324,11 @@ def test_both_ends_know_each_other_and_name_the_session_alike():
             assert link.dialled
             assert not b.ear.links[0].dialled
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 @pytest.mark.parametrize("address", ["[::1]:0", ":0"])
-def test_ipv6_and_all_addresses(address):
+def test_ipv6_and_all_addresses(address, on_loop):
     if not socket.has_ipv6:
         pytest.skip("no IPv6")
 
@@ -342,10 +342,10 @@ def test_ipv6_and_all_addresses(address):
                 link.send([b"hello"])
             await b.ear.until(lambda ear: ear.frames)
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_stranger_with_a_valid_key_is_kept_out_on_both_sides():
+def test_a_stranger_with_a_valid_key_is_kept_out_on_both_sides(on_loop):
     async def main():
         a, b = pair()
         stranger = Party(identities(1)[0], Club(a.identity, b.identity))  # whatever it believes of itself
@@ -356,10 +356,10 @@ def test_a_stranger_with_a_valid_key_is_kept_out_on_both_sides():
             assert not b.transport.links
             assert b.ear.frames == []
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_revoked_member_is_kept_out():
+def test_a_revoked_member_is_kept_out(on_loop):
     async def main():
         a, b = pair()
         async with a, b:
@@ -368,10 +368,10 @@ def test_a_revoked_member_is_kept_out():
                 await a.dial(b)
             assert b.refusals() == ["revoked"]
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_member_of_another_federation_is_kept_out():
+def test_a_member_of_another_federation_is_kept_out(on_loop):
     async def main():
         people = identities(2)
         a, b = Party(people[0], Club(*people, federation=bytes(16))), Party(people[1], Club(*people))
@@ -380,10 +380,10 @@ def test_a_member_of_another_federation_is_kept_out():
                 await a.dial(b)
             assert b.refusals() == ["other federation"]
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_who_claims_a_members_key_is_found_out():
+def test_who_claims_a_members_key_is_found_out(on_loop):
     async def main():
         a, b = pair()
         claimed, own = a.identity.public, identities(1)[0]
@@ -405,10 +405,10 @@ def test_who_claims_a_members_key_is_found_out():
             assert not b.transport.links
             writer.close()
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another():
+def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another(on_loop):
     """Member m, dialled by a, asks b for a challenge and has a answer it."""
 
     async def main():
@@ -422,10 +422,10 @@ def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another():
             assert b.refusals() == ["wrong proof"]
             writer.close()
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_recorded_proof_is_worth_nothing_in_another_connection():
+def test_a_recorded_proof_is_worth_nothing_in_another_connection(on_loop):
     async def main():
         a, b = pair()
         async with b:
@@ -443,10 +443,10 @@ def test_a_recorded_proof_is_worth_nothing_in_another_connection():
                 writer.close()
             assert b.refusals() == ["wrong proof"]
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_the_right_address_with_another_key_hears_not_one_byte():
+def test_the_right_address_with_another_key_hears_not_one_byte(on_loop):
     async def main():
         a, b = pair()
         other = identities(1)[0]
@@ -468,10 +468,10 @@ def test_the_right_address_with_another_key_hears_not_one_byte():
         await server.wait_closed()
         assert said == []
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_one_who_wants_to_join_may_ask_where_members_are_invited():
+def test_one_who_wants_to_join_may_ask_where_members_are_invited(on_loop):
     async def main():
         a, b = pair(invites=False)
         newcomer = Party(identities(1)[0], b.gate)
@@ -487,10 +487,10 @@ def test_one_who_wants_to_join_may_ask_where_members_are_invited():
             link.send([bytes(handshake.LIMIT + 1)])  # too much to ask
             await b.ear.until(lambda ear: ear.lost_links)
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_nothing_but_tls_1_3_is_spoken():
+def test_nothing_but_tls_1_3_is_spoken(on_loop):
     async def main():
         (b,) = pair(1)
         async with b:
@@ -505,11 +505,11 @@ def test_nothing_but_tls_1_3_is_spoken():
             writer.close()
             assert not b.transport.links
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 @pytest.mark.parametrize("said", [b"", b"\xc1", b"\x91" * 2000, b"\xdd\xff\xff\xff\xff", bytes(handshake.LIMIT)])
-def test_nonsense_before_the_proof_is_counted_and_ends_the_connection(said):
+def test_nonsense_before_the_proof_is_counted_and_ends_the_connection(said, on_loop):
     async def main():
         (b,) = pair(1)
         async with b:
@@ -521,11 +521,11 @@ def test_nonsense_before_the_proof_is_counted_and_ends_the_connection(said):
             assert not b.transport.strangers
             writer.close()
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 @pytest.mark.parametrize("size", [0, handshake.LIMIT + 1, 2**32 - 1])
-def test_more_than_a_little_before_the_proof_ends_the_connection_before_memory_is_taken(size):
+def test_more_than_a_little_before_the_proof_ends_the_connection_before_memory_is_taken(size, on_loop):
     async def main():
         (b,) = pair(1)
         async with b:
@@ -536,10 +536,10 @@ def test_more_than_a_little_before_the_proof_ends_the_connection_before_memory_i
             assert b.refusals() == ["malformed"]
             writer.close()
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_member_that_was_not_introduced_may_not_send_much():
+def test_a_member_that_was_not_introduced_may_not_send_much(on_loop):
     async def main():
         a, b = pair()
         b.ear.trusting = False
@@ -551,10 +551,10 @@ def test_a_member_that_was_not_introduced_may_not_send_much():
             await b.ear.until(lambda ear: ear.lost_links)
             assert "announced a frame" in b.ear.lost_links[0][1]
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_of_many_strangers_the_oldest_go_and_members_come_through():
+def test_of_many_strangers_the_oldest_go_and_members_come_through(on_loop):
     async def main():
         a, b = pair()
         async with a, b:
@@ -567,10 +567,10 @@ def test_of_many_strangers_the_oldest_go_and_members_come_through():
             for _, writer in connections:
                 writer.close()
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch):
+def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch, on_loop):
     async def main():
         monkeypatch.setattr("protocols.tls.PATIENCE", 0.05)
         (b,) = pair(1)
@@ -582,10 +582,10 @@ def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch):
             assert not b.transport.strangers
             assert b.ear.lost_links == []  # it never was a link
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_connection_that_is_reset_at_once_does_no_harm():
+def test_a_connection_that_is_reset_at_once_does_no_harm(on_loop):
     async def main():
         faults = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
@@ -598,11 +598,11 @@ def test_a_connection_that_is_reset_at_once_does_no_harm():
             await b.ear.until(lambda ear: ear.frames)
             assert faults == []
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 @pytest.mark.parametrize("size", [0, MAX + 1, 2**32 - 1])
-def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(size):
+def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(size, on_loop):
     async def main():
         a, b = pair()
         async with a, b:
@@ -614,10 +614,10 @@ def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(
             assert b.ear.frames == [b"hello"]
             assert "announced a frame" in b.ear.lost_links[0][1]
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch):
+def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch, on_loop):
     async def main():
         monkeypatch.setattr("protocols.tls.STALLED", 0.05)
         a, b = pair()
@@ -638,10 +638,10 @@ def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch):
                     await asyncio.sleep(0)
             assert a.ear.lost_links == [(link, "does not read what it is sent")]
 
-    asyncio.run(main())
+    on_loop(main())
 
 
-def test_a_drained_link_says_so():
+def test_a_drained_link_says_so(on_loop):
     async def main():
         a, b = pair()
         async with a, b:
@@ -655,7 +655,7 @@ def test_a_drained_link_says_so():
             await a.ear.until(lambda ear: ear.drained_links)
             assert a.ear.drained_links[-1] is link
 
-    asyncio.run(main())
+    on_loop(main())
 
 
 def test_memory_of_large_frames_is_used_again_once_nobody_looks_at_it():
