@@ -68,7 +68,7 @@ class BenchNode:
 
     def __init__(self, number: int, others: dict[int, str], size: int, period: float = inf) -> None:
         own, keys = identity(number), {other: identity(other).public for other in others}
-        self.transport = TlsTransport(f"{HOST}:0", own, Club(keys.values()), max_frame(size // 4))
+        self.transport = TlsTransport(f"{HOST}:0", own, Club(keys.values()), max_frame(size // 4), rate=inf)
         self.exchange = Anew(
             f"node-{number}",
             own.public,

@@ -198,6 +198,7 @@ class Contacts:
             self.rejected[reason] += 1
             peer.link.close()
             peer.link = None
+        self.transport.expel(peer.key)  # it may have more links than the one in use
         peer.problem = reason
         peer.give_up()
         self.moved()
@@ -277,9 +278,7 @@ class Contacts:
         if error.cause == "replay":
             self._show_newest(link, peer)
         if isinstance(self.gate, Guard) and self.gate.offend(peer.key, error.cause):
-            if peer.link is not None:
-                peer.link.close()
-            link.close()
+            self.transport.expel(peer.key)
             self._unlink(peer, f"kept out for {self.gate.seconds_left(peer.key):.0f} s, as it sent nonsense ({error.cause})")
 
     def _fault(self, link: Link | None, error: Exception) -> None:

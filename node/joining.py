@@ -17,7 +17,8 @@ from protocols.errors import AddressError, FederationError, IdentityError, Trans
 from protocols.identity import Identity
 from protocols.invitation import MOST_ADDRESSES, Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
 from protocols.printable import printable
-from protocols.tls import ANSWER, TlsTransport
+from protocols.tls import TlsTransport
+from protocols.tls_link import ANSWER
 from protocols.transport import Link, Transport
 
 ANSWERING = 20.0  # seconds for the answer

@@ -96,6 +96,7 @@ class Reach:
         """Tell the contacts what is found, and let in those whom this node has invited."""
         self._contacts = contacts
         contacts.on_refused = self._refused
+        contacts.on_fault = self._failed
         if admission_key.may_admit(folder):
             self._answer_tokens(contacts, folder)
 

@@ -156,6 +156,11 @@ class MqttTransport:
                 self._say(reason)
             raise TransportError(reason) from None
 
+    def expel(self, key: bytes) -> None:
+        for link in list(self.links.values()):
+            if link.key == key:
+                link.close()
+
     async def close(self) -> None:
         for link in list(self.links.values()):
             link.close()

@@ -34,6 +34,10 @@ class Several:
             raise TransportError(f"this node has no way to {address}")
         return await transport.dial(address, key, joining)
 
+    def expel(self, key: bytes) -> None:
+        for transport in self._transports.values():
+            transport.expel(key)
+
     async def close(self) -> None:
         for transport in self._transports.values():
             await transport.close()

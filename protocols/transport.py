@@ -131,5 +131,8 @@ class Transport(Protocol):
             TransportError: nobody answers there, or somebody else, or it keeps this node out. The text says which.
         """
 
+    def expel(self, key: bytes) -> None:
+        """Close all links with one who has `key`: it is no member any more, or is kept out."""
+
     async def close(self) -> None:
         """Stop listening and close every link."""

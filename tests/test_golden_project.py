@@ -22,6 +22,7 @@ from protocols import (
     presence,
     session,
     tls,
+    tls_link,
 )
 from protocols import messages as m
 
@@ -60,7 +61,7 @@ def test_the_document_lists_every_message_with_its_fields():
 def test_the_figures_of_the_document_are_those_of_the_code():
     limits = section("Limits")
     for figure in (
-        *(payload.EXTRAS_LIMIT, m.Terms.LIMIT, m.Entries.LIMIT, tls.GREETING, handshake.LIMIT, handshake.ENTRIES_LIMIT),
+        *(payload.EXTRAS_LIMIT, m.Terms.LIMIT, m.Entries.LIMIT, tls_link.GREETING, handshake.LIMIT, handshake.ENTRIES_LIMIT),
         *(invitation.ANSWER_LIMIT, membership.LIMIT, federation.LIMIT, mqtt.LARGEST, presence.LIMIT, session.OPENING_LIMIT),
         *(session.ANSWER_LIMIT, chunks.CHUNK),
     ):

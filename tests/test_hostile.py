@@ -17,7 +17,7 @@ from protocols.addresses import split_address
 from protocols.certificates import client_context
 from protocols.identity import Identity
 from protocols.membership import Membership
-from protocols.tls import CROWD, LINKS_PER_KEY, STRANGERS
+from protocols.tls import LINKS_PER_KEY, STRANGERS
 
 ROOT = Path(__file__).parent.parent
 HALF_OPEN = 500
@@ -47,7 +47,8 @@ async def served(asker, node):
 
 
 def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monkeypatch):
-    monkeypatch.setattr("protocols.tls.SLOWLY", 0.001)
+    for limit in ("HOST_BURST", "BURST"):  # so that all of them are strangers, whom the node waits for
+        monkeypatch.setattr(f"protocols.listener.{limit}", 10 * HALF_OPEN)
     members = folders(tmp_path, "alice", "bob", "carol")
 
     async def main():
@@ -57,7 +58,7 @@ def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monke
             await until(lambda: bob.exchange.peers["alice"].introduced and alice.exchange.peers["bob"].introduced)
             before, link, context = open_files(), alice.exchange.peers["bob"].link, client_context()
             flood = [asyncio.create_task(half_open(alice, context if k % 2 else None)) for k in range(HALF_OPEN)]
-            await until(lambda: len(alice.transport.strangers) > CROWD)
+            await until(lambda: len(alice.transport.strangers) > STRANGERS // 2)
             async with honest(members["carol"]) as carol:  # one who comes in the middle of it
                 while alice.rejected.get("not proven", 0) < HALF_OPEN // 2:
                     await served(bob, alice)
@@ -80,7 +81,7 @@ def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monke
 
 
 def test_a_member_that_never_reads_costs_bounded_memory_and_nobody_else_a_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("protocols.tls.STALLED", 0.5)
+    monkeypatch.setattr("protocols.tls_link.STALLED", 0.5)
     members, size = folders(tmp_path, "alice", "bob", "mallory"), 2_000_000
 
     async def main():

@@ -6,6 +6,7 @@ import ssl
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from protocols.addresses import split_address
 from protocols.certificates import client_context, make_certificate, server_context
 from protocols.errors import AddressError, TransportError
 from protocols.memory import MemoryNetwork
-from protocols.tls import BACKLOG_FRAMES, GREETING, PIECES, STRANGERS, TlsTransport, _Buffers
+from protocols.reception import GRACE, SLOWEST, Buffers, Reception
+from protocols.tls import LINKS_PER_KEY, STRANGERS, TlsTransport
+from protocols.tls_link import BACKLOG_FRAMES, GREETING, PIECES
 from sim.clock import VirtualLoop, run, virtual_loop
 
 MAX = 1_000_000
@@ -554,7 +557,9 @@ def test_a_member_that_was_not_introduced_may_not_send_much(on_loop):
     on_loop(main())
 
 
-def test_of_many_strangers_the_oldest_go_and_members_come_through(on_loop):
+def test_of_many_strangers_the_oldest_go_and_members_come_through(monkeypatch, on_loop):
+    monkeypatch.setattr("protocols.listener.HOST_BURST", 1000)
+
     async def main():
         a, b = pair()
         async with a, b:
@@ -572,7 +577,7 @@ def test_of_many_strangers_the_oldest_go_and_members_come_through(on_loop):
 
 def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch, on_loop):
     async def main():
-        monkeypatch.setattr("protocols.tls.PATIENCE", 0.05)
+        monkeypatch.setattr("protocols.tls_link.PATIENCE", 0.05)
         (b,) = pair(1)
         async with b:
             for connect in (raw, raw_tls):
@@ -619,7 +624,7 @@ def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(
 
 def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch, on_loop):
     async def main():
-        monkeypatch.setattr("protocols.tls.STALLED", 0.05)
+        monkeypatch.setattr("protocols.tls_link.STALLED", 0.05)
         a, b = pair()
         async with a, b:
             link = await a.dial(b)
@@ -659,7 +664,7 @@ def test_a_drained_link_says_so(on_loop):
 
 
 def test_memory_of_large_frames_is_used_again_once_nobody_looks_at_it():
-    buffers = _Buffers()
+    buffers = Buffers()
     first = buffers.take(PIECES)
     kept = np.frombuffer(first[:64], np.uint8)
     second = buffers.take(PIECES)
@@ -674,6 +679,170 @@ def test_memory_of_large_frames_is_used_again_once_nobody_looks_at_it():
     assert fourth.obj is not second.obj
     assert fourth.obj is not third.obj
     assert len(buffers._spare) == 3
+
+
+# What a member may send
+
+
+async def heard(dialler, listener, count):
+    """Dial so often; return the links as their listener has them, once a word has come over each."""
+    for _ in range(count):
+        (await dialler.dial(listener)).send([b"hello"])
+    await listener.ear.until(lambda ear: len(ear.frames) == count)
+    return list(listener.ear.links)
+
+
+async def soon(condition):
+    """Wait for something that nobody tells of."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def begin(dialler, size, which):
+    """Begin a frame over one of the links that were dialled, and leave out its last byte."""
+    link = [link for link in dialler.transport.links if link.dialled][which]
+    link._tls.write(size.to_bytes(4, "big") + bytes(size - 1))
+
+
+def test_a_third_largest_frame_that_is_incomplete_ends_the_first(on_loop):
+    async def main():
+        a, b, c = pair(3)
+        async with a, b, c:
+            links = await heard(a, b, 3)
+            for which in range(3):
+                begin(a, MAX, which)
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.ear.lost_links == [(links[0], "did not complete a frame before it began others")]
+            assert b.refusals() == ["incomplete"]
+            (await c.dial(b)).send([bytes(GREETING)])  # others are not concerned
+            await b.ear.until(lambda ear: len(ear.frames) == 4)
+
+    on_loop(main())
+
+
+def test_a_frame_that_is_not_complete_in_time_ends_its_link(monkeypatch, on_loop):
+    monkeypatch.setattr("protocols.tls.LOOKING", 0.01)
+
+    async def main():
+        now = 0.0
+        a, b = pair()
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, clock=lambda: now)
+        async with a, b:
+            links = await heard(a, b, 2)
+            begin(a, MAX, 0)
+            await soon(lambda: not b.transport.reception(a.identity.public).idle)
+            now = GRACE + MAX / SLOWEST
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.ear.lost_links == [(links[0], "did not complete a frame in time")]
+            assert b.refusals() == ["incomplete"]
+            assert list(b.transport.links) == links[1:]
+
+    on_loop(main())
+
+
+def test_a_link_that_is_closed_holds_no_memory_of_its_frame(on_loop):
+    async def main():
+        a, b = pair()
+        async with a, b:
+            (link,) = await heard(a, b, 1)
+            begin(a, MAX, 0)
+            await soon(lambda: link._frame is not None)
+            link.close()
+            assert link._frame is None
+            assert len(link._view) == 4
+            assert b.transport.reception(a.identity.public).idle
+
+    on_loop(main())
+
+
+def test_all_links_of_an_expelled_key_are_closed_and_no_others(on_loop):
+    async def main():
+        a, b, c = pair(3)
+        async with a, b, c:
+            links = await heard(a, b, 3)
+            (await c.dial(b)).send([b"hello"])
+            await b.ear.until(lambda ear: len(ear.frames) == 4)
+            b.transport.expel(a.identity.public)
+            await a.ear.until(lambda ear: len(ear.lost_links) == 3)
+            assert not set(links) & set(b.transport.links)
+            assert [link.key for link in b.transport.links] == [c.identity.public]
+
+    on_loop(main())
+
+
+def test_of_many_links_of_a_key_the_oldest_trusted_one_ends_or_else_the_new_one(on_loop):
+    async def main():
+        a, b = pair()
+        b.ear.trusting = False
+        async with a, b:
+            links = await heard(a, b, LINKS_PER_KEY)
+            await a.dial(b)  # as one of many addresses at once: what answered first is used
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert list(b.transport.links) == links
+            links[1].trust()
+            await a.dial(b)
+            await b.ear.until(lambda ear: len(ear.lost_links) == 2)
+            assert b.ear.lost_links[1] == (links[1], "made room for another one")
+            assert len(b.transport.links) == LINKS_PER_KEY
+
+    on_loop(main())
+
+
+def test_a_member_that_sends_many_frames_is_read_no_further_and_loses_none(monkeypatch, on_loop):
+    monkeypatch.setattr("protocols.tls.Reception", partial(Reception, burst=10))
+
+    async def main():
+        a, b, c = pair(3)
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, rate=1e-3, clock=lambda: 0.0)
+        async with a, b, c:
+            link = await a.dial(b)
+            for k in range(30):
+                link.send([bytes([k])])
+            await b.ear.until(lambda ear: len(ear.frames) == 11)
+            (await c.dial(b)).send([b"c"])
+            await b.ear.until(lambda ear: len(ear.frames) == 12)
+            assert b.ear.frames == [*(bytes([k]) for k in range(11)), b"c"]
+            assert b.ear.lost_links == b.ear.refusals == []
+
+    on_loop(main())
+
+
+def test_a_member_that_is_read_no_further_goes_on_later(monkeypatch, on_loop):
+    monkeypatch.setattr("protocols.tls.Reception", partial(Reception, burst=10))
+
+    async def main():
+        a, b = pair()
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, rate=1000)
+        async with a, b:
+            link = await a.dial(b)
+            sent = [bytes([k]) * 100 * k for k in range(1, 60)]
+            for frame in sent:
+                link.send([frame])
+            await b.ear.until(lambda ear: len(ear.frames) == len(sent))
+            assert b.ear.frames == sent
+            assert b.ear.refusals == []
+
+    on_loop(main())
+
+
+def test_a_fault_in_handling_a_frame_ends_its_link_only(on_loop):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        a, b, c = pair(3)
+        async with a, b, c:
+            links = await heard(a, b, 1)
+            received = b.ear.received
+            b.ear.received = lambda link, frame: 1 // 0 if link is links[0] else received(link, frame)
+            next(iter(a.transport.links)).send([b"again"])
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.refusals() == ["fault"]
+            (await c.dial(b)).send([b"hello"])
+            await b.ear.until(lambda ear: len(ear.frames) == 2)
+        assert faults == []
+
+    on_loop(main())
 
 
 # The simulated network

@@ -1,0 +1,127 @@
+"""Accepts connections, no more of one host, and of all of them, than this node can take time to prove.
+
+Whoever connects too often is dropped at once, before any of TLS: that costs little, and leaves the queue of the operating
+system to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from protocols.addresses import join_address
+from protocols.allowance import Allowance
+
+HOST_RATE, HOST_BURST = 20.0, 64  # connections a second of one host, and at once
+RATE, BURST = 100.0, 192  # of all of them
+BACKLOG = 512  # connections that wait in the operating system
+BATCH, PAUSE = 128, 0.01  # so many are looked at in a row; seconds until the next ones if some were dropped
+NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
+_RESET = struct.pack("ii", 1, 0)  # no word of farewell, and nothing of the connection is kept
+
+
+class Listener:
+    """
+    Args:
+        take: is given a connection, its address and its host.
+        dropped: is told the address of a connection that was dropped.
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[socket.socket, str, str], None],
+        dropped: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sockets: list[socket.socket] = []
+        self._take = take
+        self._dropped = dropped
+        self._clock = clock
+        self._hosts, self._all = Allowance(HOST_RATE, HOST_BURST), Allowance(RATE, BURST)
+
+    async def bind(self, host: str, port: int) -> None:
+        """Listen at one address, or, without a host, at all of IPv4 and IPv6.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        self.sockets = await _bound(host, port)
+
+    def close(self) -> None:
+        for listening in self.sockets:
+            listening.close()
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Accept connections until the socket is closed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno == errno.EBADF or listening.fileno() < 0:
+                    return  # closed
+                await asyncio.sleep(NO_MORE)  # too many open files
+                continue
+            dropped = self._meet(connection, address)
+            for _ in range(BATCH):
+                try:
+                    connection, address = listening.accept()
+                except OSError:  # nobody waits; anything else is met again above
+                    break
+                connection.setblocking(False)
+                dropped |= self._meet(connection, address)
+            # Where many wait, accepting one takes no turn of the loop; nor may a flood of them take most of its time.
+            await asyncio.sleep(PAUSE if dropped else 0)
+
+    def _meet(self, connection: socket.socket, address: tuple[str, int]) -> bool:
+        """Hand a connection on, or drop it; return whether it was dropped."""
+        host, now = address[0], self._clock()
+        if self._hosts.take(host.encode(), now) and self._all.take(b"", now):
+            self._take(connection, join_address(*address[:2]), host)
+            return False
+        with suppress(OSError):  # it is gone already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        connection.close()
+        self._dropped(join_address(*address[:2]))
+        return True
+
+
+async def _bound(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets: one for a host, and for none one for each of IPv4 and IPv6, if the machine has it."""
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    for name in (host,) if host else ("0.0.0.0", "::"):
+        try:
+            family, kind, number, _, address = (
+                await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            )[0]
+            listening = socket.socket(family, kind, number)
+        except OSError:
+            if sockets:  # a machine without IPv6
+                break
+            raise
+        try:
+            if os.name == "posix":
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except OSError as error:
+            listening.close()
+            if sockets and error.errno != errno.EADDRINUSE:
+                break
+            for other in sockets:
+                other.close()
+            raise
+        sockets.append(listening)
+        port = listening.getsockname()[1]  # the same for both
+    return sockets
