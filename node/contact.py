@@ -21,7 +21,7 @@ import msgspec
 
 from node.guard import Guard
 from node.liveness import AskOthers, Dead, Detector, Ping, Suspect
-from node.peer import Member, Peer
+from node.peer import MOST_ADDRESSES, Member, Peer
 from node.roster import Roster
 from node.traffic import Traffic
 from p2pfl.randomness import Draws
@@ -39,6 +39,7 @@ UPGRADE = 15.0  # seconds between attempts to reach a peer without the broker
 SETTLED = 5.0  # seconds after which nothing is on its way over a link that was replaced
 DEAF = 5  # unanswered pings after which a link is given up, though others hear the peer
 PENDING_PROBES = 8  # pings on behalf of one other that are remembered
+HINT_RATE, HINT_BURST = 1.0, MOST_ADDRESSES  # addresses a second of one peer that are dialled on the word of others
 NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions a second of one peer that are answered with news of the membership
 
 
@@ -140,6 +141,7 @@ class Contacts:
         self._on_behalf: dict[int, tuple[Peer, m.Probe]] = {}  # our ping's number -> who asked for it, and how
         self._asked_after: dict[int, tuple[str, bytes]] = {}  # our probe's number -> whom it was sent to, and about whom
         self._news = Allowance(NEWS_RATE, NEWS_BURST)
+        self._hints = Allowance(HINT_RATE, HINT_BURST)
         self._shown: WeakSet[Link] = WeakSet()  # links whose other end was shown a later frame of its own
         self._progress: asyncio.Future[None] | None = None
         self._tasks: TaskGroup
@@ -228,9 +230,13 @@ class Contacts:
         news = peer.hint(address, source)
         if not is_direct(address) and peer.link is None:  # it has just said itself that it is there
             peer.untried = True
-        if news and (peer.link is None or not peer.link.direct):
+        if news and (peer.link is None or not peer.link.direct) and self._is_news(peer):
             peer.trouble.set()
         self.moved()
+
+    def knows(self, beginning: bytes) -> bool:
+        """Whether a neighbour has a key that begins so."""
+        return any(key.startswith(beginning) for key in self._names)
 
     def hinted(self, key: bytes) -> None:
         """Somebody says that a member is gone: ask it."""
@@ -451,13 +457,17 @@ class Contacts:
     def _news_of(self, peer: Peer) -> bool:
         """Whether there is no reason to wait before a peer is dialled or probed again."""
         if peer.link is None:
-            return peer.untried
+            return self._is_news(peer)
         return peer.name not in self.roster.suspected
+
+    def _is_news(self, peer: Peer) -> bool:
+        """Whether there is an address of a peer that was not dialled yet, and may be now."""
+        return peer.untried and self._hints.left(peer.key, asyncio.get_running_loop().time()) >= 1
 
     async def _undisturbed(self, peer: Peer) -> None:
         """Wait for trouble with a peer; or, where it is reached through a broker, until another way may be tried."""
         while True:
-            if self._could_be_direct(peer) and peer.untried:
+            if self._could_be_direct(peer) and self._is_news(peer):
                 return
             seconds = UPGRADE if self._could_be_direct(peer) else None
             try:
@@ -477,10 +487,9 @@ class Contacts:
         )
 
     async def _dial(self, peer: Peer) -> None:
-        """Try all addresses of a peer at once; where none answers, the broker."""
+        """Try the addresses of a peer at once; where none answers, the broker."""
         before, peer.untried = peer.link, False
-        direct = [address for address in peer.addresses if is_direct(address) and self._directly]
-        link = await self._first_of(peer, direct)
+        link = await self._first_of(peer, self._to_dial(peer) if self._directly else [])
         if link is None and before is None:
             link = await self._first_of(peer, [address for address in peer.addresses if not is_direct(address)])
         if not peer.addresses and peer.name in self.roster.suspected:
@@ -498,9 +507,26 @@ class Contacts:
         if not await self.until(lambda: peer.link is not before or bool(peer.problem), INTRODUCTION):
             link.close()
 
+    def _to_dial(self, peer: Peer) -> list[str]:
+        """Return the addresses to be dialled now; of hints as many as are allowed, those first that were not dialled lately."""
+        now = asyncio.get_running_loop().time()
+        direct = [address for address in peer.addresses if is_direct(address)]
+        hints = [address for address in direct if peer.is_hint(address)]
+        later = {address for address in hints if not self._hints.take(peer.key, now)}
+        for address in hints:
+            if address not in later:
+                peer.addresses[address] = peer.addresses.pop(address)
+        return [address for address in direct if address not in later]
+
+    async def _reach(self, peer: Peer, address: str) -> Link:
+        link = await self.transport.dial(address, peer.key)
+        if address in peer.addresses:
+            peer.reached_at(address)
+        return link
+
     async def _first_of(self, peer: Peer, addresses: list[str]) -> Link | None:
         """Return a link over the first of some addresses that answers, or None; the others are given up."""
-        attempts = [asyncio.ensure_future(self.transport.dial(address, peer.key)) for address in addresses]
+        attempts = [asyncio.ensure_future(self._reach(peer, address)) for address in addresses]
         found: Link | None = None
         try:
             for attempt in asyncio.as_completed(attempts):

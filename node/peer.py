@@ -15,7 +15,8 @@ from p2pfl.policy import Stage
 from protocols.messages import Get
 from protocols.transport import Link
 
-MOST_ADDRESSES = 8
+MOST_ADDRESSES = 8  # that one source has said
+MOST_PROVEN = 4  # addresses that are known to have worked
 MOST_OVERDUE = 4  # requests of one peer that may still be answered
 
 
@@ -42,6 +43,7 @@ class Peer:
     """
     Attributes:
         addresses: where it may be, and who said so. Hints: who is really there is proven when it is dialled.
+        proven: those of the addresses where it was reached, the last one at the end.
         untried: there is an address that was not dialled yet.
         link: over which it was introduced; None while it is not connected.
         progress: of the link, when it was last looked at.
@@ -71,6 +73,7 @@ class Peer:
         self.name = name
         self.key = member.key
         self.addresses: dict[str, str] = dict.fromkeys(member.addresses, "node.toml")
+        self.proven: dict[str, None] = {}
         self.untried = True
         self.link: Link | None = None
         self.progress = 0
@@ -100,15 +103,29 @@ class Peer:
         return self.link is not None
 
     def hint(self, address: str, source: str) -> bool:
-        """Note where the peer may be; return whether that is news. The oldest hint makes room for one too many."""
+        """Note where the peer may be; return whether that is news.
+
+        The oldest hint of the same source makes room for one too many, but not an address where the peer was reached.
+        """
         if address in self.addresses:
             return False
-        hints = [known for known, said in self.addresses.items() if said != "node.toml"]
+        hints = [known for known, said in self.addresses.items() if said == source]
         if len(hints) >= MOST_ADDRESSES:
-            del self.addresses[hints[0]]
+            del self.addresses[next(hint for hint in hints if hint not in self.proven)]
         self.addresses[address] = source
         self.untried = True
         return True
+
+    def reached_at(self, address: str) -> None:
+        """Note that the peer has proven its key at an address."""
+        self.proven.pop(address, None)
+        self.proven[address] = None
+        if len(self.proven) > MOST_PROVEN:
+            del self.proven[next(iter(self.proven))]
+
+    def is_hint(self, address: str) -> bool:
+        """Whether nobody but others has said so far that the peer is there."""
+        return self.addresses[address] != "node.toml" and address not in self.proven
 
     def resolve(self, number: int, answer: Any) -> None:
         """Give the answer to a request, or (None) the news that there is none."""

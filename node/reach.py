@@ -96,7 +96,6 @@ class Reach:
         """Tell the contacts what is found, and let in those whom this node has invited."""
         self._contacts = contacts
         contacts.on_refused = self._refused
-        contacts.on_fault = self._failed
         if admission_key.may_admit(folder):
             self._answer_tokens(contacts, folder)
 
@@ -121,7 +120,9 @@ class Reach:
         await self._contacts.listening.wait()
         _, port = split_address(self._tls.address)
         if self._config.mdns and self._config.direct:
-            mdns = MdnsFinder(self._identity.public, self._log.federation, port, self._tls.hosts)
+            mdns = MdnsFinder(
+                self._identity.public, self._log.federation, port, self._tls.hosts, expected=self._contacts.knows
+            )
             await mdns.start(lambda key, address: self._contacts.found(key, address, "mdns"))
             reporting = asyncio.create_task(self._report(mdns))
             try:

@@ -21,7 +21,7 @@ from protocols.allowance import Allowance
 HOST_RATE, HOST_BURST = 20.0, 64  # connections a second of one host, and at once
 RATE, BURST = 100.0, 192  # of all of them
 BACKLOG = 512  # connections that wait in the operating system
-BATCH, PAUSE = 128, 0.01  # so many are looked at in a row; seconds until the next ones if some were dropped
+BATCH, PAUSE = 256, 0.02  # so many are looked at in a row; seconds until the next ones if some were dropped
 NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
 _RESET = struct.pack("ii", 1, 0)  # no word of farewell, and nothing of the connection is kept
 

@@ -1,7 +1,8 @@
 """Finds other nodes of a federation on the local network by multicast DNS (RFC 6762, RFC 6763), and lets them find this one.
 
 What is found is a hint: whom an address belongs to is proven when it is dialled. Anybody on the network can announce
-anything, so that all of it is capped, and a goodbye ends nothing but the hint.
+anything, so that all of it is capped, and a goodbye ends nothing but the hint. An address that is on no network of this
+machine is not taken: a stranger must not choose whom a node dials elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import re
 from asyncio import Semaphore, Task, TaskGroup
 from collections.abc import Callable, Iterable, Sequence
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 import ifaddr
 from zeroconf import Error, InterfaceChoice, IPVersion, ServiceInfo, ServiceStateChange, Zeroconf
@@ -19,8 +20,7 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 from protocols.addresses import is_loopback, join_address
 
 SERVICE = "_p2pfl._tcp.local."
-NAME = re.compile(rf"[0-9a-f]{{32}}-[0-9a-f]{{16}}\.{re.escape(SERVICE)}")
-MAX_SERVICES = 256  # on the network, of all federations
+MAX_SERVICES = 256  # of the federation, on the network
 MAX_ADDRESSES = 8  # of one service
 MAX_TEXT = 512  # bytes
 LOOK_UPS = 8  # at once
@@ -31,6 +31,8 @@ AGAIN = 60.0
 RETRY = 30.0  # seconds
 
 Found = Callable[[bytes, str], object]
+Network = IPv4Network | IPv6Network
+LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 
 def read_text(text: bytes) -> tuple[bytes, bytes] | None:
@@ -59,17 +61,22 @@ def _unhex(text: bytes, size: int) -> bytes:
     return value if len(value) == size else b""  # fromhex skips white space
 
 
-def dialable(hosts: Iterable[str], port: int, loopback: bool) -> list[str]:
+def service_name(key: bytes, federation: bytes) -> str:
+    """Return the name under which a node is announced; its label has at most 63 bytes."""
+    return f"{key.hex()[:32]}-{federation.hex()[:16]}.{SERVICE}"
+
+
+def dialable(hosts: Iterable[str], port: int, networks: Sequence[Network]) -> list[str]:
     """Return the addresses, 8 at most, at which somebody may be reached who announces these IP addresses and this port.
 
-    Loopback is left out unless `loopback`, and so is an IPv6 address of one link without a scope that names the link.
+    Left out is what is on none of the networks, and an IPv6 address of one link without a scope that names the link.
     """
     addresses = []
     for host in hosts:
         ip = ip_address(host)
         homeless = isinstance(ip, IPv6Address) and ip.is_link_local and ip.scope_id is None
         nobody = ip.is_unspecified or ip.is_multicast or (ip.is_reserved and not ip.is_loopback)
-        if port and not homeless and not nobody and (loopback or not ip.is_loopback):
+        if port and not homeless and not nobody and any(ip in network for network in networks):
             addresses.append("tcp://" + join_address(host, port))
     return addresses[:MAX_ADDRESSES]
 
@@ -78,6 +85,16 @@ def interface_hosts() -> list[str]:
     """Return the IP addresses of this machine, in a fixed order."""
     found = [ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips]
     return sorted({ip if isinstance(ip, str) else ip[0] for ip in found})
+
+
+def interface_networks() -> list[Network]:
+    """Return the networks that this machine is on, without loopback."""
+    found = []
+    for ip in (ip for adapter in ifaddr.get_adapters() for ip in adapter.ips):
+        host = ip.ip if isinstance(ip.ip, str) else ip.ip[0]
+        if not is_loopback(host):
+            found.append(ip_network(f"{host}/{ip.network_prefix}", strict=False))
+    return found
 
 
 def announced(listening: Iterable[str], local: Iterable[str]) -> list[str]:
@@ -102,6 +119,7 @@ class MdnsFinder:
         addresses: the IP addresses on which it listens; None for all, as ["0.0.0.0", "::"].
         interfaces: the IP addresses of the network interfaces to use; by default all, or loopback alone for a node that
             listens nowhere else.
+        expected: whether a key that begins with these 16 bytes may be of a member; others are not looked up.
 
     Attributes:
         problem: why nobody can be found now, in one line; "" if all is well.
@@ -114,6 +132,7 @@ class MdnsFinder:
         port: int,
         addresses: Sequence[str] | None = None,
         interfaces: Sequence[str] | None = None,
+        expected: Callable[[bytes], bool] = lambda beginning: True,
     ) -> None:
         self.problem = ""
         self._key = key
@@ -121,11 +140,13 @@ class MdnsFinder:
         self._port = port
         self._addresses = ("0.0.0.0", "::") if addresses is None else addresses
         self._interfaces = interfaces
-        self._label = f"{key.hex()[:32]}-{federation.hex()[:16]}"  # of at most 63 bytes
+        self._expected = expected
+        self._own_name = service_name(key, federation)
+        self._names = re.compile(rf"([0-9a-f]{{32}})-{federation.hex()[:16]}\.{re.escape(SERVICE)}")
         self._services: dict[str, Task[None]] = {}  # by name: its newest look-up
         self._turns = Semaphore(LOOK_UPS)
         self._found: Found
-        self._loopback = False
+        self._networks: Sequence[Network] = LOOPBACK
         self._task: Task[None] | None = None
 
     async def start(self, found: Found) -> None:
@@ -172,8 +193,9 @@ class MdnsFinder:
         hosts = announced(self._addresses, local)
         if not hosts:
             raise OSError("no network is connected")
-        self._loopback = all(map(is_loopback, hosts))
-        zeroconf = self._open(local)
+        loopback = all(map(is_loopback, hosts))
+        self._networks = LOOPBACK if loopback else interface_networks()
+        zeroconf = self._open(local, loopback)
         try:
             await zeroconf.zeroconf.async_wait_for_start()
             self.problem = ""
@@ -185,8 +207,8 @@ class MdnsFinder:
             self._services.clear()
             await zeroconf.async_close()
 
-    def _open(self, local: list[str]) -> AsyncZeroconf:
-        interfaces = self._interfaces or (["127.0.0.1"] if self._loopback else [])
+    def _open(self, local: list[str], loopback: bool) -> AsyncZeroconf:
+        interfaces = self._interfaces or (["127.0.0.1"] if loopback else [])
         present = [interface for interface in interfaces if interface in local]
         if interfaces and not present:
             raise OSError(f"no network interface has the address {' or '.join(interfaces)}")
@@ -200,10 +222,10 @@ class MdnsFinder:
         text = {"id": self._key.hex(), "fed": self._federation.hex()}
         info = ServiceInfo(
             SERVICE,
-            f"{self._label}.{SERVICE}",
+            self._own_name,
             self._port,
             properties=text,
-            server=f"{self._label}.local.",
+            server=self._own_name.replace(SERVICE, "local."),
             parsed_addresses=hosts,
         )
         # A name that is unique by construction need not be probed for (RFC 6762, section 8.1), and nobody can occupy it.
@@ -227,17 +249,22 @@ class MdnsFinder:
             task = self._services.pop(name, None)
             if task is not None:
                 task.cancel()
-        elif not NAME.fullmatch(name) or (name not in self._services and len(self._services) >= MAX_SERVICES):
+        elif not self._wanted(name) or (name not in self._services and len(self._services) >= MAX_SERVICES):
             # zeroconf repeats what it has cached in each of its questions. These would make them long; and one name that
             # cannot be sent again, as those that are not valid UTF-8, would silence it.
             pointers = [
                 record for record in zeroconf.cache.entries_with_name(SERVICE) if getattr(record, "alias", "") == name
             ]
             zeroconf.cache.async_remove_records(pointers)
-        elif name != f"{self._label}.{SERVICE}":
+        elif name != self._own_name:
             task = self._services.get(name)
             if task is None or task.done():
                 self._services[name] = look_ups.create_task(self._look_up(zeroconf, name))
+
+    def _wanted(self, name: str) -> bool:
+        """Whether a service may be a member of the federation."""
+        node = self._names.fullmatch(name)
+        return node is not None and (name == self._own_name or self._expected(bytes.fromhex(node[1])))
 
     async def _look_up(self, zeroconf: Zeroconf, name: str) -> None:
         info = AsyncServiceInfo(SERVICE, name)
@@ -247,11 +274,11 @@ class MdnsFinder:
         except Error:  # an answer that cannot be asked about
             return
         if known:
-            self._read(info.text, info.port or 0, info.parsed_scoped_addresses())
+            self._read(name, info.text, info.port or 0, info.parsed_scoped_addresses())
 
-    def _read(self, text: bytes, port: int, hosts: list[str]) -> None:
-        """Tell of a service, if it is another node of the federation."""
+    def _read(self, name: str, text: bytes, port: int, hosts: list[str]) -> None:
+        """Tell of a service, if it is another node of the federation, under its own name."""
         node = read_text(text)
-        if node is not None and node[0] != self._key and node[1] == self._federation:
-            for address in dialable(hosts, port, self._loopback):
+        if node is not None and node[0] != self._key and node[1] == self._federation and name == service_name(*node):
+            for address in dialable(hosts, port, self._networks):
                 self._found(node[0], address)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import socket
 import struct
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 import pytest
 from hypothesis import example, given
@@ -14,10 +14,11 @@ from zeroconf import Zeroconf
 
 from protocols import mdns
 from protocols.addresses import split_address
-from protocols.mdns import MAX_SERVICES, MdnsFinder, announced, dialable, read_text
+from protocols.mdns import LOOPBACK, MdnsFinder, announced, dialable, interface_networks, read_text, service_name
 
 FEDERATION = os.urandom(16)  # others may be testing on this machine
 HERE = ["127.0.0.1"]
+EVERYWHERE = [ip_network("0.0.0.0/0"), ip_network("::/0")]
 GROUP = ("224.0.0.251", 5353)
 SERVICE = (b"_p2pfl", b"_tcp", b"local")
 PTR, TXT, SRV, A = 12, 16, 33, 1
@@ -30,8 +31,8 @@ def key(number):
 class Node:
     """A finder and what it has found."""
 
-    def __init__(self, number, federation=FEDERATION, port=None, interfaces=HERE):
-        self.finder = MdnsFinder(key(number), federation, port or 4000 + number, HERE, interfaces)
+    def __init__(self, number, federation=FEDERATION, port=None, interfaces=HERE, **options):
+        self.finder = MdnsFinder(key(number), federation, port or 4000 + number, HERE, interfaces, **options)
         self.found = set()
         self.news = asyncio.Event()
 
@@ -88,6 +89,11 @@ def service(name, text, port=4000, host="127.0.0.1"):
         record(name, TXT, text),
         record(owner, A, socket.inet_aton(host)),
     ]
+
+
+def named(number, federation=FEDERATION):
+    """Return the label of the service of a node."""
+    return service_name(key(number), federation).partition(".")[0].encode()
 
 
 @contextlib.contextmanager
@@ -239,15 +245,17 @@ def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop
                 async with Node(2) as b:
                     await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
                 for i, text in enumerate(hostile):
-                    await announce(service(b"%032x-%016x" % (i, i), text))
-                await announce(service(b"%032x-%016x" % (500, 0), of_node(9), host="224.0.0.1"))
-                await announce(service(b"%032x-%016x" % (501, 0), of_node(9), port=0))
+                    await announce(service(b"%032x-%s" % (i, FEDERATION.hex()[:16].encode()), text))
+                    await announce(service(named(20 + i), text))
+                await announce(service(named(9), of_node(9), host="224.0.0.1"))
+                await announce(service(named(10), of_node(10), port=0))
+                await announce(service(named(11), of_node(11), host="192.0.2.1"))  # on no network of this machine
                 for name in (b"\xff" * 63, b"somebody", b"a.b\0c", *(b"%d" % i for i in range(500))):
                     await announce([record(SERVICE, PTR, labels(name, *SERVICE))])
-                name = b"%032x-%016x" % (503, 0), *SERVICE  # its host has a name that cannot be asked for
+                name = named(12), *SERVICE  # its host has a name that cannot be asked for
                 await announce([record(SERVICE, PTR, labels(*name)), record(name, SRV, b"\0" * 6 + labels(b"\xff" * 63))])
                 await announce([record(SERVICE, PTR, labels(b"elsewhere", b"_http", b"_tcp", b"local"))])
-                await announce(service(b"%032x-%016x" % (502, 0), of_node(8)))
+                await announce(service(named(8), of_node(8)))
                 await a.until((8, 4000))  # all that was announced before has been read
                 async with Node(3) as c:
                     await asyncio.gather(a.until((3, 4003)), c.until((1, 4001)))
@@ -276,7 +284,7 @@ def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, o
             async with Node(1) as a:
                 await until(lambda: asked)
                 await announce([poison])
-                await announce(service(b"%032x-%016x" % (0, 0), of_node(8)))
+                await announce(service(named(8), of_node(8)))
                 await a.until((8, 4000))
                 before = len(asked)
                 await until(lambda: len(asked) > before + 3)
@@ -285,17 +293,49 @@ def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, o
     on_loop(main())
 
 
-def test_so_many_services_are_kept_and_no_more(on_loop):
+def test_so_many_services_are_kept_and_no_more(monkeypatch, on_loop):
+    monkeypatch.setattr(mdns, "MAX_SERVICES", 20)
+
     async def main():
         with stranger() as announce:
             async with Node(1) as a:
-                while len(a.found) < MAX_SERVICES - 16:  # datagrams may be lost, and others be there
-                    for i in range(MAX_SERVICES + 50):
-                        await announce(service(b"%032x-%016x" % (i, 0), of_node(2), port=5000 + i))
-                known = int(min(address for _, address in a.found).rpartition(":")[2]) - 5000
-                await announce(service(b"%032x-%016x" % (known, 0), of_node(3)))
-                await a.until((3, 4000))  # those that are known are still listened to
-                assert len(a.found) <= MAX_SERVICES + 1
+                while len(a.found) < 20:  # datagrams may be lost
+                    for number in range(10, 60):
+                        await announce(service(named(number), of_node(number)))
+                known = min(a.found)[0]
+                await announce(service(named(known), of_node(known), port=5000))
+                await a.until((known, 5000))  # those that are known are still listened to
+                assert len({number for number, _ in a.found}) == 20
+
+    on_loop(main())
+
+
+def test_services_of_other_federations_and_of_those_who_are_no_members_take_no_place(monkeypatch, on_loop):
+    monkeypatch.setattr(mdns, "MAX_SERVICES", 1)
+
+    async def main():
+        with stranger() as announce:
+            async with Node(1, expected=lambda beginning: beginning == key(8)[:16]) as a:
+                for number in range(20, 60):
+                    federation = os.urandom(16)
+                    await announce(service(named(number, federation), of_node(number, federation)))
+                    await announce(service(named(number), of_node(number)))
+                await announce(service(named(8), of_node(8)))
+                await a.until((8, 4000))
+                assert a.found == {(8, "tcp://127.0.0.1:4000")}
+
+    on_loop(main())
+
+
+def test_a_node_is_believed_under_its_own_name_only(on_loop):
+    async def main():
+        with stranger() as announce:
+            async with Node(1) as a:
+                for number in range(20, 60):
+                    await announce(service(named(number), of_node(8), port=5000 + number))
+                await announce(service(named(8), of_node(8)))
+                await a.until((8, 4000))
+                assert a.found == {(8, "tcp://127.0.0.1:4000")}
 
     on_loop(main())
 
@@ -344,12 +384,10 @@ def test_a_text_of_more_than_512_bytes_is_not_looked_at():
         ("ff02::fb%2", None),
         ("255.255.255.255", None),
         ("::ffff:127.0.0.1", None),
-        ("127.0.0.1", None),
-        ("::1", None),
     ],
 )
 def test_addresses_are_as_they_are_dialled(host, address):
-    assert dialable([host], 4100, loopback=False) == ([address] if address else [])
+    assert dialable([host], 4100, EVERYWHERE) == ([address] if address else [])
     if address:
         assert split_address(address) == (host, 4100)
 
@@ -371,12 +409,25 @@ def test_what_is_listened_on_is_announced_and_loopback_only_alone(listening, hos
 
 
 def test_nodes_on_loopback_are_told_of_others_there():
-    assert dialable(["127.0.0.1", "::1"], 4100, loopback=True) == ["tcp://127.0.0.1:4100", "tcp://[::1]:4100"]
+    assert dialable(["127.0.0.1", "::1"], 4100, LOOPBACK) == ["tcp://127.0.0.1:4100", "tcp://[::1]:4100"]
 
 
-@given(st.lists(st.ip_addresses().map(str), max_size=30), st.integers(0, 65535), st.booleans())
-def test_any_announced_address_can_be_split_again_and_they_are_few(hosts, port, loopback):
-    addresses = dialable(hosts, port, loopback)
+def test_addresses_on_other_networks_are_not_dialled():
+    networks = [ip_network("192.168.1.0/24"), ip_network("fe80::/64")]
+    here = ["192.168.1.5", "fe80::1%2"]
+    others = ["192.168.2.5", "10.0.0.7", "127.0.0.1", "::1", "169.254.169.254", "2001:db8::1", "fe80::1"]
+    assert dialable([*others, *here], 4100, networks) == ["tcp://192.168.1.5:4100", "tcp://[fe80::1%2]:4100"]
+
+
+def test_the_networks_of_this_machine_are_those_of_its_addresses_without_loopback():
+    networks = interface_networks()
+    for host in mdns.interface_hosts():
+        assert any(ip_address(host) in network for network in networks) != ip_address(host).is_loopback
+
+
+@given(st.lists(st.ip_addresses().map(str), max_size=30), st.integers(0, 65535))
+def test_any_announced_address_can_be_split_again_and_they_are_few(hosts, port):
+    addresses = dialable(hosts, port, EVERYWHERE)
     assert len(addresses) <= 8
     for address in addresses:
         host, again = split_address(address)

@@ -1,11 +1,14 @@
 """By which link a peer is reached when there are several, when it is dialled again, and what is not taken for silence."""
 
 import asyncio
+from collections import Counter
 from itertools import count
 
 import pytest
 from federation import Federation
 
+from node.contact import HINT_BURST
+from node.peer import MOST_ADDRESSES, Member, Peer
 from node.settings import Settings
 from p2pfl.policies.local import Local
 from protocols import messages as m
@@ -118,6 +121,72 @@ def test_who_says_at_the_broker_that_it_is_there_is_dialled_at_once(address):
             await asyncio.sleep(0.01)
             assert dialled == ([] if address == "memory:b" else ["memory:b", "mqtt:"])
             await contacts.close()
+
+    play(test)
+
+
+async def dials_in_a_flood_of_hints(federation, seconds):
+    """Return the addresses that are dialled while twenty hints come in each second."""
+    contacts, dialled = federation.make("a").exchange.contacts, []
+    dial = contacts.transport.dial
+
+    async def counted(address, key, joining=False):
+        dialled.append(address)
+        return await dial(address, key, joining)
+
+    contacts.transport.dial = counted
+    async with asyncio.TaskGroup() as tasks:
+        await contacts.start(tasks)
+        for k in range(20 * seconds):
+            contacts.found(federation.keys["b"].public, f"memory:nobody-{k}", "mdns")
+            await asyncio.sleep(0.05)
+        await contacts.close()
+    return dialled
+
+
+def test_hints_are_dialled_once_a_second_at_most_and_do_not_keep_from_what_the_owner_has_configured():
+    async def test(federation):
+        dialled = await dials_in_a_flood_of_hints(federation, 100)
+        assert 100 <= sum(address != "memory:b" for address in dialled) <= HINT_BURST + 100
+        assert 25 <= dialled.count("memory:b") <= HINT_BURST + 100  # 4 s is the longest pause
+
+    play(test)
+
+
+def test_a_hint_pushes_out_neither_an_address_that_has_worked_nor_what_others_have_said():
+    peer = Peer("b", Member(bytes(32), ("configured",)))
+    peer.hint("proven", "mdns")
+    peer.reached_at("proven")
+    for source in ("broker", "mdns"):
+        for k in range(100):
+            assert peer.hint(f"{source}-{k}", source)
+    assert {"configured", "proven"} < peer.addresses.keys()
+    assert Counter(peer.addresses.values()) == {"node.toml": 1, "broker": MOST_ADDRESSES, "mdns": MOST_ADDRESSES}
+    assert "mdns-99" in peer.addresses
+
+
+def test_addresses_that_have_worked_leave_room_for_others():
+    peer = Peer("b", Member(bytes(32)))
+    for k in range(100):
+        assert peer.hint(f"{k}", "mdns")
+        peer.reached_at(f"{k}")
+    assert list(peer.proven) == ["96", "97", "98", "99"]
+    assert len(peer.addresses) == MOST_ADDRESSES
+
+
+def test_a_fault_in_handling_what_a_peer_says_ends_its_link_only():
+    async def test(federation):
+        pair = Pair(federation)
+        link, faults = pair.way(True), []
+        pair.a.on_fault = faults.append
+        pair.hears(link, m.Hello())
+        pair.a.customer.handle = lambda peer, opened: 1 // 0
+        parts = pair.b.sealer.seal(m.Get(1, 1, "trained"), pair.b.peers["a"].key, session=link.session)
+        pair.a.received(link, memoryview(b"".join(parts)))
+        assert link.closed
+        assert pair.peer.link is None
+        assert pair.a.rejected == pair.peer.offences == {"fault": 1}
+        assert [type(error) for error in faults] == [ZeroDivisionError]
 
     play(test)
 
