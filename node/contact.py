@@ -508,7 +508,7 @@ class Contacts:
             link.close()
 
     def _to_dial(self, peer: Peer) -> list[str]:
-        """Return the addresses to be dialled now; of hints as many as are allowed, those first that were not dialled lately."""
+        """Return the addresses to be dialled now; of hints as many as are allowed, the one dialled last at the end."""
         now = asyncio.get_running_loop().time()
         direct = [address for address in peer.addresses if is_direct(address)]
         hints = [address for address in direct if peer.is_hint(address)]

@@ -75,7 +75,9 @@ class TlsLink(asyncio.BufferedProtocol):
 
     @property
     def backlog(self) -> int:
-        return self._pieces.waiting + (self._tls.get_write_buffer_size() if self._tls is not None else 0)
+        if self._tls is None or self._closed:
+            return self._pieces.waiting
+        return self._pieces.waiting + self._tls.get_write_buffer_size()
 
     def send(self, parts: Sequence[Part]) -> None:
         if self._tls is None or self._closed or self._tls.is_closing():
