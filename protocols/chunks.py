@@ -23,6 +23,7 @@ from math import inf
 from struct import Struct
 
 from protocols.errors import ProtocolError
+from protocols.reception import patience
 from protocols.session import CONTROL, DATA, Sealing
 from protocols.transport import Part
 
@@ -86,6 +87,8 @@ class Stream:
         self._early_size = 0
         self._next_in = 0
         self._incoming: _Incoming | None = None
+        self._came = now  # when the last packet did
+        self._complete_by = inf  # the frame of which some chunks have come
         self._next_control = 0
         self._newest_control = -1
         self._flags = 0
@@ -173,6 +176,7 @@ class Stream:
         Raises:
             ProtocolError: "malformed" or "wrong seal": the other side has not made it.
         """
+        self._came = now
         data = packet[0] == DATA_PACKET
         header = packet[: (_DATA_HEADER if data else _HEADER).size]
         if len(packet) <= len(header):
@@ -212,9 +216,10 @@ class Stream:
             if self._incoming is None:
                 if size > self.limit:
                     raise ProtocolError("too large", f"a frame of {size} bytes, at most {self.limit} are allowed")
-                self._incoming = _Incoming(size)
+                self._incoming, self._complete_by = _Incoming(size), self._came + patience(size)
             if self._incoming.take(size, index, chunk):
                 frame, self._incoming = memoryview(self._incoming.content), None
+                self._complete_by = inf
                 return frame
         return None
 
@@ -265,7 +270,7 @@ class Stream:
 
     def due(self) -> float:
         """Return when `packet_out` or `failure` must be asked again though nothing came; inf if never."""
-        asked = min(self._ping_at, self._probed_until)
+        asked = min(self._ping_at, self._probed_until, self._complete_by)
         if not self._sent:
             return asked
         again = min((sent.when for sent in self._sent.values() if not sent.due), default=inf) + self._wait
@@ -277,6 +282,8 @@ class Stream:
             return "does not read what it is sent"
         if now >= self._probed_until:
             return "does not know this link any more"
+        if now >= self._complete_by:
+            return "did not complete a frame in time"
         return ""
 
     def resume(self, now: float) -> None:
@@ -286,6 +293,8 @@ class Stream:
         self._wait = FIRST_WAIT
         self._progress = now
         self._probed_until = self._ping_at = inf
+        if self._incoming is not None:
+            self._complete_by = now + patience(len(self._incoming.content))
         self._owes = True
 
 

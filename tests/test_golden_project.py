@@ -15,11 +15,13 @@ from protocols import (
     federation,
     handshake,
     invitation,
+    listener,
     membership,
     mqtt,
     mqtt_link,
     payload,
     presence,
+    reception,
     session,
     tls,
     tls_link,
@@ -66,6 +68,15 @@ def test_the_figures_of_the_document_are_those_of_the_code():
         *(session.ANSWER_LIMIT, chunks.CHUNK),
     ):
         assert f"{figure:,}" in limits, figure
+    security = (VECTORS.parent / "security.md").read_text(encoding="utf-8")
+    for figure in (
+        f"{reception.RATE:.0f} a second, {reception.BURST:,.0f} at once",
+        f"{reception.GRACE:.0f} s, and 1 s for every",
+    ):
+        assert figure in limits
+        assert figure in security
+    for rate, burst in ((listener.HOST_RATE, listener.HOST_BURST), (listener.RATE, listener.BURST)):
+        assert f"{rate:.0f} a second, {burst} at once" in security
     assert messaging.payload_limit(10_000_000) == 4 * 10_000_000 + payload.EXTRAS_LIMIT
     assert messaging.payload_limit(1) == 4 + payload.EXTRAS_LIMIT > m.Terms.LIMIT
     assert f"{chunks.WINDOW} on their way" in limits

@@ -13,6 +13,7 @@ from protocols import session
 from protocols.allowance import MOST, Allowance
 from protocols.chunks import _DATA_HEADER, CHUNK, PROBE, STALLED, WINDOW, Stream
 from protocols.errors import ProtocolError
+from protocols.reception import patience
 from protocols.session import CONTROL, DATA, Dialler, Refusing, Sealing, accept, decode_answer, decode_opening, refuse
 
 
@@ -350,6 +351,23 @@ def test_who_acknowledges_nothing_does_not_read():
     assert channel.now == STALLED
     stream.resume(channel.now)  # it was the channel that was away
     assert stream.failure(channel.now) == ""
+
+
+def test_a_frame_that_is_begun_and_not_completed_in_time_ends_the_link():
+    channel = Channel()
+    sender, receiver = channel.ends
+    sender.send([bytes(3 * CHUNK)])
+    receiver.packet_in(sender.packet_out(0.0), 1.0)
+    assert receiver.frame() is None
+    assert receiver.due() == 1.0 + patience(3 * CHUNK)
+    assert receiver.failure(receiver.due() - 0.001) == ""
+    assert receiver.failure(receiver.due()) == "did not complete a frame in time"
+    receiver.resume(100.0)  # it was the channel that was away
+    assert receiver.due() == 100.0 + patience(3 * CHUNK)
+    for _ in range(2):
+        receiver.packet_in(sender.packet_out(0.0), 100.0)
+    assert len(receiver.frame()) == 3 * CHUNK
+    assert receiver.due() == float("inf")
 
 
 def test_who_does_not_answer_a_probe_does_not_know_the_link():
