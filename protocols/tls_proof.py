@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from protocols import handshake
 from protocols.errors import ProtocolError
+from protocols.printable import printable
 
 if TYPE_CHECKING:
     from protocols.tls_link import TlsLink
@@ -54,8 +55,7 @@ class Proof:
         elif challenge is not None and isinstance(step, handshake.Accepted):
             link.stands(self._session)
         elif isinstance(step, handshake.Refused):
-            detail = "".join(c if c.isprintable() else "?" for c in f"{step.cause}: {step.detail}")
-            link.fail(f"keeps this node out: {detail}")
+            link.fail(f"keeps this node out: {printable(f'{step.cause}: {step.detail}')}")
         else:
             raise ProtocolError("malformed", "a step of the handshake out of its order")
 

@@ -174,23 +174,6 @@ def test_addresses_that_have_worked_leave_room_for_others():
     assert len(peer.addresses) == MOST_ADDRESSES
 
 
-def test_a_fault_in_handling_what_a_peer_says_ends_its_link_only():
-    async def test(federation):
-        pair = Pair(federation)
-        link, faults = pair.way(True), []
-        pair.a.on_fault = faults.append
-        pair.hears(link, m.Hello())
-        pair.a.customer.handle = lambda peer, opened: 1 // 0
-        parts = pair.b.sealer.seal(m.Get(1, 1, "trained"), pair.b.peers["a"].key, session=link.session)
-        pair.a.received(link, memoryview(b"".join(parts)))
-        assert link.closed
-        assert pair.peer.link is None
-        assert pair.a.rejected == pair.peer.offences == {"fault": 1}
-        assert [type(error) for error in faults] == [ZeroDivisionError]
-
-    play(test)
-
-
 @pytest.mark.parametrize("moving", [True, False])
 def test_a_frame_that_takes_long_is_no_silence(moving):
     async def test(federation):
