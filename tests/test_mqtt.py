@@ -27,6 +27,7 @@ from protocols.identity import Identity
 from protocols.mqtt import MqttTransport
 from protocols.mqtt_link import LINKS_PER_KEY, REQUEST, STRANGERS
 from protocols.session import Dialler
+from protocols.several import Several
 from sim.clock import run
 
 MAX = 3_000_000
@@ -480,6 +481,18 @@ async def test_a_member_has_few_links(here):
     assert len(b.transport.links) == LINKS_PER_KEY
     assert a.transport.links.keys() == b.transport.links.keys()
     assert link.stream.id in b.transport.links
+
+
+@world
+async def test_all_links_of_an_expelled_key_are_closed_and_no_others(here):
+    a, b, c = await here.node(ALICE), await here.node(BOB), await here.node(CAROL)
+    for dialler in (a, a, c):
+        (await dialler.transport.dial("mqtt:", BOB.public)).send([b"hello"])
+    await asyncio.sleep(1)
+    Several({"mqtt": b.transport}).expel(ALICE.public)
+    await asyncio.sleep(1)
+    assert [link.key for link in b.transport.links.values()] == [CAROL.public]
+    assert not a.transport.links
 
 
 # Trouble
