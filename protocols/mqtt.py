@@ -32,7 +32,7 @@ from typing import Any
 
 from protocols import presence, session
 from protocols.addresses import split_address
-from protocols.allowance import Allowance
+from protocols.allowance import Allowance, Shares
 from protocols.bus import Bus, Message
 from protocols.chunks import CHUNK, CONTROL_PACKET, DATA_PACKET
 from protocols.envelope import OVERHEAD
@@ -52,6 +52,8 @@ AGAIN = 1.0  # seconds between attempts meanwhile
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between attempts to connect
 STOOD = 5.0  # seconds after which a connection is a success, and the next one is tried soon
 CLOSING = 6.0  # seconds for a connection to end, or for an attempt to connect
+VERIFICATIONS = 100  # signatures of openings and presences that are looked at, a second
+REMEMBERED = 1024  # openings
 ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to oneself, and for one to come back
 
 
@@ -118,7 +120,9 @@ class MqttTransport:
         self._announced = False
         self._epoch_seen = gate.epoch
         self._dials: dict[bytes, _Dial] = {}
-        self._openings, self._strangers_openings = Allowance(2, 10), Allowance(5, 20)
+        self._verifications = Shares(VERIFICATIONS)
+        self._openings, self._strangers_openings, self._refusals = Allowance(2, 10), Allowance(5, 20), Allowance(5, 20)
+        self._paid: dict[bytes, None] = {}  # openings that their dialler was charged for, the oldest first
         self._resets, self._hints, self._presences = Allowance(5, 10), Allowance(0.5, 3), Allowance(1, 10)
         self._connecting: asyncio.Task[None] | None = None
         self._using = False  # the bus connects, or is connected
@@ -309,12 +313,14 @@ class MqttTransport:
             self.bus.subscribe(f"{self._root}/presence/+")
 
     def _presence(self, key: bytes, content: bytes) -> None:
-        if not self._presences.take(key, asyncio.get_running_loop().time()):
+        if not self._may_verify(key):
             return
         try:
             said = self._directory.read(key, content)
         except ProtocolError as error:
             self.handler.refused(error.cause, f"presence: {error}")
+            return
+        if not self._presences.take(key, asyncio.get_running_loop().time()):
             return
         if not said.online:
             self._hinted(key)
@@ -395,14 +401,6 @@ class MqttTransport:
             self.bus.publish(self.inbox(sender), bytes([RESET_PACKET]) + id)
 
     def _opening(self, sender: bytes, packet: bytes) -> None:
-        now = asyncio.get_running_loop().time()
-        if self.gate.refusal(sender):  # all of them together: they cost no more if they are many
-            allowed = self._strangers_openings.take(b"", now)
-        else:
-            allowed = self._openings.take(sender, now)
-        if not allowed:
-            self.handler.refused("too often", f"{key_name(sender)} dials too often")
-            return
         try:
             opening = session.decode_opening(packet)
         except ProtocolError as error:
@@ -412,17 +410,42 @@ class MqttTransport:
         if link is not None:
             link.opened_again(packet)
             return
+        if not self._may_verify(sender):
+            self.handler.refused("too often", f"too many dials in the name of {key_name(sender)}")
+            return
+        now = asyncio.get_running_loop().time()
         try:
             if opening.dialler != sender:
                 raise ProtocolError("other sender", f"says that it is {key_name(opening.dialler)}")
             accepted = session.accept(packet, opening, self._identity, self.gate)
         except ProtocolError as error:
             self.handler.refused(error.cause, f"{key_name(sender)}: {error}")
-            answer = session.refuse(packet, opening, self._identity, self.gate, error)
-            self.bus.publish(self.inbox(sender), bytes([ANSWER_PACKET]) + answer)
+            if self._refusals.take(b"", now):
+                answer = session.refuse(packet, opening, self._identity, self.gate, error)
+                self.bus.publish(self.inbox(sender), bytes([ANSWER_PACKET]) + answer)
+            return
+        if not self._is_paid(sender, opening.id, now):
+            self.handler.refused("too often", f"{key_name(sender)} dials too often")
             return
         link = MqttLink(self, sender, opening.id, accepted.sealing, False, opening.joining)
         link.half_open(packet, bytes([ANSWER_PACKET]) + accepted.packet)
+
+    def _may_verify(self, sender: bytes) -> bool:
+        """Return whether there is time to look whether something is of the one in whose name it is."""
+        now = asyncio.get_running_loop().time()
+        if self.gate.refusal(sender):  # all of them together: they cost no more if they are many
+            return self._strangers_openings.take(b"", now) and self._verifications.take(b"", now)
+        return self._verifications.take(sender, now)
+
+    def _is_paid(self, sender: bytes, id: bytes, now: float) -> bool:
+        """Charge a dialler for an opening that it has signed, once: whoever has recorded it may repeat it."""
+        if id not in self._paid and not self.gate.refusal(sender):
+            if not self._openings.take(sender, now):
+                return False
+            self._paid[id] = None
+            if len(self._paid) > REMEMBERED:
+                del self._paid[next(iter(self._paid))]
+        return True
 
     # Dialling
 

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import gc
 import ipaddress
+import os
 import random
 import socket
 import ssl
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from members import ALICE, BOB, CAROL, EVE, FEDERATION, Members
 
 from protocols import mqtt, presence
+from protocols.allowance import Shares
 from protocols.bus import AiomqttBus, Message, _words
 from protocols.chunks import CHUNK
 from protocols.errors import AddressError, ProtocolError, TransportError
@@ -469,6 +471,74 @@ async def test_many_strangers_cannot_keep_members_out(here):
     assert (bob.ear.causes.count("stranger"), bob.ear.causes.count("too often")) == (20, 180)
     carol = await here.node(CAROL)
     await introduced(carol, bob)
+
+
+def forged(sender, gate, key, kind):
+    """A packet in the name of a member that has not made it."""
+    if kind == "nonsense":
+        return bytes([mqtt.OPENING_PACKET]) + os.urandom(80)
+    packet = bytearray(Dialler(sender, gate, key).packet)
+    packet[5] ^= 1
+    return bytes([mqtt.OPENING_PACKET]) + packet
+
+
+@pytest.mark.parametrize("kind", ["nonsense", "wrong signature"])
+def test_packets_in_the_names_of_members_keep_no_member_out(kind):
+    async def test(here):
+        a, b = await here.node(ALICE), await here.node(BOB)
+
+        async def flood():
+            while True:
+                for sender, end, key in ((ALICE, a, BOB.public), (BOB, b, ALICE.public)):
+                    packet = forged(sender, end.gate, key, kind)
+                    here.broker.deliver(f"{ROOT}/{key.hex()}/{sender.public.hex()}", packet)
+                await asyncio.sleep(1 / 70)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(30)
+        for _ in range(20):
+            link = await a.transport.dial("mqtt:", BOB.public)
+            link.close()
+            await asyncio.sleep(1)
+        flooding.cancel()
+        assert len(b.ear.causes) > 20 * 70
+
+    world(test)()
+
+
+@world
+async def test_a_recorded_opening_is_charged_to_nobody(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    recorded = bytes([mqtt.OPENING_PACKET]) + Dialler(ALICE, a.gate, BOB.public).packet
+    for _ in range(30):
+        for _ in range(20):
+            here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", recorded)
+        await asyncio.sleep(1)
+    await introduced(a, b)
+    assert "too often" not in b.ear.causes
+
+
+@world
+async def test_presences_in_the_name_of_a_member_hide_no_true_one(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    for _ in range(40):
+        here.broker.deliver(f"{ROOT}/presence/{ALICE.public.hex()}", os.urandom(80))
+    await here.node(ALICE, addresses=lambda: ["tcp://192.0.2.1:4100"])
+    await asyncio.sleep(1)
+    assert (ALICE.public, "tcp://192.0.2.1:4100") in bob.found
+
+
+def test_a_share_of_a_budget_is_left_for_each_who_asks():
+    shares = Shares(100)
+    assert sum(shares.take(b"a", 0.5) for _ in range(1000)) == 100  # nobody else asks
+    assert not shares.take(b"b", 0.9)
+    for second in range(1, 9):
+        assert sum(shares.take(b"a", second + 0.1) for _ in range(1000)) == 50
+        assert sum(shares.take(b"b", second + 0.9) for _ in range(1000)) == 50
+    given = [sum(shares.take(bytes([who]), 10.5) for _ in range(20)) for who in range(200)]
+    assert sum(given) == 100
+    assert max(given) <= 20
 
 
 @world
