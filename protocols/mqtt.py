@@ -11,7 +11,9 @@ or make some up: frames arrive whole, in order and once, or the link ends.
 Federations and keys are in hexadecimal digits. A broker that knows its users can have each of them speak for itself only,
 which keeps others from wasting its time. For Mosquitto, with every node's key as its user name:
 
-    pattern write p2pfl/<federation>/+/%u
+    pattern write p2pfl/<federation>/presence/%u
+    pattern write p2pfl/<federation>/will/%u
+    pattern write p2pfl/<federation>/<key>/%u    (for the key of each member)
     pattern read p2pfl/<federation>/%u/+
     pattern read p2pfl/<federation>/presence/+
     pattern read p2pfl/<federation>/will/+

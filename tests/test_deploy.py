@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 ALICE, BOB = "a1" * 32, "b0" * 32
 FEDERATION = "fe" * 16
+OVERSEER = "overseer"
+OWN = ("passwords", "server.crt", "server.key")  # files that who runs the broker makes
 
 
 def installed(program):
@@ -108,7 +110,8 @@ def test_the_services_have_no_rights_that_they_do_not_need():
         assert service["security_opt"] == ["no-new-privileges:true"]
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
-            assert source in compose["volumes"] or source == "./passwords" or (DEPLOY / source).exists()
+            assert source in compose["volumes"] or source[2:] in OWN or (DEPLOY / source).exists()
+    assert compose["services"]["broker"]["ports"] == ["8883:8883"]
     build = compose["services"]["node"]["build"]
     assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Containerfile"
 
@@ -118,7 +121,7 @@ def test_the_page_names_files_that_are_there():
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (DEPLOY / link).exists(), link
     for name in re.findall(r"\bdeploy/([\w.-]+)", text):
-        assert name == "passwords" or (DEPLOY / name).exists(), name
+        assert name in OWN or (DEPLOY / name).exists(), name
 
 
 def test_the_page_names_figures_that_there_are():
@@ -132,13 +135,15 @@ def test_the_page_names_figures_that_there_are():
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    """A broker with the shipped configuration and two users, by public key."""
+    """A broker with the shipped configuration and two users, by public key; and one that sees everything."""
     folder = tmp_path_factory.mktemp("broker")
     passwords, rules = folder / "passwords", folder / "acl"
     passwords.touch(0o600)
-    rules.write_text((DEPLOY / "acl").read_text())
+    inboxes = [f"pattern write p2pfl/{FEDERATION}/{key}/%u" for key in (ALICE, BOB)]
+    text = (DEPLOY / "acl").read_text().replace("FEDERATION", FEDERATION)
+    rules.write_text("\n".join([text, *inboxes, f"user {OVERSEER}", "topic read #"]) + "\n")
     rules.chmod(0o600)
-    for user in (ALICE, BOB):
+    for user in (ALICE, BOB, OVERSEER):
         subprocess.run(
             [installed("mosquitto_passwd"), "-b", str(passwords), user, "secret"], check=True, capture_output=True
         )
@@ -146,8 +151,14 @@ def broker(tmp_path_factory):
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    assert text.count("\nlistener 1883\n") == 1
-    lines = text.replace("\nlistener 1883\n", "\n").splitlines()
+    assert re.findall("^listener .*", text, re.MULTILINE) == ["listener 1883", "listener 8883"]
+    key = ["-nodes", "-subj", "/CN=localhost", "-keyout", str(folder / "server.key"), "-out", str(folder / "server.crt")]
+    making = [installed("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *key]
+    subprocess.run(making, check=True, capture_output=True)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        encrypted = one.getsockname()[1]
+    lines = text.replace("\nlistener 1883\n", "\n").replace("listener 8883", f"listener {encrypted} 127.0.0.1").splitlines()
     with mosquitto(folder, port, *lines) as process:
         yield f"127.0.0.1:{port}"
         assert process.poll() is None
@@ -196,3 +207,26 @@ def test_the_broker_lets_nobody_in_without_a_password(broker):
 )
 def test_the_broker_lets_nobody_write_as_another_or_read_what_is_anothers(broker, topic):
     assert delivers(broker, topic) is False
+
+
+def test_the_broker_retains_little_for_one_account(broker):
+    host, _, port = broker.partition(":")
+    inside = [f"p2pfl/{FEDERATION}/{place}/{ALICE}" for place in (ALICE, BOB, "presence", "will")]
+    outside = [f"p2pfl/{FEDERATION}/{k:064x}/{ALICE}" for k in range(50)] + [f"p2pfl/{'00' * 16}/{ALICE}/{ALICE}"]
+
+    async def main():
+        async with asyncio.timeout(PATIENCE):
+            async with aiomqtt.Client(host, int(port), username=ALICE, password="secret") as alice:
+                for topic in [*outside, *inside]:
+                    await alice.publish(topic, b"kept", qos=1, retain=True)
+            async with aiomqtt.Client(host, int(port), username=OVERSEER, password="secret") as overseer:
+                await overseer.subscribe("#")
+                kept = {(await anext(overseer.messages)).topic.value for _ in inside}
+                await overseer.subscribe("#")  # all that is retained comes again: there is nothing else
+                again = {(await anext(overseer.messages)).topic.value for _ in inside}
+            async with aiomqtt.Client(host, int(port), username=ALICE, password="secret") as alice:
+                for topic in inside:
+                    await alice.publish(topic, b"", qos=1, retain=True)
+        return kept, again
+
+    assert asyncio.run(main()) == (set(inside), set(inside))
