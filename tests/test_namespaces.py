@@ -253,7 +253,9 @@ def test_nobody_on_the_network_can_read_a_model(tmp_path):
         assert value not in frames
         for name in ALL:
             assert value in (tmp_path / name / config.CHECKPOINT).read_bytes()
-            assert value in FileStore(tmp_path / name / config.CHECKPOINT).load().params
+            sent = FileStore(tmp_path / name / config.CHECKPOINT).load().outbox
+            assert sent
+            assert all(value in model.params for model in sent)  # the mean of such models may differ in its last bit
         with federation.net.captured(tmp_path / "plain"):  # had it been sent as it is, it would have been seen
             federation.net.run(1, [sys.executable, "-c", SAY, value.hex()])
         assert value in (tmp_path / "plain").read_bytes()

@@ -196,7 +196,7 @@ NEIGHBOURS = ("study.toml", "--vary", "policy.neighbours=1,2", "--vary", "budget
 def test_a_sweep_has_the_values_in_its_table_and_runs_again_by_itself(capsys):
     code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:2", *HERE)
     assert code == 0
-    assert err.splitlines()[0].startswith("8 runs of 6 nodes, 3 rounds: about ")
+    assert err.splitlines()[0].startswith("8 runs of 6 nodes, 3 rounds: ")
     assert [line.partition(":")[0] for line in err.splitlines()[1:3]] == [
         f"policy.neighbours=1, budget.models=0, seed {seed}" for seed in (0, 1)
     ]
