@@ -326,21 +326,24 @@ class MessageExchange:
             self._announce(round)
 
     async def _pace(self, round: int) -> None:
-        """Wait until every neighbour that keeps up has reached the round before, at most half a deadline.
+        """Wait until every neighbour that keeps up has reached the round before, at most half a deadline; not for observers.
 
         Half, so that those who wait for this node do not lose it while it waits for another.
         """
 
         def behind() -> list[Peer]:
-            askers = (p for p in self.contacts.introduced() if self._may_ask(p))
-            live = (p for p in askers if not p.stopped and p.name not in self.roster.suspected)
-            return [p for p in live if p.round == round - 2]  # further behind: it will go on where the others are
+            live = (p for p in self.contacts.introduced() if not p.stopped and p.name not in self.roster.suspected)
+            return [p for p in live if self._waits_for(p) and p.round == round - 2]  # further behind: it will skip
 
         if not await self.contacts.until(lambda: not behind(), self._settings.deadline / 2):
             self.expired += 1
             for peer in behind():
                 self._missed(peer)
                 self.contacts.suspect(peer, f"did not reach round {round - 1} in time")
+
+    def _waits_for(self, peer: Peer) -> bool:
+        """Return whether a member may ask for a model of this node, and is no observer."""
+        return self._sets_the_pace(peer) if self._askers is None else peer.name in self._askers
 
     def _may_ask(self, peer: Peer) -> bool:
         return self._askers is None or peer.name in self._askers

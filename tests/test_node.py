@@ -523,6 +523,21 @@ def test_observers_do_not_set_the_pace_of_participants():
     assert all(federation.watch[name].skips == [] for name in "ab")
 
 
+def test_participants_do_not_wait_for_an_observer_that_is_slow():
+    async def test(federation):
+        federation.start(*"ab")
+        for name in "ab":
+            federation.nodes[name].exchange.roster.remove("c")
+        federation.start("c")
+        await federation.round("a", 30)
+        federation.seconds = asyncio.get_running_loop().time()
+        for task in federation.running.values():
+            task.cancel()
+
+    alone, watched = (play(test, "abc", settings(rounds=100), speeds={"c": speed}) for speed in (1.0, 1.9))
+    assert watched.seconds == pytest.approx(alone.seconds, abs=1.0)
+
+
 def test_leaf_of_a_topology_follows_its_one_neighbour_by_halves():
     edges = [("a", "b"), ("b", "c"), ("c", "d"), ("b", "d")]
 
