@@ -1,4 +1,4 @@
-"""How much slower three honest nodes get while a member or strangers attack one of them, on loopback.
+"""Measure how much slower three honest nodes get while a member or strangers attack one of them, on loopback.
 
 The nodes are processes that train, exchange models with each other and write checkpoints, as they do in the field. Another
 process attacks one of them:

@@ -1,4 +1,4 @@
-"""What one member of five that poisons costs the four honest ones, on loopback, with real processes.
+"""Measure what one member of five that poisons costs the four honest ones, on loopback, with real processes.
 
     clean      it answers requests with nothing
     huge       noise with 900 times the norm of the victim's model

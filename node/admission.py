@@ -1,4 +1,4 @@
-"""Who is let into a federation: made by its first member, admitted by hand, revoked. Tokens are in node.invitations."""
+"""Membership of a federation: made by its first member, admitted by hand, revoked. Tokens are in node.invitations."""
 
 from __future__ import annotations
 

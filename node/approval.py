@@ -1,4 +1,4 @@
-"""What a federation asks of a node that is to join, and whether that is what the node's owner has configured."""
+"""The options that a federation asks of a node that joins, compared with what the node's owner has configured."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class Contacts:
         self.moved()
 
     def knows(self, beginning: bytes) -> bool:
-        """Whether a neighbour has a key that begins so."""
+        """Return whether a neighbour's key begins with these bytes."""
         return any(key.startswith(beginning) for key in self._names)
 
     def hinted(self, key: bytes) -> None:
@@ -461,7 +461,7 @@ class Contacts:
         return peer.name not in self.roster.suspected
 
     def _is_news(self, peer: Peer) -> bool:
-        """Whether there is an address of a peer that was not dialled yet, and may be now."""
+        """Return whether a peer has an address that was not dialled yet and may be dialled now."""
         return peer.untried and self._hints.left(peer.key, asyncio.get_running_loop().time()) >= 1
 
     async def _undisturbed(self, peer: Peer) -> None:

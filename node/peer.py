@@ -124,7 +124,7 @@ class Peer:
             del self.proven[next(iter(self.proven))]
 
     def is_hint(self, address: str) -> bool:
-        """Whether nobody but others has said so far that the peer is there."""
+        """Return whether an address is known from the word of others only."""
         return self.addresses[address] != "node.toml" and address not in self.proven
 
     def resolve(self, number: int, answer: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 import p2pfl
 from node import config, status_socket
-from node.comings import Comings
+from node.peer_changes import PeerChanges
 from node.electing import UNKNOWN, Elected
 from node.messaging import MessageExchange
 from node.node import SPLITS, Node
@@ -57,7 +57,7 @@ class StatusBoard:
         self._clock = clock
         self._wall = wall
         self._faults = faults
-        self._comings = Comings(say)
+        self._changes = PeerChanges(say)
         self._exchange = exchange
         self._say = say
         self._before = (0, 0)
@@ -237,10 +237,10 @@ class StatusBoard:
             if not self._exchange.peers[name].stopped
         }
         for name in missing.keys() - self._missing.keys():
-            self._comings.left(name, missing[name])
+            self._changes.left(name, missing[name])
         for name in self._missing.keys() - self._exchange.roster.suspected.keys():
             if name in self._exchange.peers:  # else it is no member any more
-                self._comings.back(name)
+                self._changes.back(name)
         self._missing = missing
         self._file.write(PEERS_APART)
 

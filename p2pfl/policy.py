@@ -42,7 +42,7 @@ Split = Literal["train", "validation", "test"]
 """Which of a node's data."""
 
 Robust = Literal["none", "median-clip"]
-"""Which protection against members that lie a federation has agreed on; see p2pfl.robust."""
+"""The protection against members that lie that a federation has agreed on; see p2pfl.robust."""
 
 Extras = Mapping[str, np.ndarray]
 """What a policy publishes with a model: small arrays by name."""

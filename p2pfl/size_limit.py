@@ -1,4 +1,4 @@
-"""How large a model may be: known before memory is taken for it."""
+"""Limits on the size of a model, checked before memory is taken for it."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class MdnsFinder:
                 self._services[name] = look_ups.create_task(self._look_up(zeroconf, name))
 
     def _wanted(self, name: str) -> bool:
-        """Whether a service may be a member of the federation."""
+        """Return whether a service may be a member of the federation."""
         node = self._names.fullmatch(name)
         return node is not None and (name == self._own_name or self._expected(bytes.fromhex(node[1])))
 

@@ -1,4 +1,4 @@
-"""What a connection is still to be sent, cut into small pieces: a large model keeps a node from nothing else meanwhile."""
+"""Outgoing data of a connection, cut into small pieces: a large model keeps a node from nothing else meanwhile."""
 
 from __future__ import annotations
 

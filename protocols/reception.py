@@ -24,7 +24,7 @@ def patience(size: int) -> float:
 
 
 class Reception(Generic[L]):
-    """What one member sends.
+    """Limits on what one member sends.
 
     Args:
         most: bytes of a frame of the greatest size.
@@ -68,7 +68,7 @@ class Reception(Generic[L]):
 
     @property
     def idle(self) -> bool:
-        """Whether no frame is incomplete."""
+        """Return whether no frame is incomplete."""
         return not self._begun
 
     def overdue(self) -> list[L]:

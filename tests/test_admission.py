@@ -500,7 +500,7 @@ def test_lock_that_is_never_given_back_is_said_and_the_token_stays_good(home):
 
 
 def test_refusal_reads_neither_the_log_nor_its_lock(home, door):
-    """What strangers can cause costs the same however long the log is and whatever process holds the lock."""
+    """A refused stranger costs the same, however long the log is and whatever process holds the lock."""
     used = home.token()
     door.ask(BOB, used.secret)
     (home.alice / MEMBERSHIP).unlink()

@@ -1,4 +1,4 @@
-"""What a federation asks of a node that joins is shown, and wanted by its owner."""
+"""The options of a federation are shown to a node's owner, who must agree to them."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""How much memory is free, as the system's files say it."""
+"""Tests of free memory, as the system's files report it."""
 
 import pytest
 
@@ -10,7 +10,7 @@ MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"]
 
 @pytest.fixture
 def files(monkeypatch):
-    """What the files of the system say, by path; others are not there."""
+    """The system's files, by path; others do not exist."""
     found = {"/proc/meminfo": MEMINFO}
     monkeypatch.setattr(machine, "_lines", lambda path: found.get(path, []))
     monkeypatch.setattr(machine, "_left_by_ulimit", lambda: [])

@@ -38,7 +38,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """What is typed at prompts, in order, on a terminal."""
+    """Lines that a user types at prompts, in order, on a terminal."""
     lines = []
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(getpass, "getpass", lambda prompt: lines.pop(0))

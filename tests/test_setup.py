@@ -1,4 +1,4 @@
-"""Where a node looks for modules of the user's own."""
+"""The search for modules of the user's own."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What cannot fit into memory is refused before it is begun; what fits is not."""
+"""A run that cannot fit into memory is refused before it begins; one that fits is not."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""What a node says of itself: from the node, from its file, and in lines; whatever the disk, the clock and its peers do."""
+"""The status of a node: from the node, from its file, and in lines; whatever the disk, the clock and its peers do."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from federation import play
 
 from node import config, status_socket
 from node.checkpoint import FileStore
-from node.comings import Comings
+from node.peer_changes import PeerChanges
 from node.settings import Settings
 from node.status import StatusBoard, current, describe, duration
 from node.status_file import SHOWN, StatusFile
@@ -55,7 +55,7 @@ def watched(federation, name, path, said, **clocks):
 
 
 class Agenda:
-    """What is to be called later, on a clock of its own."""
+    """Calls that are due later, on a clock of their own."""
 
     def __init__(self):
         self.now, self.calls = 0.0, []
@@ -77,28 +77,28 @@ def agenda():
     return Agenda()
 
 
-def flap(comings, agenda, name, seconds, per_second):
+def flap(changes, agenda, name, seconds, per_second):
     for _ in range(seconds * per_second):
-        comings.left(name, "closed by the other side")
-        comings.back(name)
+        changes.left(name, "closed by the other side")
+        changes.back(name)
         agenda.until(agenda.now + 1 / per_second)
 
 
 def test_peer_that_leaves_is_said_at_once_and_its_return_too(agenda):
     said = []
-    comings = Comings(said.append, agenda.later)
-    comings.left("bob", "no answer")
+    changes = PeerChanges(said.append, agenda.later)
+    changes.left("bob", "no answer")
     assert said == ["without bob: no answer"]
     agenda.until(5)
-    comings.back("bob")
+    changes.back("bob")
     assert said[1:] == ["with bob again"]
 
 
 def test_peer_that_returns_within_a_second_is_said_after_it(agenda):
     said = []
-    comings = Comings(said.append, agenda.later)
-    comings.left("bob", "no answer")
-    comings.back("bob")
+    changes = PeerChanges(said.append, agenda.later)
+    changes.left("bob", "no answer")
+    changes.back("bob")
     assert len(said) == 1
     agenda.until(1)
     assert said[1:] == ["with bob again"]
@@ -106,15 +106,15 @@ def test_peer_that_returns_within_a_second_is_said_after_it(agenda):
 
 def test_peer_that_flaps_is_summed_up_ever_more_rarely(agenda):
     said = []
-    comings = Comings(said.append, agenda.later)
-    flap(comings, agenda, "bob", 300, 100)
+    changes = PeerChanges(said.append, agenda.later)
+    flap(changes, agenda, "bob", 300, 100)
     assert said[0] == "without bob: closed by the other side"
     assert said[1] == "bob left and came back 99 times in 1 s; it is there now"
     assert re.fullmatch(r"bob left and came back \d{4} times in 60 s; it is there now", said[-1])
     assert len(said) <= 1 + 6 + 300 / 60
     agenda.until(agenda.now + 120)
     before = len(said)
-    comings.left("bob", "no answer")  # once it was quiet, at once
+    changes.left("bob", "no answer")  # once it was quiet, at once
     assert said[before:] == ["without bob: no answer"]
     agenda.until(agenda.now + 120)
     assert agenda.calls == []
@@ -122,9 +122,9 @@ def test_peer_that_flaps_is_summed_up_ever_more_rarely(agenda):
 
 def test_peer_that_is_missing_after_flapping_is_said_so(agenda):
     said = []
-    comings = Comings(said.append, agenda.later)
-    flap(comings, agenda, "bob", 1, 2)
-    comings.left("bob", "no answer")
+    changes = PeerChanges(said.append, agenda.later)
+    flap(changes, agenda, "bob", 1, 2)
+    changes.left("bob", "no answer")
     agenda.until(100)
     assert said[-1] == "bob left and came back 1 time in 2 s; it is missing now: no answer" or "without bob" in said[-1]
     assert "no answer" in said[-1]
@@ -132,9 +132,9 @@ def test_peer_that_is_missing_after_flapping_is_said_so(agenda):
 
 def test_peers_that_flap_do_not_keep_each_other_quiet(agenda):
     said = []
-    comings = Comings(said.append, agenda.later)
-    flap(comings, agenda, "bob", 5, 100)
-    comings.left("carol", "no answer")
+    changes = PeerChanges(said.append, agenda.later)
+    flap(changes, agenda, "bob", 5, 100)
+    changes.left("carol", "no answer")
     assert said[-1] == "without carol: no answer"
 
 

@@ -728,7 +728,7 @@ class Door:
 
 
 def check_conflict(given):
-    """What a node learns from a frame that it is shown of its own key."""
+    """Tests of the evidence that a node is shown: a frame of its own key."""
     evidence = bytes.fromhex(given["evidence"])
     expect(len(evidence) == 320, "wrong length")
     head, signature = evidence[:256], evidence[256:]

@@ -1,4 +1,4 @@
-"""Which peers leave and come back, in words: each change at once, and of a peer that flaps a sum from time to time."""
+"""Log lines about peers that leave and come back: each change at once, and for a peer that flaps a summary now and then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, 
 
 @dataclass
 class _Lately:
-    """What is known of a peer about which something was said lately.
+    """The state of a peer about which a line was printed recently.
 
     Attributes:
         reason: why it is missing; None if it is there.
@@ -25,7 +25,7 @@ class _Lately:
     pause: float = PAUSE
 
 
-class Comings:
+class PeerChanges:
     """
     Args:
         say: prints a line.
