@@ -14,10 +14,10 @@ from typing import Any, TypeGuard
 
 import p2pfl
 from node import config, status_socket
-from node.peer_changes import PeerChanges
 from node.electing import UNKNOWN, Elected
 from node.messaging import MessageExchange
 from node.node import SPLITS, Node
+from node.peer_changes import PeerChanges
 from node.peers import NodePeers
 from node.status_file import StatusFile
 from node.traffic import KINDS

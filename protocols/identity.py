@@ -1,4 +1,4 @@
-"""The identity of a node: an Ed25519 key in a file that only its owner can read (protocols.key_files), and its signatures."""
+"""Identity of a node: an Ed25519 key in a file that only its owner can read (protocols.key_files), and its signatures."""
 
 from __future__ import annotations
 
