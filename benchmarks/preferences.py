@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from p2pfl.errors import Missing
+from p2pfl.errors import MissingRequirementError
 from p2pfl.praffl import PrafflTask, spread
 from p2pfl.task import Part, make_task
 
@@ -49,7 +49,7 @@ def main() -> None:
     for data, more in DATA.items():
         try:
             task = make_task("praffl", {"data": data, **more}, Part(0, 1), 0)
-        except Missing as error:
+        except MissingRequirementError as error:
             print(f"{data}: {error}")
             continue
         figures[data] = found = seconds(task, options.repetitions)

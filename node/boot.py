@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from node.crashpoints import reached
-from node.files import Damaged, read_sealed, reason, write_sealed
+from node.files import DamagedFileError, read_sealed, reason, write_sealed
 from p2pfl.errors import ConfigurationError
 
 MAGIC = b"p2pfl boot 1\n"
@@ -57,11 +57,11 @@ def _last(path: Path, before: Path, say: Callable[[str], None]) -> int:
     except FileNotFoundError:
         if not before.exists():
             return 0
-    except Damaged:
+    except DamagedFileError:
         pass
     try:
         last = _read(before) + JUMP
-    except (FileNotFoundError, Damaged):
+    except (FileNotFoundError, DamagedFileError):
         raise ConfigurationError(
             f"{path} is damaged, and there is no whole {before.name} beside it: nobody knows which numbers this node's"
             " messages have had. Make a new node with p2pfl-node init, with a key of its own"
@@ -73,7 +73,7 @@ def _last(path: Path, before: Path, say: Callable[[str], None]) -> int:
 def _read(path: Path) -> int:
     content = read_sealed(path, MAGIC)
     if not content.isdigit():
-        raise Damaged(f"{path} is damaged: it holds no number")
+        raise DamagedFileError(f"{path} is damaged: it holds no number")
     return int(content)
 
 

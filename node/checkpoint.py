@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from node.crashpoints import reached
-from node.files import Damaged, Tries, read_sealed, reason, write_sealed
+from node.files import DamagedFileError, Tries, read_sealed, reason, write_sealed
 from node.outbox import Published
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
@@ -172,7 +172,7 @@ class FileStore:
                 continue
             try:
                 checkpoint = _read(path)
-            except Damaged:
+            except DamagedFileError:
                 damaged.append(path)
                 continue
             for bad in damaged:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from node.outbox import Published
-from p2pfl.codecs import Codec, Float32, TopK, Undecodable
+from p2pfl.codecs import Codec, DecodeError, Float32, TopK
 from p2pfl.differences import REMEMBERED, Copies, Copy, Public, Step, decode_entries, encode_entries, entries_size, tag
-from p2pfl.errors import ConfigurationError, Failed
+from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.parameters import Layout, Parameters
 from protocols.envelope import OVERHEAD
 from protocols.errors import ProtocolError
@@ -50,12 +50,12 @@ class Coding:
         """Return a model as peers get it, float32 [P], and its tag, or WHOLE where no differences from it are sent.
 
         Raises:
-            Failed: the codec cannot put it, as it has values that are not finite.
+            RunError: the codec cannot put it, as it has values that are not finite.
         """
         if self._public is None and isinstance(self.codec, Float32):
             return params, WHOLE
         if not np.isfinite(params).all():
-            raise Failed("a model with values that are not finite was to be published")
+            raise RunError("a model with values that are not finite was to be published")
         if self._public is not None:
             step = self._public.publish(params)
             return self._public.params, step.tag
@@ -112,7 +112,7 @@ class Coding:
                 raise ProtocolError("not asked for", "a difference from a model that is not known")
             params, end = decode_entries(payload, copy.params)
             return params, payload[end:]
-        except Undecodable as error:
+        except DecodeError as error:
             raise ProtocolError(error.cause, str(error)) from error
 
     def keep(self, id: str, round: int, params: Parameters, known: bytes = WHOLE) -> None:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from p2pfl.errors import ConfigurationError, Failed
+from p2pfl.errors import ConfigurationError, RunError
 from protocols.printable import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
@@ -38,7 +38,7 @@ def guarded(command: Callable[[], int]) -> int:
         return command()
     except ConfigurationError as error:
         return fail(str(error), WRONG_USAGE)
-    except Failed as error:
+    except RunError as error:
         return fail(str(error), FAILED)
     except MemoryError:
         return fail("this takes more memory than there is", FAILED)

@@ -24,6 +24,7 @@ from node.liveness import AskOthers, Dead, Detector, Ping, Suspect
 from node.peer import MOST_ADDRESSES, Member, Peer
 from node.roster import Roster
 from node.traffic import Traffic
+from p2pfl.errors import P2pflError
 from p2pfl.randomness import Draws
 from protocols import messages as m
 from protocols.allowance import Allowance
@@ -43,7 +44,7 @@ HINT_RATE, HINT_BURST = 1.0, MOST_ADDRESSES  # addresses a second of one peer th
 NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions a second of one peer that are answered with news of the membership
 
 
-class IncarnationConflict(Exception):
+class IncarnationConflictError(P2pflError):
     """A peer has shown a later frame of this node's key, which this process has not made.
 
     Attributes:
@@ -369,7 +370,7 @@ class Contacts:
                 self._introduce(peer, link, m.decode_terms(opened.payload), answer=isinstance(message, m.Hello))
             case m.Conflict():
                 if (boot := self.sealer.foreign(opened.payload)) is not None:
-                    self.begin(_fail(IncarnationConflict(boot)), f"{self.name} has started elsewhere")
+                    self.begin(_fail(IncarnationConflictError(boot)), f"{self.name} has started elsewhere")
             case m.Absent():
                 self.resolve(peer, message.request, None)
             case m.Ping():

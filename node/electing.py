@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import msgspec
 
 from node.crashpoints import reached
-from node.files import Damaged, read_sealed, reason, write_sealed
+from node.files import DamagedFileError, read_sealed, reason, write_sealed
 from p2pfl.errors import ConfigurationError
 from p2pfl.randomness import Draws
 from protocols import messages as m
@@ -94,7 +94,7 @@ class FileVotes:
             return Ballot()
         except OSError as error:
             self._fail("read", error)
-        except (Damaged, msgspec.MsgspecError):
+        except (DamagedFileError, msgspec.MsgspecError):
             pass
         ballot = Ballot(Term(epoch, LAST))
         aside = self._path.with_name(f"{self._path.name}.damaged")

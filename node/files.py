@@ -14,14 +14,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
+from p2pfl.errors import P2pflError
+
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what only its owner can read
 LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
 _POLLING = 0.02  # seconds between attempts
 _DIGEST_SIZE = 32
 
 
-class Damaged(Exception):
-    """A sealed file is not as it was written; the text is one line that names it."""
+class DamagedFileError(P2pflError):
+    """Sealed file that is not as it was written; the text names it."""
 
 
 def replace_file(
@@ -90,14 +92,14 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     """Return the content of a sealed file.
 
     Raises:
-        Damaged: it is not what `write_sealed` wrote with this magic.
+        DamagedFileError: it is not what `write_sealed` wrote with this magic.
         OSError: it cannot be read; FileNotFoundError if there is none.
     """
     data = path.read_bytes()
     head = len(magic) + _DIGEST_SIZE
     content = data[head:]
     if data[:head] != magic + _digest(magic, content):
-        raise Damaged(f"{path} is damaged: it is not as it was written")
+        raise DamagedFileError(f"{path} is damaged: it is not as it was written")
     return content
 
 

@@ -19,7 +19,7 @@ from node import admission_key, config
 from node.admission import adding, check_name_is_free
 from node.admission_key import as_configuration
 from node.crashpoints import reached
-from node.files import PRIVATE_FOLDER, Damaged, read_sealed, write_sealed
+from node.files import PRIVATE_FOLDER, DamagedFileError, read_sealed, write_sealed
 from node.membership_file import MembershipFile
 from p2pfl.errors import ConfigurationError
 from protocols.allowance import Allowance
@@ -143,7 +143,7 @@ def read_note(folder: Path, secret: bytes) -> Note:
     """
     try:
         return msgspec.msgpack.decode(read_sealed(_path(folder, secret), _MAGIC), type=Note)
-    except (FileNotFoundError, Damaged, msgspec.MsgspecError) as error:
+    except (FileNotFoundError, DamagedFileError, msgspec.MsgspecError) as error:
         raise ProtocolError("invitation unknown", "this node has given no such token") from error
 
 

@@ -20,7 +20,7 @@ from protocols.terms import Electorate
 LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs, and between attempts to write
 
 
-class Revoked(ConfigurationError):
+class RevokedError(ConfigurationError):
     """This node is no member any more."""
 
 
@@ -88,14 +88,14 @@ class Members:
         What cannot be written is kept in memory, and written as soon as that is possible.
 
         Raises:
-            Revoked: this node is no member any more.
+            RevokedError: this node is no member any more.
         """
         while True:
             self._grown.clear()
             if self._file.changed() or self._file.epoch != self._log.epoch:
                 await self._synchronise()
             if self._log.refusal(self._key):
-                raise Revoked("this node was revoked: it is no member of its federation any more")
+                raise RevokedError("this node was revoked: it is no member of its federation any more")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKING):
                     await self._grown.wait()

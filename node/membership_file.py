@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from node.crashpoints import reached
-from node.files import LOCK_PATIENCE, PRIVATE, Damaged, exclusive, read_sealed, reason, replace_file, write_sealed
+from node.files import LOCK_PATIENCE, PRIVATE, DamagedFileError, exclusive, read_sealed, reason, replace_file, write_sealed
 from p2pfl.errors import ConfigurationError
 from protocols.errors import FederationError, ProtocolError
 from protocols.federation import Federation
@@ -80,7 +80,7 @@ class MembershipFile:
         except FileNotFoundError:
             self.epoch = 0
             return
-        except Damaged as error:
+        except DamagedFileError as error:
             raise ConfigurationError(str(error)) from error
         except OSError as error:
             raise ConfigurationError(f"cannot read {self._path}: {reason(error)}") from error

@@ -83,8 +83,8 @@ class Node:
         name: by which the federation knows it.
         names: those of all participants, its own included; every participant gives the same.
         budget: what it may receive; by default anything.
-        lenient: leave out models that the budget does not let in, instead of ending with BudgetExceeded; and keep the model
-            where training or a merge gives values that are not finite, instead of ending with Diverged.
+        lenient: leave out models that the budget does not let in, instead of ending with BudgetExceededError; and keep the
+            model where training or a merge gives values that are not finite, instead of ending with DivergenceError.
         initial: the common initial model, all of it, if it was made already.
     """
 
@@ -173,7 +173,7 @@ class Node:
 
         Raises:
             ConfigurationError: the policy, or what was stored, does not fit.
-            BudgetExceeded: the policy asks for more than the budget allows; whatever else it raises comes through, too.
+            BudgetExceededError: the policy asks for more than the budget allows; whatever else it raises comes through, too.
         """
         self._restore()
         if isinstance(self.policy, Coordinated):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from node.exchange import Exchange
 from node.trainer import Trainer
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Assignment, Budget, Extras, Robust, Split, Stage, Submission, Update
@@ -50,8 +50,8 @@ class Me:
     Args:
         initial: all values of the common initial model, [P].
         layout: of all values.
-        lenient: go on with the model from before where training diverges, instead of ending with Diverged; a node that does
-            not is simulated.
+        lenient: go on with the model from before where training diverges, instead of ending with DivergenceError; a node
+            that does not is simulated.
     """
 
     __slots__ = (
@@ -141,8 +141,8 @@ class Me:
         try:
             trained = await self._train(start, epochs, proximal, purpose, rule)
             if not np.isfinite(self.border.whole(trained)).all():
-                raise Diverged(self.id, self.round)
-        except Diverged as error:
+                raise DivergenceError(self.id, self.round)
+        except DivergenceError as error:
             self.border.keep(before)
             self.diverged += 1
             if self.diverged > DIVERGED_IN_A_ROW:

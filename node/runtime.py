@@ -16,7 +16,7 @@ from node import config as folders
 from node.checkpoint import FileStore
 from node.commands import INTERRUPTED
 from node.config import NodeConfig
-from node.contact import IncarnationConflict
+from node.contact import IncarnationConflictError
 from node.electing import Electing, FileVotes, MemoryVotes, timing_of
 from node.guard import Guard
 from node.members import Members
@@ -57,11 +57,11 @@ def run(folder: Path, changes: Sequence[str], say: Say, until_done: bool = False
     with folders.lock(folder):
         try:
             return _run_once(folder, changes, say, until_done)
-        except IncarnationConflict as conflict:
+        except IncarnationConflictError as conflict:
             _renumber(folder, conflict.boot, say)
         try:
             return _run_once(folder, changes, say, until_done)
-        except IncarnationConflict:
+        except IncarnationConflictError:
             raise ConfigurationError(
                 f"another process uses the key of this node: {folder}, or a copy of it, runs elsewhere. Stop one of them;"
                 " a second node needs a folder and a key of its own (p2pfl-node init)"
@@ -213,7 +213,7 @@ async def _run(ready: Setup, say: Say, until_done: bool) -> int:
             return INTERRUPTED
         except BaseException as failure:
             error = first_error(failure)
-            if isinstance(error, IncarnationConflict):
+            if isinstance(error, IncarnationConflictError):
                 raise error from None
             board.ended("failed", str(error) or type(error).__name__)
             raise error from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.errors import ConfigurationError
+from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Me, Merge, Peers, Policy, Submission, Update, merge, samples
 from p2pfl.randomness import Draws
@@ -53,6 +53,7 @@ __all__ = [
     "Merge",
     "Node",
     "Objectives",
+    "P2pflError",
     "Parameters",
     "Part",
     "Peers",

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from p2pfl.errors import unknown
+from p2pfl.errors import P2pflError, unknown
 from p2pfl.names import build
 from p2pfl.parameters import Layout, Parameters
 
 Data = bytes | memoryview
 
 
-class Undecodable(ValueError):
+class DecodeError(P2pflError, ValueError):
     """Bytes that are no model.
 
     Attributes:
@@ -49,7 +49,7 @@ class Codec(Protocol):
         """Return the model of some bytes: float32, shape [P], all values finite; perhaps a view of the bytes.
 
         Raises:
-            Undecodable: it is none; no more memory is taken than a model has.
+            DecodeError: it is none; no more memory is taken than a model has.
         """
 
 
@@ -154,7 +154,7 @@ class Int8:
         greatest = finite(np.frombuffer(data[: 4 * count], "<f4"))
         numbers = np.frombuffer(data[4 * count :], np.int8)
         if (greatest < 0).any() or (numbers == -128).any():
-            raise Undecodable("malformed", "a scale below 0, or a number below -127")
+            raise DecodeError("malformed", "a scale below 0, or a number below -127")
         params = np.empty(layout.size, np.float32)
         for k, (_, start, stop, _) in enumerate(layout.places):
             params[start:stop] = numbers[start:stop].astype(np.float64) * np.float64(greatest[k]) / 127
@@ -226,16 +226,16 @@ def finite(values: Parameters) -> Parameters:
     """Return some float32 values, shape [N].
 
     Raises:
-        Undecodable: one is not finite.
+        DecodeError: one is not finite.
     """
     # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.dot(values, values)
     if not np.isfinite(square) and not np.isfinite(values).all():
-        raise Undecodable("not finite", "the model has values that are not finite")
+        raise DecodeError("not finite", "the model has values that are not finite")
     return values
 
 
 def _check_length(data: Data, size: int) -> None:
     if len(data) != size:
-        raise Undecodable("wrong length", f"{len(data)} bytes for a model of {size}")
+        raise DecodeError("wrong length", f"{len(data)} bytes for a model of {size}")

@@ -17,7 +17,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from p2pfl.codecs import Data, Undecodable, finite
+from p2pfl.codecs import Data, DecodeError, finite
 from p2pfl.parameters import Parameters
 
 Indices = NDArray[np.uint32]  # ascending
@@ -117,12 +117,12 @@ def decode_entries(data: Data, base: Parameters) -> tuple[Parameters, int]:
     """Return a model: `base`, float32 [P], with the entries at the start of `data`; and how many bytes they took.
 
     Raises:
-        Undecodable: there are none such.
+        DecodeError: there are none such.
     """
     size = len(base)
     count = int.from_bytes(data[:4], "little")
     if len(data) < 4 or count > size or len(data) < entries_size(count, size):
-        raise Undecodable("wrong length", f"{len(data)} bytes for {count} of {size} entries")
+        raise DecodeError("wrong length", f"{len(data)} bytes for {count} of {size} entries")
     end = entries_size(count, size)
     which, values = data[4 : end - 4 * count], finite(np.frombuffer(data[end - 4 * count : end], "<f4"))
     params = base.copy()
@@ -137,7 +137,7 @@ def _listed(count: int, size: int) -> bool:
 def _listed_indices(data: Data, size: int) -> Indices:
     indices = np.frombuffer(data, "<u4")
     if len(indices) and (indices[-1] >= size or (indices[1:] <= indices[:-1]).any()):
-        raise Undecodable("malformed", "indices that do not ascend, or are beyond the model")
+        raise DecodeError("malformed", "indices that do not ascend, or are beyond the model")
     return indices
 
 
@@ -145,7 +145,7 @@ def _marked_indices(data: Data, count: int, size: int) -> NDArray[np.intp]:
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     indices = np.flatnonzero(bits)
     if len(indices) != count or indices[-1] >= size:
-        raise Undecodable("malformed", f"{len(indices)} entries are marked, or one beyond the model; {count} were announced")
+        raise DecodeError("malformed", f"{len(indices)} entries are marked, or one beyond the model; {count} were announced")
     return indices
 
 

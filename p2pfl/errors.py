@@ -1,4 +1,24 @@
-"""Errors that a run can end with, each with a sentence for the user."""
+"""Exceptions of the project. Each text is one line for the user.
+
+P2pflError
+  + ConfigurationError
+    + MissingRequirementError
+    + RevokedError                node.members
+  + RunError
+    + BudgetExceededError
+    + DivergenceError
+    + DeadlockError               sim.clock
+    + WorkerLostError             sim.processes
+  + DecodeError (a ValueError)    p2pfl.codecs
+  + DamagedFileError              node.files
+  + IncarnationConflictError      node.contact
+  + ProtocolError                 protocols.errors
+  + TransportError                protocols.errors
+  + IdentityError                 protocols.errors
+    + PassphraseError             protocols.errors
+  + AddressError                  protocols.errors
+  + FederationError               protocols.errors
+"""
 
 from __future__ import annotations
 
@@ -6,19 +26,23 @@ import difflib
 from collections.abc import Iterable
 
 
-class ConfigurationError(Exception):
-    """Something the user wrote is wrong: its text says what, where, and what would be right, in one line."""
+class P2pflError(Exception):
+    """Base of all exceptions of this project."""
 
 
-class Missing(ConfigurationError):
-    """Something that the user must bring or install is not there: a data set, an extra."""
+class ConfigurationError(P2pflError):
+    """Mistake in what the user wrote: the text says what is wrong, where, and what would be right."""
 
 
-class Failed(Exception):
-    """A run cannot go on, and not because of its configuration: the text says why, in one line.
+class MissingRequirementError(ConfigurationError):
+    """Absence of something that the user must bring or install: a data set, an extra."""
+
+
+class RunError(P2pflError):
+    """End of a run for another reason than its configuration.
 
     Attributes:
-        run: which one, where there are several.
+        run: name of the run, where there are several; "" otherwise.
     """
 
     run = ""
@@ -31,12 +55,12 @@ class Failed(Exception):
         return super().__str__()
 
 
-class BudgetExceeded(Failed):
-    """A policy asked for more than its node's budget allows."""
+class BudgetExceededError(RunError):
+    """Request of a policy for more than its node's budget allows."""
 
 
-class Diverged(Failed):
-    """Training has made a parameter that is not finite."""
+class DivergenceError(RunError):
+    """Training that gave a parameter that is not finite."""
 
     def __init__(self, name: str, round: int) -> None:
         super().__init__(name, round)  # of which pickle makes it again when it comes from another process

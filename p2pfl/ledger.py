@@ -17,7 +17,7 @@ from weakref import ref
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.errors import BudgetExceeded
+from p2pfl.errors import BudgetExceededError
 from p2pfl.policy import Budget, Update
 from p2pfl.selection import fitting
 
@@ -37,7 +37,7 @@ class Places(NamedTuple):
 class Ledger:
     """
     Args:
-        refuse: let in what fits, instead of raising BudgetExceeded where a policy asks for too much.
+        refuse: let in what fits, instead of raising BudgetExceededError where a policy asks for too much.
 
     Attributes:
         models, bytes: of the round so far. (`bytes` only where there is a budget.)
@@ -76,7 +76,7 @@ class Ledger:
             size: bytes that a peer's model is expected to take.
 
         Raises:
-            BudgetExceeded: they are not all let in, and the ledger does not refuse.
+            BudgetExceededError: they are not all let in, and the ledger does not refuse.
         """
         if not self.limited:
             return Places(ids, 0)
@@ -85,7 +85,7 @@ class Ledger:
         room, reason = self._room(len(admitted), sizes)
         if room < len(admitted):
             if not self.refuses:
-                raise BudgetExceeded(reason)
+                raise BudgetExceededError(reason)
             self.refused += len(admitted) - room
             self.refusal = reason
             admitted = admitted[:room]

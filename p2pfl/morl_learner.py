@@ -17,7 +17,7 @@ from mo_gymnasium.wrappers import LinearReward
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.morl import DQN, MorlTask
 from p2pfl.morl_parts import (
     flattened,
@@ -86,7 +86,7 @@ class MorlLearner(JudgedByReturns):
             algorithm.learn(steps, reset_num_timesteps=False)
         trained = flattened(self._tensors, self._layout)
         if not np.isfinite(trained).all():
-            raise Diverged(self.draws.name, round)
+            raise DivergenceError(self.draws.name, round)
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from io import StringIO
 import torch
 from torch import Tensor, nn
 
-from p2pfl.errors import ConfigurationError, Missing
+from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.parameters import Parameters
 from p2pfl.task import Task
 
@@ -31,7 +31,7 @@ def to_onnx(task: Task, params: Parameters, about: Mapping[str, str]) -> bytes:
         about: becomes the file's metadata.
 
     Raises:
-        Missing: the extra is not installed.
+        MissingRequirementError: the extra is not installed.
         ConfigurationError: the task has no torch module, or one that cannot be exported.
     """
     module, data = getattr(task, "template", None), getattr(task, "data", None)
@@ -58,7 +58,7 @@ def exported(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -> byt
     Raises: see `to_onnx`.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise Missing(f"ONNX needs {', '.join(missing)}: pip install 'p2pfl-node[onnx]'")
+        raise MissingRequirementError(f"ONNX needs {', '.join(missing)}: pip install 'p2pfl-node[onnx]'")
     from onnx.helper import set_model_props
 
     inputs = (sample.repeat(2, *[1] * (sample.dim() - 1)),)  # of a batch of one the exporter would make a constant

@@ -223,7 +223,7 @@ class Peers(Protocol):
         """Fetch this round's models, sorted by id; a peer that cannot be had in time is left out.
 
         Raises:
-            BudgetExceeded: more models or bytes than the budget allows.
+            BudgetExceededError: more models or bytes than the budget allows.
         """
 
     def fit(self, ids: Sequence[str]) -> Sequence[str]:

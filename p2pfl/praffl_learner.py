@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from p2pfl.errors import Diverged
+from p2pfl.errors import DivergenceError
 from p2pfl.fronts import hypervolume
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
@@ -57,7 +57,7 @@ class PrafflLearner:
             self._train_body(vector, round, f"{purpose}/{k}/communicated", proximal)
             self._train_hypernetwork(vector, round, f"{purpose}/{k}/personal")
         if not vector.sum().isfinite():
-            raise Diverged(self.draws.name, round)
+            raise DivergenceError(self.draws.name, round)
         return vector.cpu().numpy()
 
     def _train_body(self, vector: Tensor, round: int, purpose: str, proximal: tuple[float, Parameters] | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from p2pfl.errors import BudgetExceeded
+from p2pfl.errors import BudgetExceededError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Merge, Policy, Robust, Split, Stage, Submission, Update
@@ -186,7 +186,7 @@ class Actor:
     ) -> Assignment | None:
         size = 4 * self.layout.size
         if not self.ledger.admits(size):
-            raise BudgetExceeded(self.ledger.refusal)
+            raise BudgetExceededError(self.ledger.refusal)
         submission = Submission(self.id, self.round, params, self.n_samples, extras or {}, previous or {}, start)
         assignment = await self._desk.joint(submission)
         if assignment is not None and self.id != min(self._cast):
@@ -213,7 +213,7 @@ def rehearse(
         The nodes as they are at the end, and what each round has made.
 
     Raises:
-        BudgetExceeded: a policy asks for more than its node's budget allows.
+        BudgetExceededError: a policy asks for more than its node's budget allows.
         RuntimeError: the policies wait for each other for ever.
     """
     cast: dict[str, Actor] = {}

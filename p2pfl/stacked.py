@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.kernels import kernel_for
 from p2pfl.memory import Company
 from p2pfl.parameters import Parameters, weighted_mean
@@ -294,7 +294,7 @@ class Stacked:
         finite = new.sum(1).isfinite()
         if not finite.all():
             job = jobs[int((~finite).nonzero()[0])]
-            raise Diverged(self._draws[job.node].name, job.round)
+            raise DivergenceError(self._draws[job.node].name, job.round)
         self._trained = _Block(new.cpu().numpy())
         return self._trained.rows
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pfl.errors import Diverged
+from p2pfl.errors import DivergenceError
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.preferences import Preference
 from p2pfl.randomness import Draws
@@ -140,7 +140,7 @@ class QLearner(JudgedByReturns):
         with np.errstate(over="ignore"):  # what overflows is not finite
             trained = np.array(q, np.float32).reshape(-1)
         if not np.isfinite(trained).all():
-            raise Diverged(self.draws.name, round)
+            raise DivergenceError(self.draws.name, round)
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.memory import Company, Ensemble, remembered
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Split
@@ -122,7 +122,7 @@ class TorchLearner:
                 if still is not None and rest is not None:
                     weights[still] = rest
         if not vector.sum().isfinite():
-            raise Diverged(self.draws.name, round)
+            raise DivergenceError(self.draws.name, round)
         return vector.cpu().numpy()
 
     def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:

@@ -48,7 +48,7 @@ def simulate(
 
     Raises:
         ConfigurationError: the scenario asks for what does not exist or does not fit into memory, or a seed is given twice.
-        Failed: a run cannot go on (p2pfl.errors).
+        RunError: a run cannot go on (p2pfl.errors).
     """
     changes = [*changes, *([f"nodes={len(graph)}"] if graph is not None else [])]
     if isinstance(scenario, str):

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from node.files import Damaged
+from node.files import DamagedFileError
 from p2pfl.errors import ConfigurationError
 from p2pfl.fronts import Points, maximised, non_dominated
 from p2pfl.parameters import Parameters
@@ -136,7 +136,7 @@ class Candidates(Unfinished):
         """Write a candidate.
 
         Raises:
-            Failed: it could not be written.
+            RunError: it could not be written.
         """
         part = _Kept(job.digest(), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
         self.write(job.number, _MAGIC, part)
@@ -146,7 +146,7 @@ class Candidates(Unfinished):
         called = f"candidate {job.number} ({job.scenario.name}, seed {job.scenario.seed}) was trained again"
         try:
             part = self.read(job.number, _MAGIC, _Kept)
-        except Damaged:
+        except DamagedFileError:
             self.notes.append(f"{called}: what was kept of it is damaged")
             self.done -= 1
             return None

@@ -17,12 +17,12 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 
 T = TypeVar("T")
 
 
-class Deadlock(Failed):
+class DeadlockError(RunError):
     """Nothing can run, no timer is set, and something is still waited for."""
 
 
@@ -118,7 +118,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 work.run()
                 return
             if not timers:
-                raise Deadlock(self._who_waits())
+                raise DeadlockError(self._who_waits())
             self.now = max(self.now, next_timer)
             while timers and timers[0][0] <= self.now:
                 ready.append(heapq.heappop(timers)[2])
@@ -213,7 +213,7 @@ def run(main: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> T:
     """Run a coroutine on virtual time and return its result.
 
     Raises:
-        Deadlock: it waits for something that cannot happen.
+        DeadlockError: it waits for something that cannot happen.
     """
     with asyncio.Runner(loop_factory=lambda: loop or virtual_loop()) as runner:
         return runner.run(main)

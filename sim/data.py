@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from node.commands import FAILED
-from p2pfl.errors import ConfigurationError, Missing
+from p2pfl.errors import ConfigurationError, MissingRequirementError
 
 if TYPE_CHECKING:
     from p2pfl.task import Task
@@ -72,7 +72,7 @@ def sets_of(root: str) -> list[dict[str, Any]]:
     for name in (*sets.NAMES, *tables.names()):
         try:
             about = _table(name, root) if name in tables.names() else _images(name, root)
-        except Missing as error:
+        except MissingRequirementError as error:
             about = {"state": "missing", "reason": str(error)}
         except ConfigurationError as error:
             about = {"state": "wrong", "reason": str(error)}

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from p2pfl.errors import ConfigurationError, Failed
+from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.machine import free_memory
 from p2pfl.size_limit import READING, within
 from p2pfl.task import goals_of
@@ -82,7 +82,7 @@ def run_all(
         One result for each run and seed, in the order of the file.
 
     Raises:
-        Failed: a run cannot go on; the others are ended.
+        RunError: a run cannot go on; the others are ended.
     """
     jobs = {number: job for number, job in enumerate(jobs_of(file)) if number not in done}
     prepare_process(file.path)
@@ -194,7 +194,7 @@ def named(job: Scenario) -> Iterator[None]:
         run = f"run {job.name!r}, seed {job.seed}"
         if isinstance(error, ConfigurationError):
             raise ConfigurationError(f"{run}: {error}") from error
-        if isinstance(error, Failed):
+        if isinstance(error, RunError):
             error.run = run
         else:
             error.add_note(f"in {run}")

@@ -93,7 +93,7 @@ def forecast(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> F
         path: folders that modules of the scenario are looked for in.
 
     Raises:
-        Failed: one of them cannot be run.
+        RunError: one of them cannot be run.
     """
     processes = max(1, min(processes, len(jobs)))
     different = list({_kind(job): job for job in reversed(jobs)}.values())[::-1]
@@ -176,7 +176,7 @@ def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple
     return ready, trials
 
 
-class _Enough(Exception):
+class _TrialOverError(Exception):
     """A run that is tried has done what it was to do."""
 
 
@@ -199,10 +199,10 @@ def _tried(job: Scenario, pipe: Connection) -> tuple[int, float]:
         ended.append(time.perf_counter() - begun)
         pipe.send(ended[-1])
         if len(ended) >= ROUNDS and ended[-1] - ended[0] > ENOUGH:
-            raise _Enough
+            raise _TrialOverError
 
     simulation = Simulation(job)
-    with suppress(_Enough):
+    with suppress(_TrialOverError):
         simulation.run(progress)
     return status("VmHWM:"), len(simulation.recorder.edges_table()["round"]) / max(len(ended), 1)
 

@@ -135,7 +135,7 @@ def search_all(
         iterated: called with a search that has ended an iteration.
 
     Raises:
-        Failed: a training cannot go on; the others are ended.
+        RunError: a training cannot go on; the others are ended.
     """
     prepare_process(path)
     count = processes_of("process", workers)

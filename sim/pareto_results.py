@@ -13,7 +13,7 @@ import numpy as np
 
 import p2pfl
 from node.files import reason, replace_file
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 from p2pfl.fronts import hypervolume
 from p2pfl.task import left_out_of, reference_of
 from sim import objectives
@@ -99,7 +99,7 @@ def write(path: Path, searches: Sequence[FrontSearch], summary: Mapping[str, Any
     """Write all files of searches; summary.json comes last, so that a folder that has it has all.
 
     Raises:
-        Failed: they cannot be written.
+        RunError: they cannot be written.
     """
     try:
         write_parquet(
@@ -110,7 +110,7 @@ def write(path: Path, searches: Sequence[FrontSearch], summary: Mapping[str, Any
             _write_models(path / model_folder(run["name"], run["seed"]), search, run)
         replace_file(path / SUMMARY, [to_json(summary).encode() + b"\n"])
     except OSError as error:
-        raise Failed(f"cannot write to {path}: {reason(error)}") from error
+        raise RunError(f"cannot write to {path}: {reason(error)}") from error
 
 
 def model_folder(row: str, seed: int) -> str:

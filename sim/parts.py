@@ -21,8 +21,8 @@ import numpy as np
 
 import p2pfl
 from node.config import lock
-from node.files import Damaged, read_sealed, reason, replace_file, write_sealed
-from p2pfl.errors import ConfigurationError, Failed
+from node.files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
+from p2pfl.errors import ConfigurationError, RunError
 from sim.left import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from sim.results import Result, Table
 from sim.scenario import Scenario, ScenarioFile, jobs_of
@@ -79,20 +79,20 @@ class Unfinished:
         """Write a file, so that it survives whatever ends this process or the machine.
 
         Raises:
-            Failed: it could not be written.
+            RunError: it could not be written.
         """
         path = self._folder / str(number)
         try:
             write_sealed(path, magic, msgspec.msgpack.encode(part), mode=_MODE)
         except OSError as error:
-            raise Failed(f"cannot write {path}: {reason(error)}") from error
+            raise RunError(f"cannot write {path}: {reason(error)}") from error
         self.done += 1
 
     def read(self, number: int, magic: bytes, kind: type[Kind]) -> Kind | None:
         """Return what a file holds; None if there is none.
 
         Raises:
-            Damaged: it is not as it was written.
+            DamagedFileError: it is not as it was written.
         """
         path = self._folder / str(number)
         try:
@@ -100,7 +100,7 @@ class Unfinished:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
-            raise Damaged(f"{path} cannot be read") from error
+            raise DamagedFileError(f"{path} cannot be read") from error
 
     def remove(self) -> None:
         """Remove the parts: all is in the files of the whole run."""
@@ -129,7 +129,7 @@ class Parts(Unfinished):
         """Write the result of a job, so that it survives whatever ends this process or the machine.
 
         Raises:
-            Failed: it could not be written.
+            RunError: it could not be written.
         """
         part = _Part(
             digest(self._jobs[number]),
@@ -147,7 +147,7 @@ class Parts(Unfinished):
         for number, job in enumerate(self._jobs):
             try:
                 part = self.read(number, _MAGIC, _Part)
-            except Damaged:
+            except DamagedFileError:
                 notes.append(f"{job.name}, seed {job.seed} was computed again: what was kept of it is damaged")
                 continue
             if part is None:

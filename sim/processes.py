@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 
 
-class WorkerLost(Failed):
+class WorkerLostError(RunError):
     """A worker process has ended in the middle of its work."""
 
 
@@ -46,7 +46,7 @@ class Worker:
         """Send something.
 
         Raises:
-            WorkerLost: the process has ended.
+            WorkerLostError: the process has ended.
         """
         try:
             self.pipe.send(message)
@@ -57,16 +57,16 @@ class Worker:
         """Wait for what the worker has to say, and return it.
 
         Raises:
-            WorkerLost: the process has ended.
+            WorkerLostError: the process has ended.
         """
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
             raise self._lost() from error
 
-    def _lost(self) -> WorkerLost:
+    def _lost(self) -> WorkerLostError:
         self.process.join()
-        return WorkerLost(
+        return WorkerLostError(
             f"a worker process has ended with code {self.process.exitcode} (if it was killed for want of memory,"
             " fewer --workers need less)"
         )
@@ -103,7 +103,7 @@ def _fit_to_travel(error: Exception) -> Exception:
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))  # what a pipe does
     except Exception:
-        told = Failed(str(error)) if isinstance(error, Failed) else RuntimeError(f"{type(error).__name__}: {error}")
+        told = RunError(str(error)) if isinstance(error, RunError) else RuntimeError(f"{type(error).__name__}: {error}")
         for note in error.__notes__:
             told.add_note(note)
         return told

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.commands import FAILED
-from p2pfl.errors import ConfigurationError, Failed, Missing
+from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
 
 if TYPE_CHECKING:
     from sim.claims import Checked
@@ -158,7 +158,7 @@ def run(file: ScenarioFile, form: str, out: Path, command: Command, quiet: bool)
                 _carry_out(file, form, folder, command, quiet)
         _judge(outcome, file, folder)
     except Exception as error:  # one that cannot be run keeps none of the others from it
-        line = str(error) if isinstance(error, ConfigurationError | Failed) else f"{type(error).__name__}: {error}"
+        line = str(error) if isinstance(error, ConfigurationError | RunError) else f"{type(error).__name__}: {error}"
         outcome.state = "skipped" if _missing(error) else "failed"
         outcome.reason = " ".join(line.split())
     finally:
@@ -175,7 +175,7 @@ def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, qu
     name = "run" if file.runs[0].search is None else "pareto"
     code = command([name, *what, *(["--json"] if quiet else [])])
     if code:
-        raise Failed(f"it ended with exit code {code}")
+        raise RunError(f"it ended with exit code {code}")
 
 
 def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
@@ -188,9 +188,9 @@ def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
     outcome.figures = {row["name"]: figure_of(row, file.figure) for row in summary["table"]}
     expired = sum(run.get("deadlines_expired", 0) for run in summary["runs"])
     if expired:
-        raise Failed(f"{expired} deadlines expired: nodes have waited for nothing")
+        raise RunError(f"{expired} deadlines expired: nodes have waited for nothing")
     if not (folder / "report.html").exists():
-        raise Failed("report.html was not made")
+        raise RunError("report.html was not made")
     if outcome.form == ("short" if "short" in file.forms else "full"):
         outcome.claims = check(file.claims, file.figure, summary["table"])
 
@@ -209,7 +209,7 @@ def _timed(outcome: Outcome, file: ScenarioFile) -> Iterator[None]:
 
 
 def _missing(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, Missing):
+    while error is not None and not isinstance(error, MissingRequirementError):
         error = error.__cause__
     return error is not None
 

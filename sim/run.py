@@ -89,7 +89,7 @@ def run(
 
     Raises:
         ConfigurationError: the scenario asks for what does not exist.
-        sim.clock.Deadlock: nodes wait for each other for ever.
+        sim.clock.DeadlockError: nodes wait for each other for ever.
     """
     return Simulation(scenario, graph, order).run(progress)
 

@@ -39,7 +39,7 @@ class Shards:
         processes: how many, this one included.
 
     Raises:
-        WorkerLost: a process has ended; from every method.
+        WorkerLostError: a process has ended; from every method.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ LATEST = 3.0  # seconds that a message is on its way at most
 MINORITY_KNOWS = (TIMING.lease + TIMING.beat + TIMING.patience) / SLOWEST + LATEST
 
 
-class Broken(Exception):
+class BrokenInvariantError(Exception):
     """An invariant does not hold."""
 
 
@@ -116,7 +116,7 @@ class World:
                 size = sum(self.side[other] == self.side[name] for other in known)
                 if size <= len(known) // 2 and self.frozen[name] + MINORITY_KNOWS < self.now:
                     if member.coordinator(self.clock(name)) is not None:
-                        raise Broken(f"{name} has a coordinator in a minority")
+                        raise BrokenInvariantError(f"{name} has a coordinator in a minority")
                     assert member.problem(self.clock(name))
                     self.figures["minorities"] += 1
         self.divided_at = None
@@ -268,14 +268,14 @@ class World:
         if self.members[name].obeys(sender, term):
             self.figures["acts"] += 1
             if term < max(self.obeyed[name], self.known[name]):
-                raise Broken(f"{name} acts on term {term}, which is over")
+                raise BrokenInvariantError(f"{name} acts on term {term}, which is over")
             self.obeyed[name] = term
         else:
             self.figures["refused"] += 1
 
     def check_written(self, name, ballot):
         if ballot.term < self.known[name]:
-            raise Broken(f"{name} goes back to term {ballot.term}")
+            raise BrokenInvariantError(f"{name} goes back to term {ballot.term}")
         self.known[name] = ballot.term
         if ballot.vote:
             self.vote(name, ballot.vote, ballot.term)
@@ -286,7 +286,7 @@ class World:
         match message:
             case m.Vote(trial=True) | m.Voted(trial=True, granted=True):
                 if term <= known:
-                    raise Broken(f"{name} would have a vote given in term {term}, and knows {known}")
+                    raise BrokenInvariantError(f"{name} would have a vote given in term {term}, and knows {known}")
             case m.Vote():
                 self.vote(name, name, term)
             case m.Voted(granted=True):
@@ -294,29 +294,29 @@ class World:
             case m.Leading():
                 self.check_leading(name, term)
         if term < known:
-            raise Broken(f"{name} says something of term {term}, which is over")
+            raise BrokenInvariantError(f"{name} says something of term {term}, which is over")
 
     def check_leading(self, name, term):
         if self.coordinators.setdefault(term, name) != name:
-            raise Broken(f"two coordinators in term {term}")
+            raise BrokenInvariantError(f"two coordinators in term {term}")
         electorate = self.epochs[term.epoch - 1]
         votes = sum(self.votes.get((voter, term)) == name for voter in electorate.members)
         if 2 * votes <= len(electorate.members):
-            raise Broken(f"{name} leads term {term} with {votes} votes of {len(electorate.members)}")
+            raise BrokenInvariantError(f"{name} leads term {term} with {votes} votes of {len(electorate.members)}")
         if name not in electorate.eligible:
-            raise Broken(f"{name} leads term {term}, and may not")
+            raise BrokenInvariantError(f"{name} leads term {term}, and may not")
         self.figures["elections"] = len(self.coordinators)
 
     def vote(self, name, candidate, term):
         if self.votes.setdefault((name, term), candidate) != candidate:
-            raise Broken(f"{name} changes its vote in term {term}")
+            raise BrokenInvariantError(f"{name} changes its vote in term {term}")
 
     def check_leases(self):
         epochs = Counter(
             self.members[name].term.epoch for name in self.leading if self.members[name].leads(self.clock(name))
         )
         if max(epochs.values(), default=0) > 1:
-            raise Broken("two leases overlap")
+            raise BrokenInvariantError("two leases overlap")
 
     def check_healed(self):
         if len(self.leading) == 1:
@@ -327,4 +327,4 @@ class World:
                 self.healed_at = None
                 return
         if self.now > self.healed_at + HEALED_WITHIN:
-            raise Broken(f"no coordinator within {HEALED_WITHIN} s of {self.healed_at}")
+            raise BrokenInvariantError(f"no coordinator within {HEALED_WITHIN} s of {self.healed_at}")

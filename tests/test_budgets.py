@@ -12,7 +12,7 @@ from node import agreement
 from node.config import NodeConfig
 from node.settings import Settings
 from node.status import StatusBoard, describe
-from p2pfl.errors import BudgetExceeded, ConfigurationError
+from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.ledger import Ledger
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.random import Random
@@ -52,7 +52,7 @@ def test_models_are_counted_over_a_round():
     ledger = in_a_round(Budget(models=3))
     receive(ledger, "a", "b")
     receive(ledger, "c")
-    with pytest.raises(BudgetExceeded, match="4 models in a round, the budget is 3"):
+    with pytest.raises(BudgetExceededError, match="4 models in a round, the budget is 3"):
         receive(ledger, "d")
     ledger.begin_round()
     receive(ledger, "d", "e", "f")
@@ -63,7 +63,7 @@ def test_in_the_preparation_each_step_may_bring_as_many_as_a_round():
     ledger = Ledger(Budget(models=2, bytes=250))
     for _ in range(5):
         receive(ledger, "a", "b")
-    with pytest.raises(BudgetExceeded, match="3 models in a step of the preparation, the budget is 2"):
+    with pytest.raises(BudgetExceededError, match="3 models in a step of the preparation, the budget is 2"):
         receive(ledger, "a", "b", "c")
     assert (ledger.preparation_models, ledger.models, ledger.round_models) == (10, 0, 0)
     ledger.begin_round()
@@ -75,7 +75,7 @@ def test_in_the_preparation_each_step_may_bring_as_many_as_a_round():
 def test_what_was_asked_for_and_has_not_come_yet_takes_its_place(preparing):
     ledger = Ledger(Budget(models=3)) if preparing else in_a_round(Budget(models=3))
     places = ledger.reserve(["a", "b"], len)
-    with pytest.raises(BudgetExceeded, match="4 models"):
+    with pytest.raises(BudgetExceededError, match="4 models"):
         ledger.reserve(["c", "d"], len)
     ledger.release(places)  # they did not come
     assert ledger.reserve(["d", "c"], len).ids == ["c", "d"]
@@ -89,7 +89,7 @@ def test_a_model_is_held_for_as_long_as_its_array_is_kept():
     del first
     assert ledger.held == 1
     second = receive(ledger, "c")
-    with pytest.raises(BudgetExceeded, match="3 models held at once, the budget is 2"):
+    with pytest.raises(BudgetExceededError, match="3 models held at once, the budget is 2"):
         receive(ledger, "d")
     del second, kept
     assert ledger.held == 0
@@ -110,7 +110,7 @@ def test_the_same_array_at_two_nodes_is_held_by_each():
 def test_bytes_are_those_that_came_and_what_is_asked_for_is_estimated():
     ledger = in_a_round(Budget(bytes=1000))
     receive(ledger, "a", "b", size=400)
-    with pytest.raises(BudgetExceeded, match="1 more models after 800 bytes, the budget is 1000 bytes a round"):
+    with pytest.raises(BudgetExceededError, match="1 more models after 800 bytes, the budget is 1000 bytes a round"):
         receive(ledger, "c", size=400)
     ledger.begin_round()
     receive(ledger, "c", "d", size=500)
@@ -192,7 +192,7 @@ TASKS = {name: make_task("concept-shift", {}, Part(k, 4), 0) for k, name in enum
     ],
 )
 def test_a_rehearsal_ends_where_a_policy_asks_for_too_much(budget, message):
-    with pytest.raises(BudgetExceeded, match=message):
+    with pytest.raises(BudgetExceededError, match=message):
         rehearse({name: Greedy() for name in NAMES}, TASKS, 1, budget=budget)
     rehearse({name: Greedy() for name in NAMES}, TASKS, 1, budget=Budget(models=3, held=3, bytes=1000))
 
@@ -221,7 +221,7 @@ def scenario(**changes):
     ],
 )
 def test_a_run_ends_where_a_policy_asks_for_too_much(fidelity, policy, budget, message):
-    with pytest.raises(BudgetExceeded, match=message):
+    with pytest.raises(BudgetExceededError, match=message):
         run(scenario(fidelity=fidelity, policy={"name": f"test_budgets:{policy}"}, budget=budget))
 
 
@@ -233,7 +233,7 @@ def test_who_has_no_room_for_what_a_coordinator_assigns_learns_alone(fidelity):
     for name, node in result.nodes.items():
         assert node.me.params.tobytes() == alone.nodes[name].me.params.tobytes()
         assert (node.peers.ledger.refused, node.peers.ledger.round_bytes) == (3, 0)
-    with pytest.raises(BudgetExceeded, match="1 more models after 0 bytes"):
+    with pytest.raises(BudgetExceededError, match="1 more models after 0 bytes"):
         rehearse({name: CoordinatedFedAvg() for name in NAMES}, TASKS, 1, budget=Budget(bytes=5))
 
 

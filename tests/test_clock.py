@@ -6,10 +6,10 @@ from math import inf
 
 import pytest
 
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, TrainJob
 from sim.batching import BatchedTrainer, Batcher
-from sim.clock import Deadlock, run, virtual_loop
+from sim.clock import DeadlockError, run, virtual_loop
 
 
 def now():
@@ -98,13 +98,13 @@ def test_a_wait_that_cannot_end_is_a_deadlock_that_names_who_waits():
             tasks.create_task(asyncio.Event().wait(), name="alice waits for bob")
             tasks.create_task(asyncio.sleep(inf), name="bob sleeps for ever")
 
-    with pytest.raises(Deadlock, match=r"at 3 s .* 3 tasks wait: .*alice waits for bob, bob sleeps for ever"):
+    with pytest.raises(DeadlockError, match=r"at 3 s .* 3 tasks wait: .*alice waits for bob, bob sleeps for ever"):
         run(main())
 
 
 def test_a_deadlock_can_come_from_another_process():
-    error = pickle.loads(pickle.dumps(Deadlock("at 3 s nothing can happen any more")))
-    assert isinstance(error, Failed)
+    error = pickle.loads(pickle.dumps(DeadlockError("at 3 s nothing can happen any more")))
+    assert isinstance(error, RunError)
     assert str(error) == "at 3 s nothing can happen any more"
 
 

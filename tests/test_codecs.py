@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from p2pfl.codecs import BFloat16, Float16, Float32, Int8, TopK, Undecodable, make_codec
+from p2pfl.codecs import BFloat16, DecodeError, Float16, Float32, Int8, TopK, make_codec
 from p2pfl.differences import (
     REMEMBERED,
     Copies,
@@ -148,7 +148,7 @@ def test_another_length_is_refused(name):
     codec, shapes = DENSE[name], layout(3, 2)
     data = bytes(codec.encode(np.ones(5, np.float32), shapes))
     for wrong in (data[:-1], data + b"\0", b""):
-        with pytest.raises(Undecodable) as refused:
+        with pytest.raises(DecodeError) as refused:
             codec.decode(wrong, shapes)
         assert refused.value.cause == "wrong length"
 
@@ -167,14 +167,14 @@ def test_another_length_is_refused(name):
     ],
 )
 def test_what_is_not_finite_is_refused(codec, data):
-    with pytest.raises(Undecodable) as refused:
+    with pytest.raises(DecodeError) as refused:
         codec.decode(data, layout(2))
     assert refused.value.cause == "not finite"
 
 
 @pytest.mark.parametrize("data", [vector(-1).tobytes() + b"\1\1", vector(1).tobytes() + b"\x80\1"])
 def test_a_scale_and_a_number_that_int8_never_has_are_refused(data):
-    with pytest.raises(Undecodable) as refused:
+    with pytest.raises(DecodeError) as refused:
         Int8().decode(data, layout(2))
     assert refused.value.cause == "malformed"
 
@@ -184,7 +184,7 @@ def test_a_scale_and_a_number_that_int8_never_has_are_refused(data):
 def test_any_bytes_are_a_finite_model_or_refused(name, data):
     try:
         params = DENSE[name].decode(data, layout(3, 2))
-    except Undecodable:
+    except DecodeError:
         return
     assert params.shape == (5,)
     assert params.dtype == np.float32
@@ -273,13 +273,13 @@ def marked(count, bits):
     ],
 )
 def test_entries_that_cannot_be_are_refused(data, cause):
-    with pytest.raises(Undecodable) as refused:
+    with pytest.raises(DecodeError) as refused:
         decode_entries(memoryview(data), np.zeros(P, np.float32))
     assert refused.value.cause == cause
 
 
 def test_a_mark_beyond_the_model_is_refused():
-    with pytest.raises(Undecodable, match="beyond the model"):
+    with pytest.raises(DecodeError, match="beyond the model"):
         decode_entries(memoryview(marked(1, b"\x80")), np.zeros(3, np.float32))
 
 
@@ -287,7 +287,7 @@ def test_a_mark_beyond_the_model_is_refused():
 def test_any_bytes_are_finite_entries_or_refused(data, size):
     try:
         params, end = decode_entries(memoryview(data), np.zeros(size, np.float32))
-    except Undecodable:
+    except DecodeError:
         return
     assert end <= len(data)
     assert params.shape == (size,)

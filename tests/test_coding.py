@@ -16,7 +16,7 @@ from node.outbox import Published
 from node.settings import Settings
 from p2pfl.codecs import CODECS, TopK, make_codec
 from p2pfl.differences import Copy, Step, encode_entries, tag
-from p2pfl.errors import ConfigurationError, Failed
+from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.parameters import Layout
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.random import Random
@@ -322,7 +322,7 @@ def test_steps_without_their_model_are_not_taken_up():
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k"])
 def test_a_model_that_is_not_finite_is_not_published(name):
     coding = Coding(make_codec(name, {}), LAYOUT, START)
-    with pytest.raises(Failed, match="values that are not finite"):
+    with pytest.raises(RunError, match="values that are not finite"):
         coding.publish(START * np.nan)
 
 

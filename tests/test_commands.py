@@ -17,13 +17,13 @@ from processes import PATIENCE
 import p2pfl
 from node import cli as node_cli
 from node.config import CONFIG, KEY, STATUS, NodeConfig, lock
-from p2pfl.errors import BudgetExceeded, ConfigurationError, Diverged, Failed
+from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from p2pfl.task import TASKS
 from protocols.errors import ProtocolError
 from sim import cli as sim_cli
-from sim.processes import WorkerLost
+from sim.processes import WorkerLostError
 from sim.scenario import shipped
 
 SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weights", "--engine", "local"]
@@ -241,10 +241,10 @@ def test_a_run_that_fails_ends_with_one_line_and_code_1_and_leaves_no_folder(
 @pytest.mark.parametrize(
     "error",
     [
-        Diverged("alice", 3),
-        BudgetExceeded("3 models"),
+        DivergenceError("alice", 3),
+        BudgetExceededError("3 models"),
         ConfigurationError("no such thing"),
-        WorkerLost("killed"),
+        WorkerLostError("killed"),
         ProtocolError("malformed", "a frame"),
     ],
 )
@@ -254,7 +254,7 @@ def test_errors_can_come_from_another_process(error):
 
 
 def test_what_a_run_can_end_with_is_a_failure():
-    assert all(issubclass(kind, Failed) for kind in (Diverged, BudgetExceeded, WorkerLost))
+    assert all(issubclass(kind, RunError) for kind in (DivergenceError, BudgetExceededError, WorkerLostError))
 
 
 def start_long_run(folder, *options):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from p2pfl import machine
 from p2pfl.data import cifar, idx, sets, tables
 from p2pfl.data.known import KNOWN
-from p2pfl.errors import ConfigurationError, Missing
+from p2pfl.errors import ConfigurationError, MissingRequirementError
 from sim.cli import main
 
 REAL = os.environ.get("P2PFL_DATA", "")
@@ -246,7 +246,9 @@ def test_folders_that_do_not_fit_together_are_refused(tmp_path, changes, message
 
 
 def test_what_is_missing_or_not_the_official_set_is_said_with_its_home(tmp_path):
-    with pytest.raises(Missing, match=r"there is no .*mnist; MNIST comes from yann.lecun.com/exdb/mnist: train-images"):
+    with pytest.raises(
+        MissingRequirementError, match=r"there is no .*mnist; MNIST comes from yann.lecun.com/exdb/mnist: train-images"
+    ):
         sets.load("mnist", str(tmp_path))
     make_idx(tmp_path / "fashion-mnist")
     with pytest.raises(
@@ -421,7 +423,9 @@ def test_schemas_that_make_no_sense_are_refused(tmp_path, schema, message):
 def test_tables_that_are_not_there(tmp_path):
     with pytest.raises(ConfigurationError, match=r"no schema 'law': name one of adult, bank, compas, or a \.toml file"):
         tables.load("law", str(tmp_path))
-    with pytest.raises(Missing, match=r"there is no .*bank-full.csv; the official files come from archive.ics.uci.edu"):
+    with pytest.raises(
+        MissingRequirementError, match=r"there is no .*bank-full.csv; the official files come from archive.ics.uci.edu"
+    ):
         tables.load("bank", str(tmp_path))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.fronts import hypervolume, non_dominated
 from p2pfl.randomness import Draws
 from p2pfl.tabular import Environment, TabularTask
@@ -168,7 +168,7 @@ def test_by_default_nodes_are_in_four_groups_and_tell_nobody():
 
 def test_a_table_that_is_not_finite_is_refused():
     task = make(0)
-    with pytest.raises(Diverged, match="node diverged in round 3"):
+    with pytest.raises(DivergenceError, match="node diverged in round 3"):
         learner(task).train(np.full(440, 3e38, np.float32), round=3, proximal=(1e10, task.initial(0)))
 
 

@@ -16,7 +16,7 @@ from processes import processes
 from node import boot, config, crashpoints
 from node.checkpoint import Checkpoint, FileStore
 from node.cli import main
-from node.files import Damaged, Tries, read_sealed, replace_file, write_sealed
+from node.files import DamagedFileError, Tries, read_sealed, replace_file, write_sealed
 from node.status import current
 from p2pfl.errors import ConfigurationError
 from protocols.errors import IdentityError
@@ -62,7 +62,7 @@ def test_what_is_sealed_is_read_and_any_change_is_noticed(tmp_path, content):
     cut = (whole[:size] for size in range(len(whole)))
     for changed in (*flipped(whole), *cut, whole + b"\0", b"\0" + whole, whole + whole):
         path.write_bytes(changed)
-        with pytest.raises(Damaged, match=f"^{re.escape(str(path))} is damaged") as noticed:
+        with pytest.raises(DamagedFileError, match=f"^{re.escape(str(path))} is damaged") as noticed:
             read_sealed(path, MAGIC)
         assert "\n" not in str(noticed.value)
 
@@ -71,7 +71,7 @@ def test_a_sealed_file_is_not_taken_for_another_kind(tmp_path):
     path = tmp_path / "file"
     write_sealed(path, b"magic ", b"1\ncontent")
     for magic in (b"magic 1\n", b"magic", b""):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedFileError):
             read_sealed(path, magic)
 
 

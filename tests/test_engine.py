@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import PATIENCE
 
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, OneByOne, TrainJob
 from sim.engine import run_all
-from sim.processes import WorkerLost
+from sim.processes import WorkerLostError
 from sim.run import Simulation
 from sim.scenario import load, resolve
 from sim.shards import dealt
@@ -181,14 +181,14 @@ def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
 @pytest.mark.parametrize("where", [0, 1])  # one is in the process of the run
 def test_a_process_that_dies_ends_the_run(where):
     file = scenario("Careless", nodes=4, options={"where": where})
-    with pytest.raises(WorkerLost, match="a worker process has ended with code -9"):
+    with pytest.raises(WorkerLostError, match="a worker process has ended with code -9"):
         run_all(file, "process", workers=2)
 
 
 def test_the_error_is_that_of_the_first_node_whichever_process_has_it():
     for where in (0, 1):
         file = scenario("diverging", nodes=4, options={"where": where})
-        with pytest.raises(Diverged, match=f"the training of node-{where} diverged in round 1"):
+        with pytest.raises(DivergenceError, match=f"the training of node-{where} diverged in round 1"):
             run_all(file, "process", workers=2)
 
 

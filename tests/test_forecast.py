@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 from sim.forecast import EDGE, ROW, TABLE_EDGE, TABLE_ROW, Trial, duration, estimate, forecast
 from sim.forecast import _kind as kind
 from sim.scenario import resolve
@@ -84,16 +84,16 @@ def test_durations(seconds, words):
 
 
 BROKEN = """
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 from p2pfl.policies.random import Random
 
 class Broken(Random):
     async def round(self, me, peers):
-        raise Failed("no good")
+        raise RunError("no good")
 """
 
 
 def test_a_run_that_fails_is_said_and_not_forecast(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
-    with pytest.raises(Failed, match="no good"):
+    with pytest.raises(RunError, match="no good"):
         forecast([job(nodes=4, policy={"name": "broken:Broken"})], [str(tmp_path)], 1)

@@ -28,7 +28,7 @@ from node.messaging import MessageExchange, payload_limit
 from node.peer import Asked, Member
 from node.settings import Settings
 from node.submitting import _Pending
-from p2pfl.codecs import BFloat16, Float16, Int8, TopK, Undecodable
+from p2pfl.codecs import BFloat16, DecodeError, Float16, Int8, TopK
 from p2pfl.differences import Copy, decode_entries, encode_entries, tag
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
@@ -350,10 +350,10 @@ class Stones:
                 lambda data: submission.decode_assignment(data, P),
                 ProtocolError,
             ),
-            "float16": ([np.ones(P, np.float16).tobytes()], lambda data: Float16().decode(data, SHAPES), Undecodable),
-            "bfloat16": ([b"\x80\x3f" * P], lambda data: BFloat16().decode(data, SHAPES), Undecodable),
-            "int8": ([b"\0\0\x80\x3f" * 2 + bytes(P)], lambda data: Int8().decode(data, SHAPES), Undecodable),
-            "entries": ([ENTRIES.parts[0]], lambda data: decode_entries(memoryview(data), START), Undecodable),
+            "float16": ([np.ones(P, np.float16).tobytes()], lambda data: Float16().decode(data, SHAPES), DecodeError),
+            "bfloat16": ([b"\x80\x3f" * P], lambda data: BFloat16().decode(data, SHAPES), DecodeError),
+            "int8": ([b"\0\0\x80\x3f" * 2 + bytes(P)], lambda data: Int8().decode(data, SHAPES), DecodeError),
+            "entries": ([ENTRIES.parts[0]], lambda data: decode_entries(memoryview(data), START), DecodeError),
             "join": ([packed(Join(bytes(16), "dave"))], invitation.decode_join, ProtocolError),
             "joined": (
                 [packed(Joined(FILE.data, LOG.encode())), packed(JoinRefused("no"))],

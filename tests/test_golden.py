@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import wire_reader
-from wire_types import Refused
+from wire_types import RefusedError
 
 TESTS = Path(__file__).parent
 VECTORS = TESTS.parent / "docs" / "vectors"
@@ -26,7 +26,7 @@ def vectors():
 def judge(vector, run):
     """Hold what a reader makes of a vector against what is written there."""
     if "cause" in vector:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             run(vector["check"], vector["given"])
         assert refused.value.cause == vector["cause"], vector["why"]
         if "epoch" in vector:

@@ -16,7 +16,7 @@ import wire_project
 import wire_reader
 from test_golden import vectors
 from wire_keys import BY_KEY, KEYS
-from wire_types import Refused, read
+from wire_types import RefusedError, read
 
 from protocols.invitation import _pack
 
@@ -121,7 +121,7 @@ class Changer:
             return text[:at] + chr(self.rng.randrange(33, 127)) + text[at + 1 :]
         try:
             content = self.changed(wire_reader.word(text, prefix))
-        except Refused:
+        except RefusedError:
             return text
         return prefix + _pack(content)
 
@@ -130,7 +130,7 @@ class Changer:
         header = (frame[:165] + self.changed(frame[165:215]) + frame[215:256] + bytes(64))[:256]
         try:
             digest = read(header, wire_reader.HEADER)["digest"]
-        except Refused:
+        except RefusedError:
             return header + frame[256:]
         signature = owner(header[22:54].hex()).sign(b"p2pfl envelope 4\0" + sha256(header).digest() + digest)
         return header + signature + frame[320:]
@@ -139,7 +139,7 @@ class Changer:
         """Change one entry, and have the admission key sign it."""
         try:
             entries = read(data, wire_reader.ENTRIES)
-        except Refused:
+        except RefusedError:
             return self.changed(data)
         signed = [[entry["entry"], entry["signature"]] for entry in entries]
         if signed:
@@ -157,7 +157,7 @@ def owner(key):
 def judged(run, check, given):
     try:
         return json.loads(json.dumps(run(check, given)))
-    except Refused as refused:
+    except RefusedError as refused:
         return refused.cause
 
 

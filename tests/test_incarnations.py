@@ -9,7 +9,7 @@ import pytest
 from fortress import SOON, folders, honest, until
 from processes import PATIENCE, processes
 
-from node.contact import IncarnationConflict
+from node.contact import IncarnationConflictError
 from protocols import messages as m
 from protocols.envelope import HEADER_SIZE, OVERHEAD, SESSIONS, Door, Sealer
 from protocols.errors import ProtocolError
@@ -84,7 +84,7 @@ def test_node_of_a_restored_folder_learns_of_its_later_start(tmp_path):
                 async with honest(members["bob"]):
                     await asyncio.sleep(SOON)
             (conflict,) = group.value.exceptions
-            assert isinstance(conflict, IncarnationConflict)
+            assert isinstance(conflict, IncarnationConflictError)
             assert conflict.boot == 3
             assert alice.rejected["replay"] >= 1
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.kernels import DenseKernel, VmapKernel
 from p2pfl.optimizers import SGD, Adam
 from p2pfl.randomness import Draws
@@ -338,7 +338,7 @@ def test_tasks_that_differ_cannot_be_stacked():
 def test_training_that_diverges_names_the_node(kind):
     given = jobs()
     broken = TrainJob(3, np.full_like(given[3].params, 1e38), 4)
-    with pytest.raises(Diverged, match="node-3 diverged in round 4"):
+    with pytest.raises(DivergenceError, match="node-3 diverged in round 4"):
         crew(kind).train([*given[:3], broken])
 
 

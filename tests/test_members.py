@@ -9,7 +9,7 @@ from test_durability import limited
 
 from node import admission, members, setup
 from node.files import exclusive
-from node.members import Members, Revoked
+from node.members import Members, RevokedError
 from node.membership_file import MembershipFile
 from protocols.identity import Identity
 from protocols.invitation import Request
@@ -152,7 +152,7 @@ def test_members_end_a_node_that_is_revoked_itself(bob):
     async def test():
         running = asyncio.create_task(bob.members.run())
         bob.log.extend(bob.news("bob"))
-        with pytest.raises(Revoked, match="this node was revoked"):
+        with pytest.raises(RevokedError, match="this node was revoked"):
             await running
         assert bob.on_disk() == ["alice", "carol"]
 

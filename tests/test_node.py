@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from node.outbox import Published
 from node.peer import Member
 from node.settings import Settings
-from p2pfl.errors import BudgetExceeded, ConfigurationError
+from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.dpfl import Dpfl
 from p2pfl.policies.local import Local
@@ -629,9 +629,9 @@ def test_a_budget_that_a_policy_ignores_ends_the_node():
             await peers.models(peers.ids)
             return Merge(me.params, {})  # when all the others have ended
 
-    with pytest.raises(BudgetExceeded, match="3 models in a round, the budget is 2"):
+    with pytest.raises(BudgetExceededError, match="3 models in a round, the budget is 2"):
         play(to_the_end, NAMES, settings(), budget=Budget(models=2), policy=Greedy)
-    with pytest.raises(BudgetExceeded, match="the budget is 100 bytes"):
+    with pytest.raises(BudgetExceededError, match="the budget is 100 bytes"):
         play(to_the_end, NAMES, settings(), budget=Budget(bytes=100), policy=Greedy)
 
 

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from node.cli import main
 from p2pfl import SGD, classification, onnx_model
-from p2pfl.errors import ConfigurationError, Missing
+from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.onnx_model import to_onnx
 from p2pfl.randomness import Draws
 from p2pfl.task import Part, make_task
@@ -134,7 +134,9 @@ def test_a_module_that_cannot_be_exported_is_refused_in_one_line(capfd):
 def test_without_the_extra_it_is_named(monkeypatch):
     task = classification(lambda: nn.Linear(4, 2), (np.zeros((4, 4), np.float32), np.zeros(4, int)))
     monkeypatch.setattr(onnx_model, "NEEDED", ("a_package_that_nobody_has",))
-    with pytest.raises(Missing, match=r"ONNX needs a_package_that_nobody_has: pip install 'p2pfl-node\[onnx\]'"):
+    with pytest.raises(
+        MissingRequirementError, match=r"ONNX needs a_package_that_nobody_has: pip install 'p2pfl-node\[onnx\]'"
+    ):
         to_onnx(task, task.initial(0), ABOUT)
 
 

@@ -234,16 +234,16 @@ def test_a_search_that_is_interrupted_and_goes_on_ends_with_the_same_front(capsy
 def some_kept(folder, count=4, changes=("form=one", "seed=0")):
     """Leave a search as if it had been interrupted after so many candidates."""
 
-    class Stop(Exception): ...
+    class StopError(Exception): ...
 
     file = load("study.toml", changes)
     kept = Candidates(Path(folder), file)
 
     def step(_):
         if kept.done >= count:
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         search_all(begin(file), file.folder, kept, 1, step)
     kept.give_up()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from readme import ROOT, TEXT
 
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 from sim import measured, reproduce, scenario
 from sim.cli import main
 from sim.measured import Measured
@@ -215,7 +215,7 @@ def test_whatever_a_run_ends_with_is_an_outcome(study, tmp_path):
         found = reproduce.run(file, "short", tmp_path, command, quiet=True)
         return found.state, found.reason
 
-    assert outcome(Failed("it stopped")) == ("failed", "it stopped")
+    assert outcome(RunError("it stopped")) == ("failed", "it stopped")
     assert outcome(ZeroDivisionError("a\nmistake")) == ("failed", "ZeroDivisionError: a mistake")
     assert outcome(1) == ("failed", "it ended with exit code 1")
 

@@ -16,13 +16,13 @@ from sim.left import PARTS
 
 POLICY = """
 from pathlib import Path
-from p2pfl.errors import Failed
+from p2pfl.errors import RunError
 from p2pfl.policies.random import Random
 
 class Stopped(Random):
     async def round(self, me, peers):
         if me.round == 2 and Path("stop").exists():
-            raise {"interrupt": KeyboardInterrupt, "fail": Failed}[Path("stop").read_text()]
+            raise {"interrupt": KeyboardInterrupt, "fail": RunError}[Path("stop").read_text()]
         return await super().round(me, peers)
 """
 SCENARIO = """

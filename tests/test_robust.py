@@ -9,7 +9,7 @@ from liars import Liar
 from msgspec.structs import replace
 
 from node.settings import Settings
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.dac import Dac
 from p2pfl.policies.fedavg import FedAvg
@@ -280,7 +280,7 @@ class Failing(Local):
         train = me.trainer.train
 
         async def diverge(*args, **options):
-            raise Diverged(me.id, me.round)
+            raise DivergenceError(me.id, me.round)
 
         me.trainer.train = diverge if me.round in self.rounds else train
         try:
@@ -299,12 +299,12 @@ def test_training_that_diverges_for_long_ends_the_node():
     class Hopeless(Failing):
         rounds = range(1, 20)
 
-    with pytest.raises(Diverged, match="a diverged in round 4"):
+    with pytest.raises(DivergenceError, match="a diverged in round 4"):
         play(to_the_end, ("a",), Settings(rounds=9, deadline=10.0), policy=Hopeless, lenient=True)
 
 
 def test_training_that_diverges_ends_a_simulation():
-    with pytest.raises(Diverged, match="a diverged in round 2"):
+    with pytest.raises(DivergenceError, match="a diverged in round 2"):
         play(to_the_end, ("a",), Settings(rounds=9, deadline=10.0), policy=Failing)
 
 

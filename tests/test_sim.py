@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import p2pfl
-from p2pfl.errors import ConfigurationError, Diverged
+from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.policies.random import Random
 from p2pfl.task import make_task
 from sim.engine import run_all
@@ -392,7 +392,7 @@ def test_nodes_whose_tasks_differ_in_layout_are_refused():
 
 
 def test_a_run_that_diverges_says_who_and_when():
-    with pytest.raises(Diverged, match=r"node-\d+ diverged in round \d"):
+    with pytest.raises(DivergenceError, match=r"node-\d+ diverged in round \d"):
         run(scenario(rounds=40, task={"name": "concept-shift", "lr": 5.0}))
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil, isfinite, prod, sqrt
 
 from blake3 import blake3
-from wire_types import MIB, WORD, Refused, array_of, blob, expect, integer, one_of, read, structure, to_text
+from wire_types import MIB, WORD, RefusedError, array_of, blob, expect, integer, one_of, read, structure, to_text
 
 
 def floats(data):
@@ -82,8 +82,8 @@ def follows(data, kind):
     expect(len(data) <= MIB, "wrong length")
     try:
         return read(data, kind)
-    except Refused:
-        raise Refused("wrong length") from None
+    except RefusedError:
+        raise RefusedError("wrong length") from None
 
 
 def extras(data):

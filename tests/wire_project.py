@@ -12,7 +12,7 @@ import wire_project_coordination
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from wire_keys import BY_KEY, KEYS
 from wire_models import more_text
-from wire_types import Refused, plain
+from wire_types import RefusedError, plain
 
 from node import admission_key, invitations, membership_file
 from node.agreement import describe, read, terms
@@ -122,7 +122,7 @@ def check_log(given):
     try:
         log.extend(unhex(given["entries"]))
     except ProtocolError as error:
-        raise Refused(error.cause, log.epoch) from error
+        raise RefusedError(error.cause, log.epoch) from error
     revoked = [key.hex() for key in log._seen if log.refusal(key) == "revoked"]
     return {"epoch": log.epoch, "admission": log.admission.hex(), "members": listed(log), "revoked": sorted(revoked)}
 
@@ -164,7 +164,7 @@ def check_inviter(given):
         answer = decode_answer(asyncio.run(service.answer(unhex(given["key"]), unhex(given["join"]), "10.0.0.1")))
     if refused:
         assert answer.reason.startswith(refused[0] + ": ")
-        raise Refused(refused[0])
+        raise RefusedError(refused[0])
     assert answer.file == file.data
     assert answer.log == log.encode()
     return {"epoch": log.epoch, "members": listed(log)}
@@ -211,7 +211,7 @@ def check_frames(given):
 
     ear = asyncio.run(feed())
     if ear.causes:
-        raise Refused(ear.causes[0])
+        raise RefusedError(ear.causes[0])
     return {"frames": [frame.hex() for frame in ear.frames]}
 
 
@@ -316,7 +316,7 @@ def check_presence(given):
 def check_txt(given):
     found = mdns.read_text(unhex(given["bytes"]))
     if found is None:
-        raise Refused("malformed")
+        raise RefusedError("malformed")
     return {"key": found[0].hex(), "federation": found[1].hex()}
 
 
@@ -431,6 +431,6 @@ def run(check, given):
     try:
         return CHECKS[check](given)
     except ProtocolError as error:
-        raise Refused(error.cause) from error
+        raise RefusedError(error.cause) from error
     except FederationError as error:
-        raise Refused(next(cause for words, cause in WORDS.items() if words in str(error))) from error
+        raise RefusedError(next(cause for words, cause in WORDS.items() if words in str(error))) from error

@@ -1,7 +1,7 @@
 """Reads what docs/wire-protocol.md describes, as another implementation would: written from that page alone.
 
 `CHECKS` has a function for each `check` of the golden vectors: it takes what is `given` and returns what is to be expected,
-or raises `Refused` with the cause. Nothing of this project is imported.
+or raises `RefusedError` with the cause. Nothing of this project is imported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wire_types import (
     B64,
     U32,
     WORD,
-    Refused,
+    RefusedError,
     array_of,
     blob,
     boolean,
@@ -85,7 +85,7 @@ def federation_file(data):
     try:
         tables = tomllib.loads(content.decode())
     except ValueError as error:
-        raise Refused("malformed") from error
+        raise RefusedError("malformed") from error
     expect(tables.get("admission") == keys[0] and isinstance(tables.get("nonce"), str), "malformed")
     expect(isinstance(tables.get("name"), str) and NAME.fullmatch(tables["name"]), "malformed")
     return {"id": digest(signed_part)[:16], "admission": bytes.fromhex(keys[0]), "name": tables["name"], "tables": tables}
@@ -192,13 +192,15 @@ class Log:
         try:
             expect(len(data) <= 4 * MIB, "malformed")
             entries = read(data, ENTRIES)
-        except Refused:
-            raise Refused("membership", self.epoch) from None
+        except RefusedError:
+            raise RefusedError("membership", self.epoch) from None
         for entry in entries:
             try:
                 self.take(entry)
-            except Refused as error:
-                raise Refused("membership fork" if error.cause == "membership fork" else "membership", self.epoch) from None
+            except RefusedError as error:
+                raise RefusedError(
+                    "membership fork" if error.cause == "membership fork" else "membership", self.epoch
+                ) from None
 
     def take(self, one):
         entry = read(one["entry"], ENTRY)
@@ -207,7 +209,7 @@ class Log:
         valid = [signed(key, one["signature"], b"p2pfl membership 1\0" + one["entry"]) for key in self.admissions]
         if entry["epoch"] <= self.epoch:
             if whole != self.entries[entry["epoch"] - 1]:
-                raise Refused("membership fork" if any(valid) else "membership")
+                raise RefusedError("membership fork" if any(valid) else "membership")
             return
         expect(entry["epoch"] == self.epoch + 1, "membership")
         expect(entry["before"] == (digest(self.entries[-1]) if self.entries else NONE), "membership")
@@ -264,7 +266,7 @@ def word(line, prefix):
     try:
         data = base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True)
     except ValueError:
-        raise Refused("damaged") from None
+        raise RefusedError("damaged") from None
     content, check = data[:-4], data[-4:]
     expect(content and digest(content)[:4] == check, "damaged")
     return content
@@ -383,7 +385,7 @@ def check_certificate(given):
     try:
         key = x509.load_der_x509_certificate(bytes.fromhex(given["certificate"])).public_key()
     except ValueError:
-        raise Refused("wrong key") from None
+        raise RefusedError("wrong key") from None
     expect(isinstance(key, Ed25519PublicKey) and key.public_bytes_raw().hex() == given["dialled"], "wrong key")
     return {}
 
@@ -480,7 +482,7 @@ def secret_of(private, public):
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise Refused("malformed") from None
+        raise RefusedError("malformed") from None
 
 
 def check_topic(given):
@@ -536,7 +538,7 @@ class Receiver:
         try:
             return self.seal.decrypt(struct.pack(">IQ", kind, number), sealed, header)
         except InvalidTag:
-            raise Refused("wrong seal") from None
+            raise RefusedError("wrong seal") from None
 
     def packet(self, packet):
         expect(packet[0] in (1, 2), "malformed")

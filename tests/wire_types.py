@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 MIB = 1 << 20
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     def __init__(self, cause, epoch=None):
         super().__init__(cause)
         self.cause = cause
@@ -21,7 +21,7 @@ class Refused(Exception):
 
 def expect(holds, cause):
     if not holds:
-        raise Refused(cause)
+        raise RefusedError(cause)
 
 
 def digest(data):
@@ -103,9 +103,9 @@ def either(*kinds):
         for kind in kinds:
             try:
                 return kind(value)
-            except Refused:
+            except RefusedError:
                 continue
-        raise Refused("malformed")
+        raise RefusedError("malformed")
 
     return check
 
@@ -157,7 +157,7 @@ def read(data, kind):
     try:
         value = msgpack.unpackb(data, raw=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise Refused("malformed") from error
+        raise RefusedError("malformed") from error
     return kind(value)
 
 

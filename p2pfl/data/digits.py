@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from p2pfl.errors import Missing
+from p2pfl.errors import MissingRequirementError
 
 
 def read() -> tuple[np.ndarray, np.ndarray]:
@@ -17,11 +17,11 @@ def read() -> tuple[np.ndarray, np.ndarray]:
     the time that a node takes to start.
 
     Raises:
-        Missing: scikit-learn is not installed.
+        MissingRequirementError: scikit-learn is not installed.
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:
-        raise Missing("the digits need scikit-learn: pip install 'p2pfl-node[sim]'")
+        raise MissingRequirementError("the digits need scikit-learn: pip install 'p2pfl-node[sim]'")
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.exists():  # another version has moved it
         from sklearn.datasets import load_digits

@@ -19,7 +19,7 @@ import numpy as np
 from p2pfl.data import digits, idx
 from p2pfl.data.folders import Images, check, read_cifar, read_idx, the_one
 from p2pfl.data.known import KNOWN, WRITERS, Known
-from p2pfl.errors import ConfigurationError, Missing
+from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.randomness import Draws
 
 ROOT = "P2PFL_DATA"
@@ -50,12 +50,12 @@ def data_root(root: str, needed_by: str) -> Path:
     """Return the folder that holds the data sets.
 
     Raises:
-        Missing: none is named.
+        MissingRequirementError: none is named.
         ConfigurationError: it is no folder.
     """
     name = root or os.environ.get(ROOT, "")
     if not name:
-        raise Missing(
+        raise MissingRequirementError(
             f"{needed_by} needs the folder that holds it: name it by the environment variable {ROOT}, or the option `root`"
         )
     path = Path(name).expanduser()
@@ -89,7 +89,7 @@ def _load(name: str, root: Path) -> ImageSet:
         train, test = read_idx(folder) or read_cifar(folder) or (None, None)
         if train is None or test is None:
             if not folder.is_dir():
-                raise Missing(f"there is no {folder}")
+                raise MissingRequirementError(f"there is no {folder}")
             raise ConfigurationError(f"{folder} holds neither IDX files nor CIFAR's binary files")
         check(folder, train, test)
         if known:
@@ -127,7 +127,9 @@ def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
     for part, images in (("train", mnist.train), ("test", mnist.test)):
         path = the_one(folder, rf"qmnist-{part}-labels-idx2-int")
         if path is None:
-            raise Missing(f"{folder} lacks qmnist-{part}-labels-idx2-int.gz; QMNIST's tables come from {WRITERS}")
+            raise MissingRequirementError(
+                f"{folder} lacks qmnist-{part}-labels-idx2-int.gz; QMNIST's tables come from {WRITERS}"
+            )
         table = idx.read(path)
         if table.ndim != 2 or table.shape[1] < 3 or table.dtype.kind not in "iu":
             raise ConfigurationError(f"{path} is no table of QMNIST; its tables come from {WRITERS}")

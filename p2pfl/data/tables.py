@@ -42,7 +42,7 @@ from p2pfl import toml
 from p2pfl.data.attributes import Grouping
 from p2pfl.data.files import reading
 from p2pfl.data.sets import data_root
-from p2pfl.errors import ConfigurationError, Missing
+from p2pfl.errors import ConfigurationError, MissingRequirementError
 
 SCHEMAS = Path(__file__).parent / "schemas"
 MOST_BYTES = 2**28  # of one file, unpacked
@@ -138,7 +138,7 @@ def load(name: str, root: str = "", columns: Mapping[str, Kind] | None = None) -
     schema = read_schema(path, columns)
     try:
         if not (folder / schema.train).exists():
-            raise Missing(f"there is no {folder / schema.train}")
+            raise MissingRequirementError(f"there is no {folder / schema.train}")
         schema = resolve(folder / schema.train, schema)
         train = read(folder / schema.train, schema, schema.rows)
         test = read(folder / schema.test, schema, schema.test_rows) if schema.test else None

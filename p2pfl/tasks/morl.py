@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
-from p2pfl.errors import ConfigurationError, Missing, unknown
+from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
 from p2pfl.morl import DDPG, DQN, Environment, MorlTask
 from p2pfl.names import build
 from p2pfl.preferences import preference_of
@@ -152,7 +152,7 @@ def morl(
         preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default uniformly.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise Missing(f"the task morl needs {', '.join(missing)}: pip install 'p2pfl-node[morl]'")
+        raise MissingRequirementError(f"the task morl needs {', '.join(missing)}: pip install 'p2pfl-node[morl]'")
     if environment not in ENVIRONMENTS:
         raise unknown("task.environment", environment, ENVIRONMENTS)
     known = ENVIRONMENTS[environment]
