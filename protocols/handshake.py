@@ -107,7 +107,7 @@ def challenge(gate: Gate) -> Challenge:
 
 
 def prove(
-    identity: Identity, gate: Gate, challenge: Challenge, server: bytes, certificate: bytes, joining: bool
+    identity: Identity, gate: Gate, challenge: Challenge, server: bytes, certificate: bytes, *, joining: bool
 ) -> tuple[Proof, bytes]:
     """Answer a challenge; return the proof and the session.
 
@@ -120,7 +120,7 @@ def prove(
     """
     _same_version(challenge.version)
     nonce = os.urandom(32)
-    content = _content(gate.federation, server, certificate, challenge.nonce, nonce, identity.public, joining)
+    content = _content(gate.federation, server, certificate, challenge.nonce, nonce, key=identity.public, joining=joining)
     entries = gate.after(challenge.epoch, ENTRIES_LIMIT) if challenge.epoch < gate.epoch else b""
     signature = identity.sign(_LABEL + content)
     return Proof(VERSION, gate.federation, identity.public, nonce, joining, entries, signature), _session(content)
@@ -144,7 +144,9 @@ def check(proof: Proof, gate: Gate, challenge: Challenge, server: bytes, certifi
             gate.extend(proof.entries)
         if cause := gate.refusal(proof.key):
             raise ProtocolError(cause, f"{proof.key.hex()} is no member at epoch {gate.epoch}")
-    content = _content(gate.federation, server, certificate, challenge.nonce, proof.nonce, proof.key, proof.joining)
+    content = _content(
+        gate.federation, server, certificate, challenge.nonce, proof.nonce, key=proof.key, joining=proof.joining
+    )
     if not verify(proof.key, proof.signature, _LABEL + content):
         raise ProtocolError("wrong proof", f"claims to be {proof.key.hex()}")
     return Proven(proof.key, proof.joining, _session(content))
@@ -156,7 +158,7 @@ def _same_version(theirs: int) -> None:
 
 
 def _content(
-    federation: bytes, server: bytes, certificate: bytes, theirs: bytes, nonce: bytes, key: bytes, joining: bool
+    federation: bytes, server: bytes, certificate: bytes, theirs: bytes, nonce: bytes, *, key: bytes, joining: bool
 ) -> bytes:
     """Return the hash of all that a proof is about. Every part has a fixed length."""
     return sha256(

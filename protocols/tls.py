@@ -21,7 +21,9 @@ from protocols.errors import TransportError
 from protocols.identity import Identity
 from protocols.listener import Listener
 from protocols.reception import RATE, Buffers, Reception
+from protocols.timer import Timer
 from protocols.tls_link import PATIENCE, TlsLink, words
+from protocols.tls_proof import ClientProof, ServerProof
 from protocols.transport import Gate, Handler
 
 DIALLING = 3.0  # seconds for an address to answer
@@ -70,7 +72,7 @@ class TlsTransport:
         self._rate = rate
         self._clock = clock
         self._receptions: dict[bytes, Reception[TlsLink]] = {}
-        self._look: asyncio.TimerHandle | None = None
+        self._look = Timer()
         self._listener = Listener(self._accept, self._dropped, clock)
         self._accepting = server_context(identity, self.certificate)
         self._dialling = client_context()
@@ -138,8 +140,7 @@ class TlsTransport:
 
     async def close(self) -> None:
         self._listener.close()
-        if self._look is not None:
-            self._look.cancel()
+        self._look.cancel()
         for link in [*self.links, *self.strangers]:
             link.close()
         for task in list(self._tasks):
@@ -185,7 +186,26 @@ class TlsTransport:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # What links ask for
+    # Services of links
+
+    def server_proof(self) -> ServerProof:
+        return ServerProof(self.identity, self.gate, self.certificate)
+
+    def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
+        return ClientProof(self.identity, self.gate, key, certificate, joining)
+
+    def opened(self, link: TlsLink) -> None:
+        self.connected.add(link)
+
+    def ended(self, link: TlsLink) -> None:
+        self.connected.discard(link)
+
+    def trust(self, link: TlsLink) -> None:
+        self.strangers.pop(link, None)
+
+    def leave(self, link: TlsLink) -> None:
+        self.links.pop(link, None)
+        self.strangers.pop(link, None)
 
     def meet(self, stranger: TlsLink) -> None:
         """Take in one more stranger; with too many, the oldest of the host with most of them is sent away."""
@@ -214,11 +234,10 @@ class TlsTransport:
 
     def watch(self) -> None:
         """Look after a while at the frames that have begun."""
-        if self._look is None:
-            self._look = asyncio.get_running_loop().call_later(LOOKING, self._end_overdue)
+        if not self._look.pending:
+            self._look.start(LOOKING, self._end_overdue)
 
     def _end_overdue(self) -> None:
-        self._look = None
         for reception in list(self._receptions.values()):
             for link in reception.overdue():
                 link.refuse("incomplete", "did not complete a frame in time")

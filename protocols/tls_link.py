@@ -7,23 +7,22 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import Protocol, cast
 
 from protocols import handshake
 from protocols.addresses import join_address
 from protocols.certificates import key_of
 from protocols.envelope import OVERHEAD
-from protocols.errors import TransportError
+from protocols.errors import ProtocolError, TransportError
 from protocols.messages import Terms
 from protocols.pieces import PIECE, Pieces
-from protocols.reception import Reception
-from protocols.tls_proof import Proof
-from protocols.transport import NO_SESSION, Part
+from protocols.reception import Buffers, Reception
+from protocols.timer import Timer
+from protocols.tls_frames import PREFIX, FrameReader
+from protocols.tls_proof import ClientProof, ServerProof, refusal_of
+from protocols.transport import NO_SESSION, Handler, Part
 
-if TYPE_CHECKING:
-    from protocols.tls import TlsTransport
-
-PREFIX = 4
 GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is trusted
 ANSWER = 8 << 20  # the most bytes of the answer to one who joins: the federation's file and its membership log
 PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
@@ -32,13 +31,57 @@ PIECES = 4 * PIECE  # bytes that may wait for the network
 BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
 
 
+class LinkOwner(Protocol):
+    """Services that a link needs of its transport.
+
+    Attributes:
+        max_frame: the most bytes of a frame of a trusted link.
+    """
+
+    max_frame: int
+    buffers: Buffers
+
+    @property
+    def handler(self) -> Handler: ...
+
+    def server_proof(self) -> ServerProof:
+        """Return a new proof for a connection that was accepted."""
+
+    def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
+        """Return a new proof for a connection with the one who has `key`."""
+
+    def opened(self, link: TlsLink) -> None:
+        """Note that the link has a connection, which must be ended."""
+
+    def ended(self, link: TlsLink) -> None:
+        """Note that the link's connection has ended."""
+
+    def meet(self, stranger: TlsLink) -> None:
+        """Take in a link that is not proven yet."""
+
+    def enter(self, link: TlsLink) -> None:
+        """Take in a link that is proven."""
+
+    def trust(self, link: TlsLink) -> None:
+        """Note that the link is trusted: it is no stranger any more."""
+
+    def leave(self, link: TlsLink) -> None:
+        """Forget a link that was closed."""
+
+    def reception(self, key: bytes) -> Reception[TlsLink]:
+        """Return the bounds on what a member sends over all its links."""
+
+    def watch(self) -> None:
+        """Look after a while at the frames that have begun."""
+
+
 class TlsLink(asyncio.BufferedProtocol):
     """
     Args:
         key: that was dialled; None for a connection that was accepted.
     """
 
-    def __init__(self, owner: TlsTransport, key: bytes | None = None, joining: bool = False) -> None:
+    def __init__(self, owner: LinkOwner, key: bytes | None = None, joining: bool = False) -> None:
         self.remote = "?"
         self.host = "?"
         self.key = key
@@ -51,7 +94,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self.owner = owner
         self._tls: asyncio.Transport | None = None
         self._closed = False
-        self._proof = Proof(self)
+        self._proof: ServerProof | ClientProof | None = None
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.proven: asyncio.Future[None] = loop.create_future()
@@ -59,16 +102,11 @@ class TlsLink(asyncio.BufferedProtocol):
         self.proven.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._limit = handshake.LIMIT
         self._reception: Reception[TlsLink] | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._prefix = bytearray(PREFIX)
-        self._frame: memoryview | None = None
-        self._view = memoryview(self._prefix)
-        self._filled = 0
+        self._reader = FrameReader()
         self._pieces = Pieces()
         self._paused = False
         self.progress = 0
-        self._stall: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None
+        self._expiry, self._stall, self._rest = Timer(), Timer(), Timer()
         self._beginning: asyncio.Task[None] | None = None
 
     # What a handler may do
@@ -91,15 +129,14 @@ class TlsLink(asyncio.BufferedProtocol):
     def trust(self) -> None:
         self.trusted = True
         self._limit = self.owner.max_frame
-        self._forget_expiry()
+        self._expiry.cancel()
+        self.owner.trust(self)
 
     def close(self) -> None:
         self._closed = True
-        self.owner.links.pop(self, None)
-        self._forget_expiry()
-        for timer in (self._stall, self._rest):
-            if timer is not None:
-                timer.cancel()
+        self.owner.leave(self)
+        for timer in (self._expiry, self._stall, self._rest):
+            timer.cancel()
         if not self.proven.done():
             self.proven.set_exception(TransportError("closed"))
         if self._tls is None and self._beginning is not None:
@@ -112,7 +149,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._pieces.clear()
         if self._reception is not None:
             self._reception.forget(self)
-        self._frame, self._view, self._filled = None, memoryview(self._prefix), 0
+        self._reader.clear()
 
     def abort(self) -> None:
         """End the connection without a word."""
@@ -144,7 +181,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._is_stranger()
 
     def _is_stranger(self) -> None:
-        self._expiry = asyncio.get_running_loop().call_later(PATIENCE, self.send_away, "was not introduced in time")
+        self._expiry.start(PATIENCE, partial(self.send_away, "was not introduced in time"))
         self.owner.meet(self)
 
     def send_away(self, reason: str) -> None:
@@ -154,29 +191,40 @@ class TlsLink(asyncio.BufferedProtocol):
             self.abort()  # without waiting for its consent
         self.fail(reason)
 
-    def _forget_expiry(self) -> None:
-        self.owner.strangers.pop(self, None)
-        if self._expiry is not None:
-            self._expiry.cancel()
-
-    def certificate(self) -> bytes:
-        """Return what the other side has shown, DER; b"" for nothing."""
-        shown = None if self._tls is None else self._tls.get_extra_info("ssl_object")
-        return (shown.getpeercert(binary_form=True) if shown is not None else None) or b""
-
-    def say(self, step: bytes) -> None:
+    def _say(self, step: bytes) -> None:
         """Send a step of the handshake."""
         if self._tls is not None:
             self._tls.write(len(step).to_bytes(PREFIX, "big") + step)
 
-    def stands(self, session: bytes) -> None:
-        """Both sides have proven their keys."""
-        self.session, self.session_made = session, True
+    def _prove(self, step: memoryview) -> None:
+        """Take in a step of the handshake."""
+        if self._proof is None:
+            return
+        try:
+            progress = self._proof.step(step)
+        except ProtocolError as error:
+            self.owner.handler.refused(error.cause, f"{self.remote}: {error}")
+            if not self.dialled:
+                self._say(refusal_of(error))
+            self.fail(str(error))
+            return
+        if progress.refusal:
+            self.fail(f"keeps this node out: {progress.refusal}")
+            return
+        if progress.reply:
+            self._say(progress.reply)
+        if progress.proven is not None:
+            self._stands(progress.proven)
+
+    def _stands(self, proven: handshake.Proven) -> None:
+        """Begin the session: both sides have proven their keys."""
+        self.key, self.joining = proven.key, proven.joining
+        self.session, self.session_made = proven.session, True
         self._limit = min(GREETING, self.owner.max_frame)
         if self.joining:
             self._limit = ANSWER if self.dialled else handshake.LIMIT
-        elif self.key is not None:
-            self._reception = self.owner.reception(self.key)
+        else:
+            self._reception = self.owner.reception(proven.key)
         if not self.proven.done():
             self.proven.set_result(None)
         self.owner.enter(self)
@@ -185,7 +233,7 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._tls = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-        self.owner.connected.add(self)
+        self.owner.opened(self)
         self._tls.set_write_buffer_limits(high=PIECES)
         if self._closed:
             self._tls.abort()
@@ -203,42 +251,44 @@ class TlsLink(asyncio.BufferedProtocol):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # what a slow network does not take, waits here, where it is seen
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
-        if not self.dialled:
-            self._proof.begin()
+        if self.key is None:
+            self._proof = proof = self.owner.server_proof()
+            self._say(proof.begin())
             return
         self.host, port = tls.get_extra_info("peername")[:2]
         self.remote = join_address(self.host, port)
         self._is_stranger()
-        if key_of(self.certificate()) != self.key:
+        certificate = _certificate(tls)
+        if key_of(certificate) != self.key:
             self.refuse("wrong key", "has another key than the one that was dialled")
+            return
+        self._proof = self.owner.client_proof(self.key, certificate, self.joining)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._filled :]
+        return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.progress += 1
         if self._closed:
             return
-        self._filled += nbytes
-        if self._filled == len(self._view):
+        if self._reader.advance(nbytes):
             try:
                 self._came()
             except Exception as error:
                 self._fault(error)
 
     def _came(self) -> None:
-        """The length of a frame is there, or the frame."""
-        self._filled = 0
-        if self._frame is None:
-            self._begin(int.from_bytes(self._prefix, "big"))
+        """Go on with a length, or with a frame, that is complete."""
+        if not self._reader.in_frame:
+            self._begin(self._reader.size())
             return
-        frame, self._frame = self._frame, None
-        self._view = memoryview(self._prefix)
+        frame = self._reader.take()
         if not self.session_made:
-            self._proof.step(frame)
+            self._prove(frame)
             return
-        if self._reception is not None and (seconds := self._reception.complete(self)):
-            self._pause(seconds)
+        if self._reception is not None and (seconds := self._reception.complete(self)) and self._tls is not None:
+            self._tls.pause_reading()  # the other side then sends no more than fits on the way
+            self._rest.start(seconds, self._tls.resume_reading)
         self.owner.handler.received(self, frame)
 
     def _begin(self, size: int) -> None:
@@ -251,34 +301,24 @@ class TlsLink(asyncio.BufferedProtocol):
             for other in self._reception.begin(self, size):
                 other.refuse("incomplete", "did not complete a frame before it began others")
             self.owner.watch()
-        self._frame = self._view = self.owner.buffers.take(size)
-
-    def _pause(self, seconds: float) -> None:
-        """Read nothing for a while: the other side then sends no more than fits on the way."""
-        if self._tls is not None:
-            self._tls.pause_reading()
-            self._rest = asyncio.get_running_loop().call_later(seconds, self._tls.resume_reading)
+        self._reader.begin(self.owner.buffers.take(size))
 
     def _fault(self, error: Exception) -> None:
         self.refuse("fault", f"could not be answered: {error!r}")
 
-    def eof_received(self) -> bool:
-        return False  # close
-
     def connection_lost(self, error: Exception | None) -> None:
-        self.owner.connected.discard(self)
+        self.owner.ended(self)
         self.ended.set_result(None)
         self.fail(words(error) if error else "closed by the other side")
 
     def pause_writing(self) -> None:
         self._paused = True
-        self._stall = asyncio.get_running_loop().call_later(STALLED, self.fail, "does not read what it is sent")
+        self._stall.start(STALLED, partial(self.fail, "does not read what it is sent"))
 
     def resume_writing(self) -> None:
         self.progress += 1
         self._paused = False
-        if self._stall is not None:
-            self._stall.cancel()
+        self._stall.cancel()
         try:
             self._pump()
             if not self._pieces and self.session_made and not self._closed:
@@ -290,6 +330,12 @@ class TlsLink(asyncio.BufferedProtocol):
         tls = self._tls
         while self._pieces and not self._paused and tls is not None:
             tls.write(self._pieces.next())
+
+
+def _certificate(tls: asyncio.Transport) -> bytes:
+    """Return the other side's certificate, DER; b"" for none."""
+    shown = tls.get_extra_info("ssl_object")
+    return (shown.getpeercert(binary_form=True) if shown is not None else None) or b""
 
 
 def words(error: BaseException) -> str:

@@ -1,71 +1,101 @@
-"""The steps by which both sides of a TLS connection prove their keys, over that connection. See protocols.handshake."""
+"""Both sides' proofs of their keys as state machines: steps come in, answers come out. See protocols.handshake."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from protocols import handshake
 from protocols.errors import ProtocolError
+from protocols.identity import Identity
 from protocols.printable import printable
-
-if TYPE_CHECKING:
-    from protocols.tls_link import TlsLink
+from protocols.transport import Gate
 
 
-class Proof:
-    """One side of it."""
+class Progress(NamedTuple):
+    """Result of one step.
 
-    def __init__(self, link: TlsLink) -> None:
-        self._link = link
-        self._owner = link.owner
-        self._challenge: handshake.Challenge | None = None
-        self._session = b""
+    Attributes:
+        reply: step to send; b"" for none.
+        proven: the other side and the session, once both sides have proven their keys.
+        refusal: why the other side keeps this one out; "" if it does not.
+    """
 
-    def begin(self) -> None:
-        """Challenge the one who has dialled."""
-        self._challenge = handshake.challenge(self._owner.gate)
-        self._link.say(handshake.encode(self._challenge))
+    reply: bytes = b""
+    proven: handshake.Proven | None = None
+    refusal: str = ""
 
-    def step(self, data: memoryview) -> None:
-        """Take in what the other side has said."""
-        link = self._link
-        try:
-            step, challenge = handshake.decode(data), self._challenge
-            if link.dialled:
-                self._as_client(step, challenge)
-            elif isinstance(step, handshake.Proof) and challenge is not None:
-                self._check(step, challenge)
-            else:
-                raise ProtocolError("malformed", "a step of the handshake out of its order")
-        except ProtocolError as error:
-            self._owner.handler.refused(error.cause, f"{link.remote}: {error}")
-            if not link.dialled:
-                link.say(handshake.encode(handshake.Refused(error.cause[:64], _without_cause(error)[:256])))
-            link.fail(str(error))
 
-    def _as_client(self, step: object, challenge: handshake.Challenge | None) -> None:
-        link = self._link
-        if challenge is None and isinstance(step, handshake.Challenge) and link.key is not None:
-            owner = self._owner
+class ServerProof:
+    """The side that was dialled: it challenges the other one.
+
+    Args:
+        certificate: its own, DER.
+    """
+
+    def __init__(self, identity: Identity, gate: Gate, certificate: bytes) -> None:
+        self._identity = identity
+        self._gate = gate
+        self._certificate = certificate
+        self._challenge = handshake.challenge(gate)
+
+    def begin(self) -> bytes:
+        """Return the first step to send."""
+        return handshake.encode(self._challenge)
+
+    def step(self, data: memoryview) -> Progress:
+        """Check the proof of the other side.
+
+        Raises:
+            ProtocolError: it proves nothing; see protocols.handshake.check.
+        """
+        step = handshake.decode(data)
+        if not isinstance(step, handshake.Proof):
+            raise _out_of_order()
+        proven = handshake.check(step, self._gate, self._challenge, self._identity.public, self._certificate)
+        return Progress(handshake.encode(handshake.Accepted()), proven)
+
+
+class ClientProof:
+    """The side that has dialled: it answers a challenge.
+
+    Args:
+        server: the key that was dialled, and that the certificate holds.
+        certificate: of the server, DER.
+        joining: this node is no member and wants to become one.
+    """
+
+    def __init__(self, identity: Identity, gate: Gate, server: bytes, certificate: bytes, joining: bool) -> None:
+        self._identity = identity
+        self._gate = gate
+        self._server = server
+        self._certificate = certificate
+        self._joining = joining
+        self._session: bytes | None = None  # once the challenge was answered
+
+    def step(self, data: memoryview) -> Progress:
+        """Answer the challenge, or take the server's decision.
+
+        Raises:
+            ProtocolError: the step is malformed, out of its order or of another version.
+        """
+        step = handshake.decode(data)
+        if self._session is None and isinstance(step, handshake.Challenge):
             proof, self._session = handshake.prove(
-                owner.identity, owner.gate, step, link.key, link.certificate(), link.joining
+                self._identity, self._gate, step, self._server, self._certificate, joining=self._joining
             )
-            self._challenge = step
-            link.say(handshake.encode(proof))
-        elif challenge is not None and isinstance(step, handshake.Accepted):
-            link.stands(self._session)
-        elif isinstance(step, handshake.Refused):
-            link.fail(f"keeps this node out: {printable(f'{step.cause}: {step.detail}')}")
-        else:
-            raise ProtocolError("malformed", "a step of the handshake out of its order")
-
-    def _check(self, proof: handshake.Proof, challenge: handshake.Challenge) -> None:
-        link, owner = self._link, self._owner
-        proven = handshake.check(proof, owner.gate, challenge, owner.identity.public, owner.certificate)
-        link.key, link.joining = proven.key, proven.joining
-        link.say(handshake.encode(handshake.Accepted()))
-        link.stands(proven.session)
+            return Progress(handshake.encode(proof))
+        if self._session is not None and isinstance(step, handshake.Accepted):
+            return Progress(proven=handshake.Proven(self._server, self._joining, self._session))
+        if isinstance(step, handshake.Refused):
+            return Progress(refusal=printable(f"{step.cause}: {step.detail}"))
+        raise _out_of_order()
 
 
-def _without_cause(error: ProtocolError) -> str:
-    return str(error).removeprefix(error.cause).removeprefix(": ")
+def refusal_of(error: ProtocolError) -> bytes:
+    """Return the step that tells the other side why it is kept out."""
+    detail = str(error).removeprefix(error.cause).removeprefix(": ")
+    return handshake.encode(handshake.Refused(error.cause[:64], detail[:256]))
+
+
+def _out_of_order() -> ProtocolError:
+    return ProtocolError("malformed", "a step of the handshake out of its order")

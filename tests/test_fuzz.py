@@ -392,7 +392,7 @@ class Stones:
 
     def _steps(self):
         challenge = handshake.challenge(self.log)
-        proof, _ = handshake.prove(BOB, self.log, handshake.Challenge(1, bytes(32), 0), ALICE.public, b"c", False)
+        proof, _ = handshake.prove(BOB, self.log, handshake.Challenge(1, bytes(32), 0), ALICE.public, b"c", joining=False)
         self.challenge = challenge
         return [handshake.encode(step) for step in (challenge, proof, handshake.Accepted(), handshake.Refused("a", "b"))]
 
@@ -430,7 +430,7 @@ class Stones:
         if isinstance(step, handshake.Proof):
             handshake.check(step, grown(), self.challenge, ALICE.public, b"c")
         elif isinstance(step, handshake.Challenge):
-            handshake.prove(BOB, self.log, step, ALICE.public, b"c", False)
+            handshake.prove(BOB, self.log, step, ALICE.public, b"c", joining=False)
 
     def opening(self, data):
         opening = session.decode_opening(self.resigned(data, b"p2pfl broker opening 1\0"))

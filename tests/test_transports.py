@@ -399,7 +399,7 @@ def test_who_claims_a_members_key_is_found_out(on_loop):
         async with b:
             reader, writer = await raw_tls(b.transport)
             challenge = handshake.decode(await read_frame(reader))
-            proof, _ = handshake.prove(Liar, b.gate, challenge, b.identity.public, b.transport.certificate, False)
+            proof, _ = handshake.prove(Liar, b.gate, challenge, b.identity.public, b.transport.certificate, joining=False)
             writer.write(frame(handshake.encode(proof)))
             answer = handshake.decode(await read_frame(reader))
             assert answer.cause == "wrong proof"
@@ -419,7 +419,9 @@ def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another(on_loo
         async with a, b, m:
             reader, writer = await raw_tls(b.transport)
             challenge = handshake.decode(await read_frame(reader))
-            proof, _ = handshake.prove(a.identity, a.gate, challenge, m.identity.public, m.transport.certificate, False)
+            proof, _ = handshake.prove(
+                a.identity, a.gate, challenge, m.identity.public, m.transport.certificate, joining=False
+            )
             writer.write(frame(handshake.encode(proof)))
             assert handshake.decode(await read_frame(reader)).cause == "wrong proof"
             assert b.refusals() == ["wrong proof"]
@@ -438,7 +440,7 @@ def test_a_recorded_proof_is_worth_nothing_in_another_connection(on_loop):
                 challenge = handshake.decode(await read_frame(reader))
                 if recorded is None:
                     proof, _ = handshake.prove(
-                        a.identity, a.gate, challenge, b.identity.public, b.transport.certificate, False
+                        a.identity, a.gate, challenge, b.identity.public, b.transport.certificate, joining=False
                     )
                     recorded = frame(handshake.encode(proof))
                 writer.write(recorded)
@@ -747,10 +749,10 @@ def test_a_link_that_is_closed_holds_no_memory_of_its_frame(on_loop):
         async with a, b:
             (link,) = await heard(a, b, 1)
             begin(a, MAX, 0)
-            await soon(lambda: link._frame is not None)
+            await soon(lambda: link._reader.in_frame)
             link.close()
-            assert link._frame is None
-            assert len(link._view) == 4
+            assert not link._reader.in_frame
+            assert len(link.get_buffer(-1)) == 4
             assert b.transport.reception(a.identity.public).idle
 
     on_loop(main())

@@ -457,7 +457,7 @@ def tls_vectors() -> Vectors:
     with nothing_random("tls"):
         certificate = make_certificate(BOB)
         challenge = handshake.challenge(LOG)
-        proof, _ = handshake.prove(ALICE, LOG, challenge, BOB.public, certificate, False)
+        proof, _ = handshake.prove(ALICE, LOG, challenge, BOB.public, certificate, joining=False)
     v.good("the key that was dialled", "certificate", dialled=BOB.public.hex(), certificate=certificate.hex())
     v.bad(
         "another key", "certificate", "wrong key", "it is bob's", dialled=ALICE.public.hex(), certificate=certificate.hex()
@@ -525,7 +525,7 @@ def proof_vectors(v, certificate, challenge):
 
     def proof(identity=ALICE, log=LOG, joining=False, server=BOB.public, shown=certificate, answers=challenge):
         with nothing_random("proof"):
-            return handshake.prove(identity, log, answers, server, shown, joining)[0]
+            return handshake.prove(identity, log, answers, server, shown, joining=joining)[0]
 
     def good(name, proof, **changes):
         v.good(name, "proof", **base | {"proof": handshake.encode(proof).hex()} | changes)
