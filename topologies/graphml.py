@@ -1,14 +1,20 @@
-"""Reads GraphML without trusting it: an XML file may name other files, or entities that grow without bound.
+"""Reader of GraphML files that are not trusted.
 
-expat hands over one element after another, so that nothing is kept but what is wanted. A document type declaration, without
-which there are no entities, ends the reading before anything of it is used.
+defusedxml refuses document type declarations, and with them entities that grow without bound or name other files. Its
+parser hands over one element after another, so limits hold before memory is taken. networkx's own reader is not used: it
+needs the whole tree of elements first, has no limits, refuses files whose edges differ in direction, and adds the nodes that
+only edges name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from xml.parsers import expat
+from xml.etree.ElementTree import ParseError
+from xml.parsers.expat import ErrorString
+
+from defusedxml.common import DTDForbidden
+from defusedxml.ElementTree import XMLParser
 
 LONGEST_TEXT = 10_000  # characters of one attribute, or of a node's id
 DEEPEST = 100  # elements within elements
@@ -36,23 +42,23 @@ def parse(content: bytes, wanted: Callable[[str], bool], most_nodes: int, most_e
     Raises:
         ValueError: the document is broken, or asks for what is not read; the text says in which line.
     """
-    parser = expat.ParserCreate(namespace_separator=" ")
     reader = _Reader(wanted, most_nodes, most_edges)
-    parser.StartDoctypeDeclHandler = reader.doctype
-    parser.StartElementHandler = reader.start
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.text
+    parser = XMLParser(target=reader, forbid_dtd=True)
     try:
-        parser.Parse(content, True)
-    except expat.ExpatError as error:
-        raise ValueError(f"line {error.lineno}: {expat.ErrorString(error.code)}") from error
+        parser.feed(content)
+        parser.close()
+    except ParseError as error:
+        raise ValueError(f"line {error.position[0]}: {ErrorString(error.code)}") from error
+    except DTDForbidden as error:
+        text = "it has a document type declaration, which a graph does not need and which is not read"
+        raise ValueError(f"line {parser.parser.CurrentLineNumber}: {text}") from error
     except (ValueError, LookupError) as error:  # LookupError: an encoding that Python does not know
-        raise ValueError(f"line {parser.CurrentLineNumber}: {error}") from error
+        raise ValueError(f"line {parser.parser.CurrentLineNumber}: {error}") from error
     return reader.found
 
 
 class _Reader:
-    """Follows the elements of a document."""
+    """Target of a parser (see xml.etree.ElementTree.XMLParser) that keeps what is wanted."""
 
     def __init__(self, wanted: Callable[[str], bool], most_nodes: int, most_edges: int) -> None:
         self.found = GraphML()
@@ -68,11 +74,8 @@ class _Reader:
         self._text: list[str] | None = None  # None: it is not wanted
         self._left = 0  # characters that it may still have
 
-    def doctype(self, *_: object) -> None:
-        raise ValueError("it has a document type declaration, which a graph does not need and which is not read")
-
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        name = tag.rpartition(" ")[2]
+        name = tag.rpartition("}")[2]
         if not self._open and name != "graphml":
             raise ValueError(f"it is no GraphML: it begins with <{name}>")
         if len(self._open) >= DEEPEST:
@@ -95,7 +98,7 @@ class _Reader:
                 raise ValueError("it has a hyperedge, which is not read")
         self._open.append(name)
 
-    def text(self, data: str) -> None:
+    def data(self, data: str) -> None:
         if self._text is None or self._open[-1] not in ("data", "default"):
             return
         self._text.append(data)
