@@ -1,29 +1,56 @@
-"""A link with another node through a broker: its frames, what bounds it, and its end. See protocols.mqtt."""
+"""Link with another node through a broker: its frames, its bounds and its end. See protocols.mqtt."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from protocols import session
+from protocols.bus import Bus
 from protocols.chunks import CHUNK, Stream
 from protocols.errors import ProtocolError, TransportError
-from protocols.transport import Part
-
-if TYPE_CHECKING:
-    from protocols.mqtt import MqttTransport
+from protocols.mqtt_packets import Topics
+from protocols.printable import key_name
+from protocols.timer import Timer
+from protocols.transport import Handler, Part
 
 REQUEST = 4096  # the most bytes of a frame of one who joins
 ANSWER = 8 << 20  # and of the answer to it: the federation's file and its membership log
 QUEUE = 512 << 10  # bytes that wait for the network, above which no more chunks are sealed
 CONFIRMATION = 5.0  # seconds for one who has dialled to show that it has the keys
 PATIENCE = 10.0  # seconds for a link to become trusted
-STRANGERS = 64  # links that are not trusted; with more, the oldest of the busiest key is ended
-LINKS_PER_KEY = 4
 BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
+
+
+class LinkOwner(Protocol):
+    """Services that a link needs of its transport.
+
+    Attributes:
+        max_frame, greeting: the most bytes of a frame of a link that is trusted, and of one that is not.
+    """
+
+    bus: Bus
+    topics: Topics
+    max_frame: int
+    greeting: int
+
+    @property
+    def handler(self) -> Handler: ...
+
+    def enter(self, link: MqttLink) -> None:
+        """Take in a new link; one that was dialled is proven."""
+
+    def prove(self, link: MqttLink) -> None:
+        """Note that the other side of a link that was accepted has proven its key."""
+
+    def trust(self, link: MqttLink) -> None:
+        """Note that a link is trusted."""
+
+    def leave(self, link: MqttLink) -> None:
+        """Forget a link that was closed."""
 
 
 class MqttLink:
@@ -32,10 +59,11 @@ class MqttLink:
     direct = False
 
     def __init__(
-        self, owner: MqttTransport, key: bytes, id: bytes, sealing: session.Sealing, dialled: bool, joining: bool
+        self, owner: LinkOwner, key: bytes, id: bytes, sealing: session.Sealing, *, dialled: bool, joining: bool
     ) -> None:
         self.remote = f"{key_name(key)} through {owner.bus.name}"
         self.key: bytes | None = key
+        self.id = id
         self.session = sealing.session
         self.dialled = dialled
         self.joining = joining
@@ -45,13 +73,11 @@ class MqttLink:
             limit = ANSWER if dialled else REQUEST
         self.stream = Stream(sealing, id, limit, asyncio.get_running_loop().time())
         self._owner = owner
-        self._id = id
-        self._inbox = owner.inbox(key)
+        self._inbox = owner.topics.inbox(key)
         self._closed = False
         self._behind = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = inf  # when it fires; uvloop's do not know
-        self._expiry: asyncio.TimerHandle | None = None
+        self._timer, self._expiry = Timer(), Timer()
+        self._due = inf  # when the timer fires
         self._opening = self._answer = b""
 
     # What a handler may do
@@ -75,15 +101,16 @@ class MqttLink:
 
     def trust(self) -> None:
         self.stream.limit = self._owner.max_frame
-        self._forget_expiry()
+        self._owner.trust(self)
+        self._expiry.cancel()
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._owner.links.pop(self._id, None)
-        self._forget_expiry()
-        self.forget_timer()
+        self._owner.leave(self)
+        self._expiry.cancel()
+        self._timer.cancel()
         if self.proven:
             self._owner.bus.publish(self._inbox, self.stream.closing())
 
@@ -102,7 +129,8 @@ class MqttLink:
     def half_open(self, opening: bytes, answer: bytes) -> None:
         """Answer the one who has dialled, and wait for it to show that it has the keys."""
         self._opening, self._answer = opening, answer
-        self._enter(CONFIRMATION, "has not confirmed its dialling")
+        self._expire(CONFIRMATION, "has not confirmed its dialling")
+        self._owner.enter(self)
         self.opened_again(opening)
 
     def opened_again(self, opening: bytes) -> None:
@@ -112,39 +140,19 @@ class MqttLink:
 
     def begin(self) -> None:
         """Show the one who was dialled that this side has the keys."""
-        self._enter(PATIENCE, "was not introduced in time")
-        self._owner.reached()
+        self._expire(PATIENCE, "was not introduced in time")
+        self._owner.enter(self)
         self.stream.acknowledge()
         self.pump()
 
-    def _enter(self, seconds: float, reason: str) -> None:
-        strangers = self._owner.strangers
-        self._owner.links[self._id] = self
-        self._expire(seconds, reason)
-        if not self.dialled:
-            strangers[self] = None
-        if len(strangers) > STRANGERS:
-            busiest = Counter(link.key for link in strangers).most_common(1)[0][0]
-            next(link for link in strangers if link.key == busiest).fail("made room for another one")
-
     def _prove(self) -> None:
         self.proven = True
-        self._owner.reached()
         self._opening = self._answer = b""
         self._expire(PATIENCE, "was not introduced in time")
-        same = [link for link in self._owner.links.values() if link.key == self.key and link.proven]
-        if len(same) > LINKS_PER_KEY:
-            same[0].fail("made room for another one")
+        self._owner.prove(self)
 
     def _expire(self, seconds: float, reason: str) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_later(seconds, self.fail, reason)
-
-    def _forget_expiry(self) -> None:
-        self._owner.strangers.pop(self, None)
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self._expiry.start(seconds, partial(self.fail, reason))
 
     # Packets
 
@@ -188,8 +196,7 @@ class MqttLink:
         bus = self._owner.bus
         if self._closed or not self.proven or not bus.connected:
             return False
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = asyncio.get_running_loop().time()
         if reason := self.stream.failure(now):
             self.fail(reason)
             return False
@@ -198,22 +205,12 @@ class MqttLink:
             bus.publish(self._inbox, packet)
             count += 1
         due = self.stream.due()
-        if self._timer is None or not now < self._due <= due:
-            self.forget_timer()
+        if not self._timer.pending or not now < self._due <= due:
+            self._timer.cancel()
             if due < inf:
-                self._timer, self._due = loop.call_at(due, self._tick), due
+                self._timer.start_at(due, self.pump)
+                self._due = due
         return count == most
 
-    def _tick(self) -> None:
-        self._timer = None
-        self.pump()
-
     def forget_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-
-
-def key_name(key: bytes) -> str:
-    """A key, short enough for a message to people."""
-    return key.hex()[:16]
+        self._timer.cancel()

@@ -10,3 +10,8 @@ def printable(text: str) -> str:
     invisible characters, and those that Unicode does not know.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def key_name(key: bytes) -> str:
+    """Return the first digits of a key, short enough for a message to people."""
+    return key.hex()[:16]

@@ -1,4 +1,8 @@
-"""Links through a broker that loses, repeats, reorders, alters, makes up and reads packets; and through real ones."""
+"""Links through a broker that loses, repeats, reorders, alters, makes up and reads packets; and through real ones.
+
+The parts of a transport (mqtt_acceptor, mqtt_connection, mqtt_delivery, mqtt_dialler, mqtt_limits, mqtt_link, mqtt_links,
+mqtt_packets, mqtt_presence) are tested here, together.
+"""
 
 import asyncio
 import datetime
@@ -20,14 +24,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from members import ALICE, BOB, CAROL, EVE, FEDERATION, Members
 
-from protocols import mqtt, presence
+from protocols import mqtt, mqtt_delivery, presence
 from protocols.allowance import Shares
 from protocols.bus import AiomqttBus, Message, _words
 from protocols.chunks import CHUNK
 from protocols.errors import AddressError, ProtocolError, TransportError
 from protocols.identity import Identity
 from protocols.mqtt import MqttTransport
-from protocols.mqtt_link import LINKS_PER_KEY, REQUEST, STRANGERS
+from protocols.mqtt_link import REQUEST
+from protocols.mqtt_links import LINKS_PER_KEY, STRANGERS
+from protocols.mqtt_packets import ANSWER_PACKET, OPENING_PACKET, RESET_PACKET
 from protocols.session import Dialler
 from protocols.several import Several
 from sim.clock import run
@@ -91,14 +97,14 @@ class World:
         self.broker = brokers.MemoryBroker()
         self.ends = []
 
-    async def node(self, identity, gate=None, bus=None, trusting=True, **options):
+    async def node(self, identity, gate=None, bus=None, trusting=True, max_frame=MAX, **options):
         gate = gate or Members(ALICE, BOB, CAROL)
         problems, found, hinted = [], [], []
         transport = MqttTransport(
             bus or self.broker.bus(),
             identity,
             gate,
-            MAX,
+            max_frame,
             **{"greeting": GREETING} | options,
             found=lambda *what: found.append(what),
             hinted=hinted.append,
@@ -294,7 +300,7 @@ async def test_what_was_recorded_is_refused_later_and_by_a_restarted_node(here):
     link, _ = await introduced(a, b)
     link.send([b"once"])
     await b.ear.until(lambda ear: ear.frames)
-    inbox = a.transport.inbox(BOB.public)
+    inbox = a.transport.topics.inbox(BOB.public)
     recorded = [content for topic, content in here.broker.seen if topic == inbox]
     for content in recorded:  # while the link stands
         here.broker.deliver(inbox, content)
@@ -325,10 +331,10 @@ async def test_what_was_recorded_is_refused_later_and_by_a_restarted_node(here):
 async def test_a_packet_in_the_name_of_another_member_is_refused(here):
     a, b, c = await here.node(ALICE), await here.node(BOB), await here.node(CAROL)
     await introduced(a, b)
-    inbox = a.transport.inbox(BOB.public)
+    inbox = a.transport.topics.inbox(BOB.public)
     for topic, content in list(here.broker.seen):
         if topic == inbox:
-            here.broker.deliver(c.transport.inbox(BOB.public), content)
+            here.broker.deliver(c.transport.topics.inbox(BOB.public), content)
     await asyncio.sleep(20)
     assert set(b.ear.causes) == {"other sender"}
     assert len(b.transport.links) == 1
@@ -406,7 +412,7 @@ async def test_a_made_up_refusal_does_not_stop_a_dial(here):
 
     def fate(topic, content):
         events = [(0.1, topic, content)]
-        if content[0] == mqtt.ANSWER_PACKET:
+        if content[0] == ANSWER_PACKET:
             events.append((0.01, topic, content[:5] + bytes([content[5] ^ 1]) + content[6:]))
         return events
 
@@ -476,10 +482,10 @@ async def test_many_strangers_cannot_keep_members_out(here):
 def forged(sender, gate, key, kind):
     """A packet in the name of a member that has not made it."""
     if kind == "nonsense":
-        return bytes([mqtt.OPENING_PACKET]) + os.urandom(80)
+        return bytes([OPENING_PACKET]) + os.urandom(80)
     packet = bytearray(Dialler(sender, gate, key).packet)
     packet[5] ^= 1
-    return bytes([mqtt.OPENING_PACKET]) + packet
+    return bytes([OPENING_PACKET]) + packet
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "wrong signature"])
@@ -509,7 +515,7 @@ def test_packets_in_the_names_of_members_keep_no_member_out(kind):
 @world
 async def test_a_recorded_opening_is_charged_to_nobody(here):
     a, b = await here.node(ALICE), await here.node(BOB)
-    recorded = bytes([mqtt.OPENING_PACKET]) + Dialler(ALICE, a.gate, BOB.public).packet
+    recorded = bytes([OPENING_PACKET]) + Dialler(ALICE, a.gate, BOB.public).packet
     for _ in range(30):
         for _ in range(20):
             here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", recorded)
@@ -614,7 +620,7 @@ async def test_a_broker_that_ends_every_connection_is_not_asked_often_either(her
 async def test_one_who_reads_nothing_is_given_up(here):
     a, b = await here.node(ALICE), await here.node(BOB)
     link, _ = await introduced(a, b)
-    inbox = b.transport.inbox(ALICE.public)
+    inbox = b.transport.topics.inbox(ALICE.public)
     here.broker.allowed = lambda topic: topic != inbox
     link.send([b"never acknowledged"])
     await a.ear.until(lambda ear: ear.lost_links)
@@ -625,7 +631,7 @@ async def test_one_who_reads_nothing_is_given_up(here):
 async def test_a_restarted_peer_is_noticed_when_it_is_spoken_to(here):
     a, b = await here.node(ALICE), await here.node(BOB)
     link, _ = await introduced(a, b)
-    inbox = b.transport.inbox(ALICE.public)
+    inbox = b.transport.topics.inbox(ALICE.public)
     here.broker.allowed = lambda topic: topic != inbox  # so that it dies without a word
     await b.transport.close()
     here.broker.allowed = lambda topic: True
@@ -641,7 +647,7 @@ async def test_a_reset_by_the_broker_ends_no_link(here):
     a, b = await here.node(ALICE), await here.node(BOB)
     link, other = await introduced(a, b)
     for _ in range(50):
-        here.broker.deliver(b.transport.inbox(ALICE.public), bytes([mqtt.RESET_PACKET]) + link.stream.id)
+        here.broker.deliver(b.transport.topics.inbox(ALICE.public), bytes([RESET_PACKET]) + link.stream.id)
         await asyncio.sleep(1)
     other.send([b"still there"])
     await a.ear.until(lambda ear: ear.frames)
@@ -655,7 +661,7 @@ async def test_a_dial_says_whether_the_broker_the_peer_or_its_rights_are_missing
         await a.transport.dial("mqtt:", BOB.public)
     b = await here.node(BOB)
     await asyncio.sleep(1)
-    inbox = a.transport.inbox(BOB.public)
+    inbox = a.transport.topics.inbox(BOB.public)
     here.broker.allowed = lambda topic: topic != inbox
     with pytest.raises(
         TransportError, match=f"is present, but .* it may deny publishing to {inbox}, check its access rules"
@@ -722,7 +728,7 @@ async def test_a_broker_that_delivers_to_oneself_only_is_reported(here):
 async def test_no_broker_is_blamed_for_a_member_that_is_gone(here):
     a, b = await here.node(ALICE), await here.node(BOB)
     await asyncio.sleep(1)
-    here.broker.allowed = lambda topic: topic != a.transport.inbox(BOB.public)
+    here.broker.allowed = lambda topic: topic != a.transport.topics.inbox(BOB.public)
     here.broker.publish(f"{ROOT}/will/{BOB.public.hex()}", b"gone")
     with pytest.raises(TransportError, match="is not present"):
         await a.transport.dial("mqtt:", BOB.public)
@@ -872,9 +878,7 @@ LARGE = 20_000_000
 
 def test_large_frames_cross_a_real_broker_both_ways(broker):
     async def test(here):
-        a, b = [await here.node(who, bus=here.bus(), boot=1) for who in (ALICE, BOB)]
-        for end in (a, b):
-            end.transport.max_frame = LARGE
+        a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE, boot=1) for who in (ALICE, BOB)]
         link, other = await introduced(a, b)
         frame = random.Random(0).randbytes(LARGE)
         link.send([frame[:100], memoryview(frame)[100:]])
@@ -888,9 +892,7 @@ def test_large_frames_cross_a_real_broker_both_ways(broker):
 
 def test_a_real_broker_may_be_killed_and_started_again_in_the_middle(broker):
     async def test(here):
-        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
-        for end in (a, b):
-            end.transport.max_frame = LARGE
+        a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE) for who in (ALICE, BOB)]
         link, other = await introduced(a, b)
         frame = random.Random(0).randbytes(LARGE)
         link.send([frame])
@@ -1038,7 +1040,7 @@ def test_the_access_rules_of_the_documentation_let_members_speak_for_themselves_
 
 
 def test_a_real_broker_that_denies_publishing_is_reported(monkeypatch):
-    monkeypatch.setattr(mqtt, "ECHO_WAIT", 0.5)
+    monkeypatch.setattr(mqtt_delivery, "ECHO_WAIT", 0.5)
 
     async def test(here):
         a = await here.node(ALICE, bus=here.bus())

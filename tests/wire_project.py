@@ -32,7 +32,7 @@ from protocols.federation import Federation
 from protocols.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
 from protocols.membership import Membership
 from protocols.memory import MemoryNetwork
-from protocols.mqtt import MqttTransport
+from protocols.mqtt_packets import Topics
 from protocols.payload import decode_extras
 from protocols.terms import TIMING
 from protocols.tls import TlsTransport
@@ -242,8 +242,7 @@ def check_proof(given):
 
 def check_topic(given):
     gate = log_of({"federation": given["federation"], "admission": "00" * 32, "log": ""})
-    transport = MqttTransport(None, BY_KEY[unhex(given["sender"])], gate, 1000)
-    return {"packets": transport.inbox(unhex(given["recipient"]))}
+    return {"packets": Topics(gate.federation, unhex(given["sender"])).inbox(unhex(given["recipient"]))}
 
 
 def check_opening(given):
