@@ -1,4 +1,4 @@
-"""How the two ends of a TLS connection prove their keys to each other.
+"""Mutual proof of keys over a TLS connection.
 
     server  -> client   its certificate, which holds its key; compared with the key that was dialled before a word
     server  -> client   Challenge
@@ -73,7 +73,7 @@ class Refused(_Step, frozen=True, tag="refused"):
 
 
 class Proven(NamedTuple):
-    """Whom a server talks to, and the 16 bytes by which both ends know the session."""
+    """Result of a proof: the other side, and the 16 bytes by which both ends know the session."""
 
     key: bytes
     joining: bool

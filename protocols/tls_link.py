@@ -1,4 +1,4 @@
-"""One connection of protocols.tls, from its first byte on: its frames, what bounds it, and its end."""
+"""One connection of protocols.tls, from its first byte on: its frames, its bounds and its end."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class TlsLink(asyncio.BufferedProtocol):
     # Its beginning
 
     def accepted(self, remote: str, host: str, beginning: asyncio.Task[None]) -> None:
-        """Somebody has dialled, and TLS begins."""
+        """Note who has dialled; TLS begins."""
         self.remote, self.host, self._beginning = remote, host, beginning
         self._is_stranger()
 
@@ -339,7 +339,7 @@ def _certificate(tls: asyncio.Transport) -> bytes:
 
 
 def words(error: BaseException) -> str:
-    """Say in a few words why there is no connection."""
+    """Return in a few words why there is no connection."""
     if isinstance(error, ssl.SSLError):
         return "no TLS: " + (error.reason or "handshake failed").lower().replace("_", " ")
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
