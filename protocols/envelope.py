@@ -33,7 +33,7 @@ Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Who says what to whom.
+    """Header of a frame: sender, recipient and message.
 
     Attributes:
         federation: 16 bytes, the same for all its members.
@@ -63,8 +63,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Opened(NamedTuple):
-    """What came through the door: the member who said it, the message, its payload (a view of the frame), and how often the
-    member has started."""
+    """Verified message: its sender, the message, its payload (a view of the frame), and how often the sender has started."""
 
     sender: str
     message: Message
@@ -94,7 +93,7 @@ SESSIONS = 4096  # of the links that a node had last
 
 
 class Sealer:
-    """Makes the frames of one node."""
+    """Maker of one node's frames."""
 
     def __init__(self, identity: Identity, federation: bytes, layout: bytes, boot: int) -> None:
         self._identity = identity
@@ -158,7 +157,7 @@ _header = msgspec.msgpack.Decoder(Header)
 
 
 class Door:
-    """Turns frames into messages of members, or raises.
+    """Verifier of frames: it returns messages of members, or raises.
 
     Args:
         members: public keys by name.
@@ -202,23 +201,8 @@ class Door:
         if len(view) < OVERHEAD or len(view) > OVERHEAD + self._limit:
             raise ProtocolError("wrong length", f"a frame of {len(view)} bytes")
         header_bytes, payload = view[:HEADER_SIZE], view[OVERHEAD:]
-        if (
-            _is_array(header_bytes[0]) and header_bytes[1] < 128 and header_bytes[1] != VERSION
-        ):  # its fields may be other ones
-            raise ProtocolError("version", f"theirs is {header_bytes[1]}, ours {VERSION}")
-        header = _decode(header_bytes)
-        if header.version != VERSION:
-            raise ProtocolError("version", f"theirs is {header.version}, ours {VERSION}")
-        if header.federation != self._federation:
-            raise ProtocolError("other federation")
-        if header.recipient != self._me:
-            raise ProtocolError("other recipient")
-        if header.sender not in self._names:
-            raise ProtocolError("stranger", header.sender.hex())
-        if key is not None and header.sender != key:
-            raise ProtocolError("other sender", f"{self._names[header.sender]}'s, from another member")
-        if header.session != session:
-            raise ProtocolError("other session", f"{self._names[header.sender]} has said this before")
+        header = _decode_version(header_bytes)
+        self._expect_addressed(header, session, key)
         if header.payload_size != len(payload):
             raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes, {header.payload_size} announced")
         if len(payload) and not isinstance(header.body, WithPayload):
@@ -235,9 +219,32 @@ class Door:
             self._newest[header.sender] = bytes(view[:OVERHEAD])
         return Opened(self._names[header.sender], header.body, payload, header.boot)
 
+    def _expect_addressed(self, header: Header, session: bytes, key: bytes | None) -> None:
+        """Refuse a header that is not of a member to this node, over this link."""
+        if header.federation != self._federation:
+            raise ProtocolError("other federation")
+        if header.recipient != self._me:
+            raise ProtocolError("other recipient")
+        if header.sender not in self._names:
+            raise ProtocolError("stranger", header.sender.hex())
+        if key is not None and header.sender != key:
+            raise ProtocolError("other sender", f"{self._names[header.sender]}'s, from another member")
+        if header.session != session:
+            raise ProtocolError("other session", f"{self._names[header.sender]} has said this before")
+
     def newest(self, key: bytes) -> bytes:
         """Return the header and the signature of the newest frame of a sender; b"" before the first."""
         return self._newest.get(key, b"")
+
+
+def _decode_version(header: memoryview) -> Header:
+    """Read a header, and refuse one of another version, whose fields may be other ones."""
+    if _is_array(header[0]) and header[1] < 128 and header[1] != VERSION:
+        raise ProtocolError("version", f"theirs is {header[1]}, ours {VERSION}")
+    decoded = _decode(header)
+    if decoded.version != VERSION:
+        raise ProtocolError("version", f"theirs is {decoded.version}, ours {VERSION}")
+    return decoded
 
 
 def _decode(header: bytes | memoryview) -> Header:

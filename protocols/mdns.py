@@ -1,4 +1,4 @@
-"""Finds other nodes of a federation on the local network by multicast DNS (RFC 6762, RFC 6763), and lets them find this one.
+"""Discovery of nodes of a federation on the local network by multicast DNS (RFC 6762, RFC 6763).
 
 What is found is a hint: whom an address belongs to is proven when it is dialled. Anybody on the network can announce
 anything, so that all of it is capped, and a goodbye ends nothing but the hint. An address that is on no network of this
@@ -131,6 +131,7 @@ class MdnsFinder:
         federation: bytes,
         port: int,
         addresses: Sequence[str] | None = None,
+        *,
         interfaces: Sequence[str] | None = None,
         expected: Callable[[bytes], bool] = lambda beginning: True,
     ) -> None:

@@ -1,4 +1,4 @@
-"""Who is a member: a log of entries, each signed by the admission key and naming the one before it.
+"""Membership of a federation: a log of entries, each signed by the admission key and naming the one before it.
 
 The log only grows. Every node keeps all of it, hands on what others lack, and believes nothing else: its newest entry's
 number, the epoch, never goes back.
@@ -129,11 +129,8 @@ class Membership:
     def copy(self) -> Membership:
         """Return the same log as one that grows apart from this one, without its callbacks; nothing is verified again."""
         same = copy(self)
+        vars(same).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict | set)})
         same.on_change = []
-        same.admissions, same._log = list(self.admissions), list(self._log)
-        same._members, same._verifiers = dict(self._members), dict(self._verifiers)
-        same._present, same._seen = set(self._present), set(self._seen)
-        same._names, same._known = set(self._names), set(self._known)
         return same
 
     def refusal(self, key: bytes) -> str:

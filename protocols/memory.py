@@ -1,6 +1,6 @@
 """Links within one process: the network of simulations that send real frames, and of tests.
 
-What a frame costs is said by a `Model` of the network; without one it arrives at once.
+A `Model` of the network gives the time at which a frame arrives; without one it arrives at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocols.transport import NO_SESSION, Handler, Link, Part
 
 
 class Model(Protocol):
-    """When frames arrive."""
+    """Delays and losses of a network."""
 
     def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
         """Return the time at which a frame of `size` bytes, sent at `now`, has arrived; None if it is lost."""
@@ -31,23 +31,34 @@ class MemoryNetwork:
         """Return a new transport with the address "memory:<name>"."""
         return MemoryTransport(self, name)
 
-    def _listen(self, transport: MemoryTransport) -> None:
+    def register(self, transport: MemoryTransport) -> None:
+        """Let others reach a transport.
+
+        Raises:
+            TransportError: its address is in use.
+        """
         if transport.name in self._transports:
             raise TransportError(f"{transport.address} is in use")
         self._transports[transport.name] = transport
 
-    def _leave(self, transport: MemoryTransport) -> None:
+    def unregister(self, transport: MemoryTransport) -> None:
+        """Let nobody reach a transport any more."""
         if self._transports.get(transport.name) is transport:
             del self._transports[transport.name]
 
-    def _find(self, address: str) -> MemoryTransport:
+    def find(self, address: str) -> MemoryTransport:
+        """Return the transport with an address.
+
+        Raises:
+            TransportError: there is none.
+        """
         try:
             return self._transports[address.removeprefix("memory:")]
         except KeyError:
             raise TransportError(f"nobody listens at {address}") from None
 
-    def _deliver(self, link: MemoryLink, frame: memoryview | None) -> None:
-        """Have a frame arrive at the other end of a link, or (None) the news that it was closed."""
+    def deliver(self, link: MemoryLink, frame: memoryview | None) -> None:
+        """Deliver a frame to the other end of a link, or (None) the news that it was closed."""
         loop = asyncio.get_running_loop()
         if self._model is None:
             loop.call_soon(link.arrive, frame)
@@ -59,7 +70,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """What MemoryNetwork.transport makes; see protocols.transport.Transport."""
+    """Transport of one node; made by MemoryNetwork.transport. See protocols.transport.Transport."""
 
     def __init__(self, network: MemoryNetwork, name: str) -> None:
         self.name = name
@@ -69,11 +80,11 @@ class MemoryTransport:
         self.links: set[MemoryLink] = set()
 
     async def listen(self, handler: Handler) -> None:
-        self.network._listen(self)
+        self.network.register(self)
         self.handler = handler
 
     async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
-        other = self.network._find(address)
+        other = self.network.find(address)
         near, far = MemoryLink(self, other.name, dialled=True), MemoryLink(other, self.name, dialled=False)
         near.peer, far.peer = far, near
         self.links.add(near)
@@ -84,7 +95,7 @@ class MemoryTransport:
         """Nothing is proven here, so that no link is known to be of a key."""
 
     async def close(self) -> None:
-        self.network._leave(self)
+        self.network.unregister(self)
         for link in list(self.links):
             link.close()
 
@@ -110,15 +121,18 @@ class MemoryLink:
     def send(self, parts: Sequence[Part]) -> None:
         if not self._open:
             raise TransportError(f"the link to {self.remote} is closed")
-        self._transport.network._deliver(self, memoryview(b"".join(parts)))
+        self._transport.network.deliver(self, memoryview(b"".join(parts)))
 
     def arrive(self, frame: memoryview | None) -> None:
         """Hand what was sent from this end to the other end."""
-        peer = self.peer
+        self.peer.receive(frame)
+
+    def receive(self, frame: memoryview | None) -> None:
+        """Take in a frame from the other end, or (None) the news that it was closed."""
         if frame is None:
-            peer._lost()
-        elif peer._open and peer._transport.handler is not None:
-            peer._transport.handler.received(peer, frame)
+            self._lost()
+        elif self._open and self._transport.handler is not None:
+            self._transport.handler.received(self, frame)
 
     def trust(self) -> None:
         """There are no strangers within a process."""
@@ -127,7 +141,7 @@ class MemoryLink:
         if self._open:
             self._end()
             # The other side learns of it after what is still on its way, as it would from a socket.
-            self._transport.network._deliver(self, None)
+            self._transport.network.deliver(self, None)
 
     def _lost(self) -> None:
         if self._open:

@@ -162,7 +162,7 @@ async def council(policy, damaged=(), **options):
     async with asyncio.TaskGroup() as tasks:
         cheat = Cheat(here)
         await cheat.transport.listen(cheat)
-        cheat.transport.network._leave(cheat.transport)
+        cheat.transport.network.unregister(cheat.transport)
         starting = [tasks.create_task(node.start(tasks)) for node in here.nodes.values()]
         await asyncio.sleep(0.01)
         await cheat.introduce()

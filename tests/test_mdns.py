@@ -32,7 +32,7 @@ class Node:
     """A finder and what it has found."""
 
     def __init__(self, number, federation=FEDERATION, port=None, interfaces=HERE, **options):
-        self.finder = MdnsFinder(key(number), federation, port or 4000 + number, HERE, interfaces, **options)
+        self.finder = MdnsFinder(key(number), federation, port or 4000 + number, HERE, interfaces=interfaces, **options)
         self.found = set()
         self.news = asyncio.Event()
 

@@ -296,14 +296,14 @@ TASKS = [{"name": "teachers", "test": 30, "samples": 20}, {"name": "deep-sea-tre
 
 def frames_of(monkeypatch, task, policy):
     """Return every frame that nodes send each other in a run, in order, and the simulation."""
-    frames, deliver = [], MemoryNetwork._deliver
+    frames, deliver = [], MemoryNetwork.deliver
 
     def record(network, link, frame):
         if frame is not None:
             frames.append(bytes(frame))
         return deliver(network, link, frame)
 
-    monkeypatch.setattr(MemoryNetwork, "_deliver", record)
+    monkeypatch.setattr(MemoryNetwork, "deliver", record)
     scenario = {"nodes": 4, "rounds": 3, "task": task, "policy": policy, "fidelity": "wire", "trainer": "one-by-one"}
     simulation = Simulation(resolve(scenario, [], name="private", folder=".").runs[0])
     simulation.run()

@@ -209,13 +209,13 @@ def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeyp
 
     async def scenario():
         federation = Federation("abc", Settings(rounds=2, deadline=10.0), policy=policy, task="test_praffl:small")
-        deliver = federation.network._deliver
+        deliver = federation.network.deliver
 
         def overheard(link, frame):
             frames.append(bytes(frame or b""))
             deliver(link, frame)
 
-        federation.network._deliver = overheard
+        federation.network.deliver = overheard
         federation.start()
         await federation.done()
 
