@@ -244,7 +244,7 @@ class Electing:
         """
         ballot = self._votes.load(self._electorate.epoch)
         silent = ballot.term == Term(self._electorate.epoch, LAST)
-        fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), self.timing)
+        fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), timing=self.timing)
         self._election = None if silent else fresh()
         self._look()
 

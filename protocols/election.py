@@ -38,12 +38,13 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from protocols import messages as m
+from protocols.election_voter import Voter
 from protocols.errors import ProtocolError
-from protocols.terms import FURTHEST, LAST, TIMING, Ballot, Electorate, Term, Timing
+from protocols.terms import LAST, TIMING, Ballot, Electorate, Term, Timing
 
 
 class Step(NamedTuple):
-    """What is to be done, in this order.
+    """Actions to carry out, in this order.
 
     Attributes:
         write: to be on the disk before anything is sent; None if nothing has changed.
@@ -54,7 +55,7 @@ class Step(NamedTuple):
     send: tuple[tuple[str, m.Electing], ...]
 
 
-class Election:
+class Election(Voter):
     """The election as one member sees it.
 
     A step is carried out wholly before anything else is asked of the election. If it cannot be written, this object is of
@@ -78,22 +79,11 @@ class Election:
         ballot: Ballot,
         draw: Callable[[], float],
         now: float,
+        *,
         timing: Timing = TIMING,
     ) -> None:
-        if electorate.epoch < ballot.term.epoch:  # the log has lost entries: nobody is known until they are here again
-            electorate = Electorate(ballot.term.epoch, frozenset(), ())
-        self.me = me
-        self.electorate = electorate
-        self.timing = timing
-        self.role: Literal["follower", "standing", "candidate", "coordinator"] = "follower"
-        self.ballot = ballot if ballot.term.epoch == electorate.epoch else Ballot(Term(electorate.epoch, 0))
-        self._draw = draw
-        self._send: list[tuple[str, m.Electing]] = []
-        self._coordinator = ""  # of the term, if it was heard
-        self._heard = 0  # its newest beat
-        self._promised_to = ""
-        self._promised_until = now + timing.patience
-        self._timer = self._promised_until + draw() * timing.patience  # when to stand, or to stand again
+        super().__init__(me, electorate, ballot, draw, now, timing=timing)
+        self._heard = 0  # the coordinator's newest beat
         self._again = inf  # when to ask, or to say, once more
         self._granted: set[str] = set()
         self._answered: set[str] = set()  # granted or not
@@ -102,13 +92,8 @@ class Election:
         self._beat_number = 0
         self._sent: dict[int, float] = {}  # when each beat was
         self._supported: dict[str, float] = {}  # by member: when the newest beat that it answered was sent
-        self._far: dict[str, int] = {}  # by member: the latest term, too far ahead to be believed of it alone
 
     # What is known
-
-    @property
-    def term(self) -> Term:
-        return self.ballot.term
 
     def leads(self, now: float) -> bool:
         """Return whether this node may act as the coordinator now. To be asked just before it acts."""
@@ -119,10 +104,6 @@ class Election:
         if self.role == "coordinator":
             return self.me if self.leads(now) else None
         return self._coordinator or None if now < self._promised_until else None
-
-    def obeys(self, sender: str, term: Term) -> bool:
-        """Return whether something that a member says as the coordinator of a term is to be followed."""
-        return term == self.term and sender == self._coordinator
 
     def problem(self, now: float) -> str:
         """Return why there is no coordinator, for people; "" if there is one."""
@@ -149,7 +130,7 @@ class Election:
     # What happens
 
     def tick(self, now: float) -> Step:
-        """Time has passed."""
+        """Act on the time that has passed."""
         before = self.ballot
         if self.role == "coordinator":
             if now >= max(self._lease_end(now), self._since + self.timing.lease):
@@ -165,7 +146,7 @@ class Election:
         return self._step(before)
 
     def receive(self, sender: str, message: m.Electing, now: float) -> Step:
-        """A message has come, through the door.
+        """Act on a verified message.
 
         Raises:
             ProtocolError: `election`, if no member that follows the rules would have sent it; nothing has changed then.
@@ -188,7 +169,7 @@ class Election:
         return self._step(before)
 
     def change(self, electorate: Electorate, now: float) -> Step:
-        """The membership has changed, and is on the disk. An epoch that is over already changes nothing."""
+        """Take over a changed membership, which is on the disk. An epoch that is over already changes nothing."""
         before = self.ballot
         if electorate.epoch < self.term.epoch:
             return self._step(before)
@@ -261,57 +242,6 @@ class Election:
             self._granted.add(sender)
             self._count(now)
 
-    # Voting
-
-    def _expect_eligible(self, sender: str) -> None:
-        if sender not in self.electorate.eligible:
-            raise ProtocolError("election", f"{sender} may not coordinate")
-
-    def _expect_credible(self, sender: str, term: Term, now: float) -> None:
-        """Refuse a term that is far ahead, until a majority of the members, and not fewer than two, have claimed such."""
-        if term.number - self.term.number <= FURTHEST:
-            return
-        self._far[sender] = term.number
-        claims = sorted((n for n in self._far.values() if n - self.term.number > FURTHEST), reverse=True)
-        needed = max(2, self.electorate.majority)
-        if len(claims) >= needed:
-            self._adopt(Term(self.term.epoch, claims[needed - 1]), now)
-        if term.number - self.term.number > FURTHEST:
-            raise ProtocolError("election", f"{sender} claims term {term.number}, far beyond {self.term.number}")
-
-    def _bound(self, candidate: str, now: float) -> bool:
-        """Return whether this node has promised to support no such candidate now."""
-        return self.leads(now) or (now < self._promised_until and self._promised_to != candidate)
-
-    def _stale(self, term: Term) -> bool:
-        return term < self.term
-
-    def _asked(self, sender: str, term: Term, trial: bool, now: float) -> None:
-        granted = self._would_grant(sender, term, now) if trial else self._grant(sender, term, now)
-        told = term if granted else self.term
-        self._send.append((sender, m.Voted(told.epoch, told.number, trial, granted)))
-        if trial and granted and self.role == "standing":  # the preferred one goes first
-            self.role = "follower"
-            self._timer = now + self._pause()
-
-    def _would_grant(self, sender: str, term: Term, now: float) -> bool:
-        order = self.electorate.eligible
-        rival = self.role == "standing" and order.index(self.me) < order.index(sender)
-        return term > self.term and not self._bound(sender, now) and not rival
-
-    def _grant(self, sender: str, term: Term, now: float) -> bool:
-        if self._stale(term) or self._bound(sender, now):
-            return False
-        if term > self.term:
-            self._adopt(term, now)
-        if self.ballot.vote not in ("", sender):
-            return False
-        if not self.ballot.vote:
-            self.ballot = Ballot(self.term, sender)
-            self.role = "follower"
-            self._timer = now + self._wait()
-        return True
-
     # Leading and following
 
     def _lead(self, now: float) -> None:
@@ -365,21 +295,3 @@ class Election:
                 raise ProtocolError("election", f"{sender} answers a beat that was never sent")
             if beat in self._sent:
                 self._supported[sender] = max(self._supported.get(sender, -inf), self._sent[beat])
-
-    def _adopt(self, term: Term, now: float) -> None:
-        """Go to a later term, in which this node has not voted."""
-        self.ballot = Ballot(term)
-        self._become_follower(now)
-
-    def _become_follower(self, now: float) -> None:
-        self.role = "follower"
-        self._coordinator = ""
-        self._timer = now + self._pause()
-
-    def _wait(self) -> float:
-        """Return how long a coordinator, or one who may become it, is waited for."""
-        return self.timing.patience * (1 + self._draw())
-
-    def _pause(self) -> float:
-        """Return after how long this node stands again: long enough for answers to come."""
-        return self.timing.patience * (1 + self._draw()) / 2
