@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.commands import FAILED, Parser, guarded
-from p2pfl import __version__
+from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
 from p2pfl.task import TASKS

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-import p2pfl
 from node import config, status_socket
 from node.electing import UNKNOWN, Elected
 from node.messaging import MessageExchange
@@ -21,6 +20,7 @@ from node.peer_changes import PeerChanges
 from node.peers import NodePeers
 from node.status_file import StatusFile
 from node.traffic import KINDS
+from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Parameters
@@ -76,7 +76,7 @@ class StatusBoard:
         self._ended = self._clock()
         self.state |= {
             **about,
-            "version": p2pfl.__version__,
+            "version": __version__,
             "name": node.name,
             "state": "running",
             "started": self._wall(),

@@ -1,14 +1,15 @@
-"""What is learned, and with whom: parameters, tasks, training, similarity, aggregation, policies.
+"""Public API of p2pfl: parameters, tasks, training, similarity, aggregation and policies.
 
-This package is what a researcher writes against. It knows no socket, no clock and no event loop, and imports neither
-`protocols` nor `topologies`; torch is imported where tensors are trained. `Node` and `simulate` are reachable from here too.
+A researcher writes against this package. It knows no socket, no clock and no event loop, and imports neither `protocols` nor
+`topologies`. Names that need torch, `Node` and `simulate` are loaded at their first use, so that `import p2pfl` stays fast.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from p2pfl._version import __version__ as __version__
 from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Me, Merge, Peers, Policy, Submission, Update, merge, samples
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from p2pfl.torch_task import TorchTask, classification, multi_objective, regression
     from sim.api import simulate
 
-__version__ = "0.1.0"
-
-# Imported when first asked for: torch takes over a second, and `node` and `sim` import this package.
+# Loaded at the first use: torch takes over a second, and `node` and `sim` lie above this package.
 _LAZY = {
     "SGD": "p2pfl.optimizers",
     "Adam": "p2pfl.optimizers",
@@ -73,7 +72,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'p2pfl' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+if not TYPE_CHECKING:  # a type checker takes the names from the imports above, and reports those that are unknown
+
+    def __getattr__(name):
+        if name not in _LAZY:
+            raise AttributeError(f"module 'p2pfl' has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names and the dunders."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__") and name.endswith("__"))})

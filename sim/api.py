@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from p2pfl.machine import free_memory
 from p2pfl.size_limit import READING, within
+from sim.file_keys import check_seeds
 from sim.memory import check_model, check_runs
 from sim.processes import prepared_process
 from sim.results import Result, result_of
 from sim.run import run
-from sim.scenario import check_seeds, load, resolve
+from sim.scenario import load, resolve
 from sim.shards import task_of
 from sim.topology import FILE
 

@@ -1,4 +1,4 @@
-"""The candidates of a search: for each preference one federated training, and what came of it, kept until all end."""
+"""Candidates of a search: one federated training for each preference, with its result, kept until all end."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Job(msgspec.Struct, frozen=True):
     start: Parameters | None = None
 
     def digest(self) -> bytes:
-        """Return what tells it from others: what is computed, and from which model."""
+        """Return a digest of what is computed, and of the model that it starts from."""
         return sha256(digest(self.scenario) + (b"" if self.start is None else self.start.tobytes())).digest()
 
 
 class Solved(msgspec.Struct, frozen=True):
-    """What came of a job.
+    """Result of a job.
 
     Attributes:
         values: of each objective the mean over the nodes of the test data's; float64 [m], more is better.
@@ -82,7 +82,7 @@ def candidate(scenario: Scenario, preference: np.ndarray) -> Scenario:
 
 
 def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) -> Solved:
-    """Train, and evaluate the model that came of it.
+    """Train, and evaluate the resulting model.
 
     Args:
         progress: called with the number of node-rounds done since the last call.
@@ -107,7 +107,7 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
         )
     asked = [EvaluateJob(k, [model], ["test"]) for k in range(job.scenario.nodes)]
     figures = [row for (row,) in simulation.crew.evaluate(asked)]
-    values = maximised(figures, goals_of(simulation.tasks[0])).mean(0)
+    values = maximised(figures, goals_of(simulation.plan.tasks[0])).mean(0)
     return Solved(values, model.copy(), time.perf_counter() - begun)
 
 

@@ -1,4 +1,4 @@
-"""What a scenario claims of its rows: that one is better than another, or than a number; stated in its file as [[claim]].
+"""Claims of a scenario about its rows: one is better than another, or than a number; [[claim]] in its file.
 
 [[claim]]
 run = ["dpfl", "dpfl/.2N"]
@@ -108,17 +108,19 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
         for name in claim.runs:
             for other in claim.others:
                 if name in rows and (isinstance(other, float | int) or other in rows):
-                    than = float(other) if isinstance(other, float | int) else figure_of(rows[other], compared)
-                    found.append(_checked(claim, compared, name, figure_of(rows[name], compared), other, than))
+                    than = (other, float(other) if isinstance(other, float | int) else figure_of(rows[other], compared))
+                    found.append(_compare(claim, compared, (name, figure_of(rows[name], compared)), than))
     return found
 
 
-def _checked(claim: Claim, figure: str, name: str, value: float, other: str | float, than: float) -> Checked:
+def _compare(claim: Claim, figure: str, row: tuple[str, float], against: tuple[str | float, float]) -> Checked:
+    """Compare the figure of a row with that of another one, or with a number."""
+    (name, value), (other, than) = row, against
     above = claim.above is not None
     held = value - than >= claim.by if above else than - value >= claim.by
     margin = f" {'+' if above else '-'} {claim.by:g}" if claim.by else ""
-    against = f"{other} {number(than)}" if isinstance(other, str) else number(than)
-    text = f"{_of(figure)}{name} {number(value)} {'>=' if above else '<='} {against}{margin}"
+    compared = f"{other} {number(than)}" if isinstance(other, str) else number(than)
+    text = f"{_of(figure)}{name} {number(value)} {'>=' if above else '<='} {compared}{margin}"
     return Checked(text, held, held == claim.holds)
 
 

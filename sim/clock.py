@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
-from asyncio import Future, Task
+from asyncio import Future, Task, _set_running_loop  # asyncio documents it for those who write loops
 from collections import deque
 from collections.abc import Callable, Coroutine
 from math import inf
@@ -98,13 +98,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def run_forever(self) -> None:
         self._running = True
-        asyncio._set_running_loop(self)
+        _set_running_loop(self)
         try:
             while not self._stopping:
                 self._step()
         finally:
             self._running = self._stopping = False
-            asyncio._set_running_loop(None)
+            _set_running_loop(None)
 
     def _step(self) -> None:
         ready, timers = self._ready, self._timers

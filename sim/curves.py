@@ -1,4 +1,4 @@
-"""What goes on from round to round in a run, from the columns of its rounds (see sim.recorder.Recorder.rounds_table).
+"""Figures of a run by round, from the columns of its rounds (see sim.recorder.Recorder.rounds_table).
 
 A node that was not evaluated in a round, or has stopped, counts with its last value.
 """
@@ -6,6 +6,7 @@ A node that was not evaluated in a round, or has stopped, counts with its last v
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,17 @@ def sent(rounds: Columns, preparation: int) -> np.ndarray:
     """Return the bytes that all nodes have sent until the end of each round, those of the preparation included."""
     total = np.bincount(rounds["round"] - 1, rounds["bytes_out"]) if len(rounds["round"]) else np.zeros(0)
     return np.cumsum(total) + preparation
+
+
+def total_sent(traffic: Mapping[str, Any]) -> int:
+    """Return the bytes that all nodes have sent in a run.
+
+    They include the preparation, without which a policy could not save anything later.
+
+    Args:
+        traffic: of an entry of `runs` in summary.json.
+    """
+    return int(traffic["bytes"] + traffic["preparation"]["bytes"])
 
 
 def ended(rounds: Columns) -> np.ndarray:

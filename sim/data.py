@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from node.commands import FAILED
 from p2pfl.errors import ConfigurationError, MissingRequirementError
+from sim.options import add_trust
 
 if TYPE_CHECKING:
     from p2pfl.task import Task
@@ -36,16 +37,6 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     add_trust(checking)
     checking.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     checking.set_defaults(do=_check)
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add the option without which a scenario imports no modules but its own."""
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="import whatever module the scenario names: its code runs with your rights (default: only modules in the"
-        " scenario's own folder, and installed ones that register themselves)",
-    )
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -107,7 +98,7 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
 def _nodes(scenario: Scenario) -> list[dict[str, Any]]:
     from node import tables
     from p2pfl.task import Part, make_task
-    from sim.run import names
+    from sim.plan import names
 
     name, options = tables.named("task", scenario.task)
     result = []

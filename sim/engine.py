@@ -1,34 +1,32 @@
-"""Runs all runs of a scenario, one after another in this process or side by side in worker processes."""
+"""Run all runs of a scenario, one after another in this process or side by side in worker processes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.errors import ConfigurationError
 from p2pfl.machine import free_memory
 from p2pfl.size_limit import READING, within
 from p2pfl.task import goals_of
 from sim.memory import check_model, check_runs
-from sim.processes import Worker, answer, end_all, prepare_process
+from sim.plan import check
+from sim.processes import Worker, answer, prepare_process
 from sim.results import Result, result_of
-from sim.run import Simulation, check
+from sim.run import Simulation
 from sim.scenario import Scenario, ScenarioFile, jobs_of
 from sim.snapshots import Photographer, Snapshot
+from sim.worker_pool import Assignment, compute_side_by_side, named
 
 Engine = Literal["local", "process"]
-Progress = Callable[[int], None]
-Finished = Callable[[int, Result], None]
-Watched = Callable[[int, Snapshot | None], None]
 
 
 def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> None:
-    """Make one of each thing that the runs of a scenario name, so that what is wrong is said before anything runs.
+    """Make one of each thing that the runs of a scenario name, to report errors before anything runs.
 
     Args:
         processes: as many runs are side by side.
@@ -58,25 +56,37 @@ def processes_of(engine: Engine, workers: int | None) -> int:
     return 1 if engine == "local" else workers or os.cpu_count() or 1
 
 
+@dataclass(frozen=True)
+class Listener:
+    """Functions to call while runs go on.
+
+    Attributes:
+        progress: gets the number of node-rounds that were done since the last call.
+        finished: gets each result as it comes, with the number of its job (see sim.scenario.jobs_of).
+        watched: gets the number of a job when it begins (then with None), and with snapshots of it while it runs; without it
+            no snapshots are taken.
+    """
+
+    progress: Callable[[int], None] = lambda node_rounds: None
+    finished: Callable[[int, Result], None] = lambda number, result: None
+    watched: Callable[[int, Snapshot | None], None] | None = None
+
+
 def run_all(
     file: ScenarioFile,
     engine: Engine = "local",
     workers: int | None = None,
-    progress: Progress = lambda node_rounds: None,
-    finished: Finished = lambda number, result: None,
+    *,
     done: Mapping[int, Result] = MappingProxyType({}),
-    watched: Watched | None = None,
+    listener: Listener = Listener(),
 ) -> list[Result]:
-    """Run every run of a scenario that `check_all` has passed with each of its seeds; the engine changes no result.
+    """Run every run of a scenario that `check_all` has passed with each of its seeds; the engine does not affect results.
 
-    Where there are fewer runs than workers, those that are left over train some of a run's nodes (see sim.shards).
+    If there are fewer runs than workers, spare workers train some of a run's nodes (see sim.shards).
 
     Args:
         workers: processes side by side; by default one for each core.
-        progress: called with the number of node-rounds that were done since the last call.
-        finished: called with each result as it comes, and the number of its job (see sim.scenario.jobs_of).
         done: results that are there already, by the number of their job.
-        watched: called with the number of a job when it begins (then with None), and with snapshots of it while it runs.
 
     Returns:
         One result for each run and seed, in the order of the file.
@@ -89,73 +99,53 @@ def run_all(
     results = dict(done)
     if engine == "local":
         for number, job in jobs.items():
-            results[number] = _run_here(number, job, progress, watched)
-            finished(number, results[number])
+            results[number] = _run_here(number, job, listener)
+            listener.finished(number, results[number])
     elif jobs:
-        results |= _run_in_workers(jobs, file.path, workers, progress, finished, watched)
+        results |= _run_in_workers(jobs, file.path, workers, listener)
     return [results[number] for number in sorted(results)]
 
 
 def _run_in_workers(
-    jobs: Mapping[int, Scenario],
-    path: Sequence[str],
-    most: int | None,
-    progress: Progress,
-    finished: Finished,
-    watched: Watched | None,
+    jobs: Mapping[int, Scenario], path: Sequence[str], most: int | None, listener: Listener
 ) -> dict[int, Result]:
-    """Run jobs in at most so many processes, and end these whatever happens."""
+    """Run jobs in at most so many processes."""
     processes = processes_of("process", most)
     each, more = divmod(processes, len(jobs))  # of more processes than jobs, the first have one more
-    shares = [max(1, each + (k < more)) for k in range(len(jobs))]
-    todo = iter([(number, job, share) for (number, job), share in zip(jobs.items(), shares, strict=True)])
     results: dict[int, Result] = {}
-    workers: list[Worker] = []
-    busy: dict[Connection, tuple[Worker, int]] = {}
 
-    def give(worker: Worker, number: int, job: Scenario, share: int) -> None:
-        worker.give((job, share, watched is not None))
-        busy[worker.pipe] = worker, number
-        if watched is not None:
-            watched(number, None)
+    def queue() -> Iterator[Assignment[int]]:
+        for k, (number, job) in enumerate(jobs.items()):
+            if listener.watched is not None:
+                listener.watched(number, None)
+            yield Assignment(number, job, (job, max(1, each + (k < more)), listener.watched is not None))
 
-    try:
-        for first in islice(todo, processes):
-            workers.append(Worker(_work, path, most is not None))
-            give(workers[-1], *first)
-        while busy:
-            for pipe in wait(list(busy)):
-                worker, number = busy[cast(Connection, pipe)]
-                with named(jobs[number]):
-                    message: int | Snapshot | Result | Exception = worker.take()
-                if isinstance(message, int):
-                    progress(message)
-                    continue
-                if isinstance(message, Snapshot):
-                    if watched is not None:
-                        watched(number, message)
-                    continue
-                if isinstance(message, Exception):
-                    raise message
-                results[number] = message
-                finished(number, message)
-                del busy[worker.pipe]
-                if (following := next(todo, None)) is not None:
-                    give(worker, *following)
-    finally:
-        end_all(workers)
+    def received(number: int, message: int | Snapshot | Result) -> bool:
+        if isinstance(message, int):
+            listener.progress(message)
+        elif isinstance(message, Snapshot):
+            if listener.watched is not None:
+                listener.watched(number, message)
+        else:
+            results[number] = message
+            listener.finished(number, message)
+            return True
+        return False
+
+    compute_side_by_side(queue(), processes, lambda: Worker(_work, path, most is not None), received)
     return results
 
 
-def _run_here(number: int, job: Scenario, progress: Progress, watched: Watched | None) -> Result:
+def _run_here(number: int, job: Scenario, listener: Listener) -> Result:
     """Run a job in this process."""
+    watched = listener.watched
     if watched is None:
-        return _run_one(job, 1, progress)
+        return _run_one(job, 1, listener.progress)
     watched(number, None)
 
     def tell(message: int | Snapshot) -> None:
         if isinstance(message, int):
-            progress(message)
+            listener.progress(message)
         else:
             watched(number, message)
 
@@ -183,22 +173,6 @@ def _run_one(job: Scenario, workers: int, tell: Callable[[Any], None], explain: 
     """
     with named(job):
         return _run(job, workers, tell, explain, watch)
-
-
-@contextmanager
-def named(job: Scenario) -> Iterator[None]:
-    """Have errors say in which run they came."""
-    try:
-        yield
-    except Exception as error:
-        run = f"run {job.name!r}, seed {job.seed}"
-        if isinstance(error, ConfigurationError):
-            raise ConfigurationError(f"{run}: {error}") from error
-        if isinstance(error, RunError):
-            error.run = run
-        else:
-            error.add_note(f"in {run}")
-        raise
 
 
 def _run(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool, watch: bool) -> Result:

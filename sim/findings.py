@@ -1,4 +1,4 @@
-"""What a summary says in sentences: which run reaches the target first, and what a budget costs.
+"""Sentences about a summary: which run reaches the target first, and what a budget costs.
 
 Every figure is of summary.json; nothing is said that the figures do not hold. Where the seeds of a run disagree, it is said.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from math import floor, isclose, isfinite, log10
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.curves import total_sent
 from sim.grid import split
 from sim.words import number, size
 
@@ -34,6 +35,14 @@ def findings(summary: Summary, scenario_runs: Runs) -> list[str]:
 # The target
 
 
+class _Cost(NamedTuple):
+    """Cost of reaching the target: its key in `reached`, the words for the least, and the words for a value."""
+
+    key: str
+    words: str
+    unit: Callable[[float], str]
+
+
 def _of_target(summary: Summary) -> list[str]:
     if summary.get("target") is None:
         return []
@@ -48,7 +57,7 @@ def _of_target(summary: Summary) -> list[str]:
         spent = f"{_rounds(costs['round'])}, {_seconds(costs['virtual_s'])} and {size(costs['bytes'])} sent"
         return [f"{rows[0]['name']} reaches {goal} after {spent}{_over(seeds)}."]
     if there:
-        found = [_first(there, goal, cost, words, unit, seeds) for cost, words, unit in _COSTS]
+        found = [_first(there, goal, cost, seeds) for cost in _COSTS]
     if len(partly) > SHOWN:
         found.append(f"{_list([row['name'] for row in partly])} reach it with some of their seeds only.")
     else:
@@ -65,12 +74,13 @@ def _of_target(summary: Summary) -> list[str]:
     return found
 
 
-def _first(rows: Runs, goal: str, cost: str, words: str, unit: Callable[[float], str], seeds: int) -> str:
-    """Who reaches the target with the least of one cost, and who comes next."""
-    values = {row["name"]: row["reached"][cost] for row in rows}
+def _first(rows: Runs, goal: str, cost: _Cost, seeds: int) -> str:
+    """Return which run reaches the target with the least of one cost, and which come next and last."""
+    unit = cost.unit
+    values = {row["name"]: row["reached"][cost.key] for row in rows}
     least = min(values.values())
     best = _with(values, least)
-    sentence = f"{_list(best)} {_verb(best, 'reaches', 'reach')} {goal} {words}: {unit(least)}{_over(seeds)}"
+    sentence = f"{_list(best)} {_verb(best, 'reaches', 'reach')} {goal} {cost.words}: {unit(least)}{_over(seeds)}"
     others = {name: value for name, value in values.items() if name not in best}
     if others:
         nearest, farthest = _with(others, min(others.values())), _with(others, max(others.values()))
@@ -88,7 +98,7 @@ def _with(values: Mapping[str, float], value: float) -> list[str]:
 
 
 def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
-    """What each budget costs, of runs that differ from one without a budget in nothing else."""
+    """Return the cost of each budget, from runs that differ in it alone from a run without one."""
     found = []
     by_budget: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for free, bound in budget_pairs(scenario_runs):
@@ -102,7 +112,7 @@ def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
         moved = [pair for pair in pairs if not pair["same"]]
         if len(moved) > MOST_PAIRS:
             moved = [max(moved, key=lambda pair: pair["cost"])]
-        found += [_cost(pair, words) for pair in moved]
+        found += [_cost_of_budget(pair, words) for pair in moved]
         unmoved = [pair["for"] for pair in pairs if pair["same"]]
         if unmoved:
             whom = f" for {_list(unmoved)}" if all(unmoved) else ""
@@ -125,14 +135,14 @@ def _without_budget(run: Mapping[str, Any]) -> str:
 
 
 def _without_budget_in_name(run: Mapping[str, Any]) -> str:
-    """What a run without a budget is called; of a sweep's, which says that it has none, without that."""
+    """Return the name of a run without a budget; in a sweep, without the words that say so."""
     if not run.get("varied"):
         return str(run["name"])
     return ", ".join(word for word in split(str(run["name"])) if not word.startswith(("budget.", "budget=")))
 
 
 def _target_with_budget(summary: Summary, free: str, bound: str) -> str:
-    """How soon the target is reached with a budget, where both runs reach it with every seed; "" elsewhere."""
+    """Return what the target takes with a budget, if both runs reach it with every seed; else ""."""
     rows = {row["name"]: row for row in summary["table"] if row["name"] in (free, bound)}
     costs = [row.get("reached") for row in (rows.get(bound), rows.get(free)) if row]
     if len(costs) < 2 or any(cost is None or cost["seeds"] < rows[free]["seeds"] for cost in costs):
@@ -152,7 +162,7 @@ def _limits(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compared(summary: Summary, free: str, bound: str) -> dict[str, Any] | None:
-    """The cost in the metric of a run with a budget, and the bytes that it saves, seed by seed; None if no seed has both."""
+    """Compare a run with a budget to one without, seed by seed: metric and bytes; None if no seed has both."""
     by_seed: dict[str, dict[int, Any]] = {free: {}, bound: {}}
     for run in summary["runs"]:
         mean = run["test"]["mean"]
@@ -165,7 +175,7 @@ def _compared(summary: Summary, free: str, bound: str) -> dict[str, Any] | None:
     higher = bool(runs[0][0].get("higher_is_better", True))
     sign = 1 if higher else -1
     costs = [sign * (one["test"]["mean"] - other["test"]["mean"]) for one, other in runs]
-    sent = [(_sent(one), _sent(other)) for one, other in runs]
+    sent = [(total_sent(one["traffic"]), total_sent(other["traffic"])) for one, other in runs]
     traces = [one for one, other in runs if one.get("trace") == other.get("trace")]  # those whose every event is the same
     return {
         "seeds": len(seeds),
@@ -179,7 +189,7 @@ def _compared(summary: Summary, free: str, bound: str) -> dict[str, Any] | None:
     }
 
 
-def _cost(pair: Mapping[str, Any], words: str) -> str:
+def _cost_of_budget(pair: Mapping[str, Any], words: str) -> str:
     before, after = pair["means"]
     way = "more" if pair["saved"] < 0 else "fewer"
     sent = "as many bytes are sent" if abs(pair["saved"]) < 0.005 else f"{_percent(abs(pair['saved']))} {way} bytes are sent"
@@ -193,7 +203,7 @@ def _cost(pair: Mapping[str, Any], words: str) -> str:
 
 
 def _moves(pair: Mapping[str, Any], cost: float, figure: str) -> str:
-    """What a budget does to the metric: of one that is better when it is higher it costs something, another it raises."""
+    """Return the effect of a budget on the metric, in words."""
     if pair["higher"]:
         return f"{'brings' if cost < 0 else 'costs'} {figure} of {pair['metric']}"
     return f"{'lowers' if cost < 0 else 'raises'} the {pair['metric']} by {figure}"
@@ -217,7 +227,7 @@ def _by_saved(pairs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _budget(budget: Mapping[str, Any], nodes: int) -> str:
-    """What a table `budget` allows, in words."""
+    """Return the limits of a table `budget` in words."""
     words = []
     for kind, unit in (("models", "model a round"), ("held", "model held at once"), ("bytes", "byte a round")):
         limit = budget.get(kind, 0)
@@ -236,10 +246,6 @@ def _budget(budget: Mapping[str, Any], nodes: int) -> str:
 
 def _metric(summary: Summary) -> str:
     return str(summary["runs"][0]["metric"])
-
-
-def _sent(run: Mapping[str, Any]) -> int:
-    return int(run["traffic"]["bytes"] + run["traffic"]["preparation"]["bytes"])
 
 
 def _over(seeds: int) -> str:
@@ -299,7 +305,7 @@ def _signed(value: float, scale: float) -> str:
 
 
 _COSTS = (
-    ("round", "in the fewest rounds", _rounds),
-    ("virtual_s", "in the shortest time", _seconds),
-    ("bytes", "with the fewest bytes sent", size),
+    _Cost("round", "in the fewest rounds", _rounds),
+    _Cost("virtual_s", "in the shortest time", _seconds),
+    _Cost("bytes", "with the fewest bytes sent", size),
 )

@@ -1,4 +1,4 @@
-"""The front of what is worth choosing, of two things that are wanted: a good figure, and a low cost."""
+"""Pareto front of two criteria: a figure, and its cost."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from p2pfl.fronts import non_dominated
+
 
 def on_front(costs: Sequence[float], values: Sequence[float], higher_is_better: bool) -> list[bool]:
     """Return for each point whether no other is better in one of both and as good in the other.
 
-    One of which a figure is missing (NaN) is not on the front, and beats no other.
+    A point that lacks a figure (NaN) is not on the front, and dominates no other.
     """
-    x, y = np.array(costs, float), np.array(values, float) * (1 if higher_is_better else -1)
-    missing = np.isnan(x) | np.isnan(y)
-    beaten = [((x <= a) & (y >= b) & ((x < a) | (y > b))).any() for a, b in zip(x, y, strict=True)]
-    return [not (out or nothing) for out, nothing in zip(beaten, missing, strict=True)]
+    points = np.column_stack([-np.array(costs, float), np.array(values, float) * (1 if higher_is_better else -1)]) + 0.0
+    complete = ~np.isnan(points).any(axis=1)
+    front = {tuple(point) for point in non_dominated(points[complete]).tolist()}
+    return [tuple(point) in front for point in points.tolist()]

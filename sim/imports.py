@@ -8,22 +8,17 @@ gives, on the command line or in a dict from Python, are the user's own.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
+from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.names import locate, root_of
 from p2pfl.policies import POLICIES
 from p2pfl.task import TASKS
-
-if TYPE_CHECKING:
-    from sim.scenario import Scenario, ScenarioFile
 
 KINDS = {"task": (TASKS, "p2pfl.tasks"), "policy": (POLICIES, "p2pfl.policies")}
 
@@ -39,15 +34,8 @@ def given_names(changes: Iterable[tuple[str, Any]]) -> frozenset[str]:
     return frozenset(found)
 
 
-def with_given(file: ScenarioFile, changes: Iterable[tuple[str, Any]]) -> ScenarioFile:
-    """Return a scenario that also finds modules that the user names in such changes."""
-    if not given_names(changes):
-        return file
-    return replace(file, path=tuple(dict.fromkeys((*file.path, file.folder, str(Path.cwd())))))
-
-
 def module_folders(
-    name: str, runs: Sequence[Scenario], home: str, modules: str, given: frozenset[str], trust: bool
+    name: str, used: Iterable[tuple[str, str]], *, home: str, modules: str, given: frozenset[str], trust: bool
 ) -> tuple[str, ...]:
     """Return the folders that the modules of a scenario's runs are looked for in, after all others; () if none is needed.
 
@@ -55,6 +43,7 @@ def module_folders(
 
     Args:
         name: of the scenario, for the error.
+        used: the kind and name of each task and policy of its runs.
         home: the folder of its file.
         modules: the folder that it says its modules are in.
         given: names that the user has given, and not the scenario.
@@ -64,8 +53,7 @@ def module_folders(
         ConfigurationError: a name is malformed, or of a module that is neither in its folder nor registered, and that
             nobody trusts.
     """
-    named = {(kind, str(getattr(run, kind)["name"])) for run in runs for kind in KINDS}
-    own = sorted((kind, path) for kind, path in named if ":" in path and path not in KINDS[kind][0].values())
+    own = sorted((kind, path) for kind, path in used if ":" in path and path not in KINDS[kind][0].values())
     if not own:
         return ()
     if not Path(modules).is_relative_to(home) and not trust:

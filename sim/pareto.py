@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import cast
+from multiprocessing.connection import Connection
 
 import numpy as np
 
@@ -18,9 +17,10 @@ from p2pfl.annealing import Annealing
 from p2pfl.fronts import Points
 from p2pfl.parameters import Parameters
 from sim.candidates import Candidates, Job, Solved, candidate, objectives_of, solve
-from sim.engine import named, processes_of
-from sim.processes import Worker, answer, end_all, prepare_process
+from sim.engine import processes_of
+from sim.processes import Worker, answer, prepare_process
 from sim.scenario import Scenario
+from sim.worker_pool import Assignment, compute_side_by_side, named
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FrontSearch:
 
     @property
     def total(self) -> int:
-        """How many candidates it will have."""
+        """Number of candidates that it will have."""
         return self.settings.iterations * self.settings.samples
 
     def points(self) -> Points:
@@ -74,7 +74,7 @@ class FrontSearch:
         return np.array([each.values for each in self.candidates]).reshape(-1, len(self.goals))
 
     def next(self) -> Job | None:
-        """Return a training that nobody was given yet; None if there is none before others are solved, or at the end."""
+        """Return a training that was not handed out yet; None if others must be solved first, or at the end."""
         return self._waiting.pop(0) if self._waiting else None
 
     def take(self, job: Job, solved: Solved) -> bool:
@@ -110,6 +110,9 @@ class FrontSearch:
         return int(len(distances) - 1 - distances[::-1].argmin())
 
 
+Key = tuple[FrontSearch, Job]  # a training, and the search that it is of
+
+
 def searches_of(rows: Sequence[Scenario]) -> list[FrontSearch]:
     """Return a search for each row with its seed."""
     found: list[FrontSearch] = []
@@ -122,11 +125,12 @@ def search_all(
     searches: Sequence[FrontSearch],
     path: Sequence[str],
     kept: Candidates,
+    *,
     workers: int | None = None,
     progress: Callable[[int], None] = lambda node_rounds: None,
     iterated: Callable[[FrontSearch], None] = lambda search: None,
 ) -> None:
-    """Bring searches to their end; the number of processes changes no result.
+    """Bring searches to their end; the number of processes does not affect results.
 
     Args:
         path: folders that modules of the scenario are looked for in.
@@ -140,73 +144,49 @@ def search_all(
     prepare_process(path)
     count = processes_of("process", workers)
 
-    def take(search: FrontSearch, job: Job, solved: Solved) -> None:
-        if search.take(job, solved):
-            iterated(search)
+    def finished(key: Key, solved: Solved) -> None:
+        kept.save(key[1], solved)
+        if key[0].take(key[1], solved):
+            iterated(key[0])
 
-    def jobs() -> Iterator[tuple[FrontSearch, Job] | None]:
-        """What is to be trained next, the earliest search first; None while all that is left depends on what is trained."""
-        while True:
-            search, job = next(((each, job) for each in searches if (job := each.next()) is not None), (None, None))
-            if search is None or job is None:
-                yield None
-            elif (solved := kept.load(job)) is not None:
-                progress(job.scenario.nodes * job.scenario.rounds)
-                take(search, job, solved)
-            else:
-                yield search, job
+    def received(key: Key, message: int | Solved) -> bool:
+        if isinstance(message, int):
+            progress(message)
+            return False
+        finished(key, message)
+        return True
 
-    def finished(search: FrontSearch, job: Job, solved: Solved) -> None:
-        kept.save(job, solved)
-        take(search, job, solved)
-
-    if count == 1:
-        for each in jobs():
-            if each is None:
-                return
-            with named(each[1].scenario):
-                solved = solve(each[1], progress)
-            finished(*each, solved)
-    else:
-        _in_workers(jobs(), path, count, progress, finished)
+    jobs = _jobs(searches, kept, progress, iterated)
+    if count > 1:
+        assignments = (None if key is None else Assignment(key, key[1].scenario, key[1]) for key in jobs)
+        compute_side_by_side(assignments, count, lambda: Worker(_work, path), received)
+        return
+    while (key := next(jobs)) is not None:
+        with named(key[1].scenario):
+            solved = solve(key[1], progress)
+        finished(key, solved)
 
 
-def _in_workers(
-    jobs: Iterator[tuple[FrontSearch, Job] | None],
-    path: Sequence[str],
-    count: int,
+def _jobs(
+    searches: Sequence[FrontSearch],
+    kept: Candidates,
     progress: Callable[[int], None],
-    finished: Callable[[FrontSearch, Job, Solved], None],
-) -> None:
-    """Have jobs solved by so many processes, and end these whatever happens."""
-    workers: list[Worker] = []
-    idle: list[Worker] = []
-    busy: dict[Connection, tuple[Worker, FrontSearch, Job]] = {}
-    try:
-        while True:
-            while len(busy) < count and (following := next(jobs)) is not None:
-                if not idle:
-                    workers.append(Worker(_work, path))
-                    idle.append(workers[-1])
-                worker = idle.pop()
-                worker.give(following[1])
-                busy[worker.pipe] = worker, *following
-            if not busy:
-                return
-            for pipe in wait(list(busy)):
-                worker, search, job = busy[cast(Connection, pipe)]
-                with named(job.scenario):
-                    message: int | Solved | Exception = worker.take()
-                    if isinstance(message, Exception):
-                        raise message
-                if isinstance(message, int):
-                    progress(message)
-                    continue
-                del busy[worker.pipe]
-                idle.append(worker)
-                finished(search, job, message)
-    finally:
-        end_all(workers)
+    iterated: Callable[[FrontSearch], None],
+) -> Iterator[Key | None]:
+    """Yield what is to be trained next, the earliest search first; None while the rest depends on what is being trained.
+
+    Searches take in candidates that were kept.
+    """
+    while True:
+        search, job = next(((each, job) for each in searches if (job := each.next()) is not None), (None, None))
+        if search is None or job is None:
+            yield None
+        elif (solved := kept.load(job)) is not None:
+            progress(job.scenario.nodes * job.scenario.rounds)
+            if search.take(job, solved):
+                iterated(search)
+        else:
+            yield search, job
 
 
 def _work(pipe: Connection, path: Sequence[str]) -> None:
@@ -214,6 +194,7 @@ def _work(pipe: Connection, path: Sequence[str]) -> None:
     prepare_process(path)
 
     def one(job: Job) -> Solved:
-        return solve(job, pipe.send)
+        with named(job.scenario):
+            return solve(job, pipe.send)
 
     answer(pipe, one)

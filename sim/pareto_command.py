@@ -3,55 +3,51 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Mapping
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from p2pfl.errors import ConfigurationError
 from sim import pareto_results
 from sim.candidates import Candidates, candidate, objectives_of
-from sim.cli import reported
 from sim.engine import check_all, processes_of
+from sim.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from sim.pareto import FrontSearch, search_all, searches_of
-from sim.parts import kept, refuse_to_overwrite
+from sim.parts import kept
+from sim.plan import check
 from sim.printed import print_whole, progress
 from sim.results import to_json
-from sim.run import check
 from sim.scenario import ScenarioFile, jobs_of
 from sim.words import number, of_paper
 
 COLUMNS = (("hypervolume", "hypervolume"), ("sparsity", "sparsity"), ("igd", "IGD"), ("cardinality", "solutions"))
 
 
-def carry_out(options: argparse.Namespace, file: ScenarioFile) -> int:
-    """Do all searches of a scenario that are not done, and say what came of them."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no empty folder then either
-    if options.workers is not None and options.workers < 1:
-        raise ConfigurationError(f"--workers must be 1 or more, got {options.workers}")
-    out: Path = options.resume or options.out or Path("runs") / f"{file.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    if options.resume is None:
-        refuse_to_overwrite(out)
+def pareto_command(options: argparse.Namespace) -> int:
+    """Do all searches of a scenario that are not done, and print the results."""
+    from sim.report.write import try_write_report
+
+    file = scenario_of(options)
+    interrupt_on_sigterm()
+    check_workers(options)
+    out = folder_of(options, file.name)
     searches = begin(file, processes_of("process", options.workers), not options.ignore_memory)
     candidates = Candidates(out, file)
     with kept(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
         with progress(total, options.json, _line) as (advance, show):
-            search_all(searches, file.path, candidates, options.workers, advance, show)
+            search_all(searches, file.path, candidates, workers=options.workers, progress=advance, iterated=show)
         summary = pareto_results.summarise(file, searches, candidates.notes)
         pareto_results.write(out, searches, summary)
         candidates.remove()
-    page, problem = (None, "") if options.no_report else reported(out)
+    page, problem = (None, "") if options.no_report else try_write_report(out)
     if options.json:
         print(to_json(summary))
         return 0
     print_table(summary)
     for note in [*summary["notes"], *([problem] if problem else [])]:
         print(f"note: {note}")
-    print(f"written to {out}" if page is None else f"written to {out}; to look at: {page}")
+    print(words_of_end(out, page))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a search leaves behind: a summary as JSON, its candidates as Parquet, and the models of each front."""
+"""Files of a finished search: a summary as JSON, its candidates as Parquet, and the models of each front."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-import p2pfl
 from node.files import reason, replace_file
+from p2pfl._version import __version__
 from p2pfl.errors import RunError
 from p2pfl.fronts import hypervolume
 from p2pfl.task import left_out_of, reference_of
@@ -50,7 +50,7 @@ def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequen
     return {
         "scenario": file.name,
         "search": True,
-        "version": p2pfl.__version__,
+        "version": __version__,
         "versions": versions(),
         **({} if file.figure == MEAN else {"figure": file.figure}),
         "seeds": sorted({run["seed"] for run in runs}),

@@ -1,4 +1,4 @@
-"""What is finished of a run that is not: each result in a file of its own, until all are there.
+"""Partial results of an interrupted run, for --resume: each in a file of its own, until all are there.
 
 The files lie in DIR/parts, beside the scenario.toml that says what is to be done. Each is sealed (see node.files), and names
 the run, the seed and the version of the program that it belongs to; one that does not fit is computed again.
@@ -19,9 +19,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-import p2pfl
 from node.config import lock
 from node.files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
+from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError, RunError
 from sim.left import CANDIDATES, PARTS, SCENARIO, SUMMARY
 from sim.results import Result, Table
@@ -108,7 +108,7 @@ class Unfinished:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def give_up(self) -> None:
-        """Leave nothing behind that was not there before if nothing is finished."""
+        """Remove what this object has made, if nothing is finished."""
         self._lock.close()
         if not self.done and self._folder in self._made:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -164,7 +164,7 @@ class Parts(Unfinished):
 
 @contextmanager
 def kept(parts: Unfinished, total: int, command: str, what: str = "runs") -> Iterator[None]:
-    """Whatever ends what is in here: say how to go on, or leave no folder if nothing is finished.
+    """If this block ends early, print how to resume, or leave no folder if nothing is finished.
 
     Args:
         total: how many results there will be.
@@ -211,8 +211,8 @@ def scenario_to_resume(path: Path, command: str = "run") -> str:
 
 
 def digest(job: Scenario) -> bytes:
-    """Return what tells a job from all others, of other versions of the program too."""
-    return sha256(p2pfl.__version__.encode() + b"\0" + msgspec.msgpack.encode(job, order="deterministic")).digest()
+    """Return a digest of a job and the version of the program."""
+    return sha256(__version__.encode() + b"\0" + msgspec.msgpack.encode(job, order="deterministic")).digest()
 
 
 def _packed(table: Table) -> _Columns:

@@ -1,4 +1,4 @@
-"""The command `p2pfl-sim reproduce`: what p2pfl reproduces of the papers, and running it again."""
+"""The command `p2pfl-sim reproduce`: list what p2pfl reproduces of papers, and run it again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
 
 if TYPE_CHECKING:
     from sim.claims import Checked
+    from sim.reproduced import Entry
     from sim.scenario import ScenarioFile
 
 Command = Callable[[Sequence[str]], int]
@@ -28,7 +29,7 @@ Command = Callable[[Sequence[str]], int]
 
 @dataclass
 class Outcome:
-    """What came of a scenario.
+    """Outcome of a scenario.
 
     Attributes:
         state: "done", "skipped" or "failed".
@@ -83,15 +84,19 @@ def add_commands(commands: argparse._SubParsersAction[Any], command: Command) ->
         help="where to write, a folder for each (default: runs/reproduce-TIME); in that of an earlier call, what is finished"
         " stays, and what was interrupted goes on",
     )
-    parser.add_argument(
-        "--record", action="store_true", help="keep the figures as those measured last, in sim/measured.json"
-    )
+    parser.add_argument("--record", action="store_true", help="write the figures to the file of --measured")
     parser.add_argument(
         "--take",
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="keep the figures of finished runs that are in these folders, of some rows or all, as those measured last",
+        help="write the figures of the finished runs in these folders, of some rows or all, to the file of --measured",
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="the file of measured figures (default: results/measured.json of the repository, if p2pfl runs from there)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(do=lambda options: _reproduce(options, command))
@@ -100,35 +105,52 @@ def add_commands(commands: argparse._SubParsersAction[Any], command: Command) ->
 def _reproduce(options: argparse.Namespace, command: Command) -> int:
     from sim import measured, reproduced
 
+    book: Path = options.measured or measured.FILE
+    if (options.record or options.take) and options.measured is None and not book.exists():
+        raise ConfigurationError(
+            "figures are kept in results/measured.json of the repository, which is not here: name a file with --measured"
+        )
     if options.take:
-        if options.names or options.form or options.out:
-            raise ConfigurationError("--take is for runs that are finished: give it their folders, and nothing else")
-        from sim.taken import take
+        return _take(options, book)
+    found = reproduced.entries(options.names, measured.load(book))
+    if options.form is not None:
+        return _run_all(options, found, command, book)
+    if options.record or options.out:
+        raise ConfigurationError("--record and --out are for what is run: add --smoke, --short or --full")
+    if not book.exists():
+        print(f"no measured figures: {book} does not exist; they are part of the repository", file=sys.stderr)
+    if options.json:
+        print(json.dumps({"scenarios": [reproduced.told(entry) for entry in found]}))
+    elif options.markdown:
+        print(reproduced.markdown(found))
+    else:
+        reproduced.print_listing(found)
+    return 0
 
-        for folder in options.take:
-            print(take(folder))
-        return 0
-    found = reproduced.entries(options.names, measured.load())
-    if options.form is None:
-        if options.record or options.out:
-            raise ConfigurationError("--record and --out are for what is run: add --smoke, --short or --full")
-        if options.json:
-            print(json.dumps({"scenarios": [reproduced.told(entry) for entry in found]}))
-        elif options.markdown:
-            print(reproduced.markdown(found))
-        else:
-            reproduced.print_listing(found)
-        return 0
+
+def _take(options: argparse.Namespace, book: Path) -> int:
+    """Record the figures of finished runs."""
+    if options.names or options.form or options.out:
+        raise ConfigurationError("--take is for runs that are finished: give it their folders, and nothing else")
+    from sim.taken import take
+
+    for folder in options.take:
+        print(take(folder, book))
+    return 0
+
+
+def _run_all(options: argparse.Namespace, found: Sequence[Entry], command: Command, book: Path) -> int:
+    """Run a form of each scenario, and print the outcomes."""
     if options.record and options.form == "smoke":
         raise ConfigurationError("--record is for --short and --full; the figures of a smoke form say nothing")
     out = options.out or Path("runs") / f"reproduce-{datetime.now():%Y%m%d-%H%M%S}"
     outcomes = []
     for entry in found:
-        outcomes.append(run(entry.file, options.form, out, command, options.json or options.form == "smoke"))
+        outcomes.append(run(entry.file, options.form, out, command, quiet=options.json or options.form == "smoke"))
         if not options.json:
-            _tell(outcomes[-1])
+            _print_outcome(outcomes[-1])
         if options.record:
-            _record(outcomes[-1])
+            _record(outcomes[-1], book)
     if options.json:
         print(json.dumps({"form": options.form, "scenarios": [asdict(outcome) for outcome in outcomes]}))
     else:
@@ -138,8 +160,8 @@ def _reproduce(options: argparse.Namespace, command: Command) -> int:
     return 0 if all(outcome.good for outcome in outcomes) else FAILED
 
 
-def run(file: ScenarioFile, form: str, out: Path, command: Command, quiet: bool) -> Outcome:
-    """Run a form of a scenario, by the command that is for it; whatever happens is an outcome.
+def run(file: ScenarioFile, form: str, out: Path, command: Command, *, quiet: bool) -> Outcome:
+    """Run a form of a scenario by its command; an error is an outcome, too.
 
     Args:
         form: `short` is the whole where there is no short one.
@@ -179,7 +201,7 @@ def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, qu
 
 
 def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
-    """Take what was left behind, and check it."""
+    """Read the results of a run, and check them."""
     from sim.claims import check, figure_of
     from sim.left import SUMMARY
 
@@ -214,7 +236,7 @@ def _missing(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _tell(outcome: Outcome) -> None:
+def _print_outcome(outcome: Outcome) -> None:
     from sim.forecast import duration
 
     if outcome.state != "done":
@@ -228,12 +250,12 @@ def _tell(outcome: Outcome) -> None:
         print(f"    {claim}", flush=True)
 
 
-def _record(outcome: Outcome) -> None:
-    from p2pfl import __version__
+def _record(outcome: Outcome, book: Path) -> None:
+    from p2pfl._version import __version__
     from sim.engine import processes_of
     from sim.measured import Measured, record
 
     if outcome.state == "done" and outcome.seconds:
         cores = processes_of("process", None)
         measured = Measured(round(outcome.seconds, 1), cores, outcome.seeds, __version__, outcome.figures)
-        record(outcome.scenario, outcome.form, measured)
+        record(book, outcome.scenario, outcome.form, measured)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a summary as JSON, rounds and edges as Parquet, and the scenario that gives them again."""
+"""Files of a finished run: a summary as JSON, rounds and edges as Parquet, and the scenario that reproduces them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import p2pfl
 from node.files import replace_file
+from p2pfl._version import __version__
 from p2pfl.task import also_of, goals_of, group_of
 from sim import clusters, objectives
 from sim.answers import of_nodes
 from sim.claims import MEAN
+from sim.curves import total_sent
 from sim.figures import by_snapshot, chosen_before, collaboration, traffic
 from sim.fronts import on_front
 from sim.left import SUMMARY
@@ -33,7 +34,7 @@ Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summa
 
 @dataclass
 class Result:
-    """A run in plain values, fit to be handed from one process to another.
+    """A run in plain values, which can be sent between processes.
 
     Attributes:
         summary: an entry of `runs` in summary.json.
@@ -137,7 +138,7 @@ def _values(run: Run, figure: str) -> np.ndarray:
 
 
 def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
-    """Return what summary.json holds."""
+    """Return the contents of summary.json."""
     runs = [result.summary for result in results]
     pools = [
         each
@@ -169,7 +170,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         _compare(table, next(row for row in table if row["name"] == file.against))
     return {
         "scenario": file.name,
-        "version": p2pfl.__version__,
+        "version": __version__,
         "versions": versions(),
         **({} if file.target is None else {"target": file.target}),
         **({} if file.figure == MEAN else {"figure": file.figure}),
@@ -206,7 +207,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
         "seeds": len(means),
     }
     if compared:
-        row["bytes"] = float(np.mean([_sent(run["traffic"]) for run in mine]))
+        row["bytes"] = float(np.mean([total_sent(run["traffic"]) for run in mine]))
     per_group = _per_group(tests)
     if len(per_group) > 1:
         row["per_group"] = per_group
@@ -225,13 +226,13 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
 
 
 def _told(value: Any) -> Any:
-    """A value that was varied, as JSON can tell it: inf, which would become null, as a word."""
+    """Return a value that was varied as JSON has it: inf, which would become null, as a word."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:
     """Of what computed the run, and could change the last bits of its results."""
-    found = {"p2pfl": p2pfl.__version__, "Python": platform.python_version(), "system": platform.platform(terse=True)}
+    found = {"p2pfl": __version__, "Python": platform.python_version(), "system": platform.platform(terse=True)}
     for name in ("torch", "numpy", "networkx"):
         try:
             found[name] = version(name)
@@ -245,11 +246,6 @@ def _mark_front(table: Sequence[dict[str, Any]], higher_is_better: bool) -> None
     front = on_front([row["bytes"] for row in table], [row["mean"] for row in table], higher_is_better)
     for row, chosen in zip(table, front, strict=True):
         row["front"] = chosen
-
-
-def _sent(traffic: Mapping[str, Any]) -> int:
-    """All that was sent in order to learn: also the preparation, without which a policy could not save anything later."""
-    return int(traffic["bytes"] + traffic["preparation"]["bytes"])
 
 
 def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -36,12 +36,8 @@ runs = { "with peers" = { policy = { neighbours = 2 } } }    # which runs it has
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from itertools import product
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,13 +48,15 @@ from node.settings import Settings
 from p2pfl.errors import ConfigurationError, unknown
 from sim.budgets import Budgets
 from sim.claims import MEAN, Claim, claims_of
-from sim.imports import given_names, module_folders
+from sim.file_keys import Changes, FileKeys, select_form
+from sim.imports import KINDS, given_names, module_folders
 from sim.network import Network, Range, check_number, check_range
+from sim.run_tables import change_runs, run_tables, select_entries
 from sim.search import Search
 from sim.topology import changes_with_files, with_files
 
 SHIPPED = Path(__file__).parent / "scenarios"
-MOST_OF_EACH = 10_000  # runs that one entry makes; a mistake makes more
+DEFAULTS = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,6 +228,12 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         against = self.against if any(run.row == self.against for run in kept) else ""
         return msgspec.structs.replace(self, runs=kept, against=against)
 
+    def with_given(self, changes: Changes) -> ScenarioFile:
+        """Return the scenario with the folders of modules that the user names in such changes."""
+        if not given_names(changes):
+            return self
+        return msgspec.structs.replace(self, path=tuple(dict.fromkeys((*self.path, self.folder, str(Path.cwd())))))
+
 
 def jobs_of(file: ScenarioFile) -> list[Scenario]:
     """Return each run with each seed, in the order of the file."""
@@ -262,104 +266,50 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
 
 def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str, trust: bool = True) -> ScenarioFile:
     """Make a scenario of parsed TOML, or of a dict of the caller's own; see `load`."""
-    base: dict[str, Any] = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
-    base |= with_files(raw, folder)
-    top = _FileKeys(**{key: base.pop(key) for key in _FileKeys.__struct_fields__ if key in base})
-    top.check(name)
-    base_name = name if top.name is None else top.name
-    parsed = changes_with_files([tables.parse_change(change) for change in changes], folder)
-    for key, _ in parsed:
-        if key in top.varied:
-            raise ConfigurationError(f"{name}: {key} is what this sweep varies; it cannot be changed for all runs")
-    form = next((value for key, value in reversed(parsed) if key == "form"), top.form)
-    if form != "full" and form not in list(top.forms):
-        raise ConfigurationError(f"{name}: {unknown('form', str(form), {'full', *top.forms})}")
-    of_form = with_files(top.forms.get(form, {}), folder)
-    seeds = of_form.pop("seeds", top.seeds)
-    target = next((value for key, value in reversed(parsed) if key == "target"), of_form.pop("target", top.target))
-    if seeds is not None:
-        check_seeds(f"{name}: seeds", seeds)
-    if target is not None and (type(target) not in (int, float) or not isfinite(target)):
-        raise ConfigurationError(f"{name}: target must be a number, got {target!r}")
-    if top.against and top.against not in (known := [str(row.get("name", base_name)) for row in top.run or [{}]]):
-        raise ConfigurationError(f"{name}: {unknown('run in against', top.against, known)}")
-    rows = _rows(name, top.run, of_form.pop("runs", None))
-    base = tables.merged(base, of_form)
-    merged = [tables.merged(base, with_files(row, folder)) for row in rows or [{}]]
-    entries = [entry for one in merged for entry in _each(name, {"name": base_name} | one, folder)]
-    runs = deepcopy(entries)
-    for run in runs:
-        for key, value in parsed:
-            if key not in ("form", "target"):
-                tables.apply(run, key, value)
-    kept, notes = _distinct(name, entries, runs, parsed)
-    scenarios = tuple(checked(name, run) for run in kept)
-    _check_pools(name, scenarios, target)
-    if any(key == "seed" for key, _ in parsed):
-        seeds = None
-    modules = str(Path(folder, top.modules).resolve())
-    path = module_folders(name, scenarios, str(Path(folder).resolve()), modules, given_names(parsed), trust)
-    against = top.against if top.against in {run.row for run in scenarios} else ""
+    base = DEFAULTS | with_files(raw, folder)
+    keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
+    keys.check(name)
+    called = name if keys.name is None else keys.name
+    given = changes_with_files([tables.parse_change(change) for change in changes], folder)
+    _check_not_varied(name, keys, given)
+    form = select_form(name, keys, given, folder)
+    rows = [str(row.get("name", called)) for row in keys.run or [{}]]
+    if keys.against and keys.against not in rows:
+        raise ConfigurationError(f"{name}: {unknown('run in against', keys.against, rows)}")
+    of_all = {"name": called} | tables.merged(base, form.base)
+    entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
+    kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
+    runs = tuple(checked(name, run) for run in kept)
+    _check_pools(name, runs, form.target)
+    seeds = None if any(key == "seed" for key, _ in given) else form.seeds
+    modules = str(Path(folder, keys.modules).resolve())
+    used = {(kind, str(getattr(run, kind)["name"])) for run in runs for kind in KINDS}
+    path = module_folders(
+        name, used, home=str(Path(folder).resolve()), modules=modules, given=given_names(given), trust=trust
+    )
     return ScenarioFile(
-        base_name,
-        top.description,
-        scenarios,
-        tuple(seeds or [scenarios[0].seed]),
-        path[0] if path else modules,
-        path,
-        notes,
-        against,
-        target,
-        top.varied,
-        top.source,
-        top.table,
-        top.figure,
-        claims_of(name, top.claim, [str(row.get("name", base_name)) for row in top.run or [{}]]),
-        tuple(top.forms),
+        name=called,
+        description=keys.description,
+        runs=runs,
+        seeds=tuple(seeds or [runs[0].seed]),
+        folder=path[0] if path else modules,
+        path=path,
+        notes=notes,
+        against=keys.against if keys.against in {run.row for run in runs} else "",
+        target=form.target,
+        varied=keys.varied,
+        source=keys.source,
+        table=keys.table,
+        figure=keys.figure,
+        claims=claims_of(name, keys.claim, rows),
+        forms=tuple(keys.forms),
     )
 
 
-def _rows(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> list[dict[str, Any]]:
-    """Return the `[[run]]` entries that a form has, with its changes to them.
-
-    Args:
-        picked: changes by the name of an entry; None keeps all entries as they are.
-    """
-    if picked is None:
-        return list(rows)
-    if not isinstance(picked, dict) or not picked or not all(isinstance(change, dict) for change in picked.values()):
-        raise ConfigurationError(f"{where}: runs of a form must be tables by the runs' names, one at least, got {picked!r}")
-    known = {str(row.get("name")): row for row in rows}
-    for key in picked:
-        if key not in known:
-            raise ConfigurationError(f"{where}: a form has an {unknown('run', key, known)}")
-    return [tables.merged(row, picked[key]) for key, row in known.items() if key in picked]
-
-
-def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]]:
-    """Return the runs that a `[[run]]` entry stands for: one for every combination of what its key `each` lists.
-
-    They are called "NAME, task.lr=0.1". If the entry has a pool, they are in it.
-    """
-    each, pool = entry.pop("each", {}), entry.get("pool")
-    if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
-        raise ConfigurationError(
-            f'{where}: each must be a table of lists, such as {{ "task.lr" = [0.1, 1.0] }}, got {each!r}'
-        )
-    if prod(map(len, each.values())) > MOST_OF_EACH:
-        raise ConfigurationError(f"{where}: each lists more than {MOST_OF_EACH:,} combinations")
-    if isinstance(pool, dict):
-        entry["pool"] = {"name": entry["name"]} | pool
-    runs = []
-    for values in product(*each.values()):
-        given = list(zip(each, values, strict=True))
-        run = deepcopy(entry)
-        for key, value in changes_with_files(given, folder):
-            tables.apply(run, key, value)
-        words = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given]
-        run["name"] = ", ".join([str(entry["name"]), *words]) if words else entry["name"]
-        runs.append(run)
-    return runs
+def _check_not_varied(where: str, keys: FileKeys, changes: Changes) -> None:
+    for key, _ in changes:
+        if key in keys.varied:
+            raise ConfigurationError(f"{where}: {key} is what this sweep varies; it cannot be changed for all runs")
 
 
 def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> None:
@@ -374,105 +324,6 @@ def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> 
         raise ConfigurationError(f"{where}: a run and a pool are called {name!r}")
     if pools and target is not None:
         raise ConfigurationError(f"{where}: what it takes to reach a target is said of runs, and not of pools")
-
-
-class _FileKeys(msgspec.Struct):
-    """The keys that a scenario file has beside those of a run, as they were found: `check` looks at their types.
-
-    Attributes:
-        name: of the scenario; without it, that of the file.
-        description: one or two sentences.
-        modules: the folder of modules that it names, relative to the file; without `--trust` it must be the file's own
-            folder, or within it.
-        against: the run that the others are compared with in the table.
-        target: a value of the test metric; of each run it is said what it took until the mean over the nodes after a round
-            was as good.
-        seeds: what every run is repeated with.
-        form: which of the forms is meant where `--set form=NAME` names none; `full` is the file as it stands.
-        forms: by name, changes for a quicker or another run of the same: keys of a run, `seeds`, and `runs`, which names the
-            runs that the form has, each with changes.
-        varied: what a sweep has varied, each key with its values; it says so itself in the scenario that it leaves.
-        source: the paper that `paper` of the rows is of.
-        table: which of its tables.
-        figure: what of a row of the table in summary.json is compared with the paper's figure, such as
-            `objectives.hypervolume`.
-        claim: what `p2pfl-sim reproduce --short` is to show of the rows.
-        run: the rows of the table: each changes keys of all others for itself.
-    """
-
-    name: str | None = None
-    description: str = ""
-    modules: str = "."
-    against: str = ""
-    target: float | None = None
-    varied: dict[str, list[Any]] = {}
-    source: str = ""
-    table: str = ""
-    figure: str = MEAN
-    claim: list[dict[str, Any]] = []
-    seeds: list[int] | None = None
-    form: str = "full"
-    forms: dict[str, dict[str, Any]] = {}
-    run: list[dict[str, Any]] = []
-
-    def check(self, where: str) -> None:
-        """Raise ConfigurationError for a value of another type."""
-        for key in ("name", "description", "modules", "against", "form", "source", "table", "figure"):
-            value = getattr(self, key)
-            if value is not None and not isinstance(value, str):
-                raise ConfigurationError(f"{where}: {key} must be a string, got {value!r}")
-        if not isinstance(self.varied, dict) or not all(isinstance(values, list) for values in self.varied.values()):
-            raise ConfigurationError(f"{where}: varied must be a table of lists, got {self.varied!r}")
-        if not isinstance(self.forms, dict) or not all(isinstance(form, dict) for form in self.forms.values()):
-            raise ConfigurationError(f"{where}: forms must be tables such as [forms.smoke], got {self.forms!r}")
-        for key in ("run", "claim"):
-            entries = getattr(self, key)
-            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-                raise ConfigurationError(f"{where}: [[{key}]] must be a list of tables, got {entries!r}")
-
-
-def check_seeds(where: str, seeds: Any) -> None:
-    """Raise ConfigurationError for what is no list, a seed that is no number from 0, or one that occurs twice."""
-    if not isinstance(seeds, list):
-        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds!r}")
-    if not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds}")
-    twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
-    if twice:
-        raise ConfigurationError(f"{where} must be different, got {', '.join(map(str, twice))} more than once")
-
-
-def _distinct(
-    where: str, entries: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]], changes: Sequence[tuple[str, Any]]
-) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Drop runs that the changes have made equal to an earlier one, with a note, and give the rest names that fit.
-
-    With `policy.name` changed, the names of rows that stand for policies would be wrong.
-
-    Args:
-        entries: the runs as they were before the changes.
-    """
-    renamed = next((str(value) for key, value in reversed(changes) if key == "policy.name"), None)
-    kept: list[int] = [] if changes else [*range(len(runs))]
-    for k, run in enumerate(runs if changes else ()):
-        alike = [j for j in kept if _settings(runs[j]) == _settings(run)]
-        if all(_settings(entries[j]) == _settings(entries[k]) for j in alike):
-            kept.append(k)
-    dropped = [str(run["name"]) for k, run in enumerate(runs) if k not in kept]
-    result = [runs[k] if renamed is None else {**_settings(runs[k]), "name": renamed} for k in kept]
-    names: dict[str, int] = {}
-    for run in result:
-        name = str(run["name"])
-        names[name] = names.get(name, 0) + 1
-        if names[name] > 1:
-            if renamed is None:
-                raise ConfigurationError(f"{where}: two runs are called {name!r}")
-            run["name"] = f"{name} ({names[name]})"
-    return result, (f"left out, as the changes have made them equal to others: {', '.join(dropped)}",) if dropped else ()
-
-
-def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in run.items() if key not in ("name", "paper", "pool", "varied")}
 
 
 def checked(where: str, table: Mapping[str, Any]) -> Scenario:

@@ -1,6 +1,6 @@
-"""What has become of a run so far, in a few kilobytes: for those who watch it.
+"""Snapshots of a run while it goes on, a few kilobytes each.
 
-Taking one reads what the recorder has noted and nothing else: a run that is watched is the run that it would have been.
+Taking one only reads what the recorder has, so that watching does not affect results.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Photographer:
     def take(self) -> Snapshot:
         self._last = time.monotonic()
         self._look()
-        recorder, task = self._simulation.recorder, self._simulation.tasks[0]
+        recorder, task = self._simulation.recorder, self._simulation.plan.tasks[0]
         curve = {round: float(np.mean(values)) for round, values in self._tests.items() if len(values) >= self._half}
         rounds = _thinned(sorted(curve))
         ended = [round for round, models in self._models.items() if len(models) >= self._half]
@@ -108,7 +108,7 @@ class Photographer:
         self._cells.merged([place for _, _, place, *_ in rows])
         if edges:
             self._cells.learned(*zip(*edges, strict=True))
-        key = f"test_{self._simulation.tasks[0].metric}"
+        key = f"test_{self._simulation.plan.tasks[0].metric}"
         for round, _, stages in evaluations:
             metrics = stages.get(self._judged) or stages["merged"]
             if key in metrics:

@@ -1,4 +1,4 @@
-"""Figures of finished runs that `p2pfl-sim run` or `pareto` has left in a folder, kept as those measured last."""
+"""Record figures of finished runs that are in a folder of `p2pfl-sim run` or `pareto`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from sim.measured import Measured
 from sim.scenario import Scenario, ScenarioFile, load, shipped
 
 
-def take(folder: Path) -> str:
-    """Keep the figures of the rows of a folder, and say which. Those of other rows stay, if they have the same seeds.
+def take(folder: Path, book: Path) -> str:
+    """Record the figures of the rows of a folder, and return a line about them.
+
+    Figures of other rows stay, if they have the same seeds.
+
+    Args:
+        book: the file of measured figures.
 
     Raises:
         ConfigurationError: it is no finished run of a shipped scenario, or of none of its forms as they are now.
@@ -35,7 +40,7 @@ def take(folder: Path) -> str:
     rows = {row: [each.name for each in runs] for row, runs in run.rows().items()}
     complete = {row for row, runs in whole.rows().items() if [each.name for each in runs] == rows.get(row)}
     figures = {row["name"]: figure_of(row, whole.figure) for row in summary["table"] if row["name"] in complete}
-    known = measured.load().get(name, {}).get(form, Measured())
+    known = measured.load(book).get(name, {}).get(form, Measured())
     if len(known.seeds) > len(summary["seeds"]) and known.figures:
         raise ConfigurationError(
             f"{folder} has {len(summary['seeds'])} seeds; what is kept of {name} has {len(known.seeds)}"
@@ -44,12 +49,12 @@ def take(folder: Path) -> str:
         told = replace(known, figures=known.figures | figures, version=summary["version"])
     else:
         told = Measured(None, known.cores, summary["seeds"], summary["version"], figures)
-    measured.record(name, form, told)
+    measured.record(book, name, form, told)
     return f"{name}, form {form}: {', '.join(figures)}"
 
 
 def _form(folder: Path, name: str, run: ScenarioFile) -> tuple[str, ScenarioFile]:
-    """Return of which form of a scenario a run is, and that form."""
+    """Return the form of a scenario that a run is of: its name, and the form."""
     forms = {form: load(name, [f"form={form}"]) for form in ("full", "short") if form in ("full", *load(name).forms)}
     for form, whole in forms.items():
         known = {each.name: _settings(each) for each in whole.runs}
@@ -61,5 +66,5 @@ def _form(folder: Path, name: str, run: ScenarioFile) -> tuple[str, ScenarioFile
 
 
 def _settings(run: Scenario) -> Mapping[str, Any]:
-    """What decides the figures of a run; the seeds are those of the file."""
+    """Return the settings that decide the figures of a run; the seeds are those of the file."""
     return {key: getattr(run, key) for key in Scenario.__struct_fields__ if key not in ("paper", "seed", "varied")}

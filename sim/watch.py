@@ -1,13 +1,11 @@
-"""Follows the runs of a scenario while they go on, in the terminal and on a page of this machine."""
+"""State of the runs of a scenario while they go on, and the page that shows it."""
 
 from __future__ import annotations
 
 import base64
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,19 +13,17 @@ from typing import Any
 
 import msgspec
 
-from node.page import WEB, Page, Shown, asset, in_thread
-from p2pfl.errors import ConfigurationError
+from node.page import WEB, Page, Shown, asset
 from sim.results import Result
 from sim.scenario import Scenario, ScenarioFile, jobs_of
 from sim.snapshots import Snapshot, of_result
 
-LOOKING = 5.0  # seconds after a page's last question for which somebody looks at it
-FAREWELL = 3.0  # seconds at most in which such a page is told the end
+LOOKING = 5.0  # seconds after the last request of a page for which it counts as open
 
 
 @dataclass
 class Row:
-    """What is known of a job.
+    """State of a job.
 
     Attributes:
         state: "waiting", "running", "finished", "kept" where it was finished before, or "stopped" where it never will be.
@@ -56,7 +52,7 @@ class Row:
 
 
 class Board:
-    """What is known of all jobs of a scenario; may be read by another thread than that which writes.
+    """State of all jobs of a scenario; may be read by another thread than that which writes.
 
     Args:
         done: the results that are there already, by the number of their job.
@@ -75,7 +71,7 @@ class Board:
             self.finished(number, result, "kept")
 
     def saw(self, number: int, snapshot: Snapshot | None) -> None:
-        """Note a snapshot of a job; or, with None, that it begins."""
+        """Record a snapshot of a job; or, with None, that it begins."""
         with self._lock:
             row = self.rows[number]
             row.state = "running"
@@ -84,17 +80,22 @@ class Board:
             row.seen = snapshot or row.seen
 
     def finished(self, number: int, result: Result, state: str = "finished") -> None:
+        """Record the result of a job."""
         seen = of_result(result)
         with self._lock:
             row = self.rows[number]
             row.state, row.seen, row.result = state, seen, result.summary["test"]["mean"]
 
     def ended(self, words: str) -> None:
-        """Nothing more will happen; `words` say what came of it."""
+        """Record the end of all runs, with `words` about it."""
         with self._lock:
             self._end = words
             for row in self.rows:
                 row.state = "stopped" if row.state == "running" else row.state
+
+    def open(self) -> bool:
+        """Return whether a page has asked lately."""
+        return time.monotonic() - self.asked < LOOKING
 
     def pace(self) -> tuple[float, float | None]:
         """Return the node-rounds in a second so far, and the seconds that the rest will take if it goes on so."""
@@ -163,58 +164,3 @@ def page_of(board: Board, port: int) -> Page:
     for number in range(len(board.rows)):
         shown[f"/runs.json?{number}"] = Shown("application/json", partial(board.state, number))
     return Page(shown, "127.0.0.1", port)
-
-
-class Watch:
-    """Is told of what happens in runs, and shows it (see `watching`)."""
-
-    def __init__(self, board: Board, views: Sequence[Any]) -> None:
-        self._board = board
-        self._views = views
-
-    def saw(self, number: int, snapshot: Snapshot | None) -> None:
-        self._board.saw(number, snapshot)
-        for view in self._views:
-            view.show(number)
-
-    def finished(self, number: int, result: Result) -> None:
-        self._board.finished(number, result)
-        for view in self._views:
-            view.show(number)
-
-    def ended(self, words: str) -> None:
-        """Tell those who look at the page what came of it, `words`."""
-        self._board.ended(words)
-        if time.monotonic() - self._board.asked < LOOKING:
-            self._board.told.wait(FAREWELL)
-
-
-@contextmanager
-def watching(file: ScenarioFile, done: Mapping[int, Result], port: int, quiet: bool) -> Iterator[Watch]:
-    """Show the runs of a scenario at 127.0.0.1, whose address is printed on standard error, and there in the terminal.
-
-    Args:
-        done: the results that are there already, by the number of their job.
-        port: 0 takes a free one.
-        quiet: show nothing in the terminal but the address.
-
-    Raises:
-        ConfigurationError: the port cannot be listened on, or what it takes is not installed.
-    """
-    from sim.watch_terminal import view
-
-    if not 0 <= port < 65536:
-        raise ConfigurationError(f"--watch-port must be from 0 to 65535, got {port}")
-    board = Board(file, done)
-    with ExitStack() as stack:
-        address = stack.enter_context(in_thread(page_of(board, port)))
-        print(f"to watch: {address}", file=sys.stderr, flush=True)
-        watch = Watch(board, [] if quiet else [stack.enter_context(view(board))])
-        try:
-            yield watch
-        except KeyboardInterrupt:
-            watch.ended("interrupted")
-            raise
-        except BaseException as error:
-            watch.ended(f"failed: {error}")
-            raise

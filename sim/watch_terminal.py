@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from sim.forecast import duration
+from sim.watch import Board, Row
 from sim.words import number, size
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-    from sim.watch import Board, Row
 
 PAUSE = 10.0  # seconds between plain lines of one run
 NAME = 16  # characters that names of runs have at least, where columns can be left out for them
@@ -23,13 +22,15 @@ FEWEST = 4  # columns: which run it is, and how far
 
 
 class View(Protocol):
+    """Display of a board."""
+
     def show(self, number: int) -> None:
-        """Something is new of a job."""
+        """Show the new state of a job."""
 
 
 @contextmanager
 def view(board: Board, stream: TextIO | None = None) -> Iterator[View]:
-    """Return what shows a board on standard error."""
+    """Show a board on standard error."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield Lines(board, stream)
@@ -43,7 +44,7 @@ def view(board: Board, stream: TextIO | None = None) -> Iterator[View]:
 
 
 class _Itself:
-    """A view that looks again and again of its own."""
+    """View that reads the board again and again by itself."""
 
     def show(self, number: int) -> None: ...
 

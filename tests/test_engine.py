@@ -159,9 +159,9 @@ def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
     job = scenario("images").runs[0]
     simulation = Simulation(job, workers=3)
     assert simulation.processes == 3
-    nodes = zip(simulation.tasks, simulation.nodes.values(), strict=True)
+    nodes = zip(simulation.plan.tasks, simulation.nodes.values(), strict=True)
     one = OneByOne([task.learner(node.me.draws, "cpu") for task, node in nodes])
-    model = simulation.initial
+    model = simulation.plan.initial
     models = [model, model + np.float32(0.01)]
     try:
         for kind, jobs in {

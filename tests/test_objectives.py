@@ -324,7 +324,7 @@ def test_no_message_holds_a_preference(monkeypatch, task, policy):
     """Nor a loss or a reward by which it could be computed. Messages are looked at before a transport may encrypt them."""
     frames, simulation = frames_of(monkeypatch, task | {"preferences": {"name": "dirichlet"}}, policy)
     sent = b"\0".join(frames)
-    for task in simulation.tasks:
+    for task in simulation.plan.tasks:
         assert task.about == {}
         for weight in task.preference.tolist():
             assert not any(form in sent for form in forms(weight))

@@ -244,7 +244,7 @@ def some_kept(folder, count=4, changes=("form=one", "seed=0")):
             raise StopError
 
     with pytest.raises(StopError):
-        search_all(begin(file), file.folder, kept, 1, step)
+        search_all(begin(file), file.folder, kept, workers=1, progress=step)
     kept.give_up()
 
 

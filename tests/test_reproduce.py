@@ -33,7 +33,7 @@ def test_every_paper_table_and_row_is_listed(capsys):
 
 
 def test_what_was_measured_is_of_rows_that_there_are():
-    for name, forms in measured.load().items():
+    for name, forms in measured.load(measured.FILE).items():
         file = load(name)
         for form, told in forms.items():
             assert form == "full" or form in file.forms, name
@@ -101,7 +101,7 @@ def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
     assert json.loads(Path("again/study-short/summary.json").read_text())["runs"][0]["nodes"] == 3
     code, out, _ = said(capsys, "--short", "--out", "again", "--record")
     assert "study, form short: 1 row, there already\n" in out
-    assert measured.load() == {}
+    assert measured.load(measured.FILE) == {}
 
 
 def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
@@ -140,18 +140,45 @@ def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, mon
 def test_figures_are_kept_when_asked_and_listed(study, capsys):
     study("study")
     assert said(capsys, "--short", "--out", "again", "--record")[0] == 0
-    told = measured.load()["study"]["short"]
+    told = measured.load(measured.FILE)["study"]["short"]
     assert told.seeds == [0]
     assert told.seconds > 0
     figure = json.loads(Path("again/study-short/summary.json").read_text())["table"][0]["mean"]
     assert told.figures == {"alone": float(f"{figure:.4g}")}
-    measured.record("study", "full", Measured(7200.0))
+    measured.record(measured.FILE, "study", "full", Measured(7200.0))
     _, out, _ = said(capsys, "--markdown")
     assert "| **A paper, table 7: `study`** |  | not run, about 2 h | 1 seed, " in out
     assert f"| alone | 0.500 |  | {told.figures['alone']:.3f} |" in out
     assert "| *alone above 0.05* |  |  | held |" in out
-    measured.record("study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.04}))
+    measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.04}))
     assert "| *alone above 0.05* |  | not held | held |" in said(capsys, "--markdown")[1]
+
+
+def test_installed_without_measured_figures_it_lists_the_printed_ones(study, capsys):
+    study("study")
+    measured.FILE.unlink()
+    code, out, err = said(capsys, "--markdown")
+    assert code == 0
+    assert "| not run: alone 0.5 |  |  |  |" in out or "| not run: alone 0.500 |  |  |  |" in out
+    assert err == f"no measured figures: {measured.FILE} does not exist; they are part of the repository\n"
+    for options in (["--short", "--record"], ["--take", "again"]):
+        code, out, err = said(capsys, *options)
+        assert (code, out) == (2, "")
+        assert err.startswith("figures are kept in results/measured.json of the repository, which is not here")
+        assert not Path("runs").exists()
+
+
+def test_figures_are_kept_in_another_file_when_one_is_named(study, capsys):
+    study("study")
+    assert said(capsys, "--short", "--out", "again", "--record", "--measured", "mine.json")[0] == 0
+    assert [*measured.load(Path("mine.json"))["study"]["short"].figures] == ["alone"]
+    assert measured.load(measured.FILE) == {}
+    assert "| alone | 0.500 |  | 0." in said(capsys, "--markdown", "--measured", "mine.json")[1]
+
+
+def test_measured_figures_are_no_part_of_the_packages():
+    assert measured.FILE == ROOT / "results" / "measured.json"
+    assert measured.FILE.exists()
 
 
 def test_of_a_figure_or_a_row_that_was_not_kept_the_list_says_nothing(study, capsys):
@@ -169,7 +196,7 @@ below = 1.0
 figure = "std"
 """
     study("study", STUDY + more)
-    measured.record("study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.5}))
+    measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.5}))
     out = said(capsys, "--markdown")[1]
     assert "| *alone above 0.05* |  | held |  |" in out
     assert "| *alone, two above 0.05* |  |  |  |" in out
@@ -182,7 +209,7 @@ def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys
         assert main(["run", "study", *options, "--engine", "local", "--no-report", "--out", name]) == 0
     capsys.readouterr()
     assert said(capsys, "--take", "one", "two") == (0, "study, form full: alone\nstudy, form full: together\n", "")
-    assert [*measured.load()["study"]["full"].figures] == ["alone", "together"]
+    assert [*measured.load(measured.FILE)["study"]["full"].figures] == ["alone", "together"]
     message = "bent holds a run of study that is none of its forms full and short as they are now\n"
     assert said(capsys, "--take", "bent") == (2, "", message)
     assert said(capsys, "--take", "nowhere")[2].startswith("nowhere holds no finished run: ")

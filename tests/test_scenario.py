@@ -15,8 +15,8 @@ from p2pfl import simulate
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.task import Part, make_task
-from sim.cli import parse_seeds
-from sim.run import check
+from sim.options import parse_seeds
+from sim.plan import check
 from sim.scenario import load, resolve, shipped
 
 TOML = """

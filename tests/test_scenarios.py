@@ -41,7 +41,7 @@ def again(folder, name, *scenarios):
     assert "otherwise" not in said  # of claims
     found = [json.loads((folder / "runs" / name / each / "summary.json").read_text()) for each in scenarios]
     for summary, (scenario, _, form) in zip(found, (each.rpartition("-") for each in scenarios), strict=True):
-        recorded = measured.load()[scenario][form].figures
+        recorded = measured.load(measured.FILE)[scenario][form].figures
         assert recorded.keys() == {row["name"] for row in summary["table"]}
     return found
 

@@ -18,7 +18,8 @@ from p2pfl.policies.random import Random
 from p2pfl.task import make_task
 from sim.engine import run_all
 from sim.network import Links, Network
-from sim.run import Simulation, names, run
+from sim.plan import names
+from sim.run import Simulation, run
 from sim.scenario import load, resolve
 
 ROOT = Path(__file__).parent.parent
@@ -306,7 +307,7 @@ def test_stacked_runs_equal_one_by_one_runs(mode, task):
     options = {"mode": mode, "task": task, "rounds": 1, "policy": {"name": "random"}, "compute": {"slowdown": [1.0, 10.0]}}
     stacked, single = (run(scenario(trainer=trainer, **options)) for trainer in ("stacked", "one-by-one"))
     if task["name"] == "digits":
-        assert len({task.n_samples for task in Simulation(scenario(**options)).tasks}) > 1  # unequal sample counts
+        assert len({task.n_samples for task in Simulation(scenario(**options)).plan.tasks}) > 1  # unequal sample counts
     for name in stacked.nodes:
         a, b = stacked.nodes[name].me.params, single.nodes[name].me.params
         assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
@@ -378,8 +379,8 @@ def test_a_directed_graph_says_which_way_models_travel():
 
 
 def test_names_sort_as_they_are_numbered():
-    assert names(11)[:3] == ["node-00", "node-01", "node-02"]
-    assert sorted(names(1001)) == names(1001)
+    assert names(11)[:3] == ("node-00", "node-01", "node-02")
+    assert sorted(names(1001)) == [*names(1001)]
 
 
 def own_layout(part, seed):

@@ -300,9 +300,10 @@ def test_any_topology_lies_over_the_places_of_a_file(tmp_path):
         assert resolve(file.raw(), [], name="again", folder="elsewhere").runs == file.runs
         simulation = Simulation(file.runs[0])
         assert simulation.links.latency("node-1", "node-2") == pytest.approx(great_circle(LOS_ANGELES, LONDON) / 200_000)
-        assert simulation.labels == ["NY", "LA", "London"]
-        assert simulation.topology == name
-    assert simulated(nx.path_graph(["x", "y", "z"]), network=file.raw()["run"][0]["network"]).labels == ["x", "y", "z"]
+        assert simulation.plan.topology.labels == ["NY", "LA", "London"]
+        assert simulation.plan.topology.name == name
+    simulation = simulated(nx.path_graph(["x", "y", "z"]), network=file.raw()["run"][0]["network"])
+    assert simulation.plan.topology.labels == ["x", "y", "z"]
 
 
 def test_places_that_do_not_fit(tmp_path):

@@ -19,7 +19,7 @@ from browser import page as new_page
 from rich.console import Console
 
 from node.page import in_thread
-from sim import engine, snapshots, watch, watch_terminal
+from sim import engine, monitor, snapshots, watch_terminal
 from sim.cli import main
 from sim.results import result_of
 from sim.run import Simulation
@@ -65,7 +65,8 @@ def test_a_run_that_is_watched_is_the_run_that_it_would_have_been(monkeypatch, h
     file, seen = scenario(), []
     engine.check_all(file)
     alone = engine.run_all(file, "local")
-    watched = engine.run_all(file, how, watched=lambda number, snapshot: seen.append((number, snapshot)))
+    listener = engine.Listener(watched=lambda number, snapshot: seen.append((number, snapshot)))
+    watched = engine.run_all(file, how, listener=listener)
     assert [plain(result) for result in watched] == [plain(result) for result in alone]
     for number in range(4):
         begun, *told = [snapshot for k, snapshot in seen if k == number]
@@ -99,7 +100,8 @@ def test_the_last_snapshot_says_what_the_result_says():
 def test_a_snapshot_in_the_middle_is_a_beginning_of_the_end(monkeypatch):
     monkeypatch.setattr(snapshots, "EVERY", 0.0)
     seen = []
-    (result,) = engine.run_all(scenario(seeds=(0,)).only("dac"), watched=lambda number, snapshot: seen.append(snapshot))
+    listener = engine.Listener(watched=lambda number, snapshot: seen.append(snapshot))
+    (result,) = engine.run_all(scenario(seeds=(0,)).only("dac"), listener=listener)
     final = of_result(result)
     for snapshot in seen[1:]:
         assert snapshot.values == pytest.approx(final.values[: len(snapshot.values)])
@@ -295,15 +297,15 @@ def test_a_port_that_cannot_be_had_is_one_line_and_leaves_nothing(capsys, file):
 
 
 def test_the_end_is_told_to_who_looks_and_nobody_is_waited_for_who_does_not(monkeypatch):
-    monkeypatch.setattr(watch, "FAREWELL", 60.0)
+    monkeypatch.setattr(monitor, "FAREWELL", 60.0)
     board = Board(scenario())
-    watch.Watch(board, []).ended("written")  # nobody has asked
+    monitor.Watch(board, []).ended("written")  # nobody has asked
     assert not board.told.is_set()
     board = Board(scenario())
     board.state()
     asker = threading.Timer(0.05, board.state)
     asker.start()
-    watch.Watch(board, []).ended("written")
+    monitor.Watch(board, []).ended("written")
     assert board.told.is_set()
     asker.join()
 

@@ -48,8 +48,10 @@ def section(series: Sequence[Series]) -> Section | None:
     states = {one.name: found for one in series if (found := states_of(one)) is not None}
     figures = [lanes(series, states)] if states else []
     note = "1 where the clusters are the true groups, about 0 where they agree by chance (Hubert and Arabie 1985)."
-    figures += _drawn(lines("rand", "Agreement of clusters and true groups", series, _rand, "adjusted Rand index", note))
-    figures += _drawn(lines("clusters-count", "Number of clusters", series, _count, "clusters", even=True))
+    title = "Agreement of clusters and true groups"
+    figures += _drawn(lines(series, _rand, id="rand", title=title, y_label="adjusted Rand index", note=note))
+    title = "Number of clusters"
+    figures += _drawn(lines(series, _count, id="clusters-count", title=title, y_label="clusters", even=True))
     figures += similarities(series, states)
     return {"id": "clusters", "title": "Clusters", "text": [], "figures": figures} if figures else None
 
@@ -252,7 +254,7 @@ def of_clusters(series: Sequence[Series]) -> list[str]:
 
 
 class _Became(NamedTuple):
-    """What became of a run's clusters: how many there were at most and at the end, how near they were to the true groups.
+    """History of a run's clusters: their greatest and final number, and their agreement with the true groups.
 
     Attributes:
         exact: the first rounds in which they were just the true groups, of those seeds in which they ever were.

@@ -27,7 +27,7 @@ MOST_FIGURES = 6
 
 @dataclass
 class Order:
-    """How nodes are put into the rows of a matrix, in groups.
+    """Order of nodes in the rows of a matrix, by groups.
 
     Attributes:
         place: the row of each node.
@@ -58,12 +58,12 @@ def section(series: Sequence[Series]) -> Section:
         figures += matrices(suffix, more, runs, links)
     figures += drawings(series, links)
     shares = lines(
-        "within-group",
-        "Links within the own group",
         series,
         _within,
-        "links within the own group",
-        "The share of the models aggregated in a round that came from a node of the own group, in the mean over seeds.",
+        id="within-group",
+        title="Links within the own group",
+        y_label="links within the own group",
+        note="The share of the models aggregated in a round that came from a node of the own group, in the mean over seeds.",
         y_unit="%",
     )
     for band in {"low", "high"} & set(shares):  # a share is from 0 to 100, however it deviates

@@ -69,7 +69,7 @@ def over_seeds(series: Series, per_round: PerRound) -> np.ndarray:
 
 
 def lines(
-    id: str, title: str, series: Sequence[Series], per_round: PerRound, y_label: str, note: str = "", **more: Any
+    series: Sequence[Series], per_round: PerRound, *, id: str, title: str, y_label: str, note: str = "", **more: Any
 ) -> Figure:
     """Return a figure of lines: the mean over seeds against rounds, bytes and virtual time, with a band of one deviation.
 

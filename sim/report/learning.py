@@ -20,7 +20,7 @@ def section(series: Sequence[Series]) -> Section:
         figures += curves(suffix, metric, alike)
         title = "Validation loss" + (f" of the runs with a test {metric}" if len(alike) < len(series) else "")
         note = "The mean over the nodes, of the reported model."
-        figures.append(lines(f"loss{suffix}", title, alike, _loss, "validation loss", note))
+        figures.append(lines(alike, _loss, id=f"loss{suffix}", title=title, y_label="validation loss", note=note))
     return {"id": "learning", "title": "Learning", "text": [], "figures": [each for each in figures if each["y"]]}
 
 
@@ -35,24 +35,30 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
     label = f"test {metric}"
     return [
         lines(
-            f"learning{suffix}", f"Test {metric}", series, _mean, label, f"The mean over the nodes, of {of}.", target=target
+            series,
+            _mean,
+            id=f"learning{suffix}",
+            title=f"Test {metric}",
+            y_label=label,
+            note=f"The mean over the nodes, of {of}.",
+            target=target,
         ),
         lines(
-            f"worst{suffix}",
-            f"Test {metric} of the worst tenth of the nodes",
             series,
             _worst,
-            label,
-            "The mean of the tenth of the nodes that is worst in that round.",
+            id=f"worst{suffix}",
+            title=f"Test {metric} of the worst tenth of the nodes",
+            y_label=label,
+            note="The mean of the tenth of the nodes that is worst in that round.",
         ),
         lines(
-            f"gain{suffix}",
-            f"What aggregation changes in the test {metric}",
             series,
             _gain,
-            f"difference in test {metric}",
-            "Of the model after aggregation, less that of the model that was trained before it; the mean over the nodes."
-            f" {'More' if series[0].shown.better_is_higher else 'Less'} than 0 is an improvement.",
+            id=f"gain{suffix}",
+            title=f"What aggregation changes in the test {metric}",
+            y_label=f"difference in test {metric}",
+            note="Of the model after aggregation, less that of the model that was trained before it; the mean over the"
+            f" nodes. {'More' if series[0].shown.better_is_higher else 'Less'} than 0 is an improvement.",
         ),
     ]
 

@@ -23,12 +23,12 @@ def section(series: Sequence[Series]) -> Section:
     figures += budgets(series)
     figures.append(
         lines(
-            "models",
-            "Models received",
             series,
             _models,
-            "models",
-            "By a node in a round, on average; a node that has stopped receives none.",
+            id="models",
+            title="Models received",
+            y_label="models",
+            note="By a node in a round, on average; a node that has stopped receives none.",
         )
     )
     return {"id": "traffic", "title": "Traffic and budgets", "text": [], "figures": figures}

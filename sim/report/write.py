@@ -1,4 +1,4 @@
-"""From folders to a file: the sections, the text, and where the page is written."""
+"""Write the report: from folders of runs to sections, and to one page."""
 
 from __future__ import annotations
 
@@ -68,6 +68,16 @@ def write_report(paths: Sequence[Path], out: Path | None = None, seed: int | Non
     except OSError as error:
         raise ConfigurationError(f"cannot write {target}: {reason(error)}") from error
     return target
+
+
+def try_write_report(folder: Path) -> tuple[Path | None, str]:
+    """Write the report of a finished run, and return its path; or None, and the reason. The run does not fail for it."""
+    try:
+        return write_report([folder]), ""
+    except ConfigurationError as error:
+        return None, f"report.html was not made: {error}"
+    except Exception as error:  # a mistake in the report takes nothing from the run, which is whole
+        return None, f"report.html was not made: {type(error).__name__}: {error}"
 
 
 def report(paths: Sequence[Path], seed: int | None = None) -> str:
