@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PINS = dict(
-    re.fullmatch(r"([A-Za-z0-9._-]+)==(\S+)", line).groups()
-    for line in (ROOT / "constraints.txt").read_text().splitlines()
-    if not line.startswith("#")
-)
+LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+PINS = dict(re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;]+)(?:; .+)?", line).groups() for line in LINES)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = [
     Requirement(text)
@@ -33,6 +30,33 @@ def test_pin_of_a_dependency_is_one_that_it_allows(needed):
 def test_pins_are_of_no_single_platform():
     assert not any("+" in pin for pin in VERSIONS.values())
     assert len(VERSIONS) == len(PINS)
+
+
+def needed_distributions():
+    """Yield the names of what the extras need on this platform, and what that needs in turn, as far as it is installed."""
+    seen, left = set(), [(needed, "") for needed in NEEDED]
+    while left:
+        needed, extra = left.pop()
+        name = canonicalize_name(needed.name)
+        key = (name, frozenset(needed.extras))
+        if key not in seen and (needed.marker is None or needed.marker.evaluate({"extra": extra})):
+            seen.add(key)
+            try:
+                texts = requires(name) or ()
+            except PackageNotFoundError:
+                continue
+            yield name
+            left += [(Requirement(text), each) for text in texts for each in (*needed.extras, "")]
+
+
+def test_every_distribution_of_the_environment_is_pinned():
+    missing = set(needed_distributions()) - set(VERSIONS)
+    assert sorted(name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))) == []  # they follow torch
+
+
+def test_pins_are_sorted_and_keep_torch():
+    assert sorted(LINES, key=str.lower) == LINES
+    assert VERSIONS["torch"] == "2.13.0"
 
 
 def test_zeroconf_without_limits_of_its_caches_is_not_allowed():
