@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from node import admission, config
+from node import config
+from node.membership_file import load_federation
 from protocols import messages as m
 from protocols.addresses import split_address
 from protocols.certificates import client_context
@@ -42,7 +43,7 @@ class Adversary:
 
     def __init__(self, folder: Path, n_samples: int = 50) -> None:
         self.identity = Identity.load(folder / config.KEY)
-        membership = admission.load_federation(folder)
+        membership = load_federation(folder)
         assert membership is not None
         self.membership = membership
         self.n_samples = n_samples

@@ -36,6 +36,7 @@ from node.wiring import max_frame
 from protocols import messages as m
 from protocols.addresses import split_address
 from protocols.certificates import client_context, make_certificate, server_context
+from protocols.errors import TransportError
 from protocols.identity import Identity
 
 NAMES = ("alice", "bob", "carol")
@@ -68,7 +69,7 @@ async def read_nothing_again(folder: Path, name: str, address: str) -> None:
     while True:
         try:
             await read_nothing(folder, name, address)
-        except Exception:
+        except (TransportError, OSError, TimeoutError):
             await asyncio.sleep(1.0)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from node.coding import Coding
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member, Peer
+from node.peering_config import PeeringConfig, PeeringOptions
 from node.settings import Settings
 from node.wiring import max_frame
 from p2pfl.codecs import Float32
@@ -70,19 +71,22 @@ class BenchNode:
         own, keys = identity(number), {other: identity(other).public for other in others}
         self.transport = TlsTransport(f"{HOST}:0", own, Club(keys.values()), max_frame(size // 4), rate=inf)
         self.exchange = Anew(
-            f"node-{number}",
-            own.public,
-            {f"node-{k}": Member(key, (others[k],) if others[k] else ()) for k, key in keys.items()},
-            transport=self.transport,
-            sealer=Sealer(own, FEDERATION, LAYOUT, 1),
-            door=Door({f"node-{k}": key for k, key in keys.items()}, own.public, FEDERATION, payload_limit(size // 4)),
+            PeeringConfig(
+                name=f"node-{number}",
+                key=own.public,
+                neighbours={f"node-{k}": Member(key, (others[k],) if others[k] else ()) for k, key in keys.items()},
+                transport=self.transport,
+                sealer=Sealer(own, FEDERATION, LAYOUT, 1),
+                door=Door({f"node-{k}": key for k, key in keys.items()}, own.public, FEDERATION, payload_limit(size // 4)),
+                agreed={},
+                about={"n_samples": 1},
+                asynchronous=True,
+                options=PeeringOptions(period=period),
+            ),
             settings=Settings(mode="asynchronous", members=1 + len(others), deadline=60.0),
-            agreed={},
-            about={},
             coding=Coding(Float32(), Layout((("model", (size // 4,)),), size // 4)),
             n_samples=1,
             loss=self._no_loss,
-            period=period,
         )
         self.tasks = asyncio.TaskGroup()
 
@@ -104,7 +108,7 @@ async def handshakes_per_second(count: int) -> float:
     """Return how many connections two nodes on one event loop make in a second, one by one: dialled, encrypted, proven."""
     server, client = BenchNode(1, {2: ""}, 4), BenchNode(2, {1: ""}, 4)
     for node in (server, client):
-        await node.transport.listen(node.exchange.contacts)
+        await node.transport.listen(node.exchange.contacts.links)
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for _ in range(count):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from node import admission, agreement, config, joining, setup, status
+from node import admission, agreement, config, joining, setup, status_reader
 from node.membership_file import MEMBERSHIP
 
 PATIENCE = 180.0  # seconds in which something has to happen
@@ -99,7 +99,7 @@ class Federation:
         Raises:
             RuntimeError: the node has failed.
         """
-        state = status.read(self.folders[name] / config.STATUS) or {"round": 0, "state": "starting", "history": []}
+        state = status_reader.read(self.folders[name] / config.STATUS) or {"round": 0, "state": "starting", "history": []}
         if state.get("state") in ("failed", "gone"):
             raise RuntimeError(f"{name} {state['state']}: {self.output(name)}")
         return state

@@ -1,4 +1,4 @@
-"""Membership of a federation: made by its first member, admitted by hand, revoked. Tokens are in node.invitations."""
+"""Membership of a federation: founded by its first member, granted by hand, revoked. Tokens are in node.invitations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from node import admission_key, config
 from node.admission_key import as_configuration
 from node.agreement import Approve, approve_all, check_agreement
 from node.config import NodeConfig
-from node.files import PRIVATE, replace_file, sync_folder
-from node.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation, member_of, write_federation
+from node.files import PRIVATE, is_folder_locked, replace_file, sync_folder
+from node.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, member_of, write_federation
 from p2pfl.errors import ConfigurationError
 from protocols.errors import FederationError, ProtocolError
 from protocols.federation import Federation
@@ -20,12 +20,10 @@ from protocols.identity import Identity
 from protocols.invitation import Invitation, Joined, Request, decode_admission, encode_admission
 from protocols.membership import Membership, Role
 
-__all__ = ["MembershipFile", "load_federation"]
-
 
 @contextmanager
 def adding(folder: Path) -> Iterator[Membership]:
-    """Yield the log to be added to, while no other process adds to it; afterwards what was added is on the disk.
+    """Yield the log to be added to, while no other process adds to it; the new entries are on the disk afterwards.
 
     Raises:
         ConfigurationError: the node belongs to no federation, or a file is damaged or cannot be written.
@@ -40,7 +38,7 @@ def adding(folder: Path) -> Iterator[Membership]:
 
 
 def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, passphrase: bytes | None = None) -> Federation:
-    """Make a federation whose first member is a node, with an admission key and a copy of it.
+    """Found a federation, with an admission key and a backup of it; this node is its first member.
 
     Args:
         passphrase: encrypts the key and its copy.
@@ -84,7 +82,7 @@ def rotate(folder: Path, backup: Path, passphrase: bytes | None = None, new_pass
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Return what a node's federation has agreed on, and its members."""
+    """Return the agreement and the members of a node's federation."""
     membership = member_of(folder)
     members = [{"name": member.name, "role": member.role, "key": member.key.hex()} for member in membership.members.values()]
     return {
@@ -106,9 +104,10 @@ def accept(
     invitation: Invitation,
     own: NodeConfig,
     key: bytes,
+    *,
     approve: Approve = approve_all,
 ) -> str:
-    """Keep what the inviting node has answered; return the federation's name.
+    """Keep the answer of the inviting node; return the federation's name.
 
     Args:
         approve: is asked before anything is kept.
@@ -121,48 +120,44 @@ def accept(
         federation = Federation.parse(joined.file)
         if federation.id != invitation.federation:
             raise FederationError("the answer is of another federation than the token")
-        return _keep(folder, federation, joined.log, own, key, invitation.admission, approve)
+        membership = _read(federation, joined.log)
+        if invitation.admission not in membership.admissions:
+            raise FederationError("the federation's admission key is another one than the token names")
+        return _keep(folder, membership, own, key, approve)
 
 
-def accept_bundle(folder: Path, text: str, own: NodeConfig, key: bytes, approve: Approve = approve_all) -> str:
-    """Keep what `admit` has written; return the federation's name.
+def accept_bundle(folder: Path, text: str, own: NodeConfig, key: bytes, *, approve: Approve = approve_all) -> str:
+    """Keep the bundle that `admit` has written; return the federation's name.
 
     Raises:
         ConfigurationError: as `accept`.
     """
     with as_configuration():
         joined = decode_admission(text)
-        return _keep(folder, Federation.parse(joined.file), joined.log, own, key, None, approve)
+        return _keep(folder, _read(Federation.parse(joined.file), joined.log), own, key, approve)
 
 
-def _keep(
-    folder: Path,
-    federation: Federation,
-    log: bytes,
-    own: NodeConfig,
-    key: bytes,
-    admission: bytes | None,
-    approve: Approve,
-) -> str:
+def _read(federation: Federation, log: bytes) -> Membership:
     try:
-        membership = Membership(federation, log)
+        return Membership(federation, log)
     except ProtocolError as error:
         raise FederationError(str(error)) from error
-    if admission is not None and admission not in membership.admissions:
-        raise FederationError("the federation's admission key is another one than the token names")
+
+
+def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, approve: Approve) -> str:
     member = membership.member(own.name)
     if member is None or member.key != key:
         raise FederationError(f"this node, {own.name}, is not among the members with its key")
-    approve(own, check_agreement(own, federation))
+    approve(own, check_agreement(own, membership.file))
     write_federation(folder, membership)
-    return federation.name
+    return membership.file.name
 
 
 # By hand
 
 
 def request(folder: Path, new_key: bool = False) -> str:
-    """Return a line with which this node can be admitted by hand.
+    """Return a line with which a member with the admission key can admit this node.
 
     Args:
         new_key: make a new key, and ask that it takes the place of the present one, which is kept as a file of its own. The
@@ -176,7 +171,7 @@ def request(folder: Path, new_key: bool = False) -> str:
         identity = Identity.load(folder / config.KEY)
         if not new_key:
             return Request.make(identity, own.name)
-        if config.locked(folder):
+        if is_folder_locked(folder):
             raise ConfigurationError(f"{folder} is in use: stop the node before it gets another key")
         aside = folder / f"{config.KEY}.old"
         if aside.exists():
@@ -194,8 +189,10 @@ def request(folder: Path, new_key: bool = False) -> str:
         return line
 
 
-def admit(folder: Path, line: str, role: Role, out: Path, passphrase: bytes | None = None, reuse_name: bool = False) -> str:
-    """Make the node that has printed a request a member; write what it joins with, and return its name.
+def admit(
+    folder: Path, line: str, role: Role, out: Path, *, passphrase: bytes | None = None, reuse_name: bool = False
+) -> str:
+    """Admit the node that has printed a request; write the bundle that it joins with, and return its name.
 
     Args:
         passphrase: of the admission key, if it is encrypted.

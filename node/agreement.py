@@ -1,4 +1,4 @@
-"""What the members of a federation have agreed on: the content of its signed file, and what follows from it for a node."""
+"""Agreement of a federation's members: the content of its signed file, and the consequences for a node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Edges = Literal["all"] | tuple[tuple[str, str], ...]
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all members share of their models.
+    """Shared part of the members' models.
 
     Attributes:
         layout: fingerprint of the shared layout.
@@ -74,7 +74,7 @@ def approve_all(own: NodeConfig, agreement: Agreement) -> None:
 
 
 def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
-    """Return what a federation would agree on if all its members were as this node is configured.
+    """Return the agreement of a federation whose members are all configured as this node.
 
     Raises:
         ConfigurationError: the task or the policy has an option that is a node's own business.
@@ -94,7 +94,7 @@ def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> di
 
 
 def read(federation: Federation) -> Agreement:
-    """Return what a signed file says.
+    """Return the agreement in a federation's signed file.
 
     Raises:
         ConfigurationError: it was made by another version of p2pfl, or says what makes no sense, or what is a node's own
@@ -121,7 +121,7 @@ def _check_options(task: Mapping[str, Any], policy: Mapping[str, Any]) -> None:
 
 
 def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
-    """Return what a federation asks of a node that is to join; nothing is imported.
+    """Return the agreement of the federation that a node is to join; nothing is imported.
 
     Raises:
         ConfigurationError: as `read` and `applied`.
@@ -132,7 +132,7 @@ def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
 
 
 def applied(config: NodeConfig, agreement: Agreement) -> NodeConfig:
-    """Return a node's configuration with what the federation has agreed on.
+    """Return a node's configuration with the values of the federation's agreement.
 
     Raises:
         ConfigurationError: the node's own configuration names another task or policy. What a federation names is never
@@ -211,7 +211,7 @@ def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
 def terms(
     layout: Layout, settings: Settings, initial: str, edges: Edges = "all", timing: Timing | None = None
 ) -> dict[str, str]:
-    """Return in words what both ends of a link must have alike: who decides what, when, on what, and what if it fails.
+    """Return in words the settings that both ends of a link must share: decisions, their times and inputs, and failures.
 
     Args:
         timing: of the elections, where the policy is coordinated.
@@ -244,7 +244,7 @@ def terms(
 
 
 def _coordinated(timing: Timing) -> dict[str, str]:
-    """Return what is agreed on otherwise where the policy has a coordinator."""
+    """Return the settings that differ where the policy has a coordinator."""
     times = f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
     return {
         "coordinator": f"elected by a majority of the members; {times}",

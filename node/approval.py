@@ -1,4 +1,4 @@
-"""The options that a federation asks of a node that joins, compared with what the node's owner has configured."""
+"""Comparison of a federation's options with the configuration of a node that is to join."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Difference(NamedTuple):
 
 
 def summary(agreement: Agreement) -> list[str]:
-    """Return lines that say what a federation asks for."""
+    """Return a federation's settings as lines for people."""
     lines = [f"the federation {agreement.name} asks for:"]
     for kind in _KINDS:
         name, options = tables.named(kind, getattr(agreement, kind))

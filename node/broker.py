@@ -22,7 +22,7 @@ _MOSQUITTO = "listener {port} 127.0.0.1\nallow_anonymous true\npersistence false
 
 @contextmanager
 def local_broker() -> Iterator[str]:
-    """Run a broker on a free port of loopback, for whoever connects there; yield its URL.
+    """Run a broker without access rules on a free port of loopback; yield its URL.
 
     Raises:
         ConfigurationError: neither of the two is installed, or it does not start.

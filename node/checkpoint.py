@@ -1,4 +1,4 @@
-"""What survives a crash: a file replaced as a whole, with the hash of its content, and the two before it.
+"""Checkpoints of a node: a file replaced as a whole, with the hash of its content, and the two before it.
 
 A checkpoint is written when a model is published, before any peer can get it, after the preparation and after every round.
 So a node that was killed at any moment comes back with its last finished round and still serves the bytes that it has served

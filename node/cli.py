@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from node.commands import FAILED, Parser, guarded
 from p2pfl._version import __version__
@@ -21,6 +22,7 @@ COORDINATED = (
     " one node alone coordinates itself, two nodes must both be there, and an even number can miss no more than the odd"
     " one below it: of three one, of four one, of five two. Without a majority each node learns alone, and says so."
 )
+POLICY_HELP = f"with whom, and how: {', '.join(POLICIES)}, or package.module:factory (default: dac). {COORDINATED}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,90 +44,111 @@ def parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    policy_help = f"with whom, and how: {', '.join(POLICIES)}, or package.module:factory (default: dac). {COORDINATED}"
-    init = commands.add_parser("init", help="make a node's folder with a key and a configuration")
-    _folder(init, "the node's folder, to be made")
-    init.add_argument("--name", help="by which the others know the node (default: the folder's name)")
-    init.add_argument("--port", type=int, default=4100, help="to listen on, on all addresses (default: 4100)")
-    init.add_argument("--listen", metavar="HOST:PORT", help="to listen on one address only")
-    init.add_argument(
+    _add_init(commands)
+    cli_members.add(commands, _folder)
+    _add_run(commands)
+    _add_status(commands)
+    _add_doctor(commands)
+    _add_export(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_init(commands: Any) -> None:
+    parser = commands.add_parser("init", help="make a node's folder with a key and a configuration")
+    _folder(parser, "the node's folder, to be made")
+    parser.add_argument("--name", help="by which the others know the node (default: the folder's name)")
+    parser.add_argument("--port", type=int, default=4100, help="to listen on, on all addresses (default: 4100)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="to listen on one address only")
+    parser.add_argument(
         "--part", default="0/1", metavar="I/N", help="which part of a built-in data set, such as 0/3 (default: 0/1)"
     )
-    init.add_argument(
+    parser.add_argument(
         "--data",
         default="",
         metavar="FILE",
         help="the node's own data: npz or csv for --task classification, a table's schema file, .toml, for --task fairness",
     )
-    init.add_argument("--root", default="", metavar="DIR", help="the folder of data sets (default: the variable P2PFL_DATA)")
-    init.add_argument("--broker", default="", metavar="URL", help="an MQTT broker that all members reach, mqtt://host:1883")
-    init.add_argument(
+    parser.add_argument(
+        "--root", default="", metavar="DIR", help="the folder of data sets (default: the variable P2PFL_DATA)"
+    )
+    parser.add_argument(
+        "--broker", default="", metavar="URL", help="an MQTT broker that all members reach, mqtt://host:1883"
+    )
+    parser.add_argument(
         "--task",
         help=f"what is learned: {', '.join(TASKS)}, or package.module:factory (default: digits)",
     )
-    init.add_argument("--policy", default="dac", help=policy_help)
-    init.set_defaults(do=_init)
+    parser.add_argument("--policy", default="dac", help=POLICY_HELP)
+    parser.set_defaults(do=_init)
 
-    cli_members.add(commands, _folder)
 
-    run = commands.add_parser("run", help="run a node until it is told to stop; run again, it goes on where it was")
-    _folder(run)
-    run.add_argument(
+def _add_run(commands: Any) -> None:
+    parser = commands.add_parser("run", help="run a node until it is told to stop; run again, it goes on where it was")
+    _folder(parser)
+    parser.add_argument(
         "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of node.toml"
     )
-    run.add_argument("--data", metavar="FILE", help="the node's own data, instead of the file that node.toml names")
-    run.add_argument("--root", metavar="DIR", help="the folder of data sets, instead of the one that node.toml names")
-    run.add_argument(
+    parser.add_argument("--data", metavar="FILE", help="the node's own data, instead of the file that node.toml names")
+    parser.add_argument("--root", metavar="DIR", help="the folder of data sets, instead of the one that node.toml names")
+    parser.add_argument(
         "--passphrase-file", metavar="FILE",
         help="the passphrase of the admission key, if that is here and encrypted: tokens are answered only with it",
     )  # fmt: skip
-    run.add_argument("--until-done", action="store_true", help="end when all rounds are done and no peer needs this node")
-    run.add_argument(
+    parser.add_argument("--until-done", action="store_true", help="end when all rounds are done and no peer needs this node")
+    parser.add_argument(
         "--status-port", type=int, metavar="N", help="show what the node does at http://127.0.0.1:N; 0 takes a free port"
     )
-    run.add_argument("--status-host", metavar="HOST", help="show it there, to others too if that is not on loopback")
-    run.add_argument("--log-format", choices=("text", "json"), default="text", help="json: one object a line")
-    run.add_argument("--json", action="store_true", help="print the final status and nothing else")
-    run.set_defaults(do=_run)
+    parser.add_argument("--status-host", metavar="HOST", help="show it there, to others too if that is not on loopback")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="json: one object a line")
+    parser.add_argument("--json", action="store_true", help="print the final status and nothing else")
+    parser.set_defaults(do=_run)
 
-    status = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
-    _folder(status)
-    status.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
-    status.add_argument(
+
+def _add_status(commands: Any) -> None:
+    parser = commands.add_parser("status", help="show what a node does, its peers, and what it has rejected")
+    _folder(parser)
+    parser.add_argument("--watch", action="store_true", help="show it again every second, until interrupted")
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else, every second if watched"
     )
-    status.set_defaults(do=_status)
+    parser.set_defaults(do=_status)
 
-    doctor = commands.add_parser("doctor", help="look for what keeps a node from working, and say how to mend it")
-    _folder(doctor)
-    doctor.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    doctor.set_defaults(do=_doctor)
 
-    export = commands.add_parser("export", help="write a node's best model, as a safetensors or ONNX file")
-    _folder(export)
-    export.add_argument("target", type=Path, help="the file to be written, such as model.safetensors")
-    export.add_argument(
+def _add_doctor(commands: Any) -> None:
+    parser = commands.add_parser("doctor", help="look for what keeps a node from working, and say how to mend it")
+    _folder(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(do=_doctor)
+
+
+def _add_export(commands: Any) -> None:
+    parser = commands.add_parser("export", help="write a node's best model, as a safetensors or ONNX file")
+    _folder(parser)
+    parser.add_argument("target", type=Path, help="the file to be written, such as model.safetensors")
+    parser.add_argument(
         "--format",
         choices=("safetensors", "onnx"),
         default="",
         help="default: what the file's name ends with, or else safetensors; onnx needs the extra of that name",
     )
-    export.add_argument(
+    parser.add_argument(
         "--preference",
         metavar="WEIGHTS",
         help="of a task that has a model for each preference, such as praffl: whose model, such as 0.3,0.7",
     )
-    export.add_argument("--force", action="store_true", help="overwrite it")
-    export.set_defaults(do=_export)
+    parser.add_argument("--force", action="store_true", help="overwrite it")
+    parser.set_defaults(do=_export)
 
-    demo = commands.add_parser("demo", help="run a throw-away federation of processes on this machine")
-    demo.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
-    demo.add_argument("--rounds", type=int, default=10, help="how many (default: 10)")
-    demo.add_argument("--policy", default="dac", help=policy_help)
-    demo.add_argument("--broker", action="store_true", help="let them meet at an MQTT broker, Mosquitto or else amqtt")
-    demo.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    demo.set_defaults(do=_demo)
-    return parser
+
+def _add_demo(commands: Any) -> None:
+    parser = commands.add_parser("demo", help="run a throw-away federation of processes on this machine")
+    parser.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
+    parser.add_argument("--rounds", type=int, default=10, help="how many (default: 10)")
+    parser.add_argument("--policy", default="dac", help=POLICY_HELP)
+    parser.add_argument("--broker", action="store_true", help="let them meet at an MQTT broker, Mosquitto or else amqtt")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(do=_demo)
 
 
 def _folder(parser: argparse.ArgumentParser, help: str = "the node's folder, made by init") -> None:
@@ -133,7 +156,7 @@ def _folder(parser: argparse.ArgumentParser, help: str = "the node's folder, mad
 
 
 def _from_anywhere(path: str) -> str:
-    """Return a path that also a node that is started in another folder finds; what is none, such as "adult", as it is."""
+    """Return an absolute path, which a node that starts in another folder finds too; other words, such as "adult", stay."""
     return str(Path(path).resolve()) if path and Path(path).exists() else path
 
 
@@ -146,7 +169,17 @@ def _init(options: argparse.Namespace) -> int:
         raise ConfigurationError(f"--port must be from 0 to 65535, got {options.port}")
     listen = options.listen or f":{options.port}"
     data, root = (_from_anywhere(path) for path in (options.data, options.root))
-    create(options.folder, name, listen, options.part, task, options.policy, data, options.broker, root)
+    create(
+        options.folder,
+        name,
+        listen,
+        options.part,
+        task=task,
+        policy=options.policy,
+        data=data,
+        broker=options.broker,
+        root=root,
+    )
     print(f"made {options.folder}; next: p2pfl-node federation create, or p2pfl-node join with an invitation")
     return 0
 
@@ -174,19 +207,19 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from node import config, status
+    from node import config, status_reader, status_text
 
     config.load(options.folder)
     waiting = False
     while True:
-        state = status.current(options.folder)
+        state = status_reader.current(options.folder)
         if state is None and not waiting:
             print("this node has never run", file=sys.stderr, flush=True)
             if not options.watch:
                 return FAILED
             waiting = True  # this is said once
         if state is not None:
-            text = json.dumps(state) if options.json else "\n".join(status.describe(state))
+            text = json.dumps(state) if options.json else "\n".join(status_text.describe(state))
             print(_CLEAR + text if options.watch and sys.stdout.isatty() else text, flush=True)
         if not options.watch:
             return 0

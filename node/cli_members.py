@@ -1,4 +1,4 @@
-"""The commands about who is a member: federation, invite, join, request, admit, revoke."""
+"""The commands about membership: federation, invite, join, request, admit, revoke."""
 
 from __future__ import annotations
 
@@ -28,15 +28,19 @@ Folder = Callable[[argparse.ArgumentParser], None]
 
 def add(commands: Any, folder: Folder) -> None:
     """Add the commands to a parser."""
-    _add_federation(commands, folder)
-    _add_tokens(commands, folder)
-    _add_by_hand(commands, folder)
-
-
-def _add_federation(commands: Any, folder: Folder) -> None:
     federation = commands.add_parser("federation", help="make a federation, or look at it")
     federations = federation.add_subparsers(dest="federation", required=True, metavar="COMMAND")
+    _add_create(federations, folder)
+    _add_show(federations, folder)
+    _add_rotate(federations, folder)
+    _add_invite(commands, folder)
+    _add_join(commands, folder)
+    _add_request(commands, folder)
+    _add_admit(commands, folder)
+    _add_revoke(commands, folder)
 
+
+def _add_create(federations: Any, folder: Folder) -> None:
     create = federations.add_parser("create", help="make a federation that does what this node's node.toml says")
     folder(create)
     create.add_argument("--name", default="home", help="of the federation (default: home)")
@@ -58,11 +62,15 @@ def _add_federation(commands: Any, folder: Folder) -> None:
     )  # fmt: skip
     create.set_defaults(do=_create)
 
+
+def _add_show(federations: Any, folder: Folder) -> None:
     show = federations.add_parser("show", help="show what was agreed on, and who the members are")
     folder(show)
     show.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     show.set_defaults(do=_show)
 
+
+def _add_rotate(federations: Any, folder: Folder) -> None:
     rotate = federations.add_parser("rotate", help="hand over to a new admission key")
     folder(rotate)
     rotate.add_argument(
@@ -77,7 +85,7 @@ def _add_federation(commands: Any, folder: Folder) -> None:
     rotate.set_defaults(do=_rotate)
 
 
-def _add_tokens(commands: Any, folder: Folder) -> None:
+def _add_invite(commands: Any, folder: Folder) -> None:
     invite = commands.add_parser("invite", help="print a token with which one node may join; this node must be running then")
     folder(invite)
     invite.add_argument("name", help="of the node that the token is for, as its node.toml has it")
@@ -91,6 +99,8 @@ def _add_tokens(commands: Any, folder: Folder) -> None:
     )  # fmt: skip
     invite.set_defaults(do=_invite)
 
+
+def _add_join(commands: Any, folder: Folder) -> None:
     join = commands.add_parser("join", help="become a member, with a token or what admit has written")
     folder(join)
     join.add_argument(
@@ -103,12 +113,14 @@ def _add_tokens(commands: Any, folder: Folder) -> None:
     join.set_defaults(do=_join)
 
 
-def _add_by_hand(commands: Any, folder: Folder) -> None:
+def _add_request(commands: Any, folder: Folder) -> None:
     request = commands.add_parser("request", help="print a line with which this node can be admitted by hand")
     folder(request)
     request.add_argument("--new-key", action="store_true", help="make a new key, and ask that it replaces the present one")
     request.set_defaults(do=_request)
 
+
+def _add_admit(commands: Any, folder: Folder) -> None:
     admit = commands.add_parser("admit", help="admit the node that has printed a request, and write what it joins with")
     folder(admit)
     admit.add_argument("request", help="the line")
@@ -118,6 +130,8 @@ def _add_by_hand(commands: Any, folder: Folder) -> None:
     _passphrase(admit)
     admit.set_defaults(do=_admit)
 
+
+def _add_revoke(commands: Any, folder: Folder) -> None:
     revoke = commands.add_parser("revoke", help="end a membership; running nodes hear of it from each other")
     folder(revoke)
     revoke.add_argument("name", help="of the member")
@@ -231,7 +245,7 @@ def _invite(options: argparse.Namespace) -> int:
         addresses,
         options.role,
         options.minutes,
-        time.time(),
+        now=time.time(),
         passphrase=_unlock(options),
         reuse_name=options.reuse_name,
     )
@@ -253,7 +267,7 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _approve(options: argparse.Namespace, own: NodeConfig, agreement: Agreement) -> None:
-    """Show what a federation asks for, and ask whether to join. Without a terminal: join if node.toml asks for the same."""
+    """Show a federation's settings, and ask whether to join; without a terminal, join only if node.toml has the same."""
     from node import approval
 
     different = approval.differences(own, agreement, options.folder)
@@ -273,7 +287,7 @@ def _approve(options: argparse.Namespace, own: NodeConfig, agreement: Agreement)
 
 
 def _read(token: str) -> str:
-    """Return a token or an admission from where it is."""
+    """Read a token or an admission from the argument, standard input or a file."""
     if token.startswith("p2pfl-invite-"):
         print("note: an argument is seen by every user of this machine; standard input is not", file=sys.stderr)
         return token
@@ -303,7 +317,10 @@ def _admit(options: argparse.Namespace) -> int:
     from node import admission
 
     name = admission.admit(
-        *(options.folder, options.request, options.role, options.out),
+        options.folder,
+        options.request,
+        options.role,
+        options.out,
         passphrase=_unlock(options),
         reuse_name=options.reuse_name,
     )

@@ -1,4 +1,4 @@
-"""What the commands have in common: one line for what is wrong, and the exit codes."""
+"""Argument parsers, one-line errors and exit codes of the commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Run a command; turn what the user can mend into one line on standard error and an exit code."""
+    """Run a command; turn errors that the user can correct into one line on standard error and an exit code."""
     try:
         return command()
     except ConfigurationError as error:

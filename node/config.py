@@ -1,4 +1,4 @@
-"""A node's folder, for its owner only: its configuration, its key, and what it has learnt.
+"""A node's folder, for its owner only: its configuration, its key, and its state.
 
 node.toml     written by `init`, edited by its owner
 key.pem       the private key, mode 0600
@@ -18,12 +18,12 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from node import boot, tables
-from node.files import PRIVATE, PRIVATE_FOLDER, open_lock, reason, replace_file
+from node.files import PRIVATE, PRIVATE_FOLDER, replace_file
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError
 from p2pfl.names import locate
@@ -34,14 +34,14 @@ from protocols.addresses import split_address
 from protocols.errors import AddressError, IdentityError
 from protocols.identity import Identity
 
-CONFIG, KEY, CHECKPOINT, BOOT, STATUS, LOCK = "node.toml", "key.pem", "checkpoint", "boot", "status.json", "lock"
+CONFIG, KEY, CHECKPOINT, BOOT, STATUS = "node.toml", "key.pem", "checkpoint", "boot", "status.json"
 VOTE = "vote"
 BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What node.toml holds, beside the settings. Of a member, what the federation has agreed on stands instead.
+    """Content of node.toml. For a member, the federation's agreement replaces the settings that all must have alike.
 
     Attributes:
         name: by which the federation knows this node.
@@ -145,7 +145,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
 
 @contextmanager
 def said_of(path: Path) -> Iterator[None]:
-    """Name the file of which a ConfigurationError speaks."""
+    """Name the file in a ConfigurationError that its content raises."""
     try:
         yield
     except ConfigurationError as error:
@@ -157,13 +157,14 @@ def create(
     name: str,
     listen: str = ":4100",
     part: str = "0/1",
+    *,
     task: str = "digits",
     policy: str = "dac",
     data: str = "",
     broker: str = "",
     root: str = "",
 ) -> Identity:
-    """Make a node's folder, for its owner only, with a key and a configuration to be completed.
+    """Make a node's folder, for its owner only, with a key and a configuration for the owner to complete.
 
     Raises:
         ConfigurationError: the folder holds a node already, or cannot be made, or the configuration would be wrong; then
@@ -189,9 +190,9 @@ def create(
 
 
 def open_to_others(folder: Path) -> str:
-    """Return what other users of this machine may do with a node's folder, and the command that ends it; "" for nothing.
+    """Return the access that other users of this machine have to a node's folder, and the command that ends it; or "".
 
-    What is in a folder of mode 0700 is out of their reach, whatever its own mode: they can neither read it nor lock it.
+    They can neither read nor lock a file in a folder of mode 0700, whatever the mode of the file.
     """
     if os.name != "posix":
         return ""
@@ -207,46 +208,6 @@ def open_to_others(folder: Path) -> str:
 def next_boot(folder: Path, say: Callable[[str], None] = lambda line: None) -> int:
     """Count a start of this node (see node.boot.count_start)."""
     return boot.count_start(folder / BOOT, say)
-
-
-def lock(folder: Path, use: str = "runs this node") -> IO[bytes]:
-    """Keep a second process out of a folder, such as a node's, for as long as the returned file is open.
-
-    Args:
-        use: what another process does that has it.
-
-    Raises:
-        ConfigurationError: another process has it.
-    """
-    try:
-        file = open_lock(folder / LOCK)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {folder / LOCK}: {reason(error)}") from error
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise ConfigurationError(f"{folder} is in use: another process {use}") from error
-    return file
-
-
-def locked(folder: Path) -> bool:
-    """Return whether a process runs the node of a folder. (Where there are no locks: whether one may.)"""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        with (folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: not to be taken for a node by another who looks
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 _TEMPLATE = """\

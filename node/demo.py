@@ -19,26 +19,25 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from node import admission, agreement, config, joining, setup, status
+from node import admission, agreement, config, joining, setup, status_reader
 from node.broker import local_broker
 from node.commands import fail
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
-SAMPLES, RATE = (
-    40,
-    0.1,
-)  # training images of each node: few enough that peers have something to give, and that this rate suits
+SAMPLES = 40  # training images of each node: few enough that peers' models help
+RATE = 0.1  # learning rate that suits so few
 OUTPUT = "output"  # a file in the node's folder
 States = dict[str, dict[str, Any]]
 
 
 def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bool = False) -> int:
-    """Run so many processes that learn digits together, then each of them alone, and compare; return the exit code.
+    """Run processes that learn digits together, then each of them alone, and compare; return the exit code.
 
     Args:
-        through_broker: they reach each other through a broker on this machine only.
+        nodes: number of processes.
+        through_broker: let the nodes reach each other through a broker on this machine only.
 
     Raises:
         ConfigurationError: a number that makes no sense, or a policy that cannot be made.
@@ -76,7 +75,7 @@ def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, brok
     """Make the folders of nodes of one federation, which meet at a broker, or at fixed ports on loopback."""
     addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in _free_ports(len(names))), strict=True))
     for k, (name, address) in enumerate(addresses.items()):
-        config.create(root / name, name, address, f"{k}/{len(names)}", "digits", policy, broker=broker)
+        config.create(root / name, name, address, f"{k}/{len(names)}", policy=policy, broker=broker)
         others = {other: where for other, where in addresses.items() if other != name}
         _complete(root / name, rounds, len(names), others, broker)
         _bring(policy, root / name)
@@ -104,7 +103,7 @@ def _bring(policy: str, folder: Path) -> None:
 def _hermits(root: Path, names: Sequence[str], rounds: int) -> dict[str, Path]:
     """Make the folders of the same nodes, each without peers."""
     for k, name in enumerate(names):
-        config.create(root / name, name, "127.0.0.1:0", f"{k}/{len(names)}", "digits", "local")
+        config.create(root / name, name, "127.0.0.1:0", f"{k}/{len(names)}", policy="local")
         _complete(root / name, rounds, 1, {})
     return {name: root / name for name in names}
 
@@ -124,7 +123,7 @@ def _complete(folder: Path, rounds: int, members: int, addresses: Mapping[str, s
 
 
 def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
-    """Run a process for each folder until all have ended; return their last states, with what they printed."""
+    """Run a process for each folder until all have ended; return their last states, with their `output`."""
     with ExitStack() as stack:
         processes = {
             name: stack.enter_context(
@@ -143,12 +142,12 @@ def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
         show = _lines(title) if quiet or not sys.stdout.isatty() else stack.enter_context(_LiveTable(title))
         while any(process.poll() is None for process in processes.values()):
             if not quiet:
-                show({name: status.read(folder / config.STATUS) or {} for name, folder in folders.items()})
+                show({name: status_reader.read(folder / config.STATUS) or {} for name, folder in folders.items()})
             time.sleep(0.1)
         states: States = {}
         for name, folder in folders.items():
             output = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
-            states[name] = (status.read(folder / config.STATUS) or {}) | {"output": output}
+            states[name] = (status_reader.read(folder / config.STATUS) or {}) | {"output": output}
         if not quiet:
             show(states)
     return states

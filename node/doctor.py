@@ -1,4 +1,4 @@
-"""Looks for what keeps a node from working: each check says what it has found, and how to mend it, in one line.
+"""Checks of a node: each returns its finding, and the remedy, in one line.
 
 Checks take what they look at as plain arguments, change nothing, and raise nothing that the user could mend. Those of the
 network are in node.doctor_network.
@@ -28,7 +28,7 @@ LEAST_FREE = 100_000_000  # bytes
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """Finding of a check.
 
     Attributes:
         check: what was looked at, in a word.

@@ -1,4 +1,4 @@
-"""Looks for what keeps a node from being reached: its port, multicast in the local network, a broker (see node.doctor)."""
+"""Checks of a node's network: its port, multicast in the local network, a broker (see node.doctor)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from urllib.parse import SplitResult, unquote, urlsplit
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from node.doctor import Finding
 from node.files import reason
 from protocols.addresses import is_loopback, split_address
 from protocols.errors import AddressError
+
+if TYPE_CHECKING:
+    import aiomqtt
 
 GROUP = "224.0.0.251"  # that of multicast DNS, for which routers and firewalls have their rules
 BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
@@ -44,7 +49,7 @@ def check_port(listen: str, running: bool = False) -> Finding:
 
 
 def _why(error: OSError) -> str:
-    """What the system says, without the address that socket.create_server adds to it."""
+    """Return the system's error text, without the address that socket.create_server adds."""
     number = error.errno or 0
     return os.strerror(number) if number in errno.errorcode else reason(error)  # the others are of getaddrinfo
 
@@ -108,7 +113,7 @@ def _multicast_problem(address: str) -> str:
 
 
 def check_broker(url: str, topic: str = "", password: str | None = None, seconds: float = 5.0) -> Finding:
-    """Look whether a broker answers, takes this node's credentials, and gives back what is published.
+    """Check that a broker answers, accepts this node's credentials, and delivers messages.
 
     Args:
         url: mqtt://[user@]host[:port] or mqtts://...; a password in it is never shown.
@@ -137,7 +142,16 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
     secret = password or os.environ.get("P2PFL_MQTT_PASSWORD") or unquote(parts.password or "") or None
     topic = topic or f"p2pfl/doctor/{os.urandom(16).hex()}"
     try:
-        came = asyncio.run(_echo(parts, host, port, secret, topic, seconds))
+        connect = partial(
+            aiomqtt.Client,
+            host,
+            port,
+            username=unquote(parts.username) if parts.username else None,
+            password=secret,
+            tls_context=ssl.create_default_context() if parts.scheme == "mqtts" else None,
+            timeout=seconds,
+        )
+        came = asyncio.run(_echo(connect, topic, seconds))
     except (aiomqtt.MqttError, OSError) as error:
         mend = "check user name and P2PFL_MQTT_PASSWORD, and for mqtts the broker's certificate"
         return Finding("broker", False, f"{where} refuses the connection: {' '.join(str(error).split())}", mend)
@@ -147,20 +161,10 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
     return Finding("broker", True, f"{where} delivers what is published")
 
 
-async def _echo(parts: SplitResult, host: str, port: int, password: str | None, topic: str, seconds: float) -> bool:
-    """Publish something to a topic of our own and return whether it comes back."""
-    import aiomqtt
-
+async def _echo(connect: Callable[[], aiomqtt.Client], topic: str, seconds: float) -> bool:
+    """Publish a message to a topic and return whether the broker delivers it to this client."""
     text = os.urandom(16)
-    client = aiomqtt.Client(
-        host,
-        port,
-        username=unquote(parts.username) if parts.username else None,
-        password=password,
-        tls_context=ssl.create_default_context() if parts.scheme == "mqtts" else None,
-        timeout=seconds,
-    )
-    async with client:
+    async with connect() as client:
         try:
             async with asyncio.timeout(seconds):
                 await client.subscribe(topic)

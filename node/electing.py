@@ -1,4 +1,4 @@
-"""A node's part in electing a coordinator: it keeps the rules of protocols.election on a clock, a disk and links.
+"""A node's part in electing a coordinator: the rules of protocols.election with a clock, a disk and links.
 
 Elections are held only in federations whose policy is coordinated (see p2pfl.policy.Coordinated).
 """
@@ -31,7 +31,7 @@ SILENT = "no coordinator is known here: this node's vote was damaged, and it tak
 
 
 class Elected(NamedTuple):
-    """Who coordinates, as one node sees it from now on.
+    """The coordinator as one node sees it.
 
     Attributes:
         coordinator: its name; None while there is none, and then `problem` says why.
@@ -47,7 +47,7 @@ class Votes(Protocol):
     """Keeps a node's ballot."""
 
     def load(self, epoch: int) -> Ballot:
-        """Return what was saved last; of a node that never voted, an empty ballot."""
+        """Return the ballot that was saved last; an empty one for a node that never voted."""
 
     def save(self, ballot: Ballot) -> None:
         """Keep a ballot. When this returns, it is never forgotten.
@@ -58,7 +58,7 @@ class Votes(Protocol):
 
 
 class MemoryVotes:
-    """Keeps a ballot as long as the process runs: for nodes that are simulated, and for one that has nobody to vote with."""
+    """Keeps a ballot as long as the process runs: for simulated nodes, and for one without a federation."""
 
     def __init__(self) -> None:
         self.ballot = Ballot()
@@ -82,8 +82,10 @@ class FileVotes:
         self._say = say
 
     def load(self, epoch: int) -> Ballot:
-        """Return what was saved last. Where it is damaged, nobody knows for whom this node has voted: it is set aside, and
-        the ballot has the last term of this epoch of the membership log, in which the node says nothing any more.
+        """Return the ballot that was saved last.
+
+        A damaged one is set aside, as its vote is unknown. The ballot returned then has the last term of this epoch of the
+        membership log, in which the node is silent.
 
         Raises:
             ConfigurationError: it cannot be read, or the other one not written.
@@ -113,7 +115,7 @@ class FileVotes:
         reached("vote-saved")
 
     def distrust(self, epoch: int) -> None:
-        """Take no part in the elections of an epoch: the file is older than what this node has said.
+        """Take no part in the elections of an epoch: the file is older than messages of this node.
 
         Raises:
             ConfigurationError: it cannot be written.
@@ -128,7 +130,7 @@ class FileVotes:
 
 
 def electorate(epoch: int, members: Iterable[Member]) -> Electorate:
-    """Return who votes, and who may coordinate.
+    """Return the members that vote, and those that may coordinate.
 
     Observers have no vote. Where members have the role `coordinator-eligible`, only these may coordinate, else all who vote;
     the preferred one is the first by name.
@@ -209,7 +211,7 @@ class Electing:
             await asyncio.sleep(max(0.0, wait))
 
     def receive(self, sender: str, message: m.Electing) -> None:
-        """A member has said something about who coordinates.
+        """Take a member's message about the election.
 
         Raises:
             ProtocolError: it breaks the rules.
@@ -218,7 +220,7 @@ class Electing:
             self._do(self._election.receive(sender, message, self._clock()))
 
     def change(self, electorate: Electorate) -> None:
-        """The membership has changed, and is on the disk."""
+        """Follow a change of the membership, which is on the disk already."""
         self._electorate = electorate
         if self._election is not None:
             self._do(self._election.change(electorate, self._clock()))
@@ -238,9 +240,9 @@ class Electing:
         self._look()
 
     def _begin(self) -> None:
-        """Begin with what was written down; or stay silent where that was damaged.
+        """Begin with the saved ballot; or stay silent where it was damaged.
 
-        One that only gave no vote would tell the others of its term, the last one: that would end their elections.
+        A node that only withheld its vote would still spread its term, the last one, and so end the elections of the others.
         """
         ballot = self._votes.load(self._electorate.epoch)
         silent = ballot.term == Term(self._electorate.epoch, LAST)
@@ -249,7 +251,7 @@ class Electing:
         self._look()
 
     def _look(self) -> None:
-        """Tell who coordinates, if that has changed."""
+        """Report the coordinator if it has changed."""
         now, election = self._clock(), self._election
         if election is None:
             seen = Elected(None, self.seen.term, SILENT)
@@ -278,7 +280,7 @@ class Electing:
 
     @property
     def patience(self) -> float:
-        """For how many seconds it is worth waiting that somebody is elected."""
+        """Seconds for which it is worth waiting for an election."""
         return max(0.0, self._lost + PATIENCE * self.timing.patience - self._clock()) if self._election is not None else 0.0
 
     def coordinates(self, term: Term) -> bool:
@@ -286,9 +288,9 @@ class Electing:
         return self._election is not None and self._election.role == "coordinator" and self._election.term == term
 
     def leads(self, term: Term) -> bool:
-        """Return whether it may act as that now. To be asked just before it acts."""
+        """Return whether this node may act as the coordinator of a term now. Ask just before it acts."""
         return self.coordinates(term) and self._election is not None and self._election.leads(self._clock())
 
     def obeys(self, sender: str, term: Term) -> bool:
-        """Return whether what a member says as the coordinator of a term is to be followed."""
+        """Return whether to follow a member as the coordinator of a term."""
         return self._election is not None and self._election.obeys(sender, term)

@@ -1,4 +1,4 @@
-"""What `p2pfl-node doctor` looks at, from the folder to the network."""
+"""All checks of `p2pfl-node doctor`, from the folder to the network."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from node import config, setup
 from node.doctor import Finding, check_clock, check_disk, check_federation, check_folder, check_key, check_layout
 from node.doctor_network import check_broker, check_multicast, check_port
+from node.files import is_folder_locked
 from p2pfl.errors import ConfigurationError
 from p2pfl.size_limit import READING
 from protocols.errors import IdentityError
@@ -15,14 +16,14 @@ from protocols.identity import Identity
 
 
 def examine(folder: Path) -> list[Finding]:
-    """Return what is found in a node's folder, on its machine and around it."""
+    """Return the findings in a node's folder, on its machine and in its network."""
     findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), check_federation(folder)]
     try:
         ready = setup.load(folder)
     except ConfigurationError as error:
         return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
     own = ready.config
-    findings.append(check_port(own.listen, running=config.locked(folder)))
+    findings.append(check_port(own.listen, running=is_folder_locked(folder)))
     if own.mdns:
         findings.append(check_multicast())
     if own.broker:

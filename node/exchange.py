@@ -19,12 +19,15 @@ class Exchange(Protocol):
     """A peer that does not answer by the deadline is left out of the answer and suspected; nothing is raised for it."""
 
     outbox: Outbox
-    expired: int  # deadlines that have passed
     durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
     coding: Coding
     step: Step | None  # of the node's policy, if that is coordinated
     whole: Callable[[Parameters], Parameters]  # completes a peer's model with what this node keeps private
     elected: Callable[[Elected], None]  # called when another one coordinates, or nobody does any more
+
+    @property
+    def expired(self) -> int:
+        """Number of deadlines that have passed."""
 
     @property
     def roster(self) -> Roster: ...

@@ -1,4 +1,4 @@
-"""A node's result as a file: the model that was best on validation, tensor by tensor, or as ONNX what runs it."""
+"""A node's result as a file: the best model on validation data, as safetensors or ONNX."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
     federation = "" if membership is None else f"{membership.file.name} ({membership.federation.hex()})"
     task = setup.task_of(ready, copies=READING)
     onnx = (format or target.suffix.removeprefix(".").lower()) == "onnx"
-    return write(target, checkpoint, task.layout, federation, force, _encoder(task, onnx, preference))
+    return write(target, checkpoint, task.layout, federation, force=force, encode=_encoder(task, onnx, preference))
 
 
 def _encoder(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:
-    """Return what makes a file of a model; None is a layout's tensors."""
+    """Return the function that encodes a model as a file; None stands for the layout's tensors."""
     if preference:
         if not isinstance(task, Answering):
             raise ConfigurationError("the node's task has one model, and none for each preference: leave --preference out")
@@ -87,6 +87,7 @@ def write(
     checkpoint: Checkpoint,
     layout: Layout,
     federation: str,
+    *,
     force: bool = False,
     encode: Encode | None = None,
 ) -> int:

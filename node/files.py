@@ -14,9 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from p2pfl.errors import P2pflError
+from p2pfl.errors import ConfigurationError, P2pflError
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what only its owner can read
+LOCK = "lock"  # the file in a folder that is locked
 LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
 _POLLING = 0.02  # seconds between attempts
 _DIGEST_SIZE = 32
@@ -63,7 +64,7 @@ def replace_file(
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was created, renamed or removed in a folder survive a power cut."""
+    """Make files that were created, renamed or removed in a folder survive a power cut."""
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -140,8 +141,48 @@ def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
         yield
 
 
+def lock_folder(folder: Path, use: str = "runs this node") -> IO[bytes]:
+    """Keep a second process out of a folder for as long as the returned file is open.
+
+    Args:
+        use: what a process does that has it; the error says so.
+
+    Raises:
+        ConfigurationError: another process has it, or its lock file cannot be written.
+    """
+    try:
+        file = open_lock(folder / LOCK)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {folder / LOCK}: {reason(error)}") from error
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ConfigurationError(f"{folder} is in use: another process {use}") from error
+    return file
+
+
+def is_folder_locked(folder: Path) -> bool:
+    """Return whether a process holds the lock of a folder; always True on systems without file locks."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: another process that looks does not count
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 class Tries:
-    """Goes on where the disk is full, read-only or gone: says so once, and once more when writing works again.
+    """Tolerates a disk that is full, read-only or gone: reports it once, and once more when writing works again.
 
     Args:
         path: what is written.
@@ -160,7 +201,7 @@ class Tries:
 
     @contextmanager
     def go_on(self) -> Iterator[None]:
-        """Take it as said if what is done in here raises an OSError."""
+        """Report OSErrors of this block instead of raising them."""
         try:
             yield
         except OSError as error:
@@ -174,7 +215,7 @@ class Tries:
 
 
 def reason(error: OSError) -> str:
-    """Return what the system says of an error, without file names."""
+    """Return the system's text of an error, without file names."""
     return error.strerror or str(error) or type(error).__name__
 
 

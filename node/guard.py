@@ -1,9 +1,10 @@
-"""Sanctions against members that break the rules of the wire: they are kept out for a growing time."""
+"""Temporary exclusion of members that break the rules of the wire, for a time that grows with each repetition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from protocols.allowance import Allowance
 from protocols.transport import Gate
 
 GRAVE = frozenset(
@@ -17,50 +18,52 @@ GRAVE = frozenset(
         "other session",
     }
 )
-"""Causes of refusal that no member brings about that keeps to the rules, whatever the network does."""
+"""Causes of refusal that a member brings about only if it breaks the rules, whatever the network does."""
 
-TOLERATED = 10.0  # offences at once
+TOLERATED = 9  # offences at once; the next one excludes a member
 FORGIVEN = 1 / 60  # offences a second
 FIRST, LONGEST = 60.0, 3600.0  # seconds for which an offender is kept out; each time twice as long
 CAUSE = "kept out"
 
 
 class _Record:
-    __slots__ = ("at", "left", "sentence", "until")
+    """Exclusions of one member.
 
-    def __init__(self, now: float) -> None:
-        self.at = now
-        self.left = TOLERATED
-        self.sentence = FIRST
+    Attributes:
+        until: the end of the current or the last one, by the guard's clock; 0 before the first.
+        pause: seconds that the next one lasts.
+    """
+
+    __slots__ = ("pause", "until")
+
+    def __init__(self) -> None:
         self.until = 0.0
+        self.pause = FIRST
 
 
 class Guard:
-    """The gate of a federation (see protocols.transport.Gate) that keeps offenders out, too.
+    """A gate (see protocols.transport.Gate) that also keeps offenders out for a while.
 
     Args:
         gate: decides who is a member.
         clock: returns seconds that never go back.
-
     """
 
     def __init__(self, gate: Gate, clock: Callable[[], float]) -> None:
         self._gate = gate
         self._clock = clock
+        self._offences = Allowance(FORGIVEN, TOLERATED)
         self._records: dict[bytes, _Record] = {}
 
     def offend(self, key: bytes, cause: str) -> bool:
-        """Note that a frame was refused that a member has sent itself; return whether it is kept out from now on."""
-        if cause not in GRAVE:
-            return False
+        """Note that a frame of a member was refused; return whether the member is kept out from now on."""
         now = self._clock()
-        record = self._records.setdefault(key, _Record(now))
-        record.left = min(TOLERATED, record.left + FORGIVEN * (now - record.at)) - 1
-        record.at = now
-        if record.left > 0:
+        if cause not in GRAVE or self._offences.take(key, now):
             return False
-        record.until, record.left = now + record.sentence, TOLERATED
-        record.sentence = min(2 * record.sentence, LONGEST)
+        self._offences.reset(key)
+        record = self._records.setdefault(key, _Record())
+        record.until = now + record.pause
+        record.pause = min(2 * record.pause, LONGEST)
         return True
 
     def seconds_left(self, key: bytes) -> float:

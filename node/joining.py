@@ -26,7 +26,7 @@ PAUSE = 2.0  # seconds until a node is asked again that has too many questions t
 
 
 class _NoMember:
-    """The gate of one who is no member yet: it lets nobody in."""
+    """Gate of a node that is no member yet: it lets nobody in."""
 
     epoch = 0
     invites = False
@@ -64,7 +64,7 @@ class _AnswerWaiter:
 
 
 def addresses(folder: Path, given: Sequence[str]) -> list[str]:
-    """Return where an invited node finds this one: as given, or as configured, or at this machine's addresses.
+    """Return the addresses that an invited node dials: as given, or as configured, or those of this machine.
 
     Raises:
         ConfigurationError: nobody else could reach it there, or one is malformed.
@@ -90,7 +90,7 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
 
 
 def _without_user(broker: str) -> str:
-    """Return a broker's URL without who logs in there: the one who joins does so as itself."""
+    """Return a broker's URL without its user: the one who joins logs in as itself."""
     scheme, _, rest = broker.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
@@ -112,14 +112,14 @@ def join(folder: Path, token: str, approve: Approve = approve_all) -> str:
     try:
         identity = Identity.load(folder / config.KEY)
         if not token.lstrip().startswith("p2pfl-invite-"):
-            return admission.accept_bundle(folder, token, own, identity.public, approve)
+            return admission.accept_bundle(folder, token, own, identity.public, approve=approve)
         invitation = Invitation.parse(token)
         if invitation.member != own.name:
             raise ConfigurationError(
                 f"the token is for a node named {invitation.member}; {folder / config.CONFIG} names this one {own.name}"
             )
         joined = asyncio.run(_ask(invitation, identity, own))
-        return admission.accept(folder, joined, invitation, own, identity.public, approve)
+        return admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
     except (FederationError, IdentityError, TransportError) as error:
         raise ConfigurationError(f"cannot join: {error}") from error
 
@@ -156,7 +156,7 @@ async def _ask_at(address: str, invitation: Invitation, identity: Identity, own:
 
 
 def _transport_for(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> tuple[Transport, str]:
-    """Return what reaches one of the addresses of an invitation, and what to dial there."""
+    """Return a transport for one of the addresses of an invitation, and the address to dial with it."""
     gate = _NoMember(invitation.federation)
     if not address.startswith("mqtt"):
         return TlsTransport("127.0.0.1:0", identity, gate, ANSWER), address

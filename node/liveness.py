@@ -1,4 +1,4 @@
-"""Who among the peers is alive, judged by when something authentic was last received from each of them.
+"""Failure detection: peers are taken for alive, suspected or dead by when something authentic last came from them.
 
 After SWIM (Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018), with three
 differences. A peer that was heard lately is not probed: the traffic of learning is proof of life, and an idle federation
@@ -35,14 +35,14 @@ class AskOthers(msgspec.Struct, frozen=True):
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A peer answered neither this node nor others. It is not to be waited for, and pinged once more to refute it."""
+    """Wait for a peer no longer: it answered neither this node nor others. One more ping lets it refute that."""
 
     name: str
     reason: str
 
 
 class Dead(msgspec.Struct, frozen=True):
-    """A suspicion was not refuted in time. The peer is not probed any more: to dial it again is the caller's business."""
+    """Give up the link with a peer whose suspicion was not refuted in time. It is not probed any more."""
 
     name: str
     reason: str
@@ -60,8 +60,9 @@ class _Peer:
         self.until = 0.0  # when the next one is due
 
 
-class Detector:
-    """
+class FailureDetector:
+    """Judges each watched peer, and returns the probes that are due.
+
     Args:
         rng: shuffles the order in which peers are probed.
         period: seconds between two probes.
@@ -89,7 +90,7 @@ class Detector:
         self._probed.pop(name, None)
 
     def heard(self, name: str, now: float) -> bool:
-        """Something authentic came from a peer; return whether it was suspected or dead. Who is not watched is ignored."""
+        """Note a sign of life of a peer; return whether it was suspected or dead. A peer that is not watched is ignored."""
         peer = self._peers.get(name)
         if peer is None:
             return False
@@ -99,20 +100,20 @@ class Detector:
         return was_out
 
     def vouched(self, name: str, now: float) -> bool:
-        """Another peer has just heard this one, which ends a suspicion as well; return whether it was suspected.
+        """Note that another peer has just heard this one, which ends a suspicion; return whether it was suspected.
 
         The dead stay dead: for this node they are out of reach.
         """
         return name in self._probed and self.heard(name, now)
 
     def next_tick(self, now: float) -> float:
-        """Return when `tick` is to be called next."""
+        """Return the time of the next `tick`."""
         if self._due == inf:
             self._due = now + self.period
         return self._due
 
     def tick(self, now: float) -> list[Step]:
-        """Return what is to be done now.
+        """Return the steps that are due now.
 
         A tick that comes late blames nobody: what peers have sent may lie unread. All waits begin anew, and get longer.
         """
@@ -170,6 +171,6 @@ class Detector:
         return periods * self.period * self.health
 
     def _helpers(self) -> tuple[str, ...]:
-        """Return those who were heard last, and are not in doubt themselves."""
+        """Return the peers that were heard last and are not in doubt themselves."""
         alive = [name for name, peer in self._peers.items() if peer.stage is None]
         return tuple(sorted(alive, key=lambda name: self._peers[name].heard, reverse=True)[:HELPERS])

@@ -1,4 +1,4 @@
-"""How a node says what happens: lines for people, or one JSON object a line for machines."""
+"""Event log of a node: lines for people, or one JSON object a line for machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Format = Literal["text", "json"]
 
 
 def printer(format: Format, name: str, stream: TextIO, now: Callable[[], float] = time.time) -> Callable[[str], None]:
-    """Return what prints an event, at once and on one line.
+    """Return a function that prints an event, at once and on one line.
 
     Args:
         format: "text" prints the event as it is; "json" prints {"time": ISO 8601 in UTC, "node": name, "event": text}.

@@ -1,85 +1,58 @@
-"""Keeps a node's contacts as the membership log says, and the log in memory and its file alike."""
+"""Synchronisation of a node's peers with its membership log, and of the log with its file."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
-from node.agreement import neighbours
-from node.contact import Contacts
-from node.electing import Electing, electorate
+from node.contact import PeerManager
+from node.electing import Electing
 from node.files import Tries
 from node.membership_file import MEMBERSHIP, MembershipFile
-from node.peer import Member
+from node.neighbourhood import Neighbourhood
 from node.setup import Setup
 from p2pfl.errors import ConfigurationError
 from protocols.membership import LIMIT
-from protocols.terms import Electorate
 
 LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs, and between attempts to write
 
 
 class RevokedError(ConfigurationError):
-    """This node is no member any more."""
+    """This node is no member of its federation any more."""
 
 
 class Members:
-    """
+    """Keeps a node's membership log, its file, its peers and its elections alike.
+
     Args:
-        key: this node's public one.
-        reach: addresses that are the same for every member, such as the broker's.
-        say: is told who comes and goes.
-        coordinated: the policy has a coordinator, who may be any member: this node gets in touch with all of them, whatever
-            the topology is.
+        key: the public one of this node.
+        neighbourhood: derives from the log who is a peer, and who elects.
+        contacts: the peers.
+        electing: this node's part in elections, where its policy is coordinated.
+        say: prints a line about each member that comes or goes.
     """
 
     def __init__(
-        self, ready: Setup, key: bytes, reach: Sequence[str], say: Callable[[str], None], coordinated: bool = False
+        self,
+        ready: Setup,
+        key: bytes,
+        neighbourhood: Neighbourhood,
+        contacts: PeerManager,
+        electing: Electing | None = None,
+        *,
+        say: Callable[[str], None],
     ) -> None:
         assert ready.membership is not None
-        assert ready.agreement is not None
-        self._name = ready.config.name
         self._key = key
         self._log = ready.membership
-        self._edges = ready.agreement.edges
-        self._addresses = ready.config.addresses
-        self._reach = tuple(reach)
+        self._neighbourhood = neighbourhood
+        self._contacts = contacts
+        self._electing = electing
         self._file = MembershipFile(ready.folder)
         self._tries = Tries(ready.folder / MEMBERSHIP, "the membership log", say)
         self._grown = asyncio.Event()
         self._say = say
-        self._coordinated = coordinated
-        self._contacts: Contacts | None = None
-        self._electing: Electing | None = None
-
-    def around(self) -> dict[str, Member]:
-        """Return the members with which this node may exchange anything, by name."""
-        found = {}
-        for name in sorted(neighbours("all" if self._coordinated else self._edges, self._name, self._log.members)):
-            known = (self._addresses[name],) if name in self._addresses else ()
-            found[name] = Member(self._log.members[name].key, (*known, *self._reach))
-        return found
-
-    def learned_from(self, name: str) -> bool:
-        """Return whether this node may learn from a member's models; not from those of an observer."""
-        near = name in neighbours(self._edges, self._name, self._log.members)
-        return near and self._log.members[name].role != "observer"
-
-    def askers(self) -> set[str] | None:
-        """Return who may fetch from this node, members or not; None for everyone."""
-        return (
-            None if self._edges == "all" else neighbours(self._edges, self._name, {n for pair in self._edges for n in pair})
-        )
-
-    def electorate(self) -> Electorate:
-        """Return who elects a coordinator."""
-        return electorate(self._log.epoch, self._log.members.values())
-
-    def keep(self, contacts: Contacts, electing: Electing | None = None) -> None:
-        """Have the contacts, and the elections, follow the log from now on."""
-        self._contacts = contacts
-        self._electing = electing
         self._log.on_change.append(self._changed)
 
     async def run(self) -> None:
@@ -88,7 +61,7 @@ class Members:
         What cannot be written is kept in memory, and written as soon as that is possible.
 
         Raises:
-            RevokedError: this node is no member any more.
+            Revoked: this node is no member any more.
         """
         while True:
             self._grown.clear()
@@ -110,19 +83,18 @@ class Members:
         self._log.extend(whole.after(self._log.epoch, LIMIT))
 
     def _changed(self) -> None:
-        """The log has grown: act on it, tell the neighbours, and have it written."""
+        """Act on new entries of the log, pass them on to the peers, and have them written."""
         contacts = self._contacts
-        assert contacts is not None
         self._grown.set()
-        now = self.around()
+        now = self._neighbourhood.members()
         for name, peer in list(contacts.peers.items()):
             if name not in now or now[name].key != peer.key:
-                contacts.expel(name, "revoked")
+                contacts.remove(name, "revoked")
                 self._say(f"{name} is no member any more, since epoch {self._log.epoch} at the latest")
         for name, member in now.items():
             if name not in contacts.peers:
-                contacts.admit(name, member, self.learned_from(name))
+                contacts.add(name, member, self._neighbourhood.learned_from(name))
                 self._say(f"{name} is a member, since epoch {self._log.epoch} at the latest")
         if self._electing is not None:
-            self._electing.change(self.electorate())
-        contacts.spread()
+            self._electing.change(self._neighbourhood.electorate())
+        contacts.gossip_membership()

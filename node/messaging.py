@@ -17,26 +17,26 @@ from typing import Any
 import numpy as np
 
 from node.coding import WHOLE, Coding
-from node.contact import Contacts
+from node.contact import PeerManager
+from node.coordination_parts import CoordinationRoles, make_coordination_roles
 from node.deadlines import Deadlines
 from node.electing import Elected, Electing
 from node.outbox import Outbox, Published
 from node.pacing import Pacing, common_round
-from node.peer import Asked, Member, Peer
+from node.peer import Asked, Peer
+from node.peering_config import PeeringConfig
 from node.probation import Probation
 from node.roster import Roster
 from node.settings import Settings
-from node.submitting import Submitting
 from node.traffic import Traffic
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
 from p2pfl.robust import coarse
 from protocols import messages as m
-from protocols.envelope import OVERHEAD, Door, Opened, Payload, Sealer
+from protocols.envelope import OVERHEAD, Opened, Payload
 from protocols.errors import ProtocolError, TransportError
 from protocols.payload import EXTRAS_LIMIT, decode, decode_extras, encode_extras
-from protocols.transport import Gate, Transport
 
 FAR_AHEAD = 10  # rounds beyond which a peer's round is counted as one that is not believed
 SILENT_AFTER = 2  # unanswered probes after which the round of a suspected peer counts no more
@@ -50,16 +50,11 @@ WAITING_REQUESTS = 4  # no honest peer waits for more models that are not publis
 class MessageExchange:
     """
     Args:
-        name: this node's.
-        key: its public one.
-        neighbours: the members with which it may exchange anything.
-        sources: those of them that it may fetch from; by default all.
-        askers: those that may fetch from it; by default all.
-        agreed: what all nodes must have alike, in words, by key.
+        peering: who this node is, and how it reaches its neighbours.
+        askers: those of them that may fetch from it; by default all.
         coding: how models travel.
         loss: computes the mean loss of a model (with the private part) on the own training data, for peers that ask; None
             where the policy asks for none, and nobody is answered.
-        gate, period: see node.contact.Contacts.
         electing: the node's part in electing a coordinator, where its policy is coordinated.
         observer: whether this node is one: its round counts for nobody.
         sparse: whether the topology is not complete; see node.pacing.
@@ -67,57 +62,34 @@ class MessageExchange:
 
     def __init__(
         self,
-        name: str,
-        key: bytes,
-        neighbours: Mapping[str, Member],
+        peering: PeeringConfig,
         *,
-        transport: Transport,
-        sealer: Sealer,
-        door: Door,
         settings: Settings,
-        agreed: Mapping[str, str],
-        about: Mapping[str, Any],
         coding: Coding,
         n_samples: int,
         loss: Callable[[Parameters], Awaitable[float]] | None,
-        sources: Collection[str] | None = None,
         askers: Collection[str] | None = None,
-        gate: Gate | None = None,
-        period: float = inf,
         electing: Electing | None = None,
         observer: bool = False,
         sparse: bool = False,
     ) -> None:
-        self.name = name
+        self.name = peering.name
         self.outbox = Outbox(settings.mode == "synchronous")
-        self.expired = 0
+        self._expired = 0
         self.losses_given: Counter[str] = Counter()  # by peer
         self.far_ahead: Counter[str] = Counter()  # rounds of this node in which a peer claimed a round far beyond, by peer
         self.durable: Callable[[Published], Awaitable[None]] | None = None
-        self.contacts = Contacts(
-            name,
-            key,
-            neighbours,
-            transport=transport,
-            sealer=sealer,
-            door=door,
-            agreed=agreed,
-            about=dict(about) | {"n_samples": n_samples},
-            seed=settings.seed,
-            asynchronous=settings.mode == "asynchronous",
-            sources=sources,
-            gate=gate,
-            period=period,
-        )
-        self.contacts.customer = self
+        self.contacts = PeerManager(peering, self)
         self.deadlines = Deadlines(settings.deadline, settings.adaptive)
-        self._strict = period < inf  # nodes in one process are honest, and their scenario says for what they wait
+        self._strict = (
+            peering.options.period < inf
+        )  # nodes in one process are honest, and their scenario says for what they wait
         self._probation = Probation()
         self.electing = electing
         self.step: Step | None = None
         self.whole: Callable[[Parameters], Parameters] = lambda params: params
         self.elected: Callable[[Elected], None] = lambda elected: None
-        self._submitting = None if electing is None else self._elect(electing, coding, settings)
+        self._coordination = None if electing is None else self._elect(electing, coding, settings)
         self._askers = None if askers is None else frozenset(askers)
         self._leaving = False
         self._settings = settings
@@ -148,9 +120,14 @@ class MessageExchange:
     def round(self) -> int:
         return self.contacts.round
 
+    @property
+    def expired(self) -> int:
+        """Number of deadlines that have passed."""
+        return self._expired + (0 if self._coordination is None else self._coordination.client.expired)
+
     # The coordinator, where the policy has one
 
-    def _elect(self, electing: Electing, coding: Coding, settings: Settings) -> Submitting:
+    def _elect(self, electing: Electing, coding: Coding, settings: Settings) -> CoordinationRoles:
         def say(name: str, message: m.Electing) -> None:
             peer = self.peers.get(name)
             if peer is not None and peer.introduced:
@@ -160,13 +137,19 @@ class MessageExchange:
             self.elected(elected)
             self.contacts.moved()
 
-        def late() -> None:
-            self.expired += 1
+        def step(*given: Any) -> Any:
+            assert self.step is not None  # only nodes with a coordinated policy take part in elections
+            return self.step(*given)
 
         electing.send, electing.on_change = say, changed
-        return Submitting(
-            *(self.contacts, electing, coding.layout, settings.deadline, self._common_round, self._check_norm, late),
-            step=lambda: self.step,
+        return make_coordination_roles(
+            self.contacts,
+            electing,
+            coding.layout,
+            deadline=settings.deadline,
+            newest=self._common_round,
+            check=self._check_norm,
+            step=step,
             robust=settings.robust,
         )
 
@@ -177,15 +160,15 @@ class MessageExchange:
         self._norm = norm(params)
 
     async def submit(self, submission: Submission) -> Assignment | None:
-        if self._submitting is None:
+        if self._coordination is None:
             raise ConfigurationError("only a coordinated policy may call joint: one that has a method step")
         self._norm = max(self._norm, norm(submission.params))
         self._reach(submission.round)
-        return await self._submitting.submit(submission)
+        return await self._coordination.client.submit(submission)
 
     def moved(self) -> None:
-        if self._submitting is not None:
-            self._submitting.review()
+        if self._coordination is not None:
+            self._coordination.coordinator.review()
 
     # Life
 
@@ -276,8 +259,8 @@ class MessageExchange:
     def _go_back(self, round: int) -> None:
         self._pacing.went_back(round)
         self.outbox.rewind(round)
-        if self._submitting is not None:
-            self._submitting.rewind(round)
+        if self._coordination is not None:
+            self._coordination.coordinator.rewind(round)
         self._announce(self.outbox.round)
 
     def _announce(self, round: int) -> None:
@@ -336,7 +319,7 @@ class MessageExchange:
             return [p for p in live if self._waits_for(p) and p.round == round - 2]  # further behind: it will skip
 
         if not await self.contacts.until(lambda: not behind(), self._settings.deadline / 2):
-            self.expired += 1
+            self._expired += 1
             for peer in behind():
                 self._missed(peer)
                 self.contacts.suspect(peer, f"did not reach round {round - 1} in time")
@@ -425,7 +408,7 @@ class MessageExchange:
             return []
         seconds = self.deadlines.wait([peer.name for peer, *_ in asked])
         _, late = await asyncio.wait([answer for *_, answer in asked], timeout=seconds)
-        self.expired += bool(late)
+        self._expired += bool(late)
         for peer, number, answer in asked:
             peer.requests.pop(number, None)
             peer.asked.pop(number, None)
@@ -441,7 +424,7 @@ class MessageExchange:
             self._probation.answered(name)
             self.deadlines.answered(name, asyncio.get_running_loop().time() - begun)
 
-    # What peers say about learning (see node.contact.Customer)
+    # What peers say about learning (see node.peer_table.PeerEvents)
 
     def handle(self, peer: Peer, opened: Opened) -> None:
         message, payload = opened.message, opened.payload
@@ -466,12 +449,12 @@ class MessageExchange:
                     raise ProtocolError("not asked for", "a loss, where a model was")
                 loss = message.loss
                 self.contacts.resolve(peer, message.request, (peer.name, loss) if isfinite(loss) else None)
-            case _ if self.electing is None or self._submitting is None:
+            case _ if self.electing is None or self._coordination is None:
                 raise ProtocolError("election", "there is no coordinator here")
             case m.Submit():
-                self._submitting.take_submit(peer, opened, message)
+                self._coordination.server.take_submit(peer, opened, message)
             case m.Assigned():
-                self._submitting.take_assigned(peer, opened, message)
+                self._coordination.client.take_assigned(peer, opened, message)
             case m.Vote() | m.Voted() | m.Leading() | m.Following():
                 self.electing.receive(peer.name, message)
 

@@ -1,4 +1,4 @@
-"""A node's figures for Prometheus, made of its status."""
+"""Metrics of a node for Prometheus, made from its status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE_STATES = ("starting", "running", "serving", "finished", "stopped", "failed"
 
 
 def text(state: Mapping[str, Any]) -> bytes:
-    """Return what Prometheus reads, of what the status file holds (see node.status).
+    """Return a status (see node.status) in the text format of Prometheus.
 
     Raises:
         ImportError: prometheus-client is missing.
@@ -106,7 +106,7 @@ def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_last_round(history: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
-    """What the newest finished round was like."""
+    """Yield the metrics of the newest finished round."""
     last: Mapping[str, Any] = max(history, key=lambda row: int(row["round"]), default={})
     weights = [((name,), weight) for name, weight in last.get("weights", {}).items()]
     about = "How much each node's model counted in the last round, this node's included."
@@ -121,7 +121,7 @@ def _of_last_round(history: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_budget(state: Mapping[str, Any]) -> Iterator[Metric]:
-    """The limits that there are; and what was received in the round in progress, or the last one."""
+    """Yield the limits that are set, and their use in the round in progress or in the last one."""
     budget = state.get("budget", {})
     limits = [((what,), row["limit"]) for what, row in budget.items()]
     used = [((what,), row["used"]) for what, row in budget.items()]
@@ -132,7 +132,7 @@ def _of_budget(state: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _scores(state: Mapping[str, Any]) -> Iterator[Metric]:
-    """The newest evaluation; its metric is named by the task."""
+    """Yield the newest evaluation; the task names its metric."""
     metric = re.sub(r"\W", "_", str(state.get("metric", "")), flags=re.ASCII)
     for split in ("validation", "test"):
         values = [row[split] for row in state.get("history", ()) if row.get(split) is not None]

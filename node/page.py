@@ -1,4 +1,4 @@
-"""Shows things over HTTP on this machine: pages, their assets, and what a program says of itself. Nothing can be changed.
+"""Read-only HTTP server on this machine: pages, their assets, and a program's status.
 
 A page of another site cannot read any of it: no answer allows that (no CORS), and a request must name this machine by an
 address, so that a name that its owner points here (DNS rebinding) is refused. Each connection is good for one answer, and
@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from p2pfl.errors import ConfigurationError
-from protocols.addresses import is_loopback, join_address
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-WEB = Path(__file__).parent / "web"
+ASSETS = Path(__file__).parent / "assets"  # files that several pages share
 CONNECTIONS = 64  # at once; one too many is closed
 LONGEST = 30.0  # seconds for which a connection stays at least, and half of the longest that it can
 CLOSING = 1.0  # seconds for one who has just connected when the page ends
@@ -44,7 +43,7 @@ HEADERS = {
 
 
 class Shown(NamedTuple):
-    """Something to be shown.
+    """A resource of the server.
 
     Attributes:
         kind: its content type.
@@ -56,7 +55,7 @@ class Shown(NamedTuple):
 
 
 def asset(path: Path) -> Shown:
-    """Return a file to be shown as it is now."""
+    """Return a file as a resource; it is read now."""
     content = path.read_bytes()
     return Shown(f"{TYPES[path.suffix]}; charset=utf-8", lambda: content)
 
@@ -80,7 +79,7 @@ class Page:
         self._sweeper: Task[None]
 
     async def start(self) -> str:
-        """Begin to show things; return the address of "/".
+        """Start the server; return the address of "/".
 
         Raises:
             ConfigurationError: aiohttp is missing, or the port cannot be listened on.
@@ -99,15 +98,19 @@ class Page:
             )
         except (OSError, UnicodeError) as error:  # a name that cannot be one
             await self._runner.cleanup()
-            where = join_address(self._host, self._port)
+            where = self._authority(self._port)
             raise ConfigurationError(f"the page cannot be shown at {where}: {_words(error)}") from error
         self._handler = handler
         self._sweeper = loop.create_task(self._sweep())
         port = self._server.sockets[0].getsockname()[1]
-        return f"http://{join_address(self._host, port)}/"
+        return f"http://{self._authority(port)}/"
+
+    def _authority(self, port: int) -> str:
+        """Return "host:port", with an IPv6 host in brackets."""
+        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
     async def failed(self) -> None:
-        """Wait until the page is of no use any more, and raise the error that it ended with."""
+        """Wait until the server fails, and raise its error."""
         await asyncio.wait([self._sweeper])
         self._sweeper.result()
 
@@ -119,7 +122,7 @@ class Page:
         await self._runner.cleanup()
 
     async def _sweep(self) -> None:
-        """End connections that last too long: those who hold them keep others out."""
+        """End connections that last too long: they keep other clients out."""
         before: set[web.RequestHandler] = set()
         while True:
             await asyncio.sleep(LONGEST)
@@ -144,7 +147,7 @@ class Page:
         return answer
 
     def _fresh(self, path: str, shown: Shown) -> bytes:
-        """Return what is shown, as it was a moment ago at most."""
+        """Return the content of a path, FRESH seconds old at most."""
         now = asyncio.get_running_loop().time()
         made, content = self._made.get(path, (-FRESH, b""))
         if now - made >= FRESH:
@@ -153,7 +156,7 @@ class Page:
         return content
 
     def _is_here(self, host: str) -> bool:
-        """Return whether a Host header names this machine in a way that nobody else can point at it."""
+        """Return whether a Host header names this machine by a name that no other site's owner can point at it."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -169,9 +172,9 @@ class Page:
 
 @contextmanager
 def in_thread(page: Page) -> Iterator[str]:
-    """Show a page from a thread with an event loop of its own, for a program that has none; the value is its address.
+    """Serve a page from a thread with an event loop of its own, for a program that has none; yield its address.
 
-    What is shown is made in that thread.
+    The content is made in that thread.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="page", daemon=True)
@@ -192,11 +195,6 @@ def in_thread(page: Page) -> Iterator[str]:
         loop.close()
 
 
-def open_to_others(host: str) -> bool:
-    """Return whether a page at this host can be read from other machines."""
-    return not is_loopback(host)
-
-
 def _abort(connections: Iterable[web.RequestHandler]) -> None:
     """End connections at once: to close one waits until the other side has read all that it was sent."""
     for connection in connections:
@@ -205,14 +203,14 @@ def _abort(connections: Iterable[web.RequestHandler]) -> None:
 
 
 class _Closed(asyncio.Protocol):
-    """A connection that is one too many."""
+    """A connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.Transport, transport).abort()  # uvloop's is not a subclass
 
 
 def _faults_only() -> logging.Logger:
-    """Return a logger that says nothing of what others send: they could fill a node's log with it."""
+    """Return a logger that ignores malformed requests: clients could fill a node's log with them."""
     from aiohttp.http_exceptions import HttpProcessingError
 
     logger = logging.Logger("page")

@@ -1,4 +1,4 @@
-"""What a node knows of one of its neighbours."""
+"""State of one neighbour, as a node knows it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Asked(NamedTuple):
-    """A model that was asked for, and the one that the answer may be a difference from."""
+    """A requested model, and the one that the answer may be a difference from."""
 
     round: int
     stage: Stage
@@ -40,7 +40,8 @@ class Asked(NamedTuple):
 
 
 class Peer:
-    """
+    """A neighbour: its addresses, its link, its state, and the requests between it and this node.
+
     Attributes:
         addresses: where it may be, and who said so. Hints: who is really there is proven when it is dialled.
         proven: those of the addresses where it was reached, the last one at the end.
@@ -128,7 +129,7 @@ class Peer:
         return self.addresses[address] != "node.toml" and address not in self.proven
 
     def resolve(self, number: int, answer: Any) -> None:
-        """Give the answer to a request, or (None) the news that there is none."""
+        """Give the answer to a request, or None if there will be none."""
         future = self.requests.pop(number, None)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -140,7 +141,7 @@ class Peer:
             self.overdue.remove(min(self.overdue))
 
     def give_up(self) -> None:
-        """Nothing that the peer was asked will be answered, and nothing that it has asked is waited for."""
+        """End all requests in both directions without an answer."""
         for future in self.requests.values():
             if not future.done():
                 future.set_result(None)

@@ -1,25 +1,20 @@
-"""How a node is found and reached: its transports, and those who look for members, as its configuration says."""
+"""Connectivity of a node as it is configured: its transports, and the search for members."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node import admission_key, passphrases
-from node.admission import adding
 from node.config import NodeConfig
-from node.contact import Contacts
-from node.invitations import InvitationService
+from node.contact import PeerManager
+from node.discovery import Discovery
 from node.supervisor import Supervisor
-from node.wiring import max_frame
 from p2pfl.errors import ConfigurationError
 from protocols.addresses import is_loopback, join_address, needs_scope, split_address
 from protocols.identity import Identity
 from protocols.mdns import MdnsFinder, interface_hosts
-from protocols.membership import Membership
 from protocols.several import Several
 from protocols.tls import TlsTransport
 from protocols.transport import Gate, Transport
@@ -32,47 +27,54 @@ BROKER = "mqtt:"  # the address of every member, through the broker
 
 
 class Reach:
-    """
+    """The transports of a node, and the search for members.
+
     Args:
-        size: P, the number of parameters.
+        gate: decides whom the transports let in.
+        most: the most bytes of a frame.
         boot: how often the node has started.
-        say: is told what is wrong.
+        discovery: receives reports about members and about the broker.
         supervisor: runs the link with the broker.
-        coordinated: see node.messaging.payload_limit.
-        gate: decides whom the transports let in; by default the log.
+        say: prints a line about each problem.
 
     Attributes:
         addresses: those that are the same for every member.
+
+    Raises:
+        ConfigurationError: nobody could reach the node.
     """
 
     def __init__(
         self,
         config: NodeConfig,
         identity: Identity,
-        log: Membership,
-        size: int,
+        *,
+        gate: Gate,
+        most: int,
         boot: int,
-        say: Callable[[str], None],
+        discovery: Discovery,
         supervisor: Supervisor,
-        coordinated: bool = False,
-        gate: Gate | None = None,
+        say: Callable[[str], None],
     ) -> None:
         self._config = config
-        self._identity = identity
-        self._log = log
+        self._key = identity.public
+        self._federation = gate.federation
+        self._discovery = discovery
         self._say = say
-        self._contacts: Contacts
-        self._tls = TlsTransport(config.listen, identity, gate or log, max_frame(size, coordinated))
+        self._tls = TlsTransport(config.listen, identity, gate, most)
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
         if config.broker:
             broker = through_broker(
-                *(config.broker, identity, gate or log, max_frame(size, coordinated)),
+                config.broker,
+                identity,
+                gate,
+                most,
                 boot=boot,
                 addresses=self._own_addresses,
-                found=lambda key, address: self._contacts.found(key, address, "broker"),
-                hinted=lambda key: self._contacts.hinted(key),
-                on_problem=self._on_broker,
+                found=lambda key, address: discovery.found(key, address, "broker"),
+                hinted=discovery.hinted,
+                on_problem=self._report_broker,
                 keep=partial(supervisor.run, "broker"),
                 on_fault=partial(supervisor.fault, "links"),
             )
@@ -81,49 +83,23 @@ class Reach:
         elif not config.direct:
             raise ConfigurationError("a node with direct = false needs a broker, or it reaches nobody")
 
-    def _on_broker(self, problem: str) -> None:
-        self._contacts.broker = problem
+    def _report_broker(self, problem: str) -> None:
         self._say(problem or "the broker delivers again")
-        self._contacts.roster.on_change()
+        self._discovery.broker_changed(problem)
 
     def _own_addresses(self) -> list[str]:
-        """Where this node can be reached without the broker, for others who hear of it through the broker."""
+        """Return where this node can be reached without the broker, for others who hear of it through the broker."""
         if not self._config.direct:
             return []
         return [f"tcp://{address}" for address in own_addresses(self._config, self._tls.address)]
 
-    def serve(self, contacts: Contacts, folder: Path) -> None:
-        """Tell the contacts what is found, and let in those whom this node has invited."""
-        self._contacts = contacts
-        contacts.on_refused = self._refused
-        if admission_key.may_admit(folder):
-            self._answer_tokens(contacts, folder)
-
-    def _answer_tokens(self, contacts: Contacts, folder: Path) -> None:
-        """Let newcomers in who bring a token; say so where that cannot be done, because the admission key is encrypted."""
-        try:
-            passphrase = None
-            if admission_key.is_encrypted(folder):
-                passphrase = passphrases.present(folder / admission_key.ADMISSION, self._config.passphrase_file)
-                with adding(folder) as log:
-                    admission_key.load(folder, log, passphrase)
-        except ConfigurationError as error:
-            self._say(f"this node cannot answer tokens: {error}; p2pfl-node admit still works")
-            return
-        service = InvitationService(folder, self._log, passphrase)
-        service.refused = contacts.refused
-        contacts.on_join = service.answer
-        self._log.invites = True
-
-    async def run(self) -> None:
-        """Look for members, for ever."""
-        await self._contacts.listening.wait()
+    async def search(self, contacts: PeerManager) -> None:
+        """Look for peers on the local network, for ever; return at once if the configuration does not want that."""
+        await contacts.listening.wait()
         _, port = split_address(self._tls.address)
         if self._config.mdns and self._config.direct:
-            mdns = MdnsFinder(
-                self._identity.public, self._log.federation, port, self._tls.hosts, expected=self._contacts.knows
-            )
-            await mdns.start(lambda key, address: self._contacts.found(key, address, "mdns"))
+            mdns = MdnsFinder(self._key, self._federation, port, self._tls.hosts, expected=contacts.knows)
+            await mdns.start(lambda key, address: self._discovery.found(key, address, "mdns"))
             reporting = asyncio.create_task(self._report(mdns))
             try:
                 await mdns.failed()
@@ -140,16 +116,12 @@ class Reach:
                 said = mdns.problem
                 self._say(f"local network: {said or 'members can be found again'}")
 
-    def _refused(self, cause: str, detail: str) -> None:
-        if self._contacts.rejected[cause] == 1:  # the status counts the rest
-            self._say(f"refused, {detail}")
-
 
 def through_broker(url: str, identity: Identity, gate: Gate, most: int, **options: Any) -> MqttTransport:
     """Return a transport through a broker; `options` are those of protocols.mqtt.MqttTransport.
 
     Raises:
-        ConfigurationError: what it takes is not installed.
+        ConfigurationError: aiomqtt is not installed.
         AddressError: the URL is none of a broker.
     """
     try:

@@ -1,4 +1,4 @@
-"""A node's neighbours, and which of them it suspects to be gone."""
+"""Neighbours of a node, and its suspicions that some are gone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 
 
 class Roster:
-    """
+    """The peers that a node may learn with.
+
     Attributes:
         neighbours: all peers that the topology allows; sorted.
         ids: those that are not suspected; sorted. Replaced, never changed, so that it can be kept.
@@ -20,12 +21,12 @@ class Roster:
         self.on_change: Callable[[], None] = lambda: None
 
     def add(self, id: str) -> None:
-        """There is one more that may be learned with."""
+        """Add a peer."""
         self.neighbours = tuple(sorted({*self.neighbours, id}))
         self._update()
 
     def remove(self, id: str) -> None:
-        """One of them is no neighbour any more."""
+        """Remove a peer, which is no neighbour any more."""
         self.neighbours = tuple(known for known in self.neighbours if known != id)
         self.suspected.pop(id, None)
         self._update()
@@ -39,7 +40,7 @@ class Roster:
             self.suspected[id] = reason
 
     def heard(self, id: str) -> None:
-        """Something authentic came from a peer: it is there."""
+        """End the suspicion of a peer, as something authentic came from it."""
         if self.suspected.pop(id, None) is not None:
             self._update()
 

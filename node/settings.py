@@ -1,4 +1,4 @@
-"""How a node runs its rounds: the keys that a node's configuration and a simulation's scenario have in common."""
+"""Settings of a node's rounds: the keys that a node's configuration and a simulation's scenario have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node is before it runs: its configuration, its federation, and the task that they name."""
+"""A node before it runs: its configuration, its federation, and the task that they name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Setup(NamedTuple):
 
 
 def load(folder: Path, changes: Sequence[str] = ()) -> Setup:
-    """Read what is in a node's folder, with "key=value" changes of node.toml applied.
+    """Load a node's folder, with "key=value" changes of node.toml applied.
 
     Raises:
         ConfigurationError: something is missing, damaged or wrong, or the federation names another task or policy, or what

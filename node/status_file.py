@@ -1,4 +1,4 @@
-"""The file that says what a node does, replaced as a whole, and not too often."""
+"""Status file of a node, replaced as a whole, and not too often."""
 
 from __future__ import annotations
 

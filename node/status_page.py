@@ -1,20 +1,26 @@
-"""What a node shows of itself over HTTP: a page that follows it, the same as JSON, and figures for Prometheus."""
+"""A node's status over HTTP: a page that follows it, the same as JSON, and metrics for Prometheus."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from node import metrics
-from node.page import EXTRA, WEB, Page, Shown, asset
+from node.page import ASSETS, EXTRA, Page, Shown, asset
 from node.status import StatusBoard
 from p2pfl.errors import ConfigurationError
+from protocols.addresses import is_loopback
 
 NEWEST = 50  # rounds that a page which follows the node asks for again and again
 
-FILES = ("status.js", "live.js", "charts.js", "style.css", "status.css", "icon.svg")
-ASSETS = {"/": "status.html"} | {f"/{name}": name for name in FILES}
+OWN = Path(__file__).parent / "web"
+FILES = {
+    "/": OWN / "status.html",
+    "/status.js": OWN / "status.js",
+    **{f"/{name}": ASSETS / name for name in ("live.js", "charts.js", "style.css", "status.css", "icon.svg")},
+}
 
 
 def status_page(board: StatusBoard, host: str, port: int) -> Page:
@@ -31,11 +37,16 @@ def status_page(board: StatusBoard, host: str, port: int) -> Page:
     except ImportError as error:
         raise ConfigurationError(EXTRA) from error
 
-    shown = {path: asset(WEB / name) for path, name in ASSETS.items()}
+    shown = {path: asset(file) for path, file in FILES.items()}
     shown["/status.json"] = Shown("application/json", lambda: _json(board.fresh()))
     shown["/status.json?newest"] = Shown("application/json", lambda: _json(_newest(board.fresh())))
     shown["/metrics"] = Shown(metrics.CONTENT_TYPE, lambda: metrics.text(board.fresh()))
     return Page(shown, host, port)
+
+
+def open_to_others(host: str) -> bool:
+    """Return whether a page at this host can be read from other machines."""
+    return not is_loopback(host)
 
 
 def _newest(state: dict[str, Any]) -> dict[str, Any]:
@@ -43,5 +54,5 @@ def _newest(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(state: dict[str, Any]) -> bytes:
-    """Return a status as JSON, with null for what is no number: browsers know no NaN."""
+    """Return a status as JSON, with null for values that are not finite: browsers know no NaN."""
     return msgspec.json.encode(state, enc_hook=float)

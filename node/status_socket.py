@@ -1,4 +1,4 @@
-"""Asks a running node for its status: a Unix socket in its folder, for its owner only.
+"""Status of a running node over a Unix socket in its folder, for its owner only.
 
 So its status can be had where the file cannot be written, as on a full disk. Where there are no such sockets, or the
 folder's path is too long for one, there is only the file.
@@ -23,7 +23,7 @@ LARGEST = 2**24  # bytes of an answer
 
 
 async def answer(folder: Path, make: Callable[[], bytes]) -> None:
-    """Send what `make` returns to who connects, one after another, until cancelled; return where there can be no socket."""
+    """Send the value of `make` to each client, one after another, until cancelled; return where there can be no socket."""
     listening = _listening(folder / NAME)
     if listening is None:
         return
@@ -65,7 +65,7 @@ def ask(folder: Path) -> dict[str, Any] | None:
 
 
 def _listening(path: Path) -> socket.socket | None:
-    """Return a socket that listens in a file, which was made anew; None where that is not possible."""
+    """Return a socket that listens in a new file; None where that is not possible."""
     if not hasattr(socket, "AF_UNIX"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Runs the parts of a node that talk to the outside, such that an error in one of them ends nothing else."""
+"""Supervision of the parts of a node that talk to the outside: an error in one of them ends nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ STRAY = "callbacks"  # the part of errors that nobody waits for
 
 
 class Supervisor:
-    """
+    """Restarts parts that fail, and counts their errors.
+
     Args:
         say: prints a line.
 
@@ -75,6 +76,6 @@ class Supervisor:
 
 
 def _place(error: BaseException) -> str:
-    """Return where an error was raised, for who mends it."""
+    """Return the file and line that raised an error."""
     frames = extract_tb(error.__traceback__)
     return f" ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -114,7 +114,7 @@ def _check_keys(where: str, table: Mapping[str, Any], kind: Any, prefix: str = "
 
 
 def _given(kind: Any) -> Any:
-    """Return what a value is of where there is one: of `Struct | None` the struct."""
+    """Return the type of a value that is set: for `Struct | None` the struct."""
     kinds = [each for each in get_args(kind) if each is not type(None)]
     return kinds[0] if len(kinds) == 1 and _is_struct(kinds[0]) and type(None) in get_args(kind) else kind
 

@@ -1,4 +1,4 @@
-"""Counts what a node sends and receives, in bytes of whole envelopes by kind; what a transport adds is not in them."""
+"""Counts of what a node sends and receives: bytes of whole envelopes by kind, without what a transport adds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ KINDS = ("get", "update", "score", "scored", "submit", "assigned")  # those that
 
 
 class Traffic:
-    """
+    """Frames and bytes of one node, by kind and direction.
+
     Attributes:
         sent_models, received_models: updates, submissions and assignments, as a number of frames.
         sent_get, ..., received_assigned: bytes of the kinds that carry learning.
@@ -16,17 +17,24 @@ class Traffic:
     """
 
     __slots__ = (
-        *("sent_models", "sent_get", "sent_update", "sent_score", "sent_scored", "sent_control"),
-        *(
-            "received_models",
-            "received_get",
-            "received_update",
-            "received_score",
-            "received_scored",
-            "received_control",
-        ),
-        *("sent_submit", "sent_assigned", "received_submit", "received_assigned"),
-        *("sent_preparation", "received_preparation"),
+        "received_assigned",
+        "received_control",
+        "received_get",
+        "received_models",
+        "received_preparation",
+        "received_score",
+        "received_scored",
+        "received_submit",
+        "received_update",
+        "sent_assigned",
+        "sent_control",
+        "sent_get",
+        "sent_models",
+        "sent_preparation",
+        "sent_score",
+        "sent_scored",
+        "sent_submit",
+        "sent_update",
     )
 
     def __init__(self) -> None:

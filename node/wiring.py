@@ -1,10 +1,10 @@
-"""Puts a message exchange together: who the node is, what it agrees on, how it is reached."""
+"""Factory of message exchanges."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from hashlib import sha256
-from math import inf, nan
+from math import nan
 
 from node import tables
 from node.agreement import Edges, terms
@@ -12,6 +12,7 @@ from node.coding import Coding
 from node.electing import Electing
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member
+from node.peering_config import PeeringConfig, PeeringOptions
 from node.settings import Settings
 from node.trainer import Trainer
 from p2pfl.codecs import TopK, make_codec
@@ -19,7 +20,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.task import Task, goals_of
 from protocols.envelope import OVERHEAD, Door, Sealer
 from protocols.identity import Identity
-from protocols.transport import Gate, Transport
+from protocols.transport import Transport
 
 
 def message_exchange(
@@ -39,8 +40,7 @@ def message_exchange(
     edges: Edges = "all",
     sources: Collection[str] | None = None,
     askers: Collection[str] | None = None,
-    gate: Gate | None = None,
-    period: float = inf,
+    options: PeeringOptions = PeeringOptions(),  # noqa: B008 (it is frozen)
     electing: Electing | None = None,
     scores: bool = False,
     observer: bool = False,
@@ -50,51 +50,59 @@ def message_exchange(
 
     Args:
         boot: how often the node has started; durable before this is called.
-        federation: 16 bytes; see `federation_id` where there is no signed file.
-        agreed: what all nodes must have alike beyond what `node.agreement.terms` says; see `node.agreement.describe`.
+        federation: 16 bytes (see `federation_id`).
+        agreed: settings that must be equal on all nodes beyond those of `node.agreement.terms`.
         initial: the hash of the initial model.
-        coding: how models travel, if it was made already.
         scores: whether the policy asks for losses.
-        edges: who may exchange models.
-        sources, askers, gate, period, electing, observer, sparse: see MessageExchange.
+        coding, edges, sources, askers, electing, observer, sparse: see PeeringConfig and MessageExchange.
     """
-    layout = task.layout.shared
-    codec = make_codec(*tables.named("codec", settings.codec))
+    layout, timing = task.layout.shared, None if electing is None else electing.timing
+    keys = {id: member.key for id, member in neighbours.items()}
+    peering = PeeringConfig(
+        name=name,
+        key=identity.public,
+        neighbours=neighbours,
+        transport=transport,
+        sealer=Sealer(identity, federation, layout.fingerprint, boot),
+        door=Door(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
+        agreed={**terms(layout, settings, initial, edges, timing), **agreed},
+        about=dict(task.about) | {"n_samples": task.n_samples},
+        seed=settings.seed,
+        asynchronous=settings.mode == "asynchronous",
+        sources=sources,
+        options=options,
+    )
+    return MessageExchange(
+        peering,
+        settings=settings,
+        coding=coding or _coding(task, settings),
+        n_samples=task.n_samples,
+        loss=_loss(task, trainer) if scores else None,
+        askers=askers,
+        electing=electing,
+        observer=observer,
+        sparse=sparse or edges != "all",
+    )
 
-    private = bool(goals_of(task))  # what peers' models are worth to this node would tell its preference
+
+def _coding(task: Task, settings: Settings) -> Coding:
+    codec, layout = make_codec(*tables.named("codec", settings.codec)), task.layout
+    return Coding(codec, layout.shared, layout.cut(task.initial(settings.seed)) if isinstance(codec, TopK) else None)
+
+
+def _loss(task: Task, trainer: Trainer) -> Callable[[Parameters], Awaitable[float]]:
+    """Return a function that computes the loss of a peer's model on the own training data.
+
+    It returns NaN for a task with a preference, which the losses would tell.
+    """
+    private = bool(goals_of(task))
 
     async def loss(params: Parameters) -> float:
         if private:
             return nan
         return float((await trainer.loss([params], split="train"))[0])
 
-    return MessageExchange(
-        name,
-        identity.public,
-        neighbours,
-        transport=transport,
-        sealer=Sealer(identity, federation, layout.fingerprint, boot),
-        door=Door(
-            {id: member.key for id, member in neighbours.items()},
-            identity.public,
-            federation,
-            payload_limit(layout.size, electing is not None),
-        ),
-        settings=settings,
-        agreed=terms(layout, settings, initial, edges, None if electing is None else electing.timing) | dict(agreed),
-        about=task.about,
-        coding=coding
-        or Coding(codec, layout, task.layout.cut(task.initial(settings.seed)) if isinstance(codec, TopK) else None),
-        n_samples=task.n_samples,
-        loss=loss if scores else None,
-        sources=sources,
-        askers=askers,
-        gate=gate,
-        period=period,
-        electing=electing,
-        observer=observer,
-        sparse=sparse or edges != "all",
-    )
+    return loss
 
 
 def max_frame(size: int, coordinated: bool = False) -> int:

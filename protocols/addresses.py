@@ -1,4 +1,4 @@
-"""Addresses as people write them."""
+"""Addresses in the form that people write, and the networks that they belong to."""
 
 from __future__ import annotations
 
@@ -48,3 +48,17 @@ def needs_scope(host: str) -> bool:
     except ValueError:
         return False
     return ip.version == 6 and ip.is_link_local
+
+
+def network(host: str) -> bytes:
+    """Return the network of a host, for limits per host: its IPv4 address, or the /64 of its IPv6 address.
+
+    One machine usually has a whole /64 to itself. A text that is no IP address stands for itself.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.encode()
+    if isinstance(address, ipaddress.IPv6Address):
+        return address.ipv4_mapped.packed if address.ipv4_mapped else address.packed[:8]
+    return address.packed

@@ -1,4 +1,4 @@
-"""How often somebody may do something that costs this node work."""
+"""Rate limits on requests that cost this node work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ MOST = 1024  # who are remembered; the one that did nothing for the longest time
 
 
 class Allowance:
-    """
+    """A token bucket for each of many senders.
+
     Args:
         rate: times a second, for each.
         burst: times at once, after a pause.
@@ -33,6 +34,10 @@ class Allowance:
         if len(self._left) > MOST:
             del self._left[next(iter(self._left))]
         return allowed
+
+    def reset(self, who: bytes) -> None:
+        """Give `who` the full burst again."""
+        self._left.pop(who, None)
 
 
 class Shares:

@@ -1,7 +1,7 @@
-"""Accepts connections, no more of one host, and of all of them, than this node can take time to prove.
+"""Listening sockets that limit connections per host, and of all hosts together.
 
-Whoever connects too often is dropped at once, before any of TLS: that costs little, and leaves the queue of the operating
-system to others.
+A connection beyond the limit is reset before TLS: that costs little, and leaves the queue of the operating system to others.
+An IPv6 host counts by its /64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from protocols.addresses import join_address
+from protocols.addresses import join_address, network
 from protocols.allowance import Allowance
 
 HOST_RATE, HOST_BURST = 20.0, 64  # connections a second of one host, and at once
@@ -27,10 +27,11 @@ _RESET = struct.pack("ii", 1, 0)  # no word of farewell, and nothing of the conn
 
 
 class Listener:
-    """
+    """Accepts connections within the limits of this module.
+
     Args:
-        take: is given a connection, its address and its host.
-        dropped: is told the address of a connection that was dropped.
+        take: receives a connection, its address and its host.
+        dropped: receives the address of a connection that was dropped.
         clock: returns seconds that never go back.
     """
 
@@ -69,27 +70,39 @@ class Listener:
                     return  # closed
                 await asyncio.sleep(NO_MORE)  # too many open files
                 continue
-            dropped = self._meet(connection, address)
+            dropped = self.meet(connection, address)
             for _ in range(BATCH):
                 try:
                     connection, address = listening.accept()
                 except OSError:  # nobody waits; anything else is met again above
                     break
                 connection.setblocking(False)
-                dropped |= self._meet(connection, address)
+                dropped |= self.meet(connection, address)
             # Where many wait, accepting one takes no turn of the loop; nor may a flood of them take most of its time.
             await asyncio.sleep(PAUSE if dropped else 0)
 
-    def _meet(self, connection: socket.socket, address: tuple[str, int]) -> bool:
-        """Hand a connection on, or drop it; return whether it was dropped."""
+    def meet(self, connection: socket.socket, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
+        """Hand a connection on, or drop it; return whether it was dropped.
+
+        The event loop reports an unexpected error, and the connection ends: the node goes on listening.
+        """
+        try:
+            return self._admit(connection, address)
+        except Exception as error:
+            connection.close()
+            context = {"message": "a connection that was accepted could not be handed on", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            return True
+
+    def _admit(self, connection: socket.socket, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
         host, now = address[0], self._clock()
-        if self._hosts.take(host.encode(), now) and self._all.take(b"", now):
-            self._take(connection, join_address(*address[:2]), host)
+        if self._hosts.take(network(host), now) and self._all.take(b"", now):
+            self._take(connection, join_address(address[0], address[1]), host)
             return False
         with suppress(OSError):  # it is gone already
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         connection.close()
-        self._dropped(join_address(*address[:2]))
+        self._dropped(join_address(address[0], address[1]))
         return True
 
 

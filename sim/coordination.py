@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from node.desk import Desk, Entry, Outcome, protected_outcome
+from node.desk import Desk, Entry
+from node.policy_step import StepResult, run_protected_step
 from node.settings import check_coordinated
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Assignment, Coordinated, Policy, Submission
@@ -84,11 +85,14 @@ class ModelledOffice:
 
     leads = coordinates
 
-    def compute(self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[Outcome], None]) -> None:
+    def compute(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
+    ) -> None:
         step = self._owner.step
         assert step is not None  # whoever submits has a coordinated policy, and all have the same
         layout, settings = self._owner.coding.layout, self._owner.world.settings
-        then(protected_outcome(step, submissions, state, layout, self._owner.name, settings.robust, trusted=True))
+        name, robust = self._owner.name, settings.robust
+        then(run_protected_step(step, submissions, state, layout, coordinator=name, robust=robust, trusted=True))
 
     def _send(self, participant: ModelledExchange, answer: _Gathering, assignment: Assignment | None) -> None:
         """Send an assignment, or, for None, that there will be none."""

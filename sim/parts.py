@@ -19,8 +19,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from node.config import lock
-from node.files import DamagedFileError, read_sealed, reason, replace_file, write_sealed
+from node.files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError, RunError
 from sim.left import CANDIDATES, PARTS, SCENARIO, SUMMARY
@@ -69,7 +68,7 @@ class Unfinished:
         self._made = [folder for folder in (self._folder, path, *path.parents) if not folder.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(self._folder, "works on this run")
+            self._lock = lock_folder(self._folder, "works on this run")
             if not (path / SCENARIO).exists():
                 replace_file(path / SCENARIO, [msgspec.toml.encode(file.raw())])
         except OSError as error:

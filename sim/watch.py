@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from node.page import WEB, Page, Shown, asset
+from node.page import ASSETS, Page, Shown, asset
 from sim.results import Result
 from sim.scenario import Scenario, ScenarioFile, jobs_of
 from sim.snapshots import Snapshot, of_result
@@ -159,7 +159,7 @@ def page_of(board: Board, port: int) -> Page:
     here = Path(__file__).parent / "web"
     shown = {"/": asset(here / "watch.html")}
     shown |= {f"/{name}": asset(here / name) for name in ("watch.js", "watch.css")}
-    shown |= {f"/{name}": asset(WEB / name) for name in ("live.js", "charts.js", "style.css", "status.css", "icon.svg")}
+    shown |= {f"/{name}": asset(ASSETS / name) for name in ("live.js", "charts.js", "style.css", "status.css", "icon.svg")}
     shown["/runs.json"] = Shown("application/json", board.state)
     for number in range(len(board.rows)):
         shown[f"/runs.json?{number}"] = Shown("application/json", partial(board.state, number))

@@ -9,6 +9,7 @@ from node.coding import Coding
 from node.electing import Electing, MemoryVotes
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member
+from node.peering_config import PeeringConfig
 from node.settings import Settings
 from p2pfl.codecs import Float32
 from p2pfl.parameters import Layout
@@ -55,18 +56,19 @@ class Council:
         others = {other: Member(KEYS[other].public, (f"memory:{other}",)) for other in NAMES if other != name}
         votes = MemoryVotes()
         votes.ballot = Ballot(Term(1, LAST if name in self.damaged else 0))
+        keys = {id: member.key for id, member in others.items()}
         exchange = MessageExchange(
-            name,
-            KEYS[name].public,
-            others,
-            transport=self.network.transport(name),
-            sealer=Sealer(KEYS[name], FEDERATION, LAYOUT.fingerprint, 1),
-            door=Door(
-                {id: member.key for id, member in others.items()}, KEYS[name].public, FEDERATION, payload_limit(SIZE, True)
+            PeeringConfig(
+                name=name,
+                key=KEYS[name].public,
+                neighbours=others,
+                transport=self.network.transport(name),
+                sealer=Sealer(KEYS[name], FEDERATION, LAYOUT.fingerprint, 1),
+                door=Door(keys, KEYS[name].public, FEDERATION, payload_limit(SIZE, True)),
+                agreed=AGREED,
+                about={"n_samples": SAMPLES[name]},
             ),
             settings=Settings(deadline=DEADLINE),
-            agreed=AGREED,
-            about={},
             coding=Coding(Float32(), LAYOUT),
             n_samples=SAMPLES[name],
             loss=lambda params: None,

@@ -8,6 +8,7 @@ from node.checkpoint import FileStore
 from node.electing import Electing, FileVotes, MemoryVotes, electorate
 from node.node import Node
 from node.peer import Member
+from node.peering_config import PeeringOptions
 from node.settings import Settings
 from node.wiring import federation_id, message_exchange
 from p2pfl.policies.random import Random
@@ -90,6 +91,7 @@ class Federation:
         folder: where checkpoints are kept; without one nodes forget all.
         speeds: seconds that a node needs for an epoch; 1 by default.
         roles: of members, in a federation with a coordinator.
+        on_fault: counts errors of the nodes; see PeeringOptions.
         period: seconds between probes; by default nobody is probed who is not suspected.
         node_options: of node.node.Node.
     """
@@ -106,6 +108,7 @@ class Federation:
         task="concept-shift",
         period=inf,
         roles=None,
+        on_fault=None,
         **node_options,
     ):
         self.names = sorted(names)
@@ -117,6 +120,7 @@ class Federation:
         self.policy = policy
         self.period = period
         self.roles = roles or {}
+        self.on_fault = on_fault
         self.votes = {name: MemoryVotes() for name in self.names}
         self.said = {name: [] for name in self.names}
         self.node_options = node_options
@@ -165,7 +169,7 @@ class Federation:
             trainer=self.trainers[name],
             settings=self.settings,
             agreed=agreed or {},
-            period=self.period,
+            options=PeeringOptions(period=self.period, on_fault=self.on_fault),
             electing=self.electing(name) if self.coordinated else None,
             scores=asks_scores(self.policy()),
             sparse=self.edges is not None,

@@ -11,9 +11,12 @@ from processes import Processes
 from node import admission_key, config, setup
 from node.coding import Coding
 from node.guard import Guard
-from node.invitations import InvitationService
+from node.invitation_service import InvitationService
 from node.members import Members
 from node.messaging import MessageExchange, payload_limit
+from node.neighbourhood import Neighbourhood
+from node.peering_config import PeeringConfig, PeeringOptions
+from node.token_redeemer import TokenRedeemer
 from node.wiring import max_frame
 from p2pfl.codecs import Float32
 from p2pfl.parameters import Layout
@@ -63,31 +66,42 @@ class Honest:
         self.model = np.random.default_rng(size).standard_normal(size).astype(np.float32)
         gate = Guard(self.log, asyncio.get_running_loop().time) if guarded else self.log
         self.transport = TlsTransport(own.listen, self.identity, gate, max_frame(size))
-        self.members = Members(ready, self.key, (), lambda line: None)
-        around = self.members.around()
+        neighbourhood = Neighbourhood(ready, ())
+        around = neighbourhood.members()
         keys = {name: member.key for name, member in around.items()}
+        self.service = None
+        if admission_key.may_admit(folder):
+            self.log.invites = True
+            self.service = InvitationService(
+                TokenRedeemer(folder, now=lambda: self.now, booted=lambda: self.now), self.log, booted=lambda: self.now
+            )
         self.exchange = MessageExchange(
-            self.name,
-            self.key,
-            around,
-            transport=self.transport,
-            sealer=Sealer(self.identity, self.log.federation, LAYOUT, config.next_boot(folder)),
-            door=Door(keys, self.key, self.log.federation, payload_limit(size)),
+            PeeringConfig(
+                name=self.name,
+                key=self.key,
+                neighbours=around,
+                transport=self.transport,
+                sealer=Sealer(self.identity, self.log.federation, LAYOUT, config.next_boot(folder)),
+                door=Door(keys, self.key, self.log.federation, payload_limit(size)),
+                agreed={"size": str(size)},
+                about={"n_samples": 50},
+                seed=own.seed,
+                options=PeeringOptions(
+                    gate=gate,
+                    guard=gate if guarded else None,
+                    answer_join=self._answer if self.service else None,
+                ),
+            ),
             settings=own,
-            agreed={"size": str(size)},
-            about={},
             coding=Coding(Float32(), Layout((("model", (size,)),), size)),
             n_samples=50,
             loss=self._loss,
-            gate=gate,
         )
         self.contacts = self.exchange.contacts
-        self.members.keep(self.contacts)
-        if admission_key.may_admit(folder):
-            self.log.invites = True
-            service = InvitationService(folder, self.log, now=lambda: self.now, booted=lambda: self.now)
-            service.refused = self.contacts.refused
-            self.contacts.on_join = service.answer
+        self.members = Members(ready, self.key, neighbourhood, self.contacts, say=lambda line: None)
+
+    async def _answer(self, *question):
+        return await self.service.answer(*question)
 
     async def _loss(self, params):
         return 0.5

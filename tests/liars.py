@@ -66,5 +66,5 @@ class Liar:
         for peer in self.exchange.peers.values():
             if peer.link is not None:
                 peer.link.close()
-                self.contacts.lost(peer.link, "dropped")
+                self.contacts.links.lost(peer.link, "dropped")
         await self.contacts.until(self._introduced, 30.0)

@@ -8,16 +8,19 @@ import shutil
 import stat
 import sys
 import threading
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 from fortress import folders, honest
+from limits import limited
 
 from node import admission, admission_key, agreement, config, invitations, joining
-from node.files import exclusive
-from node.invitations import INVITATIONS, InvitationService
+from node.files import exclusive, lock_folder
+from node.invitation_service import RECOVERY, REFUSALS, InvitationService
+from node.invitations import INVITATIONS
 from node.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
+from node.newcomers import JoinReply
+from node.token_redeemer import TokenRedeemer
 from p2pfl.errors import ConfigurationError
 from p2pfl.task import Part, make_task
 from protocols.federation import Federation
@@ -30,7 +33,7 @@ BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(1, 4))
 
 
 def invite(folder, name, addresses, role="participant", minutes=15, now=NOW, **options):
-    return invitations.invite(folder, name, addresses, role, minutes, now, **{"booted": BOOTED, **options})
+    return invitations.invite(folder, name, addresses, role, minutes, now=now, **{"booted": BOOTED, **options})
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +93,23 @@ class Clock:
 class Door:
     """Alice's running node, as far as it answers those who bring a token."""
 
-    def __init__(self, home, clock=None, **options):
+    def __init__(self, home, clock=None, file=None):
         self.clock = clock or Clock()
         self.log = load_federation(home.alice)
-        clocks = {"now": lambda: self.clock.now, "booted": lambda: self.clock.booted}
-        self.service = InvitationService(home.alice, self.log, **clocks, **options)
+        redeemer = TokenRedeemer(home.alice, file=file, now=lambda: self.clock.now, booted=lambda: self.clock.booted)
+        self.service = InvitationService(redeemer, self.log, booted=lambda: self.clock.booted)
         self.causes = []
-        self.service.refused = lambda cause, detail: self.causes.append(cause)
+        self.refusals = []
 
     def ask(self, key, secret, name="bob", host="10.0.0.1"):
         return self.say(key, encode_join(Join(secret, name)), host)
 
     def say(self, key, frame, host="10.0.0.1"):
-        return decode_answer(asyncio.run(self.service.answer(key.public, frame, host)))
+        reply = asyncio.run(self.service.answer(key.public, frame, host))
+        if reply.cause:
+            self.causes.append(reply.cause)
+            self.refusals.append((reply.cause, reply.detail))
+        return decode_answer(reply.frame)
 
 
 @pytest.fixture
@@ -324,8 +331,7 @@ def test_a_token_makes_a_member_with_its_role(home, door):
 
 
 def test_a_token_is_only_known_by_who_holds_it(home, door, monkeypatch):
-    said, answers = [], []
-    door.service.refused = lambda cause, detail: said.append((cause, detail))
+    answers = []
     tokens = [home.token(name) for name in ("bob", "carol", "dave")]
     for token, seconds in zip(tokens, (0, 0, 3600), strict=True):
         door.clock.passes(seconds)
@@ -333,7 +339,7 @@ def test_a_token_is_only_known_by_who_holds_it(home, door, monkeypatch):
             answers.append(door.ask(key, token.secret, token.member))
     guess = os.urandom(16)
     answers.append(door.ask(EVE, guess))
-    shown = everything(home.root) + repr((tokens, said, answers)).encode()
+    shown = everything(home.root) + repr((tokens, door.refusals, answers)).encode()
     for secret in (*(token.secret for token in tokens), guess):
         for form in forms(secret):
             assert form not in shown
@@ -423,11 +429,11 @@ def test_the_token_of_another_node_is_unknown(home, door, tmp_path, digits):
 
 
 def test_refusals_of_one_host_are_limited_and_others_are_answered(home, door):
-    token, more = home.token(minutes=60), invitations.REFUSALS + 5
+    token, more = home.token(minutes=60), REFUSALS + 5
     causes = refusals(door, *[(EVE, os.urandom(16)) for _ in range(more)])
-    assert causes == ["invitation unknown"] * invitations.REFUSALS + ["busy"] * 5
+    assert causes == ["invitation unknown"] * REFUSALS + ["busy"] * 5
     assert isinstance(door.ask(BOB, token.secret, host="10.0.0.2"), Joined)
-    door.clock.passes(1 / invitations.RECOVERY)
+    door.clock.passes(1 / RECOVERY)
     assert isinstance(door.ask(CAROL, home.token("carol").secret, "carol"), Joined)
 
 
@@ -444,7 +450,7 @@ def test_refusals_of_one_host_are_limited_and_others_are_answered(home, door):
     ],
 )
 def test_hosts_that_share_a_limit(home, door, one, other, same):
-    for _ in range(invitations.REFUSALS):
+    for _ in range(REFUSALS):
         door.ask(EVE, os.urandom(16), host=one)
     door.ask(EVE, os.urandom(16), host=other)
     assert (door.causes[-1] == "busy") == same
@@ -453,13 +459,13 @@ def test_hosts_that_share_a_limit(home, door, one, other, same):
 def test_refusals_of_a_used_token_are_limited_too(home, door):
     token = home.token()
     door.ask(BOB, token.secret)
-    for _ in range(2 * invitations.REFUSALS):
+    for _ in range(2 * REFUSALS):
         assert isinstance(door.ask(EVE, token.secret), JoinRefused)
-    assert door.causes == ["invitation used"] * invitations.REFUSALS + ["busy"] * invitations.REFUSALS
+    assert door.causes == ["invitation used"] * REFUSALS + ["busy"] * REFUSALS
 
 
 def test_newcomers_who_are_let_in_cost_nothing(home, door):
-    for k in range(2 * invitations.REFUSALS):
+    for k in range(2 * REFUSALS):
         key = Identity.from_seed(bytes([100 + k]) * 32)
         assert isinstance(door.ask(key, home.token(f"node-{k}").secret, f"node-{k}"), Joined)
 
@@ -473,7 +479,7 @@ def test_questions_at_once_beyond_a_few_are_refused_as_busy(home, door):
             asyncio.create_task(door.service.answer(keys[k], encode_join(Join(token.secret, token.member)), f"10.0.0.{k}"))
             for k, token in enumerate(tokens)
         ]
-        while len(door.causes) < 2:
+        while not all(task.done() for task in asked[4:]):
             await asyncio.sleep(0.01)
         return asked
 
@@ -481,21 +487,20 @@ def test_questions_at_once_beyond_a_few_are_refused_as_busy(home, door):
         with exclusive(home.alice / "membership.lock"):
             asked = await main()
             assert not any(task.done() for task in asked[:4])
-        return [decode_answer(answer) for answer in await asyncio.gather(*asked)]
+        return await asyncio.gather(*asked)
 
-    answers = asyncio.run(held())
-    assert [type(answer) for answer in answers] == [Joined] * 4 + [JoinRefused] * 2
-    assert door.causes == ["busy"] * 2
+    replies = asyncio.run(held())
+    assert [type(decode_answer(reply.frame)) for reply in replies] == [Joined] * 4 + [JoinRefused] * 2
+    assert [reply.cause for reply in replies] == [""] * 4 + ["busy"] * 2
 
 
 def test_lock_that_is_never_given_back_is_said_and_the_token_stays_good(home):
-    door, said = Door(home, file=MembershipFile(home.alice, patience=0.05)), []
-    door.service.refused = lambda cause, detail: said.append((cause, detail))
+    door = Door(home, file=MembershipFile(home.alice, patience=0.05))
     token = home.token()
     with exclusive(home.alice / "membership.lock"):
         assert isinstance(door.ask(BOB, token.secret), JoinRefused)
     path = home.alice / "membership.lock"
-    assert said == [("join failed", f"cannot write {path}: another process has held its lock for 0.05 s")]
+    assert door.refusals == [("join failed", f"cannot write {path}: another process has held its lock for 0.05 s")]
     assert isinstance(door.ask(BOB, token.secret), Joined)
 
 
@@ -600,25 +605,13 @@ def test_a_node_that_was_killed_while_it_let_one_in_lets_in_that_one_only(home, 
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(invitations, "reached", kill)
+        patch.setattr("node.token_redeemer.reached", kill)
         with pytest.raises(Killed):
             door.ask(BOB, token.secret)
     assert home.log().epoch == 1
     door = Door(home)
     assert refusals(door, (EVE, token.secret, "eve")) == ["invitation used"]
     assert isinstance(door.ask(BOB, token.secret), Joined)
-
-
-@contextmanager
-def limited(size):
-    """Let this process write no file of more than `size` bytes: the honest, small sister of a full disk."""
-    resource = pytest.importorskip("resource", reason="there are no file size limits")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_where_the_disk_is_full_nobody_is_let_in_and_the_token_stays_good(home, door):
@@ -676,12 +669,12 @@ def test_join_asks_again_while_the_inviter_is_busy(tmp_path, monkeypatch):
 
     async def main():
         async with honest(alice_folder) as alice:
-            answer = alice.contacts.on_join
+            answer = alice.service.answer
 
             async def sometimes(*question):
-                return busy.pop() if busy else await answer(*question)
+                return JoinReply(busy.pop(), "busy") if busy else await answer(*question)
 
-            alice.contacts.on_join = sometimes
+            alice.service.answer = sometimes
             token = invite(alice_folder, "bob", [alice.transport.address], now=alice.now, booted=alice.now)
             key = Identity.load(tmp_path / "bob" / config.KEY)
             return await joining._ask(token, key, config.load(tmp_path / "bob"))
@@ -881,7 +874,7 @@ def test_a_revoked_node_comes_back_with_another_key(home):
 def test_a_node_that_runs_or_has_an_older_key_beside_it_keeps_its_key(home):
     bob = home.node("bob")
     before = (bob / config.KEY).read_bytes()
-    with config.lock(bob), pytest.raises(ConfigurationError, match="stop the node"):
+    with lock_folder(bob), pytest.raises(ConfigurationError, match="stop the node"):
         admission.request(bob, new_key=True)
     (bob / "key.pem.old").write_text("an older one")
     with pytest.raises(ConfigurationError, match=r"key\.pem\.old exists"):

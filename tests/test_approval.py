@@ -9,6 +9,7 @@ import pytest
 from node import admission, agreement, approval, config
 from node.approval import Difference
 from node.cli import main
+from node.membership_file import load_federation
 from p2pfl.errors import ConfigurationError
 from p2pfl.task import Part, make_task
 
@@ -42,7 +43,7 @@ def home(tmp_path):
 
 
 def differences(root):
-    agreed = agreement.read(admission.load_federation(root / "alice").file)
+    agreed = agreement.read(load_federation(root / "alice").file)
     return approval.differences(config.load(root / "bob"), agreed, root / "bob")
 
 
@@ -65,7 +66,7 @@ def test_approval_says_each_difference_with_both_values(home):
 
 def test_approval_of_a_task_that_cannot_be_imported_finds_every_option_different(home):
     root = home("hidden = 64", "lr = 0.1")
-    agreed = agreement.read(admission.load_federation(root / "alice").file)
+    agreed = agreement.read(load_federation(root / "alice").file)
     other = {"name": "nowhere:task", "hidden": 64}
     changed = msgspec.structs.replace(agreed, task=other)
     own = msgspec.structs.replace(config.load(root / "bob"), task={"name": "nowhere:task", "lr": 0.1})
@@ -76,7 +77,7 @@ def test_approval_of_a_task_that_cannot_be_imported_finds_every_option_different
 
 
 def test_summary_is_fit_for_a_terminal(home):
-    agreed = agreement.read(admission.load_federation(home() / "alice").file)
+    agreed = agreement.read(load_federation(home() / "alice").file)
     lines = approval.summary(msgspec.structs.replace(agreed, task={"name": "a:\x1b[2J", "k\x1b\u202e": "v\x1b"}))
     assert all(line.isprintable() for line in lines)
 
@@ -86,7 +87,7 @@ def join(root, *options):
 
 
 def joined(root):
-    return admission.load_federation(root / "bob") is not None
+    return load_federation(root / "bob") is not None
 
 
 def test_join_without_a_terminal_takes_options_that_are_the_same(home, capsys, monkeypatch):
@@ -138,5 +139,5 @@ def test_join_that_is_not_approved_keeps_nothing(home):
 
     key = admission.Identity.load(root / "bob" / config.KEY).public
     with pytest.raises(ConfigurationError, match="no"):
-        admission.accept_bundle(root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, refuse)
+        admission.accept_bundle(root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, approve=refuse)
     assert not joined(root)

@@ -11,7 +11,8 @@ from federation import play
 from node import agreement
 from node.config import NodeConfig
 from node.settings import Settings
-from node.status import StatusBoard, describe
+from node.status import StatusBoard
+from node.status_text import describe
 from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.ledger import Ledger
 from p2pfl.policies.coordinated import CoordinatedFedAvg

@@ -208,7 +208,7 @@ def hostile(answer, table=TOP_K):
         await transport.listen(Ear())
         await asyncio.sleep(0.01)
         link = await transport.dial("memory:a", key)
-        say(link, m.Hello(), peer._terms().parts[0])
+        say(link, m.Hello(), peer.introducer.parameters().parts[0])
         while federation.watch["a"].result is None:
             await asyncio.sleep(0.1)
         for name in ("a", "c"):  # they would serve b for ever

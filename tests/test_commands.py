@@ -16,7 +16,8 @@ from processes import PATIENCE
 
 import p2pfl
 from node import cli as node_cli
-from node.config import CONFIG, KEY, STATUS, NodeConfig, lock
+from node.config import CONFIG, KEY, STATUS, NodeConfig
+from node.files import lock_folder
 from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
@@ -437,7 +438,7 @@ def test_a_node_runs_if_a_process_of_its_number_holds_its_lock(capsys):
     said = {"name": "alice", "state": "running", "pid": os.getpid(), "history": []}
     Path("alice", STATUS).write_text(json.dumps(said))
     assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "gone"
-    with lock(Path("alice")):
+    with lock_folder(Path("alice")):
         assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "running"
     assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "gone"
 
@@ -546,7 +547,7 @@ def test_a_checkpoint_of_another_federation_is_refused(capsys):
 
 def test_two_processes_do_not_run_one_node(capsys):
     init(capsys)
-    with lock(Path("alice")):
+    with lock_folder(Path("alice")):
         code, _, err = node(capsys, "run", "alice")
     assert (code, err) == (2, "alice is in use: another process runs this node\n")
 

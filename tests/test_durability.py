@@ -11,13 +11,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
+from limits import limited
 from processes import processes
 
 from node import boot, config, crashpoints
 from node.checkpoint import Checkpoint, FileStore
 from node.cli import main
 from node.files import DamagedFileError, Tries, read_sealed, replace_file, write_sealed
-from node.status import current
+from node.status_reader import current
 from p2pfl.errors import ConfigurationError
 from protocols.errors import IdentityError
 from protocols.identity import Identity
@@ -37,17 +38,6 @@ def flipped(data):
 
 def checkpoint(round):
     return Checkpoint("alice", 0, b"", round, b"", {}, {}, 0, "", b"", [], False)
-
-
-@contextmanager
-def limited(size):
-    """Let this process write no file of more than `size` bytes: the honest, small sister of a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Sealed files

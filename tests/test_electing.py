@@ -11,12 +11,13 @@ from federation import LATENCY, play
 from processes import federate
 
 from node import admission, config, metrics, setup
-from node.admission import MembershipFile
 from node.agreement import terms
 from node.electing import UNKNOWN, Electing, FileVotes, MemoryVotes, electorate, timing_of
 from node.members import Members
+from node.membership_file import MembershipFile
+from node.neighbourhood import Neighbourhood
 from node.settings import Settings
-from node.status import describe
+from node.status_text import describe
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
@@ -142,16 +143,16 @@ def test_who_elects_and_who_may_be_elected_is_a_matter_of_roles():
 
 
 class Address:
-    """Contacts that only note with whom they are to be in touch."""
+    """A peer manager that only notes with whom it is to be in touch."""
 
     def __init__(self, names):
         self.peers = names
         self.gone = []
 
-    def expel(self, name, reason):
+    def remove(self, name, reason):
         self.gone.append(name)
 
-    def spread(self): ...
+    def gossip_membership(self): ...
 
 
 def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_elections_follow_the_log(tmp_path):
@@ -159,21 +160,21 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
         config.create(tmp_path / name, name, task="concept-shift", policy="coordinated-fedavg")
     federate(tmp_path, ["a", "b", "c"], [["a", "b"]])
     ready, key = setup.load(tmp_path / "a"), Identity.load(tmp_path / "a" / config.KEY).public
-    members = Members(ready, key, (), print, coordinated=True)
-    around = members.around()
+    neighbourhood = Neighbourhood(ready, (), coordinated=True)
+    around = neighbourhood.members()
     assert set(around) == {"b", "c"}
-    assert [name for name in around if members.learned_from(name)] == ["b"]
-    assert members.askers() == {"b"}
-    assert set(Members(ready, key, (), print).around()) == {"b"}  # where nobody coordinates
-    electing = Electing("a", members.electorate(), MemoryVotes(), boot=1, seed=0)
+    assert [name for name in around if neighbourhood.learned_from(name)] == ["b"]
+    assert neighbourhood.askers() == {"b"}
+    assert set(Neighbourhood(ready, ()).members()) == {"b"}  # where nobody coordinates
+    electing = Electing("a", neighbourhood.electorate(), MemoryVotes(), boot=1, seed=0)
     contacts = Address(around)
-    members.keep(contacts, electing)
+    Members(ready, key, neighbourhood, contacts, electing, say=print)
     assert electing.votes("c")
     admission.revoke(tmp_path / "a", "c")
     MembershipFile(tmp_path / "a").merge(ready.membership)
     assert contacts.gone == ["c"]
     assert not electing.votes("c")
-    assert members.electorate() == Electorate(4, frozenset("ab"), ("a", "b"))
+    assert neighbourhood.electorate() == Electorate(4, frozenset("ab"), ("a", "b"))
 
 
 def test_only_who_may_coordinates_and_an_observer_counts_in_nobodys_model():
@@ -384,10 +385,10 @@ def test_an_assignment_that_nobody_has_asked_for_is_refused():
         one, other = (name for name in ("a", "b", "c") if name != coordinator)
         await federation.round(one, 1)
         exchange = federation.nodes[one].exchange
-        while exchange._submitting._pending is None:
+        while exchange._coordination.client._pending is None:
             await asyncio.sleep(LATENCY / 4)
         contacts = federation.nodes[other].exchange.contacts
-        asked = exchange._submitting._pending
+        asked = exchange._coordination.client._pending
         contacts.say(contacts.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
         await federation.done()
         federation.one = one

@@ -26,6 +26,7 @@ from node.coding import Coding
 from node.electing import Electing, MemoryVotes
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Asked, Member
+from node.peering_config import PeeringConfig, PeeringOptions
 from node.settings import Settings
 from node.submitting import _Pending
 from p2pfl.codecs import BFloat16, DecodeError, Float16, Int8, TopK
@@ -232,19 +233,21 @@ class Frames:
             clock=asyncio.get_running_loop().time,
         )
         self.exchange = MessageExchange(
-            "alice",
-            ALICE.public,
-            others,
-            transport=MemoryNetwork().transport("alice"),
-            sealer=Sealer(ALICE, FILE.id, bytes(16), 1),
-            door=Door(keys, ALICE.public, FILE.id, payload_limit(P, True)),
+            PeeringConfig(
+                name="alice",
+                key=ALICE.public,
+                neighbours=others,
+                transport=MemoryNetwork().transport("alice"),
+                sealer=Sealer(ALICE, FILE.id, bytes(16), 1),
+                door=Door(keys, ALICE.public, FILE.id, payload_limit(P, True)),
+                agreed={"size": "8"},
+                about={"n_samples": 50},
+                options=PeeringOptions(gate=grown()),
+            ),
             settings=Settings(),
-            agreed={"size": "8"},
-            about={},
             coding=Coding(TopK(0.5), SHAPES, START),
             n_samples=50,
             loss=self._loss,
-            gate=grown(),
             electing=electing,
         )
         self.exchange.step = CoordinatedFedAvg().step
@@ -264,7 +267,9 @@ class Frames:
         """Have bob introduced, whatever he has said before; return whether that is still possible."""
         self.sequence += 1
         self.sealer._sequence = self.sequence - 1
-        self.contacts.received(self.wire, memoryview(b"".join(self.sealer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
+        self.contacts.links.received(
+            self.wire, memoryview(b"".join(self.sealer.seal(m.Hello(), ALICE.public, TERMS, SESSION)))
+        )
         # What was asked of him, so that his answers are looked at.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
@@ -286,7 +291,7 @@ class Frames:
         else:
             election._coordinator = "bob"
         answer = asyncio.get_running_loop().create_future()
-        exchange._submitting._pending = _Pending(1, 1, "bob", election.term, answer)
+        exchange._coordination.client._pending = _Pending(1, 1, "bob", election.term, answer)
 
     def frame(self):
         rng, mutator = self.mutator.rng, self.mutator
@@ -317,7 +322,7 @@ class Frames:
         frame = self.frame()
         self.recent.append(frame)
         before = self.exchange.rejected.total()
-        self.contacts.received(self.wire, memoryview(frame))
+        self.contacts.links.received(self.wire, memoryview(frame))
         self.seen["frames" if self.exchange.rejected.total() > before else "frames that were taken"] += 1
 
 

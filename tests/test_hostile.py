@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fortress import Intruder, folders, honest, until
 
-from node import admission
+from node.membership_file import MembershipFile, load_federation
 from protocols import messages as m
 from protocols.addresses import split_address
 from protocols.certificates import client_context
@@ -169,10 +169,10 @@ def test_a_log_longer_than_a_message_is_told_whole(tmp_path, monkeypatch):
     members = folders(tmp_path, "alice", "bob")
     known = (members["bob"] / "membership").read_bytes()
     admission_key = Identity.load(members["alice"] / "admission.pem")
-    log = admission.load_federation(members["alice"])
+    log = load_federation(members["alice"])
     for k in range(20):
         log.append(admission_key, "add", f"node-{k}", Identity.from_seed(bytes([k]) * 32).public)
-    admission.MembershipFile(members["alice"]).save(log)
+    MembershipFile(members["alice"]).save(log)
     (members["bob"] / "membership").write_bytes(known)
 
     async def main():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from council import DEADLINE, HONEST, LAYOUT, NAMES, SAMPLES, SIZE, council, own
 
-from node.desk import AT_ONCE, Desk, Entry, Outcome
+from node.desk import AT_ONCE, Desk, Entry
+from node.policy_step import StepResult
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.clusters import MOST_SPLITS
 from p2pfl.policies.coordinated import CoordinatedFedAvg
@@ -147,8 +148,8 @@ def test_submissions_for_many_rounds_take_bounded_memory():
             for round in range(1, 100):
                 mallory.submit(round)
             await asyncio.sleep(0.01)
-            desk = here.nodes[here.leader()]._submitting._desk
-            assert sum(map(len, desk._open.values())) == AT_ONCE
+            desk = here.nodes[here.leader()]._coordination.coordinator
+            assert sum(len(opened.entries) for opened in desk._open.values()) == AT_ONCE
             await here.round(1)
             assert_joint(here, 1)
 
@@ -178,7 +179,7 @@ class Office:
 
     def compute(self, submissions, state, then):
         there = sorted(s.sender for s in submissions)
-        then(Outcome(dict.fromkeys(there, there), {}, {}))
+        then(StepResult(dict.fromkeys(there, there), {}, {}))
 
     def submit(self, desk, sender, round):
         entry = Submission(sender, round, GOOD, 1)
@@ -260,7 +261,7 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
 
             def guess():
                 for name in HONEST:
-                    if (pending := here.nodes[name]._submitting._pending) is not None:
+                    if (pending := here.nodes[name]._coordination.client._pending) is not None:
                         said = m.Assigned(pending.number, 1, given=True, **number)
                         mallory.say(name, said, assignment(np.zeros(SIZE)))
 
@@ -293,7 +294,9 @@ def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause)
 
             def assign():
                 for name in HONEST:
-                    mallory.say(name, m.Assigned(here.nodes[name]._submitting._pending.number, 1, 1, number, True), said)
+                    mallory.say(
+                        name, m.Assigned(here.nodes[name]._coordination.client._pending.number, 1, 1, number, True), said
+                    )
 
             asyncio.get_running_loop().call_later(0.1, assign)
             await here.round(1)

@@ -9,7 +9,7 @@ import pytest
 from fortress import SOON, folders, honest, until
 from processes import PATIENCE, processes
 
-from node.contact import IncarnationConflictError
+from node.incarnations import IncarnationConflictError
 from protocols import messages as m
 from protocols.envelope import HEADER_SIZE, OVERHEAD, SESSIONS, Door, Sealer
 from protocols.errors import ProtocolError

@@ -9,9 +9,7 @@ import pytest
 from fortress import Intruder, Relay, folders, honest, somebody, until
 
 from node import invitations
-from node.contact import PENDING_PROBES
-from node.invitations import RECOVERY, REFUSALS
-from node.liveness import AskOthers
+from node.invitation_service import RECOVERY, REFUSALS
 from protocols import messages as m
 from protocols.addresses import split_address
 from protocols.certificates import client_context, make_certificate, server_context
@@ -391,7 +389,7 @@ class Inviter:
 
     def invite(self, name):
         now = self.alice.now
-        return invitations.invite(self.alice.folder, name, [], "participant", 10, now, booted=now).secret
+        return invitations.invite(self.alice.folder, name, [], "participant", 10, now=now, booted=now).secret
 
     async def answer(self, join, identity=None):
         """Return what somebody is answered who shows that it has a key, and asks."""
@@ -485,10 +483,9 @@ def test_joining_after_many_guesses_of_others_works_elsewhere(members):
             assert (await inviter.answer(Join(inviter.token, "eve"))).reason.startswith("busy")
             assert alice.rejected == {"invitation unknown": REFUSALS, "busy": 1}
             assert alice.state() == before
-            answer = decode_answer(
-                await alice.contacts.on_join(somebody().public, encode_join(Join(inviter.token, "eve")), "10.0.0.9")
-            )
-            assert isinstance(answer, Joined)
+            question = encode_join(Join(inviter.token, "eve"))
+            reply = await alice.service.answer(somebody().public, question, "10.0.0.9")
+            assert isinstance(decode_answer(reply.frame), Joined)
 
     asyncio.run(main())
 
@@ -531,53 +528,3 @@ def test_who_joins_may_do_nothing_else(members):
             unharmed(alice, before, eve, {"malformed": 1})
 
     asyncio.run(main())
-
-
-def test_a_member_cannot_vouch_in_the_name_of_another(members):
-    async def test(stage):
-        contacts = stage.alice.exchange.contacts
-        contacts._on_behalf[12345] = contacts.peers["mallory"], m.Probe(7, stage.carol.key)  # mallory has asked after carol
-        stage.mallory.say(stage.to_alice, m.Pong(12345, 1))
-        assert await stage.mallory.settled(stage.to_alice, stage.alice) == []
-        assert 12345 in contacts._on_behalf
-        carols = stage.carol.exchange.contacts
-        carols.say(carols.peers["alice"], m.Pong(12345, 1))
-        await until(lambda: 12345 not in contacts._on_behalf)
-        await stage.mallory.settled(stage.to_alice, stage.alice)
-        heard = [msgspec.msgpack.decode(frame[:HEADER_SIZE])[11] for frame in stage.mallory.heard[stage.to_alice]]
-        assert ["vouch", 7, stage.carol.key] in heard
-
-    on_stage(members, test)
-
-
-def test_member_has_only_a_few_probes_pending(members):
-    async def test(stage):
-        contacts = stage.alice.exchange.contacts
-        for number in range(3 * PENDING_PROBES):
-            stage.mallory.say(stage.to_alice, m.Probe(number, stage.carol.key))
-        await stage.mallory.settled(stage.to_alice, stage.alice)
-        assert sum(asker.name == "mallory" for asker, _ in contacts._on_behalf.values()) <= PENDING_PROBES
-
-    on_stage(members, test)
-
-
-def test_nobody_vouches_who_was_not_asked(members):
-    async def test(stage):
-        contacts, believed = stage.alice.exchange.contacts, []
-        contacts._detector.vouched = lambda name, now: believed.append(name)
-        contacts._do(AskOthers(("mallory",), "carol"))
-        (number,) = contacts._asked_after
-        carols = stage.carol.exchange.contacts
-        before = contacts.peers["carol"].bytes_in
-        carols.say(carols.peers["alice"], m.Vouch(number, stage.carol.key))  # it was not she who was asked
-        await until(lambda: contacts.peers["carol"].bytes_in > before)
-        for request, subject in ((number + 1, stage.carol.key), (number, stage.mallory.key)):
-            stage.mallory.say(stage.to_alice, m.Vouch(request, subject))
-        await stage.mallory.settled(stage.to_alice, stage.alice)
-        assert believed == []
-        for _ in range(2):
-            stage.mallory.say(stage.to_alice, m.Vouch(number, stage.carol.key))
-        await stage.mallory.settled(stage.to_alice, stage.alice)
-        assert believed == ["carol"]
-
-    on_stage(members, test)

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE, federate, free_ports
 
-from node import admission, config, joining
+from node import config, joining
 from node.cli import main
 from node.crashpoints import VARIABLE
+from node.membership_file import load_federation
 from p2pfl.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow
@@ -90,8 +91,8 @@ def test_who_has_invited_may_be_killed_while_a_node_joins(tmp_path, capsys, alic
         joining.join(folder, token)
     alice.process.wait(PATIENCE)
     assert alice.process.returncode == -signal.SIGKILL
-    assert ("bob" in admission.load_federation(alice.folder).members) == member
-    assert admission.load_federation(folder) is None
+    assert ("bob" in load_federation(alice.folder).members) == member
+    assert load_federation(folder) is None
     alice.start()
     assert joining.join(folder, token) == "test"  # the one who has used the token may finish
     with pytest.raises(ConfigurationError, match="belongs to a federation already"):
@@ -99,7 +100,7 @@ def test_who_has_invited_may_be_killed_while_a_node_joins(tmp_path, capsys, alic
     config.create(tmp_path / "other", "bob", "127.0.0.1:0")
     with pytest.raises(ConfigurationError, match="a token is good for one node"):
         joining.join(tmp_path / "other", token)
-    log = admission.load_federation(folder)
+    log = load_federation(folder)
     assert (log.epoch, set(log.members)) == (2, {"alice", "bob"})
 
 

@@ -1,4 +1,4 @@
-"""Connections that are accepted, and those that are dropped because their host, or all hosts, make too many."""
+"""Connections that a listener accepts, and those that it drops because their host, or all hosts, make too many."""
 
 import asyncio
 import socket
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from protocols import listener
+from protocols.addresses import network
 from protocols.listener import HOST_BURST, HOST_RATE, Listener
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine")
@@ -21,8 +22,13 @@ class Ear:
         self.taken, self.dropped = [], []
         self.listener = Listener(self.take, self.drop, lambda: self.now)
         self.news = asyncio.Event()
+        self.error = None  # raised once in place of taking a connection
 
     def take(self, connection, remote, host):
+        if self.error is not None:
+            error, self.error = self.error, None
+            self.news.set()
+            raise error
         self.taken.append(host)
         connection.close()
         self.news.set()
@@ -99,3 +105,51 @@ def test_a_dropped_connection_is_ended_at_once(monkeypatch, on_loop):
             connection.close()
 
     on_loop(main())
+
+
+def test_listener_reports_a_fault_and_goes_on_accepting(on_loop):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
+        async with listening() as ear:
+            error = ear.error = KeyError("chaos")
+            broken = ear.connect()
+            await ear.news.wait()
+            other = ear.connect()
+            await ear.until(1, 0)
+            assert faults == [error]
+            broken.settimeout(20)
+            assert broken.recv(1) == b""  # it was closed
+            for connection in (broken, other):
+                connection.close()
+
+    on_loop(main())
+
+
+def test_listener_counts_ipv6_hosts_by_their_network(on_loop):
+    async def main():
+        ear = Ear()
+
+        def connects(host):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                return not ear.listener.meet(theirs, (host, 4100, 0, 0))
+
+        assert all(connects(f"2001:db8::{k:x}") for k in range(HOST_BURST))
+        assert not connects("2001:db8::ffff:1")
+        assert connects("2001:db8:0:1::1")
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize(
+    ("host", "same", "other"),
+    [
+        ("10.0.0.1", "::ffff:10.0.0.1", "10.0.0.2"),
+        ("2001:db8::1", "2001:db8:0:0:ffff::1", "2001:db8:0:1::1"),
+        ("fe80::1", "fe80::1%2", "fd00::1"),
+        ("broker", "broker", "pi.lan"),
+    ],
+)
+def test_network_stands_for_an_ipv4_address_or_a_64_of_ipv6(host, same, other):
+    assert network(host) == network(same) != network(other)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.liveness import MAX_HEALTH, AskOthers, Dead, Detector, Ping, Suspect
+from node.liveness import MAX_HEALTH, AskOthers, Dead, FailureDetector, Ping, Suspect
 
 
 @dataclass
@@ -36,7 +36,7 @@ class World:
     back: list = field(default_factory=list)  # (time, name) of those who were suspected or dead, and were heard again
 
     def __post_init__(self):
-        self.detector = Detector(np.random.default_rng(self.seed))
+        self.detector = FailureDetector(np.random.default_rng(self.seed))
         for name in self.peers:
             self.detector.watch(name, self.now)
 
@@ -157,7 +157,7 @@ def test_a_peer_that_only_others_can_reach_is_not_suspected():
 
 
 def test_helpers_are_those_heard_last_and_none_who_is_in_doubt():
-    detector = Detector(np.random.default_rng(0))
+    detector = FailureDetector(np.random.default_rng(0))
     for name in ("a", "b", "c", "d", "e", "mute", "also mute"):
         detector.watch(name, 0.0)
     asked = []
@@ -201,7 +201,7 @@ def test_who_is_forgotten_is_judged_no_more_and_strangers_are_ignored():
 
 
 def test_watching_twice_is_no_sign_of_life():
-    detector = Detector(np.random.default_rng(0))
+    detector = FailureDetector(np.random.default_rng(0))
     detector.watch("a", 0.0)
     detector.watch("a", 5.0)
     assert detector.tick(5.1) == [Ping("a")]
@@ -290,7 +290,7 @@ def test_a_silent_peer_is_suspected_and_dead_within_a_bound(seed, n, silent, whe
     ),
 )
 def test_steps_always_come_in_order_and_only_against_those_who_are_watched(seed, events):
-    detector, now = Detector(np.random.default_rng(seed)), 0.0
+    detector, now = FailureDetector(np.random.default_rng(seed)), 0.0
     stage, heard = {}, {}
     before = {Ping: None, AskOthers: Ping, Suspect: AskOthers, Dead: Suspect}
     for kind, number, pause in events:
@@ -328,7 +328,7 @@ def test_steps_always_come_in_order_and_only_against_those_who_are_watched(seed,
 
 @pytest.mark.parametrize("period", [0.25, 5.0])
 def test_all_waits_are_measured_in_periods(period):
-    detector, now, log = Detector(np.random.default_rng(0), period), 0.0, []
+    detector, now, log = FailureDetector(np.random.default_rng(0), period), 0.0, []
     detector.watch("gone", now)
     while not any(isinstance(step, Dead) for _, step in log):
         now = detector.next_tick(now)

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 from node import admission, agreement, config, setup
+from node.membership_file import load_federation
 from p2pfl.data import sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.local_options import LOCAL_OPTIONS, OTHERS, check_shared
@@ -89,7 +90,7 @@ def test_join_of_a_federation_that_names_files_is_refused(member, task, said):
     with pytest.raises(ConfigurationError) as caught:
         joins(task)
     assert str(caught.value).startswith(f"the federation home: {said}")
-    assert admission.load_federation(root / "victim") is None
+    assert load_federation(root / "victim") is None
 
 
 def test_node_of_a_federation_that_names_files_does_not_load(member):

@@ -5,29 +5,30 @@ import os
 
 import pytest
 from fortress import folders, until
-from test_durability import limited
+from limits import limited
 
 from node import admission, members, setup
 from node.files import exclusive
 from node.members import Members, RevokedError
-from node.membership_file import MembershipFile
+from node.membership_file import MembershipFile, load_federation
+from node.neighbourhood import Neighbourhood
 from protocols.identity import Identity
 from protocols.invitation import Request
 
 
-class Contacts:
-    """As far as a change of the membership is concerned."""
+class Peers:
+    """A peer manager, as far as a change of the membership is concerned."""
 
     def __init__(self, around):
         self.peers, self.told = dict(around), 0
 
-    def expel(self, name, reason):
+    def remove(self, name, reason):
         del self.peers[name]
 
-    def admit(self, name, member, source=True):
+    def add(self, name, member, source=True):
         self.peers[name] = member
 
-    def spread(self):
+    def gossip_membership(self):
         self.told += 1
 
 
@@ -40,17 +41,17 @@ class Node:
         self.folder, self.said = self.folders["bob"], []
         ready = setup.load(self.folder)
         self.log, key = ready.membership, Identity.load(self.folder / "key.pem").public
-        self.members = Members(ready, key, (), self.said.append)
-        self.contacts = Contacts(self.members.around())
-        self.members.keep(self.contacts)
+        neighbourhood = Neighbourhood(ready, ())
+        self.contacts = Peers(neighbourhood.members())
+        self.members = Members(ready, key, neighbourhood, self.contacts, say=self.said.append)
 
     def news(self, name):
         """Entries that say that somebody was revoked, as a peer has them."""
         admission.revoke(self.folders["alice"], name)
-        return admission.load_federation(self.folders["alice"]).encode()
+        return load_federation(self.folders["alice"]).encode()
 
     def on_disk(self):
-        return list(admission.load_federation(self.folder).members)
+        return list(load_federation(self.folder).members)
 
     def run(self, test):
         async def main():
@@ -117,7 +118,7 @@ def test_members_take_in_what_commands_write(bob):
     news = bob.news("carol")
 
     async def test():
-        other = admission.load_federation(bob.folder)
+        other = load_federation(bob.folder)
         other.extend(news)
         MembershipFile(bob.folder).save(other)
         await until(lambda: list(bob.contacts.peers) == ["alice"])
@@ -131,7 +132,7 @@ def test_members_lose_nothing_that_comes_from_both_sides(bob):
     alice = bob.folders["alice"]
     first = bob.news("carol")
     admission.admit(alice, _request(), "participant", alice / "bundle")
-    second = admission.load_federation(alice)
+    second = load_federation(alice)
 
     async def test():
         with limited(100):

@@ -559,15 +559,15 @@ def test_a_member_that_is_admitted_while_others_learn_is_taken_along_and_one_tha
     async def test(federation):
         federation.start("a", "b", "c")
         for name in "abc":
-            federation.nodes[name].exchange.contacts.expel("d", "revoked")
+            federation.nodes[name].exchange.contacts.remove("d", "revoked")
         await federation.round("a", 5)
         for name in "abc":
             member = Member(federation.keys["d"].public, ("memory:d",))
-            federation.nodes[name].exchange.contacts.admit("d", member)
+            federation.nodes[name].exchange.contacts.add("d", member)
         federation.start("d")
         await federation.round("a", 15)
         for name in "abc":
-            federation.nodes[name].exchange.contacts.expel("d", "revoked")
+            federation.nodes[name].exchange.contacts.remove("d", "revoked")
         await federation.done("a", "b", "c")
         await federation.kill("d")
 
@@ -612,9 +612,9 @@ def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest
         for number, round in ((11, 1), (12, 2), (13, 1), (14, 2)):
             a._serve(peer, m.Get(number, round, "trained"))
         pipe.backlog = 0
-        a.contacts.drained(pipe)
+        a.contacts.links.drained(pipe)
         federation.said = [b.contacts.door.open(frame).message for frame in pipe.said]
-        a.contacts.drained(pipe)  # nothing waits any more
+        a.contacts.links.drained(pipe)  # nothing waits any more
 
     said = play(test, ("a", "b"), settings()).said
     answers = [(type(message).__name__, message.request) for message in said]
@@ -702,7 +702,7 @@ def hostile(script, policy=Random, **options):
         await transport.listen(Ear())
         await asyncio.sleep(0.01)
         link = await transport.dial("memory:a", key)
-        say(link, m.Hello(), peer._terms().parts[0])
+        say(link, m.Hello(), peer.introducer.parameters().parts[0])
         while federation.watch["a"].result is None:
             await asyncio.sleep(0.1)
         for name in ("a", "c"):  # they would serve b for ever

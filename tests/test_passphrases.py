@@ -13,9 +13,9 @@ from processes import processes
 
 from node import admission, admission_key, agreement, config, invitations, passphrases, setup
 from node.cli import main
-from node.invitations import InvitationService
-from node.reach import Reach
-from node.supervisor import Supervisor
+from node.invitation_service import InvitationService, open_service
+from node.membership_file import load_federation
+from node.token_redeemer import TokenRedeemer
 from p2pfl.errors import ConfigurationError
 from protocols import key_files
 from protocols.identity import Identity
@@ -66,7 +66,7 @@ class Home:
         return main(["admit", str(self.alice), self.request(name), "--out", str(self.root / "bundle"), *options])
 
     def members(self):
-        return list(admission.load_federation(self.alice).members)
+        return list(load_federation(self.alice).members)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def home(tmp_path):
 def test_create_encrypts_the_admission_key_and_its_backup(home):
     for path in (home.alice / "admission.pem", home.root / "backup.pem"):
         assert key_files.is_encrypted(path)
-        assert Identity.load(path, WORDS.encode()).public == admission.load_federation(home.alice).admission
+        assert Identity.load(path, WORDS.encode()).public == load_federation(home.alice).admission
     assert not key_files.is_encrypted(home.alice / "key.pem")  # the node must start without anyone
 
 
@@ -164,7 +164,7 @@ def test_rotate_keeps_the_passphrase_unless_told_otherwise(home):
     assert Identity.load(key, MORE.encode())
     assert rotate(home, "--old-passphrase-file", more, "--no-passphrase")[0] == 0
     assert not key_files.is_encrypted(key)
-    assert admission.load_federation(home.alice).admission == Identity.load(key).public
+    assert load_federation(home.alice).admission == Identity.load(key).public
     assert home.admit("bob") == 0
 
 
@@ -187,57 +187,52 @@ def test_rotate_that_was_interrupted_is_ended_with_the_new_passphrase(home):
 # A running node
 
 
-class Contacts:
-    """As far as those who bring a token are concerned."""
-
-    on_join = None
-
-    def refused(self, cause, detail):
-        raise AssertionError(f"{cause}: {detail}")
-
-
 def serve(home, **changes):
     """Have alice's node answer tokens, if it can; return what it says, and what answers."""
-    said, contacts = [], Contacts()
+    said = []
     own = msgspec.structs.replace(config.load(home.alice), **changes)
-    log = admission.load_federation(home.alice)
-    Reach(own, Identity.load(home.alice / config.KEY), log, 1, 1, said.append, Supervisor(said.append)).serve(
-        contacts, home.alice
-    )
-    assert log.invites == (contacts.on_join is not None)
-    return said, contacts
+    log = load_federation(home.alice)
+    service = open_service(home.alice, log, own.passphrase_file, said.append)
+    assert log.invites == (service is not None)
+    return said, service
+
+
+async def answer(service, key, frame):
+    reply = await service.answer(key, frame, "10.0.0.1")
+    assert reply.cause == ""
+    return decode_answer(reply.frame)
 
 
 def token(home, name):
     now = time.time()
-    return invitations.invite(home.alice, name, [], "participant", 15, now, passphrase=WORDS.encode()).secret
+    return invitations.invite(home.alice, name, [], "participant", 15, now=now, passphrase=WORDS.encode()).secret
 
 
 def test_node_answers_tokens_with_the_passphrase(home):
-    said, contacts = serve(home, passphrase_file=home.file)
+    said, service = serve(home, passphrase_file=home.file)
     assert said == []
     frame = encode_join(Join(token(home, "bob"), "bob"))
     key = Identity.from_seed(os.urandom(32)).public
-    assert isinstance(decode_answer(asyncio.run(contacts.on_join(key, frame, "10.0.0.1"))), Joined)
+    assert isinstance(asyncio.run(answer(service, key, frame)), Joined)
     assert home.members() == ["alice", "bob"]
 
 
 @pytest.mark.parametrize(("words", "why"), [("", "is encrypted; give its passphrase"), (MORE, "the passphrase of")])
 def test_node_without_the_passphrase_says_that_it_answers_no_tokens(home, monkeypatch, words, why):
     monkeypatch.setenv(passphrases.VARIABLE, words)
-    ((line,), contacts) = serve(home)
+    ((line,), service) = serve(home)
     assert line.startswith("this node cannot answer tokens: ")
     assert why in line
     assert line.endswith("; p2pfl-node admit still works")
-    assert contacts.on_join is None
+    assert service is None
 
 
 def test_node_takes_the_key_after_a_hand_over_while_it_runs(home):
-    log = admission.load_federation(home.alice)
-    service = InvitationService(home.alice, log, WORDS.encode())
+    log = load_federation(home.alice)
+    service = InvitationService(TokenRedeemer(home.alice, WORDS.encode()), log)
     for name in ("bob", "carol"):
         key, frame = Identity.from_seed(os.urandom(32)).public, encode_join(Join(token(home, name), name))
-        assert isinstance(decode_answer(asyncio.run(service.answer(key, frame, "10.0.0.1"))), Joined)
+        assert isinstance(asyncio.run(answer(service, key, frame)), Joined)
         assert rotate(home, "--old-passphrase-file", home.file)[0] == 0
     assert home.members() == ["alice", "bob", "carol"]
 

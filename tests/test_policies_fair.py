@@ -499,7 +499,7 @@ def test_elected_coordinators_and_messages_give_the_same_bits(name, monkeypatch)
         written.append((set(extras), len(encode(extras, previous))))
         return encode(extras, previous)
 
-    monkeypatch.setattr("node.submitting.encode_submission", watching)
+    monkeypatch.setattr("node.coordination_messages.encode_submission", watching)
     small = {
         "nodes": 3,
         "rounds": 3,

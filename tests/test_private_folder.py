@@ -11,7 +11,7 @@ from node import admission, config, invitations
 from node.cli import main
 from node.doctor import check_folder
 from node.files import exclusive, replace_file
-from node.membership_file import MembershipFile
+from node.membership_file import MembershipFile, load_federation
 from p2pfl.errors import ConfigurationError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes")
@@ -37,7 +37,7 @@ def alice(tmp_path, open_umask):
 
 
 def test_folder_and_every_file_of_a_node_are_private(alice, capsys):
-    invitations.invite(alice, "bob", ["x:1"], "participant", 15, time.time())
+    invitations.invite(alice, "bob", ["x:1"], "participant", 15, now=time.time())
     admission.request(alice, new_key=True)  # it belongs to no federation then, and runs alone
     assert main(["run", str(alice), "--set", "rounds=2"]) == 0
     assert (mode(alice), mode(alice / "invitations")) == (0o700, 0o700)
@@ -84,7 +84,7 @@ def test_doctor_says_that_locks_of_an_open_folder_can_be_held(alice):
 
 
 def test_lock_that_another_process_holds_is_one_line_after_a_while(alice):
-    log = admission.load_federation(alice)
+    log = load_federation(alice)
     held = pytest.raises(OSError, match=r"another process has held its lock for 0\.05 s")
     with exclusive(alice / "membership.lock"), held:
         MembershipFile(alice, patience=0.05).save(log)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import resource
 import socket
 import tempfile
 import threading
@@ -15,13 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from federation import play
+from limits import limited
 
 from node import config, status_socket
 from node.checkpoint import FileStore
+from node.files import lock_folder
 from node.peer_changes import PeerChanges
 from node.settings import Settings
-from node.status import StatusBoard, current, describe, duration
+from node.status import StatusBoard
 from node.status_file import SHOWN, StatusFile
+from node.status_reader import current
+from node.status_text import describe, duration
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies.random import Random
 from sim.clock import run
@@ -30,21 +33,10 @@ NAMES = ("a", "b", "c")
 SETTINGS = Settings(rounds=6, deadline=10.0)
 
 
-@contextmanager
-def limited(size):
-    """Let this process write no file of more than `size` bytes: the honest, small sister of a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def watched(federation, name, path, said, **clocks):
     """Start a node that a board watches; return the board."""
     node = federation.make(name)
-    board = StatusBoard(path, node.exchange, said.append, asyncio.get_running_loop().time, **clocks)
+    board = StatusBoard(path, node.exchange, said.append, clock=asyncio.get_running_loop().time, **clocks)
     board.begin(node)
     node._observer = node.peers.observer = board
     federation.nodes[name], federation.running[name] = node, asyncio.create_task(node.run(node.exchange.others_done))
@@ -371,7 +363,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="there are no Unix sockets
 @posix
 def test_running_node_is_asked_and_not_its_file(folder):
     (folder / config.STATUS).write_text(json.dumps(STATE | {"round": 2, "updated": 0.0}))
-    with config.lock(folder), answering(folder, lambda: json.dumps(STATE).encode()):
+    with lock_folder(folder), answering(folder, lambda: json.dumps(STATE).encode()):
         assert current(folder) == STATE
         assert (folder / status_socket.NAME).stat().st_mode & 0o777 == 0o600
     assert not (folder / status_socket.NAME).exists()
@@ -382,7 +374,7 @@ def test_running_node_is_asked_and_not_its_file(folder):
 @pytest.mark.parametrize("said", [b"", b"{", b"[" * 100_000, b'{"state": 3}', bytes(10)])
 def test_answer_that_makes_no_sense_leaves_the_file(folder, said):
     (folder / config.STATUS).write_text(json.dumps(STATE | {"updated": 100.0}))
-    with config.lock(folder), answering(folder, lambda: said):
+    with lock_folder(folder), answering(folder, lambda: said):
         assert current(folder, wall=lambda: 130.0) == STATE | {"updated": 100.0, "age": 30.0}
 
 
@@ -401,7 +393,7 @@ def test_folder_whose_path_is_too_long_for_a_socket_has_its_file(tmp_path):
     long = tmp_path / ("x" * 120)
     long.mkdir()
     (long / config.STATUS).write_text(json.dumps(STATE | {"updated": 100.0}))
-    with config.lock(long):
+    with lock_folder(long):
         asyncio.run(status_socket.answer(long, lambda: b""))  # returns
         assert current(long, wall=lambda: 101.0)["age"] == 1.0
 

@@ -14,7 +14,7 @@ from processes import Processes
 
 from node import config, runtime, setup, status_socket, supervisor
 from node import page as pages
-from node.contact import Contacts
+from node.contact import PeerManager
 from node.node import Node
 from node.settings import Settings
 from node.supervisor import FIRST_PAUSE, LONGEST_PAUSE, STRAY, Supervisor
@@ -239,7 +239,7 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
 
     real = Node._round
     monkeypatch.setattr(Node, "_round", broken)
-    for kind in (pages.Page, MqttTransport, Contacts):
+    for kind in (pages.Page, MqttTransport, PeerManager):
         monkeypatch.setattr(kind, "close", closing(kind.close))
     status = on_loop(main()).status()
     assert (status["state"], status["reason"]) == ("failed", "the first error")
@@ -249,13 +249,13 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
 
 
 def test_a_fault_at_a_message_costs_its_link_and_no_more():
+    watched = Supervisor(lambda line: None)
+
     async def main(federation):
-        watched = Supervisor(lambda line: None)
         federation.start()
         for name in "abc":
             await federation.round(name, 2)
         exchange = federation.nodes["a"].exchange
-        exchange.contacts.on_fault = watched.fault
         link, handle = exchange.peers["b"].link, exchange.handle
 
         def breaking(peer, opened):
@@ -268,7 +268,7 @@ def test_a_fault_at_a_message_costs_its_link_and_no_more():
         assert watched.faults == {"links": 1}
         assert exchange.peers["b"].link is not link
 
-    federation = play(main, "abc", Settings(rounds=30, deadline=10.0), period=1.0)
+    federation = play(main, "abc", Settings(rounds=30, deadline=10.0), period=1.0, on_fault=watched.fault)
     for name in "abc":
         assert sorted(federation.watch[name].weights) == list(range(1, 31))
         assert set(federation.watch[name].weights[30]) == set("abc")

@@ -9,10 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from node import admission, agreement, config, log, metrics, status
+from node import admission, agreement, config, log, metrics
 from node.checkpoint import Checkpoint, FileStore
 from node.export import export, newest, write
 from node.judge import Judge
+from node.status_text import describe
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Layout
 from p2pfl.task import Part, make_task
@@ -205,7 +206,7 @@ def test_nothing_that_a_terminal_obeys_reaches_the_log(format, bad):
 def test_nothing_that_a_terminal_obeys_is_in_a_status_in_words():
     peer = {"name": "bob", "state": "suspected", "reason": "\x1b]0;owned\x07", "link": "", "bytes_in": 0, "bytes_out": 0}
     state = {"state": "failed", "reason": "\x1b[2J\u202e", "broker": "\x9b2J", "rejected": {"\x1b": 1}, "history": []}
-    lines = status.describe(state | {"peers": [peer | {"round": 1, "addresses": {}, "staleness": None, "offences": {}}]})
+    lines = describe(state | {"peers": [peer | {"round": 1, "addresses": {}, "staleness": None, "offences": {}}]})
     assert len(lines) > 4
     assert all(line.isprintable() for line in lines)
 

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 from federation import Federation
 
-from node.contact import HINT_BURST
+from node.dialler import HINT_BURST
 from node.peer import MOST_ADDRESSES, Member, Peer
 from node.settings import Settings
 from p2pfl.policies.local import Local
@@ -45,8 +45,8 @@ class Pair:
         return Way(self.peer.key, direct)
 
     def hears(self, link, message):
-        parts = self.b.sealer.seal(message, self.b.peers["a"].key, self.b._terms(), link.session)
-        self.a.received(link, memoryview(b"".join(parts)))
+        parts = self.b.sealer.seal(message, self.b.peers["a"].key, self.b.introducer.parameters(), link.session)
+        self.a.links.received(link, memoryview(b"".join(parts)))
 
 
 def play(test, **options):

@@ -17,10 +17,13 @@ from wire_types import RefusedError, plain
 from node import admission_key, invitations, membership_file
 from node.agreement import describe, read, terms
 from node.coding import Coding
-from node.contact import difference
+from node.introducer import difference
+from node.invitation_service import InvitationService
 from node.messaging import MessageExchange
 from node.peer import Asked, Member
+from node.peering_config import PeeringConfig
 from node.settings import Settings
+from node.token_redeemer import TokenRedeemer
 from p2pfl.codecs import CODECS, make_codec
 from p2pfl.differences import Copy, tag
 from p2pfl.parameters import Layout
@@ -148,7 +151,6 @@ def check_join_answer(given):
 
 
 def check_inviter(given):
-    refused = []
     with tempfile.TemporaryDirectory() as name:
         folder, file = Path(name), Federation.parse(given["file"].encode())
         log = Membership(file, unhex(given["log"]))
@@ -159,12 +161,13 @@ def check_inviter(given):
             invitations.write_note(
                 folder, unhex(secret), invitations.Note(**how | {"used_by": unhex(how["used_by"] or "")}, until=inf)
             )
-        service = invitations.InvitationService(folder, log, now=lambda: given["now"], booted=lambda: 0.0)
-        service.refused = lambda cause, detail: refused.append(cause)
-        answer = decode_answer(asyncio.run(service.answer(unhex(given["key"]), unhex(given["join"]), "10.0.0.1")))
-    if refused:
-        assert answer.reason.startswith(refused[0] + ": ")
-        raise RefusedError(refused[0])
+        redeemer = TokenRedeemer(folder, now=lambda: given["now"], booted=lambda: 0.0)
+        service = InvitationService(redeemer, log, booted=lambda: 0.0)
+        reply = asyncio.run(service.answer(unhex(given["key"]), unhex(given["join"]), "10.0.0.1"))
+    answer = decode_answer(reply.frame)
+    if reply.cause:
+        assert answer.reason.startswith(reply.cause + ": ")
+        raise Refused(reply.cause)
     assert answer.file == file.data
     assert answer.log == log.encode()
     return {"epoch": log.epoch, "members": listed(log)}
@@ -387,15 +390,18 @@ async def _update(given):
     copy = None if asked["known"] is None else Copy(tag(initial), initial, 0)
     alice, bob = KEYS["alice"], KEYS["bob"]
     exchange = MessageExchange(
-        "bob",
-        bob.public,
-        {"alice": Member(alice.public)},
-        transport=MemoryNetwork().transport("bob"),
-        sealer=Sealer(bob, bytes(16), bytes(16), 1),
-        door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+        PeeringConfig(
+            name="bob",
+            key=bob.public,
+            neighbours={"alice": Member(alice.public)},
+            transport=MemoryNetwork().transport("bob"),
+            sealer=Sealer(bob, bytes(16), bytes(16), 1),
+            door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+            agreed={},
+            about={},
+            asynchronous=given["asynchronous"],
+        ),
         settings=Settings(mode="asynchronous" if given["asynchronous"] else "synchronous"),
-        agreed={},
-        about={},
         coding=coding,
         n_samples=1,
         loss=lambda params: None,

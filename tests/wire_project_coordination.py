@@ -12,6 +12,7 @@ from node.coding import Coding
 from node.electing import Electing, MemoryVotes
 from node.messaging import MessageExchange
 from node.peer import Member
+from node.peering_config import PeeringConfig
 from node.settings import Settings
 from node.submitting import _Pending
 from p2pfl.codecs import Float32
@@ -69,15 +70,17 @@ def exchange_of(given):
     voters = Electorate(term.epoch, frozenset(given["voters"]), ("bob",))
     electing = Electing("bob", voters, MemoryVotes(), boot=1, seed=0)
     exchange = MessageExchange(
-        "bob",
-        bob.public,
-        {"alice": Member(alice.public)},
-        transport=MemoryNetwork().transport("bob"),
-        sealer=Sealer(bob, bytes(16), bytes(16), 1),
-        door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+        PeeringConfig(
+            name="bob",
+            key=bob.public,
+            neighbours={"alice": Member(alice.public)},
+            transport=MemoryNetwork().transport("bob"),
+            sealer=Sealer(bob, bytes(16), bytes(16), 1),
+            door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+            agreed={},
+            about={},
+        ),
         settings=Settings(),
-        agreed={},
-        about={},
         coding=Coding(Float32(), layout),
         n_samples=1,
         loss=lambda params: None,
@@ -96,9 +99,9 @@ def check_submit(given):
         election.role = "coordinator"
     exchange.peers["alice"].about = given["about"]
     answers, taken = [], []
-    submitting = exchange._submitting
-    submitting._reply = lambda peer, message, assignment: answers.append(assignment)
-    submitting._desk.take = lambda term, entry: taken.append(entry.submission)
+    coordination = exchange._coordination
+    coordination.server._reply = lambda peer, message, assignment: answers.append(assignment)
+    coordination.coordinator.take = lambda term, entry: taken.append(entry.submission)
     handle(exchange, m.Submit(**given["message"]), given)
     return {"taken": bool(taken)}
 
@@ -109,7 +112,9 @@ def check_assigned(given):
     exchange, election = exchange_of(given)
     election._coordinator = given["follows"]
     waiting = SimpleNamespace(done=lambda: bool(answers), set_result=answers.append)
-    exchange._submitting._pending = _Pending(asked["request"], asked["round"], asked["of"], Term(*asked["term"]), waiting)
+    exchange._coordination.client._pending = _Pending(
+        asked["request"], asked["round"], asked["of"], Term(*asked["term"]), waiting
+    )
     try:
         handle(exchange, m.Assigned(**given["message"]), given)
     except ProtocolError as error:

@@ -1,8 +1,8 @@
 """Put a report's parts, figures, scripts and styles into one HTML file that loads nothing.
 
 The parts that are HTML already read without JavaScript. The figures are drawn in the page, by sim/report/assets/report.js
-with node/web/charts.js, from the payload: JSON, deflated, base64. A Content-Security-Policy in the file lets nothing run or
-load but the project's own scripts and styles, which it names by their hashes.
+with the charts.js that all pages share, from the payload: JSON, deflated, base64. A Content-Security-Policy in the file lets
+nothing run or load but the project's own scripts and styles, which it names by their hashes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from string import Template
 from typing import Any
 
 import numpy as np
+
+from node.page import ASSETS
 
 # Where each part stands on the page is said in page.html; one that is missing or empty leaves no gap.
 PARTS = ("facts", "findings", "table", "differences", "scenario", "versions")
@@ -48,8 +50,8 @@ def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> 
     """
     if unknown := sorted(set(parts) - set(PARTS)):
         raise KeyError(f"the page has no place for {', '.join(unknown)}; it has for {', '.join(PARTS)}")
-    charts, report = _asset("node", "web/charts.js"), _asset("sim.report", "assets/report.js")
-    style = _asset("node", "web/style.css") + _asset("sim.report", "assets/report.css")
+    charts, report = (ASSETS / "charts.js").read_text("utf-8"), _asset("sim.report", "assets/report.js")
+    style = (ASSETS / "style.css").read_text("utf-8") + _asset("sim.report", "assets/report.css")
     policy = (
         f"default-src 'none'; script-src {_source(charts)} {_source(report)}; style-src {_source(style)}; "
         "base-uri 'none'; form-action 'none'"
