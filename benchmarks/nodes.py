@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 
 from node.coding import Coding
+from node.exchange_config import ExchangeConfig
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member, Peer
 from node.peering_config import PeeringConfig, PeeringOptions
@@ -19,8 +20,7 @@ from node.settings import Settings
 from node.wiring import max_frame
 from p2pfl.codecs import Float32
 from p2pfl.parameters import Layout
-from protocols import messages as m
-from protocols.envelope import Door, Sealer
+from protocols.envelope import Door, Opened, Sealer
 from protocols.identity import Identity
 from protocols.tls import TlsTransport
 
@@ -54,9 +54,9 @@ def identity(number: int) -> Identity:
 class Anew(MessageExchange):
     """Hashes a model for every peer that asks for it, as if it had been published just now."""
 
-    def _serve(self, peer: Peer, get: m.Get) -> None:
-        self._payloads.clear()
-        super()._serve(peer, get)
+    def handle(self, peer: Peer, opened: Opened) -> None:
+        self.models.payloads.clear()
+        super().handle(peer, opened)
 
 
 class BenchNode:
@@ -70,8 +70,8 @@ class BenchNode:
     def __init__(self, number: int, others: dict[int, str], size: int, period: float = inf) -> None:
         own, keys = identity(number), {other: identity(other).public for other in others}
         self.transport = TlsTransport(f"{HOST}:0", own, Club(keys.values()), max_frame(size // 4), rate=inf)
-        self.exchange = Anew(
-            PeeringConfig(
+        config = ExchangeConfig(
+            peering=PeeringConfig(
                 name=f"node-{number}",
                 key=own.public,
                 neighbours={f"node-{k}": Member(key, (others[k],) if others[k] else ()) for k, key in keys.items()},
@@ -84,10 +84,9 @@ class BenchNode:
                 options=PeeringOptions(period=period),
             ),
             settings=Settings(mode="asynchronous", members=1 + len(others), deadline=60.0),
-            coding=Coding(Float32(), Layout((("model", (size // 4,)),), size // 4)),
             n_samples=1,
-            loss=self._no_loss,
         )
+        self.exchange = Anew(config, Coding(Float32(), Layout((("model", (size // 4,)),), size // 4)), self._no_loss)
         self.tasks = asyncio.TaskGroup()
 
     @staticmethod

@@ -42,6 +42,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from nodes import BenchNode, handshakes_per_second, idle_traffic, raise_limits
 
+from node.exchange import Detached
 from protocols.certificates import client_context, make_certificate, server_context
 from protocols.identity import Identity, Verifier
 
@@ -101,7 +102,7 @@ class Nodes:
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for size, node in self.nodes.items():
-                await node.exchange.start(tasks)
+                await node.exchange.start(tasks, Detached())
                 await node.exchange.publish(1, "trained", model_of(size), {})
             self.ready.set()
             await self.leave.wait()

@@ -11,8 +11,10 @@ from node import agreement, setup
 from node import config as folders
 from node.agreement import Agreement
 from node.checkpoint import FileStore
+from node.coordination_parts import Coordination
 from node.discovery import Discovery
 from node.electing import Electing, FileVotes, MemoryVotes, timing_of
+from node.exchange_config import NeighbourRoles
 from node.guard import Guard
 from node.invitation_service import open_service
 from node.members import Members
@@ -123,11 +125,11 @@ class Assembly:
         electing = Electing(name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), boot=1, seed=self._config.seed)
         exchange = message_exchange(
             name,
-            {},
+            NeighbourRoles(members={}),
             transport=MemoryNetwork().transport(name),
             federation=federation_id(name),
             agreed={},
-            electing=electing if self._coordinated else None,
+            coordination=self._coordination(electing),
             **self._learning(boot),
         )
         return _Connected(exchange)
@@ -159,18 +161,22 @@ class Assembly:
             say=self._say,
         )
         peers = neighbourhood.members()
+        roles = NeighbourRoles(
+            members=peers,
+            sources=[name for name in peers if neighbourhood.learned_from(name)],
+            askers=neighbourhood.askers() if self._coordinated else None,
+            observer=config.name in membership.members and membership.members[config.name].role == "observer",
+            sparse=agreed.edges != "all",
+        )
         exchange = message_exchange(
             config.name,
-            peers,
+            roles,
             transport=reach.transport,
             federation=membership.federation,
             agreed=agreement.describe("task", config.task) | agreement.describe("policy", config.policy),
             edges=agreed.edges,
-            sources=[name for name in peers if neighbourhood.learned_from(name)],
-            askers=neighbourhood.askers() if self._coordinated else None,
             options=options,
-            electing=self._electing(neighbourhood.electorate(), boot) if self._coordinated else None,
-            observer=config.name in membership.members and membership.members[config.name].role == "observer",
+            coordination=self._coordination(self._electing(neighbourhood.electorate(), boot)),
             **self._learning(boot),
         )
         electing, key = exchange.electing, self._identity.public
@@ -187,6 +193,9 @@ class Assembly:
             say=self._say,
             timing=timing_of(self._task.layout.shared.size, config.deadline),
         )
+
+    def _coordination(self, electing: Electing) -> Coordination | None:
+        return Coordination(electing, self._policy.step) if isinstance(self._policy, Coordinated) else None
 
     def _learning(self, boot: int) -> dict[str, Any]:
         """Return the arguments of every exchange of this node."""

@@ -11,9 +11,22 @@ from node.coordination_server import CoordinationServer
 from node.coordinator_backend import MessageCoordinatorBackend
 from node.desk import Desk
 from node.electing import Electing
+from node.settings import Settings
 from node.submitting import Submitting
 from p2pfl.parameters import Layout
-from p2pfl.policy import Robust, Step
+from p2pfl.policy import Step
+
+
+class Coordination(NamedTuple):
+    """A node's part in a coordinated policy.
+
+    Attributes:
+        electing: its part in electing a coordinator.
+        step: of the policy, to be made while this node is the coordinator.
+    """
+
+    electing: Electing
+    step: Step
 
 
 class CoordinationRoles(NamedTuple):
@@ -32,24 +45,22 @@ class CoordinationRoles(NamedTuple):
 
 def make_coordination_roles(
     contacts: PeerManager,
-    electing: Electing,
+    coordination: Coordination,
     layout: Layout,
     *,
-    deadline: float,
+    settings: Settings,
     newest: Callable[[], int],
     check: CheckModel,
-    step: Step,
-    robust: Robust,
 ) -> CoordinationRoles:
     """Return a node's roles in coordinated rounds.
 
     Args:
-        deadline: seconds for which participants wait for an assignment, elections included.
         newest: returns the latest round that is credible: enough of the other nodes are in it.
-        step: of the node's policy.
-        robust: protection against members that lie; see p2pfl.robust.
     """
-    backend = MessageCoordinatorBackend(contacts, electing, layout, newest=newest, step=step, robust=robust)
+    electing, deadline = coordination.electing, settings.deadline
+    backend = MessageCoordinatorBackend(
+        contacts, electing, layout, newest=newest, step=coordination.step, robust=settings.robust
+    )
     coordinator = Desk(backend, deadline)
     client = Submitting(contacts, electing, coordinator, size=layout.size, deadline=deadline, check=check)
     server = CoordinationServer(contacts, electing, coordinator, size=layout.size, check=check)

@@ -1,9 +1,9 @@
-"""How a node has models of its peers. What differs between machines and the simulator is behind this interface."""
+"""Interface for obtaining peers' models. What differs between machines and the simulator is behind it."""
 
 from __future__ import annotations
 
 from asyncio import TaskGroup
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from node.coding import Coding
@@ -12,18 +12,40 @@ from node.outbox import Outbox, Published
 from node.roster import Roster
 from node.traffic import Traffic
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
+from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
+
+
+class ExchangeHost(Protocol):
+    """Node that an exchange works for."""
+
+    def complete(self, params: Parameters) -> Parameters:
+        """Return a peer's model, float32 [S], with the private part of this node, [P]."""
+
+    async def save_model(self, model: Published) -> None:
+        """Make a model durable. No peer can get it before this returns."""
+
+    def elected(self, elected: Elected) -> None:
+        """Take note that there is another coordinator, or none any more."""
+
+
+class Detached:
+    """Host of an exchange that works for no node: nothing is private, nothing is saved."""
+
+    def complete(self, params: Parameters) -> Parameters:
+        return params
+
+    async def save_model(self, model: Published) -> None:
+        """Do nothing."""
+
+    def elected(self, elected: Elected) -> None:
+        """Do nothing."""
 
 
 class Exchange(Protocol):
     """A peer that does not answer by the deadline is left out of the answer and suspected; nothing is raised for it."""
 
     outbox: Outbox
-    durable: Callable[[Published], Awaitable[None]] | None  # awaited with a model before anyone can get it
     coding: Coding
-    step: Step | None  # of the node's policy, if that is coordinated
-    whole: Callable[[Parameters], Parameters]  # completes a peer's model with what this node keeps private
-    elected: Callable[[Elected], None]  # called when another one coordinates, or nobody does any more
 
     @property
     def expired(self) -> int:
@@ -35,7 +57,7 @@ class Exchange(Protocol):
     @property
     def traffic(self) -> Traffic: ...
 
-    async def start(self, tasks: TaskGroup) -> None:
+    async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
         """Be reachable, and wait for the neighbours, at most one deadline."""
 
     async def next_round(self, finished: int) -> int:
@@ -46,7 +68,7 @@ class Exchange(Protocol):
         """
 
     def about(self, id: str) -> Mapping[str, Any]:
-        """Return what a peer says of itself."""
+        """Return the public facts that a peer has given of itself."""
 
     async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
         """Let neighbours fetch a model. A synchronous node first waits for slower ones, at most half a deadline."""
@@ -61,14 +83,18 @@ class Exchange(Protocol):
         """Return the mean loss of `params`, which travel as float32 always, on the training data of each of `ids`."""
 
     def resume(self, round: int, params: Parameters) -> None:
-        """Take note of where a node with a coordinated policy is before it starts: which round is done, and its parameters.
+        """Take note, before the start, of the last round that a node with a coordinated policy has done, and of its model.
 
         Raises:
-            ConfigurationError: nobody is elected here.
+            ConfigurationError: the exchange takes no part in elections.
         """
 
     async def submit(self, submission: Submission) -> Assignment | None:
-        """Return what the coordinator assigns; None if there is none, or nothing came of it by the deadline."""
+        """Return what the coordinator assigns; None without a coordinator, or if nothing has come by the deadline.
+
+        Raises:
+            ConfigurationError: the node's policy is not coordinated.
+        """
 
     def finish(self) -> None:
         """Say that what was published is final. Serving goes on."""

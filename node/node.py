@@ -1,7 +1,7 @@
 """The life of a node. The same lines run on machines, through a broker, and by the hundred in the simulator.
 
-What differs is injected: how peers are reached (`exchange`), where training runs (`trainer`), what survives (`store`), who
-watches (`observer`).
+All that differs is injected: the way to peers (`exchange`), the place of training (`trainer`), storage (`store`), and the
+`observer`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -29,6 +28,7 @@ from node.checkpoint import (
 )
 from node.crashpoints import reached
 from node.electing import Elected
+from node.evaluations import Evaluations
 from node.exchange import Exchange
 from node.judge import Judge
 from node.outbox import Published
@@ -65,15 +65,6 @@ class Observer(peers.Observer, Protocol):
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         """The node's last round has ended; `result` are the metrics of the model that was best on validation."""
-
-
-@dataclass
-class _Evaluation:
-    """Models of a round whose metrics were not looked at yet; `metrics` is None where they were not asked for either."""
-
-    round: int
-    snapshots: dict[Stage, Parameters]
-    metrics: Awaitable[list[dict[str, float]]] | None
 
 
 class Node:
@@ -116,7 +107,12 @@ class Node:
         self._observer = observer
         self._stopping = False
         self._prepared = False
-        self._evaluation: _Evaluation | None = None
+        self._evaluations = Evaluations(
+            self.judge,
+            policy.judged,
+            measure=self._metrics,
+            report=(lambda *seen: None) if observer is None else partial(observer.evaluated, self),
+        )
         first = task.initial(settings.seed) if initial is None else initial
         draws = Draws(settings.seed, name)
         self.me = Me(
@@ -135,13 +131,6 @@ class Node:
         self.peers = NodePeers(self.me, exchange, settings.seed, names, lenient, asks_scores(policy))
         self.peers.observer = observer
         self._saved: Checkpoint | None = None
-        exchange.whole = self.me.border.whole
-        if store is not None:
-            exchange.durable = self._save_outbox
-        if isinstance(policy, Coordinated):
-            exchange.step = policy.step
-        if observer is not None:
-            exchange.elected = partial(observer.elected, self)
 
     @property
     def round(self) -> int:
@@ -181,7 +170,7 @@ class Node:
         try:
             async with asyncio.TaskGroup() as tasks:
                 try:
-                    await self.exchange.start(tasks)
+                    await self.exchange.start(tasks, self)
                     await self._rounds()
                     if linger is not None and not self._stopping:
                         await linger()
@@ -256,30 +245,16 @@ class Node:
         self.me.params = merge.params
         return merge
 
-    # Evaluation: begun after a round, looked at one round later, so that it never holds a round back and the simulator can
-    # compute it together with other work.
+    # Evaluation
 
     async def _evaluate(self) -> None:
         snapshots = {**self.peers.published, "merged": self.me.whole}
         snapshots.pop("prepared", None)
-        started = self._metrics(list(snapshots.values()))
-        previous, self._evaluation = self._evaluation, _Evaluation(self.me.round, snapshots, started)
-        if previous is not None:
-            await self._look(previous)
-
-    async def _look(self, evaluation: _Evaluation) -> None:
-        begun = evaluation.metrics or self._metrics(list(evaluation.snapshots.values()))
-        metrics = dict(zip(evaluation.snapshots, await begun, strict=True))
-        stage = self.policy.judged if self.policy.judged in metrics else "merged"
-        self.judge.see(evaluation.round, evaluation.snapshots[stage], metrics[stage].get("validation_loss"))
-        if self._observer is not None:
-            self._observer.evaluated(self, evaluation.round, metrics)
+        await self._evaluations.begin(self.me.round, snapshots)
 
     async def _finish(self) -> None:
         """Evaluate the model that was best on validation; it is the node's result."""
-        if self._evaluation is not None:
-            await self._look(self._evaluation)
-            self._evaluation = None
+        await self._evaluations.finish()
         (result,) = await self._metrics([self.result])
         if self._observer is not None:
             self._observer.finished(self, result)
@@ -295,11 +270,24 @@ class Node:
     def _judged_now(self) -> Parameters:
         return self.peers.published.get(self.policy.judged, self.me.whole)
 
+    # For the exchange (see node.exchange.ExchangeHost)
+
+    def complete(self, params: Parameters) -> Parameters:
+        return self.me.border.whole(params)
+
+    async def save_model(self, model: Published) -> None:
+        if self._store is not None:
+            await self._save_outbox(model)
+
+    def elected(self, elected: Elected) -> None:
+        if self._observer is not None:
+            self._observer.elected(self, elected)
+
     # Checkpoints
 
     async def _save(self) -> None:
         """Write down the state after a round, or around the preparation."""
-        unjudged = self._evaluation
+        unjudged = self._evaluations.pending
         self._saved = Checkpoint(
             name=self.name,
             seed=self.settings.seed,
@@ -309,8 +297,8 @@ class Node:
             judge=self.judge.state(),
             unjudged={} if unjudged is None else {s: p.tobytes() for s, p in unjudged.snapshots.items()},
             unjudged_round=0 if unjudged is None else unjudged.round,
-            policy=self._policy_name,
-            policy_state=self._policy_state(),
+            policy=policy_name(self.policy),
+            policy_state=packed_state(self.policy),
             outbox=[],
             final=False,
             codec=self.settings.codec,
@@ -318,18 +306,6 @@ class Node:
             learner=pack_arrays(self.trainer.kept()),
         )
         await self._save_outbox()
-
-    @property
-    def _policy_name(self) -> str:
-        return f"{type(self.policy).__module__}:{type(self.policy).__qualname__}"
-
-    def _policy_state(self) -> bytes:
-        try:
-            return msgspec.msgpack.encode(self.policy.state())
-        except TypeError as error:
-            raise ConfigurationError(
-                f"the policy {self._policy_name} has a state of more than numbers, strings, lists and dicts: {error}"
-            ) from error
 
     async def _save_outbox(self, coming: Published | None = None) -> None:
         """Write down what was published beside the state after the last round: a round that has begun is done again."""
@@ -354,7 +330,7 @@ class Node:
                 "name": self.name,
                 "seed": self.settings.seed,
                 "layout": self.task.layout.fingerprint,
-                "policy": self._policy_name,
+                "policy": policy_name(self.policy),
                 "codec": self.settings.codec,
             },
         )
@@ -371,7 +347,7 @@ class Node:
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
         if checkpoint.unjudged:
             snapshots = {stage: unpack(params) for stage, params in checkpoint.unjudged.items()}
-            self._evaluation = _Evaluation(checkpoint.unjudged_round, snapshots, None)
+            self._evaluations.restore(checkpoint.unjudged_round, snapshots)
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))
@@ -380,6 +356,25 @@ class Node:
         outbox.final = checkpoint.final and self.done  # unless there are more rounds to do now
         if self._observer is not None:
             self._observer.restored(self)
+
+
+def policy_name(policy: Policy) -> str:
+    """Return the name of a policy's class in checkpoints."""
+    return f"{type(policy).__module__}:{type(policy).__qualname__}"
+
+
+def packed_state(policy: Policy) -> bytes:
+    """Return a policy's state as MessagePack.
+
+    Raises:
+        ConfigurationError: there is more in it than numbers, strings, lists and dicts.
+    """
+    try:
+        return msgspec.msgpack.encode(policy.state())
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the policy {policy_name(policy)} has a state of more than numbers, strings, lists and dicts: {error}"
+        ) from error
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -1,18 +1,20 @@
-"""What a node has published: the models of its last two rounds, and those of its preparation."""
+"""Models that a node has published: those of its last two rounds, and those of its preparation."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from p2pfl.policy import Stage, Update
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
-    """A model as peers get it, and when it was published on the node's own clock.
+    """A model as peers get it.
 
     Attributes:
+        time: of publication, in seconds on the node's own clock.
         tag: names the model where differences from it are sent; see node.coding.
     """
 
@@ -20,18 +22,29 @@ class Published(msgspec.Struct, frozen=True, gc=False):
     time: float
     tag: bytes = b""
 
+    def age(self, now: float) -> float:
+        """Return the seconds since the model was published."""
+        return max(0.0, now - self.time)
 
-Missing = Literal["wait", "gone", "nothing yet"]
+
+Absence = Literal["gone", "nothing yet"]
+Missing = Literal["wait"] | Absence
 
 
 class Outbox:
-    """Finds the model to answer a request with. Synchronous nodes serve the round that is asked for, others the newest."""
+    """Models that requests are answered with. Synchronous nodes serve the round that is asked for, others the newest.
+
+    Attributes:
+        models: by round and stage.
+        round: of the newest model.
+        final: nothing more will be published.
+    """
 
     def __init__(self, synchronous: bool) -> None:
         self._synchronous = synchronous
         self.models: dict[tuple[int, Stage], Published] = {}
-        self.round = -1  # of the newest model
-        self.final = False  # nothing more will be published
+        self.round = -1
+        self.final = False
 
     def add(self, model: Published) -> None:
         """Publish a model, and forget those that are two rounds older."""
@@ -67,3 +80,7 @@ class Outbox:
             rounds = [key[0] for key in self.models if key[1] == stage]
             return self.models[max(rounds), stage] if rounds else "gone" if self.final else "nothing yet"
         return "wait" if round >= self.round else "gone"
+
+    def as_sent(self, update: Update, age: float) -> Update:
+        """Return an update as it leaves this node: with its age in seconds, and whether it is final."""
+        return replace(update, age=age, final=self.final) if age or self.final else update

@@ -1,10 +1,16 @@
-"""The round that a synchronous node does next: the majority of the participants that it hears sets the pace."""
+"""The round that a synchronous node does next: the majority of the participants that it hears sets the pace.
+
+A node also waits before it publishes, until the peers that keep up have reached the round before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from node.outbox import Outbox
+
 LONGEST_HOLD = 64  # rounds that a node does at most before it goes back once more
+PACING_SHARE = 0.5  # of the deadline that a node waits for slower ones, so that its own peers do not lose it meanwhile
 
 
 def common_round(rounds: Sequence[int]) -> int:
@@ -17,6 +23,19 @@ def common_round(rounds: Sequence[int]) -> int:
         rounds: of each participant; one or more.
     """
     return sorted(rounds, reverse=True)[min(len(rounds) - 1, max(1, (len(rounds) - 1) // 2))]
+
+
+def keeps_up(theirs: float, own: float, synchronous: bool) -> bool:
+    """Return whether a peer in round `theirs` is near enough to learn with for a node in round `own`."""
+    return not synchronous or theirs >= own - 1
+
+
+def is_awaited(reached: float, round: int) -> bool:
+    """Return whether a node that is about to publish in `round` waits for a peer that has reached round `reached`.
+
+    A peer that is further behind is not waited for: it will skip rounds.
+    """
+    return reached == round - 2
 
 
 class Pacing:
@@ -59,10 +78,21 @@ class Pacing:
             return common + 1
         return finished + 1
 
-    def went_back(self, round: int) -> None:
-        """Take note that the node went back to do a round."""
-        self._hold = min(2 * self._hold, LONGEST_HOLD)
-        self._held_until = round + self._hold
+    def enter(self, round: int, finished: int, announced: int, outbox: Outbox) -> int | None:
+        """Prepare for the round that follows `finished`; return the round to announce before it is done, if any.
+
+        A node that goes back serves nothing of later rounds any more. One that skips rounds announces the one before, so
+        that the others wait for its model.
+        """
+        if round <= finished:
+            self._hold = min(2 * self._hold, LONGEST_HOLD)
+            self._held_until = round + self._hold
+            outbox.rewind(round)
+            return outbox.round
+        if round > finished + 1 and round > announced:
+            outbox.skip(round)
+            return round - 1
+        return None
 
     def exchanged(self) -> None:
         """Take note that a peer has given a model of the node's round."""

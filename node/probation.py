@@ -16,18 +16,25 @@ class _Record:
 
 
 class Probation:
-    """
+    """Record of the deadlines that peers have missed.
+
     A peer that missed a deadline is asked in the background, once a round, and waited for again when it has answered as
     often as it owes: once after its first miss, then 3 times, 7 times, up to 63. In large federations it owes more, as all
     others wait for each node that waits for it. So a peer that answers pings but no requests costs one deadline, and one
     that answers now and then costs little, as many rounds pay for each deadline.
+
+    Args:
+        strict: False puts no peer on probation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, strict: bool = True) -> None:
+        self.strict = strict
         self._records: dict[str, _Record] = {}
 
     def missed(self, name: str, peers: int) -> None:
         """Note that one of so many peers was waited for in vain."""
+        if not self.strict:
+            return
         record = self._records.setdefault(name, _Record())
         record.level = min(record.level + 1, LEVELS)
         record.good = 0

@@ -85,8 +85,8 @@ def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Map
         "capped samples": peers.capped,
         "over the budget": peers.ledger.oversized,
         "not finite": discarded,
-        "losses told": exchange.losses_given,
-        "far ahead": exchange.far_ahead,
+        "losses told": exchange.losses.given,
+        "far ahead": exchange.pacer.far_ahead,
     }
     return {"suspicious": {what: dict(by_name) for what, by_name in counts.items() if by_name}}
 

@@ -11,12 +11,11 @@ from asyncio import Future
 from functools import partial
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from node.contact import PeerManager
 from node.coordination_messages import CheckModel, read_assignment, submission_payload
 from node.desk import Desk, Entry
 from node.electing import Electing
+from node.exchange_rules import without_known_start
 from node.peer import Peer
 from p2pfl.policy import Assignment, Submission
 from protocols import messages as m
@@ -95,8 +94,7 @@ class Submitting:
     def _submit_once(self, submission: Submission, known: Term | None) -> _Pending:
         name, term = self._electing.coordinator, self._electing.term
         assert name is not None
-        if known == term:
-            submission = replace(submission, start=None)
+        submission = without_known_start(submission, known, term)
         number, loop = next(self._contacts.numbers), asyncio.get_running_loop()
         pending = self._pending = _Pending(number, submission.round, name, term, loop.create_future())
         if name == self._contacts.name:

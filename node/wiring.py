@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from math import nan
 
 from node import tables
 from node.agreement import Edges, terms
 from node.coding import Coding
-from node.electing import Electing
+from node.coordination_parts import Coordination
+from node.exchange_config import ExchangeConfig, NeighbourRoles
+from node.losses import Loss
 from node.messaging import MessageExchange, payload_limit
-from node.peer import Member
 from node.peering_config import PeeringConfig, PeeringOptions
 from node.settings import Settings
 from node.trainer import Trainer
@@ -25,7 +26,7 @@ from protocols.transport import Transport
 
 def message_exchange(
     name: str,
-    neighbours: Mapping[str, Member],
+    roles: NeighbourRoles,
     *,
     identity: Identity,
     transport: Transport,
@@ -38,62 +39,60 @@ def message_exchange(
     initial: str = "made by the task from the seed",
     coding: Coding | None = None,
     edges: Edges = "all",
-    sources: Collection[str] | None = None,
-    askers: Collection[str] | None = None,
     options: PeeringOptions = PeeringOptions(),  # noqa: B008 (it is frozen)
-    electing: Electing | None = None,
+    coordination: Coordination | None = None,
     scores: bool = False,
-    observer: bool = False,
-    sparse: bool = False,
 ) -> MessageExchange:
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
     Args:
-        boot: how often the node has started; durable before this is called.
-        federation: 16 bytes (see `federation_id`).
-        agreed: settings that must be equal on all nodes beyond those of `node.agreement.terms`.
+        boot: number of the node's starts; durable before this is called.
+        federation: 16 bytes; see `federation_id` where there is no signed file.
+        agreed: settings that all nodes must have alike, beyond those of `node.agreement.terms`.
         initial: the hash of the initial model.
+        coding: encoding of models, if it was made already.
+        edges: pairs of nodes that may exchange models.
         scores: whether the policy asks for losses.
-        coding, edges, sources, askers, electing, observer, sparse: see PeeringConfig and MessageExchange.
     """
-    layout, timing = task.layout.shared, None if electing is None else electing.timing
-    keys = {id: member.key for id, member in neighbours.items()}
+    layout, electing = task.layout.shared, None if coordination is None else coordination.electing
+    keys = {id: member.key for id, member in roles.members.items()}
     peering = PeeringConfig(
         name=name,
         key=identity.public,
-        neighbours=neighbours,
+        neighbours=roles.members,
         transport=transport,
         sealer=Sealer(identity, federation, layout.fingerprint, boot),
         door=Door(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
-        agreed={**terms(layout, settings, initial, edges, timing), **agreed},
+        agreed={**terms(layout, settings, initial, edges, None if electing is None else electing.timing), **agreed},
         about=dict(task.about) | {"n_samples": task.n_samples},
         seed=settings.seed,
         asynchronous=settings.mode == "asynchronous",
-        sources=sources,
+        sources=roles.sources,
         options=options,
     )
-    return MessageExchange(
-        peering,
+    config = ExchangeConfig(
+        peering=peering,
         settings=settings,
-        coding=coding or _coding(task, settings),
         n_samples=task.n_samples,
-        loss=_loss(task, trainer) if scores else None,
-        askers=askers,
-        electing=electing,
-        observer=observer,
-        sparse=sparse or edges != "all",
+        askers=roles.askers,
+        observer=roles.observer,
+        sparse=roles.sparse,
     )
+    loss = _loss(task, trainer) if scores else None
+    return MessageExchange(config, coding or coding_of(task, settings), loss, coordination)
 
 
-def _coding(task: Task, settings: Settings) -> Coding:
-    codec, layout = make_codec(*tables.named("codec", settings.codec)), task.layout
-    return Coding(codec, layout.shared, layout.cut(task.initial(settings.seed)) if isinstance(codec, TopK) else None)
+def coding_of(task: Task, settings: Settings) -> Coding:
+    """Return the encoding of models that the settings name."""
+    codec = make_codec(*tables.named("codec", settings.codec))
+    initial = task.layout.cut(task.initial(settings.seed)) if isinstance(codec, TopK) else None
+    return Coding(codec, task.layout.shared, initial)
 
 
-def _loss(task: Task, trainer: Trainer) -> Callable[[Parameters], Awaitable[float]]:
+def _loss(task: Task, trainer: Trainer) -> Loss:
     """Return a function that computes the loss of a peer's model on the own training data.
 
-    It returns NaN for a task with a preference, which the losses would tell.
+    It returns NaN for a task with a preference, which the losses would show.
     """
     private = bool(goals_of(task))
 
@@ -115,5 +114,5 @@ def max_frame(size: int, coordinated: bool = False) -> int:
 
 
 def federation_id(name: str) -> bytes:
-    """Return the 16 bytes by which frames of a federation are known."""
+    """Return the 16 bytes that mark the frames of a federation."""
     return sha256(b"p2pfl federation 1\0" + name.encode()).digest()[:16]

@@ -93,7 +93,7 @@ class Batcher:
             "slopes": _Queue(crew.slopes),
         }
         self.due = inf
-        loop.deferred = self
+        loop.defer(self)
 
     def ask(self, kind: str, job: Any, seconds: float = 0.0) -> Future[Any]:
         """Ask for the result of a job that takes so many virtual seconds."""

@@ -59,7 +59,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """
     Attributes:
         now: the virtual time in seconds; what `time` returns.
-        deferred: work to be done when nothing else can happen before it is due.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -69,7 +68,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._count = 0
         self._running = self._stopping = self._closed = False
         self._error: dict[str, Any] | None = None
-        self.deferred: Deferred | None = None
+        self._deferred: Deferred | None = None
 
     # Time
 
@@ -94,6 +93,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             heapq.heappush(self._timers, (when, self._count, handle))
         return handle
 
+    def defer(self, work: Deferred) -> None:
+        """Have work done when nothing else can happen before it is due. There is one such work in a loop.
+
+        Raises:
+            RuntimeError: there is one already.
+        """
+        if self._deferred is not None:
+            raise RuntimeError("this loop has deferred work already")
+        self._deferred = work
+
     # Running
 
     def run_forever(self) -> None:
@@ -112,7 +121,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             while timers and timers[0][2].stopped:
                 heapq.heappop(timers)
             next_timer = timers[0][0] if timers else inf
-            work = self.deferred
+            work = self._deferred
             if work is not None and work.due < next_timer:  # at equal times the timers first: they may ask for more work
                 self.now = max(self.now, work.due)
                 work.run()

@@ -1,7 +1,7 @@
-"""How simulated nodes submit to their coordinator where no messages are made (see p2pfl.policy.Coordinated).
+"""Submissions of simulated nodes to their coordinator, without messages (see p2pfl.policy.Coordinated).
 
-As with fetches sizes are computed. Nobody is elected: the lowest name coordinates (see sim.world.World.leader). What a
-coordinator does with submissions stands in node/desk.py.
+As with fetches sizes are computed. No election is held: the lowest name coordinates. What a coordinator does with
+submissions stands in node/desk.py.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from node.desk import Desk, Entry
+from node.exchange_rules import without_known_start
 from node.policy_step import StepResult, run_protected_step
 from node.settings import check_coordinated
 from p2pfl.errors import ConfigurationError
-from p2pfl.policy import Assignment, Coordinated, Policy, Submission
+from p2pfl.policy import Assignment, Coordinated, Policy, Step, Submission
 from protocols.envelope import OVERHEAD
 from protocols.submission import encode_assignment, encode_submission
 from protocols.terms import Term
-
-if TYPE_CHECKING:
-    from sim.scenario import Scenario
-    from sim.world import ModelledExchange, _Gathering
+from sim.gather import Gather
+from sim.scenario import Scenario
+from sim.world import ModelledNetwork, ModelledPeer
 
 
 def refuse(scenario: Scenario, policy: Policy) -> None:
@@ -38,77 +38,161 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
 
 
 class Leader(NamedTuple):
-    """Who coordinates, and in which term: terms only grow."""
+    """The coordinator's name and its term: terms only grow."""
 
     term: Term
     id: str
 
 
-class ModelledOffice:
-    """Where a modelled node works as the coordinator (see node.desk.Office).
+class ModelledCoordination:
+    """Coordination in one modelled network.
 
     Attributes:
-        left: who has said that it stops.
+        offices: by name of their node.
     """
 
-    def __init__(self, owner: ModelledExchange) -> None:
+    def __init__(self, network: ModelledNetwork) -> None:
+        self.network = network
+        self.offices: dict[str, ModelledOffice] = {}
+        self._lowest = ""  # name of a node
+
+    def join(self, peer: ModelledPeer, step: Step) -> ModelledParticipant:
+        """Let a node take part, whose policy has this step."""
+        self.offices[peer.name] = ModelledOffice(self, peer, step)
+        self._lowest = min(self._lowest or peer.name, peer.name)
+        return ModelledParticipant(self, peer)
+
+    def leader(self) -> Leader | None:
+        """Return the coordinator of now, or None while there is none: the lowest name, in a single term."""
+        return Leader(Term(1, 1), self._lowest)
+
+
+class ModelledParticipant:
+    """One node's submissions (see node.submitting).
+
+    Attributes:
+        expired: number of deadlines that have passed.
+    """
+
+    def __init__(self, coordination: ModelledCoordination, peer: ModelledPeer) -> None:
+        self.coordination = coordination
+        self.expired = 0
+        self._peer = peer
+        self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        """Return what the coordinator assigns; None without one, or if nothing has come by the deadline."""
+        network, peer = self._peer.network, self._peer
+        if submission.round > peer.round:
+            peer.reach(submission.round)
+        leader = self.coordination.leader()
+        known, self._assigned_in = self._assigned_in, None
+        if leader is None:
+            return None
+        submission = without_known_start(submission, known, leader.term)
+        answer = Gather(network.loop, 1, network.settings.deadline)
+        arrives = self._send(submission, network.peers[leader.id])
+        if arrives is not None:
+            network.loop.call_at(arrives, self.coordination.offices[leader.id].take, leader.term, submission, peer, answer)
+        network.open(answer)
+        if not await answer.future:
+            self.expired += 1
+            return None
+        assignment: Assignment | None = answer.items[leader.id]
+        if assignment is not None:
+            self._assigned_in = leader.term
+        return assignment
+
+    def _send(self, submission: Submission, coordinator: ModelledPeer) -> float | None:
+        """Count a submission; return its time of arrival, or None if it is lost."""
+        peer = self._peer
+        if coordinator is peer:
+            return peer.network.loop.now
+        size = size_of(submission, peer.coding.whole)
+        peer.traffic.sent_models += 1
+        peer.traffic.sent_submit += size
+        arrives = peer.arrival(coordinator, size)
+        if arrives is not None:
+            coordinator.traffic.received_models += 1
+            coordinator.traffic.received_submit += size
+        return arrives
+
+    def leave(self) -> None:
+        """Let the coordinator know that it can expect nothing more of this node."""
+        leader = self.coordination.leader()
+        if leader is None:
+            return
+        network = self._peer.network
+        when = self._peer.arrival(network.peers[leader.id], OVERHEAD)
+        if when is not None:
+            network.loop.call_at(when, self.coordination.offices[leader.id].leave, self._peer.name)
+
+
+class ModelledOffice:
+    """Coordinator's side of a modelled node (see node.desk.Office).
+
+    Attributes:
+        left: names of nodes that have stopped.
+    """
+
+    def __init__(self, coordination: ModelledCoordination, owner: ModelledPeer, step: Step) -> None:
+        self._coordination = coordination
         self._owner = owner
-        self.desk = Desk(self, owner.world.settings.deadline)
+        self._step = step
+        self.desk = Desk(self, owner.network.settings.deadline)
         self.left: set[str] = set()
 
-    def take(self, term: Term, submission: Submission, participant: ModelledExchange, answer: _Gathering) -> None:
-        """A submission has arrived: keep it, or say that it comes to the wrong node."""
+    def take(self, term: Term, submission: Submission, participant: ModelledPeer, answer: Gather) -> None:
+        """Keep a submission that has arrived, or answer that it comes to the wrong node."""
         reply = partial(self._send, participant, answer)
         if not self.coordinates(term):
             reply(None)
             return
         if term > self.desk.term:
-            self.left = {id for id, node in self._owner.world.nodes.items() if node.outbox.final}
+            self.left = {id for id, peer in self._owner.network.peers.items() if peer.outbox.final}
         self.desk.take(term, Entry(submission, reply))
 
     def leave(self, id: str) -> None:
-        """A node has said that it stops."""
+        """Expect nothing more of a node."""
         self.left.add(id)
         self.desk.review()
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        self._owner.world.loop.call_later(seconds, callback)
+        self._owner.network.loop.call_later(seconds, callback)
 
     def expected(self) -> AbstractSet[str]:
-        return self._owner.world.nodes.keys() - self.left
+        return self._owner.network.peers.keys() - self.left
 
     def reached(self) -> float:
-        return inf  # nobody lies here
+        return inf  # no simulated node lies
 
     def coordinates(self, term: Term) -> bool:
-        return self._owner.world.leader() == (term, self._owner.name)
+        return self._coordination.leader() == (term, self._owner.name)
 
     leads = coordinates
 
     def compute(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
-        step = self._owner.step
-        assert step is not None  # whoever submits has a coordinated policy, and all have the same
-        layout, settings = self._owner.coding.layout, self._owner.world.settings
-        name, robust = self._owner.name, settings.robust
-        then(run_protected_step(step, submissions, state, layout, coordinator=name, robust=robust, trusted=True))
+        owner = self._owner
+        layout, robust = owner.coding.layout, owner.network.settings.robust
+        then(run_protected_step(self._step, submissions, state, layout, coordinator=owner.name, robust=robust, trusted=True))
 
-    def _send(self, participant: ModelledExchange, answer: _Gathering, assignment: Assignment | None) -> None:
-        """Send an assignment, or, for None, that there will be none."""
-        owner, now = self._owner, self._owner.world.loop.now
+    def _send(self, participant: ModelledPeer, answer: Gather, assignment: Assignment | None) -> None:
+        """Send an assignment, or (None) that there will be none."""
+        owner = self._owner
         if participant is owner:
-            answer.add(owner.name, assignment, now)
+            answer.add(owner.name, assignment, owner.network.loop.now)
             return
         if assignment is None:
             owner.traffic.sent_assigned += OVERHEAD
             participant.traffic.received_assigned += OVERHEAD
-            answer.add(owner.name, None, owner.world.links.arrival(owner.name, participant.name, OVERHEAD, now))
+            answer.add(owner.name, None, owner.arrival(participant, OVERHEAD))
             return
         size = OVERHEAD + owner.coding.whole + len(encode_assignment(assignment.weights, assignment.extras))
         owner.traffic.sent_models += 1
         owner.traffic.sent_assigned += size
-        arrives = owner.world.links.arrival(owner.name, participant.name, size, now)
+        arrives = owner.arrival(participant, size)
         if arrives is not None:
             participant.traffic.received_models += 1
             participant.traffic.received_assigned += size

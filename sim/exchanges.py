@@ -1,16 +1,22 @@
-"""Exchanges of the nodes of a run: modelled ones, and those that make real messages."""
+"""Factory of the exchanges of simulated nodes: by signed messages, or modelled."""
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
-from node import tables
+import numpy as np
+
+from node.coordination_parts import Coordination
 from node.electing import Electing, MemoryVotes, timing_of
 from node.exchange import Exchange
+from node.exchange_config import NeighbourRoles
 from node.peer import Member
 from node.wiring import federation_id, message_exchange
-from p2pfl.policies import make_policy
-from p2pfl.policy import Coordinated, asks_scores
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Policy, Step, asks_scores
 from p2pfl.randomness import Draws
 from p2pfl.task import goals_of
 from protocols.identity import Identity
@@ -18,82 +24,98 @@ from protocols.memory import MemoryNetwork
 from protocols.terms import Electorate
 from sim.batching import BatchedTrainer
 from sim.clock import VirtualLoop
+from sim.coordination import ModelledCoordination
+from sim.modelled_exchange import ModelledExchange, connect
 from sim.network import Links
 from sim.plan import RunPlan
-from sim.world import ModelledExchange, World
+from sim.world import ModelledConfig, ModelledNetwork
 
 
-def make_exchanges(plan: RunPlan, loop: VirtualLoop, links: Links, trainers: Sequence[BatchedTrainer]) -> Sequence[Exchange]:
-    """Return the exchange of each node, of the fidelity that the scenario asks for.
+class Parts(NamedTuple):
+    """Parts of a run that exchanges are made from.
 
-    Args:
+    Attributes:
         links: shared by all nodes.
         trainers: of each node; they compute the losses that peers ask for.
+        policies: of each node.
+        steps: joint step of each node's policy; None where that is not coordinated.
     """
-    make = message_exchanges if plan.scenario.fidelity == "wire" else modelled_exchanges
-    return make(plan, loop, links, trainers)
+
+    plan: RunPlan
+    loop: VirtualLoop
+    links: Links
+    trainers: Sequence[BatchedTrainer]
+    policies: Sequence[Policy]
+    steps: Sequence[Step | None]
 
 
-def modelled_exchanges(
-    plan: RunPlan, loop: VirtualLoop, links: Links, trainers: Sequence[BatchedTrainer]
-) -> Sequence[Exchange]:
-    """Return exchanges that share a world and make no messages."""
-    world = World(loop, links, plan.scenario)
-    exchanges = [
-        ModelledExchange(
-            world,
-            name,
-            plan.topology.neighbours[k],
-            trainers[k],
-            task.n_samples,
-            task.about,
-            plan.encoder(k),
-            bool(goals_of(task)),
+def make_exchanges(parts: Parts) -> Sequence[Exchange]:
+    """Return the exchange of each node, of the fidelity that the scenario asks for."""
+    return message_exchanges(parts) if parts.plan.scenario.fidelity == "wire" else modelled_exchanges(parts)
+
+
+def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
+    """Return exchanges that share a network and make no messages."""
+    plan = parts.plan
+    network = ModelledNetwork(parts.loop, parts.links, plan.scenario)
+    coordination = ModelledCoordination(network)
+    exchanges = []
+    for k, (name, task, step) in enumerate(zip(plan.names, plan.tasks, parts.steps, strict=True)):
+        config = ModelledConfig(
+            name=name,
+            neighbours=tuple(plan.topology.neighbours[k]),
+            n_samples=task.n_samples,
+            about=task.about,
+            coding=plan.encoder(k),
+            private=bool(goals_of(task)),
             sparse=plan.sparse(k),
         )
-        for k, (name, task) in enumerate(zip(plan.names, plan.tasks, strict=True))
-    ]
-    for exchange in exchanges:
-        for id in exchange.roster.neighbours:
-            world.nodes[id].requesters.append(exchange)
+        loss = partial(_loss, parts.trainers[k])
+        exchanges.append(ModelledExchange(network, config, loss, None if step is None else (coordination, step)))
+    connect(network)
     return exchanges
 
 
-def message_exchanges(
-    plan: RunPlan, loop: VirtualLoop, links: Links, trainers: Sequence[BatchedTrainer]
-) -> Sequence[Exchange]:
+def message_exchanges(parts: Parts) -> Sequence[Exchange]:
     """Return exchanges that sign, send and verify real messages over simulated links."""
-    network = MemoryNetwork(links)
-    scenario, names, neighbours = plan.scenario, plan.names, plan.topology.neighbours
+    plan = parts.plan
+    network = MemoryNetwork(parts.links)
+    scenario, names = plan.scenario, plan.names
     keys = {name: Identity.from_seed(Draws(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
     askers = _askers(plan)
-    changes = [{}, *scenario.policy_by_group.values()]
-    policies = [make_policy(*tables.named("policy", scenario.policy | change)) for change in changes]
-    coordinated = isinstance(policies[0], Coordinated)
-    scores = any(map(asks_scores, policies))
+    scores = any(map(asks_scores, parts.policies))
     exchanges: list[Exchange] = []
-    for k, name in enumerate(names):
-        known = {*names} - {name} if coordinated else {*neighbours[k], *askers[name]}
+    for k, (name, sources, step) in enumerate(zip(names, plan.topology.neighbours, parts.steps, strict=True)):
+        coordination = None if step is None else Coordination(_electing(plan, parts.loop, name), step)
+        known = {*sources, *askers[name]} if coordination is None else {*names} - {name}
+        roles = NeighbourRoles(
+            members={id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
+            sources=sources,
+            askers=askers[name],
+            sparse=plan.sparse(k),
+        )
         exchange = message_exchange(
             name,
-            {id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
+            roles,
             identity=keys[name],
             transport=network.transport(name),
             boot=1,
             federation=federation_id("simulation"),
             task=plan.tasks[k],
-            trainer=trainers[k],
+            trainer=parts.trainers[k],
             settings=scenario,
             agreed={},
-            sources=neighbours[k],
-            askers=askers[name],
             coding=plan.encoder(k),
-            electing=_electing(plan, loop, name) if coordinated else None,
+            coordination=coordination,
             scores=scores,
-            sparse=plan.sparse(k),
         )
         exchanges.append(exchange)
     return exchanges
+
+
+def _loss(trainer: BatchedTrainer, params: Parameters) -> Future[np.ndarray]:
+    """Ask for the loss of a model on a node's training data; its result is float [1]."""
+    return trainer.loss([params], split="train")
 
 
 def _askers(plan: RunPlan) -> dict[str, list[str]]:

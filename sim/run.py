@@ -17,7 +17,7 @@ from node.messaging import MessageExchange
 from node.node import Node, first_error
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Coordinated
+from p2pfl.policy import Coordinated, Policy, Step
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.task import Learner
@@ -25,7 +25,7 @@ from p2pfl.torch_learner import TorchLearner
 from sim import clock
 from sim.batching import BatchedTrainer, Batcher, Crew
 from sim.clock import virtual_loop
-from sim.exchanges import make_exchanges
+from sim.exchanges import Parts, make_exchanges
 from sim.network import Links, draw
 from sim.plan import RunPlan, plan
 from sim.recorder import Recorder
@@ -114,7 +114,8 @@ class Simulation:
             BatchedTrainer(self.batcher, k, scenario.compute.seconds * slowdown)
             for k, slowdown in enumerate(slowdowns(self.plan))
         ]
-        exchanges = make_exchanges(self.plan, self.loop, self.links, self.trainers)
+        self.policies = [self.plan.policy(k) for k in range(scenario.nodes)]
+        exchanges = make_exchanges(self._parts())
         made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
         self.nodes = {name: made[k] for k, name in enumerate(self.plan.names)}
         self._note_small_budgets()
@@ -167,14 +168,21 @@ class Simulation:
         except ExceptionGroup as group:
             raise first_error(group) from None
 
+    def _parts(self) -> Parts:
+        steps = [self._step(policy) for policy in self.policies]
+        return Parts(self.plan, self.loop, self.links, self.trainers, self.policies, steps)
+
+    def _step(self, policy: Policy) -> Step | None:
+        """Return the joint step of a coordinated policy, as the recorder watches it."""
+        return self.recorder.clusters.watching(policy) if isinstance(policy, Coordinated) else None
+
     def _node(self, k: int, exchange: Exchange) -> Node:
         plan, scenario, name = self.plan, self.plan.scenario, self.plan.names[k]
-        policy = plan.policy(k)
-        node = Node(
+        return Node(
             name,
             plan.names,
             task=plan.tasks[k],
-            policy=policy,
+            policy=self.policies[k],
             trainer=self.trainers[k],
             exchange=exchange,
             settings=scenario,
@@ -182,9 +190,6 @@ class Simulation:
             budget=scenario.budget.of(scenario.seed, name, scenario.nodes),
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
         )
-        if isinstance(policy, Coordinated):
-            exchange.step = self.recorder.clusters.watching(policy)
-        return node
 
     def _crew(self, workers: int) -> Crew:
         """Return what computes the nodes' jobs: all together where the task allows it, else one by one, in `workers`

@@ -6,7 +6,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from node.coding import Coding
+from node.coordination_parts import Coordination
 from node.electing import Electing, MemoryVotes
+from node.exchange import Detached
+from node.exchange_config import ExchangeConfig
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Member
 from node.peering_config import PeeringConfig
@@ -57,8 +60,8 @@ class Council:
         votes = MemoryVotes()
         votes.ballot = Ballot(Term(1, LAST if name in self.damaged else 0))
         keys = {id: member.key for id, member in others.items()}
-        exchange = MessageExchange(
-            PeeringConfig(
+        config = ExchangeConfig(
+            peering=PeeringConfig(
                 name=name,
                 key=KEYS[name].public,
                 neighbours=others,
@@ -69,12 +72,10 @@ class Council:
                 about={"n_samples": SAMPLES[name]},
             ),
             settings=Settings(deadline=DEADLINE),
-            coding=Coding(Float32(), LAYOUT),
             n_samples=SAMPLES[name],
-            loss=lambda params: None,
-            electing=Electing(name, self.electorate, votes, boot=1, seed=0, clock=lambda: asyncio.get_running_loop().time()),
         )
-        exchange.step = policy.step
+        electing = Electing(name, self.electorate, votes, boot=1, seed=0, clock=lambda: asyncio.get_running_loop().time())
+        exchange = MessageExchange(config, Coding(Float32(), LAYOUT), coordination=Coordination(electing, policy.step))
         exchange.resume(0, own(name, 0))
         return exchange
 
@@ -165,7 +166,7 @@ async def council(policy, damaged=(), **options):
         cheat = Cheat(here)
         await cheat.transport.listen(cheat)
         cheat.transport.network.unregister(cheat.transport)
-        starting = [tasks.create_task(node.start(tasks)) for node in here.nodes.values()]
+        starting = [tasks.create_task(node.start(tasks, Detached())) for node in here.nodes.values()]
         await asyncio.sleep(0.01)
         await cheat.introduce()
         await asyncio.gather(*starting)

@@ -5,7 +5,9 @@ from contextlib import suppress
 from math import inf
 
 from node.checkpoint import FileStore
+from node.coordination_parts import Coordination
 from node.electing import Electing, FileVotes, MemoryVotes, electorate
+from node.exchange_config import NeighbourRoles
 from node.node import Node
 from node.peer import Member
 from node.peering_config import PeeringOptions
@@ -158,9 +160,13 @@ class Federation:
     def make(self, name, task=None, agreed=None):
         self.boots[name] += 1
         task = task or self.tasks[name]
+        policy = self.policy()
         exchange = message_exchange(
             name,
-            {other: Member(self.keys[other].public, (f"memory:{other}",)) for other in self.neighbours(name)},
+            NeighbourRoles(
+                members={other: Member(self.keys[other].public, (f"memory:{other}",)) for other in self.neighbours(name)},
+                sparse=self.edges is not None,
+            ),
             identity=self.keys[name],
             transport=self.network.transport(name),
             boot=self.boots[name],
@@ -170,16 +176,15 @@ class Federation:
             settings=self.settings,
             agreed=agreed or {},
             options=PeeringOptions(period=self.period, on_fault=self.on_fault),
-            electing=self.electing(name) if self.coordinated else None,
-            scores=asks_scores(self.policy()),
-            sparse=self.edges is not None,
+            coordination=Coordination(self.electing(name), policy.step) if self.coordinated else None,
+            scores=asks_scores(policy),
         )
         store = FileStore(self.folder / name) if self.folder else None
         return Node(
             name,
             self.names,
             task=task,
-            policy=self.policy(),
+            policy=policy,
             trainer=self.trainers[name],
             exchange=exchange,
             settings=self.settings,

@@ -10,6 +10,7 @@ from processes import Processes
 
 from node import admission_key, config, setup
 from node.coding import Coding
+from node.exchange_config import ExchangeConfig
 from node.guard import Guard
 from node.invitation_service import InvitationService
 from node.members import Members
@@ -75,8 +76,8 @@ class Honest:
             self.service = InvitationService(
                 TokenRedeemer(folder, now=lambda: self.now, booted=lambda: self.now), self.log, booted=lambda: self.now
             )
-        self.exchange = MessageExchange(
-            PeeringConfig(
+        exchange_config = ExchangeConfig(
+            peering=PeeringConfig(
                 name=self.name,
                 key=self.key,
                 neighbours=around,
@@ -93,10 +94,10 @@ class Honest:
                 ),
             ),
             settings=own,
-            coding=Coding(Float32(), Layout((("model", (size,)),), size)),
             n_samples=50,
-            loss=self._loss,
         )
+        coding = Coding(Float32(), Layout((("model", (size,)),), size))
+        self.exchange = MessageExchange(exchange_config, coding, self._loss)
         self.contacts = self.exchange.contacts
         self.members = Members(ready, self.key, neighbourhood, self.contacts, say=lambda line: None)
 
@@ -118,7 +119,7 @@ class Honest:
             "ids": exchange.roster.ids,
             "peers": {name: (peer.round, peer.stopped, peer.problem) for name, peer in exchange.peers.items()},
             "models": {key: model.update.params.tobytes() for key, model in exchange.outbox.models.items()},
-            "norm": exchange._norm,
+            "norm": exchange.limit.own,
             "log": self.log.encode(),
             "file": (self.folder / "membership").read_bytes(),
             "sent": (exchange.traffic.sent_models, exchange.traffic.sent_update, exchange.traffic.sent_score),

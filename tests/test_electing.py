@@ -385,10 +385,10 @@ def test_an_assignment_that_nobody_has_asked_for_is_refused():
         one, other = (name for name in ("a", "b", "c") if name != coordinator)
         await federation.round(one, 1)
         exchange = federation.nodes[one].exchange
-        while exchange._coordination.client._pending is None:
+        while exchange.coordination.client._pending is None:
             await asyncio.sleep(LATENCY / 4)
         contacts = federation.nodes[other].exchange.contacts
-        asked = exchange._coordination.client._pending
+        asked = exchange.coordination.client._pending
         contacts.say(contacts.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
         await federation.done()
         federation.one = one

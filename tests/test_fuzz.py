@@ -23,7 +23,9 @@ import numpy as np
 import pytest
 
 from node.coding import Coding
+from node.coordination_parts import Coordination
 from node.electing import Electing, MemoryVotes
+from node.exchange_config import ExchangeConfig
 from node.messaging import MessageExchange, payload_limit
 from node.peer import Asked, Member
 from node.peering_config import PeeringConfig, PeeringOptions
@@ -232,8 +234,8 @@ class Frames:
             seed=0,
             clock=asyncio.get_running_loop().time,
         )
-        self.exchange = MessageExchange(
-            PeeringConfig(
+        config = ExchangeConfig(
+            peering=PeeringConfig(
                 name="alice",
                 key=ALICE.public,
                 neighbours=others,
@@ -245,12 +247,10 @@ class Frames:
                 options=PeeringOptions(gate=grown()),
             ),
             settings=Settings(),
-            coding=Coding(TopK(0.5), SHAPES, START),
             n_samples=50,
-            loss=self._loss,
-            electing=electing,
         )
-        self.exchange.step = CoordinatedFedAvg().step
+        coordination = Coordination(electing, CoordinatedFedAvg().step)
+        self.exchange = MessageExchange(config, Coding(TopK(0.5), SHAPES, START), self._loss, coordination)
         self.contacts = self.exchange.contacts
         await self.contacts.start(tasks)
         electing._running = True
@@ -291,7 +291,7 @@ class Frames:
         else:
             election._coordinator = "bob"
         answer = asyncio.get_running_loop().create_future()
-        exchange._coordination.client._pending = _Pending(1, 1, "bob", election.term, answer)
+        exchange.coordination.client._pending = _Pending(1, 1, "bob", election.term, answer)
 
     def frame(self):
         rng, mutator = self.mutator.rng, self.mutator

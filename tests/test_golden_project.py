@@ -8,7 +8,7 @@ import wire_reader
 import wire_vectors
 from test_golden import VECTORS, judge, vectors
 
-from node import messaging
+from node import losses, messaging, model_server
 from protocols import (
     chunks,
     envelope,
@@ -82,9 +82,9 @@ def test_the_figures_of_the_document_are_those_of_the_code():
     assert f"{chunks.WINDOW} on their way" in limits
     assert f"{tls.STRANGERS}, of a key {tls.LINKS_PER_KEY} (through a broker: {mqtt_link.LINKS_PER_KEY} links)" in limits
     for what, number in (
-        ("requests of one peer that wait", messaging.WAITING_REQUESTS),
-        ("losses computed", messaging.SCORES_AT_ONCE),
-        ("models on their way", messaging.MODELS_IN_FLIGHT),
+        ("requests of one peer that wait", model_server.WAITING_REQUESTS),
+        ("losses computed", losses.SCORES_AT_ONCE),
+        ("models on their way", model_server.MODELS_IN_FLIGHT),
     ):
         assert re.search(rf"\| {what}.*\| {number} \|", limits), what
     assert f"| envelope and messages | {envelope.VERSION} |" in section("Versions")

@@ -148,7 +148,7 @@ def test_submissions_for_many_rounds_take_bounded_memory():
             for round in range(1, 100):
                 mallory.submit(round)
             await asyncio.sleep(0.01)
-            desk = here.nodes[here.leader()]._coordination.coordinator
+            desk = here.nodes[here.leader()].coordination.coordinator
             assert sum(len(opened.entries) for opened in desk._open.values()) == AT_ONCE
             await here.round(1)
             assert_joint(here, 1)
@@ -261,7 +261,7 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
 
             def guess():
                 for name in HONEST:
-                    if (pending := here.nodes[name]._coordination.client._pending) is not None:
+                    if (pending := here.nodes[name].coordination.client._pending) is not None:
                         said = m.Assigned(pending.number, 1, given=True, **number)
                         mallory.say(name, said, assignment(np.zeros(SIZE)))
 
@@ -295,7 +295,7 @@ def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause)
             def assign():
                 for name in HONEST:
                     mallory.say(
-                        name, m.Assigned(here.nodes[name]._coordination.client._pending.number, 1, 1, number, True), said
+                        name, m.Assigned(here.nodes[name].coordination.client._pending.number, 1, 1, number, True), said
                     )
 
             asyncio.get_running_loop().call_later(0.1, assign)

@@ -429,7 +429,7 @@ def test_one_member_that_lies_about_its_round_moves_no_other(honest, claimed):
 
     federation = play(test, [*honest, "d"], settings(rounds=20, members=len(honest)))
     for name in honest:
-        assert (federation.nodes[name].exchange.far_ahead["d"] > 0) == (claimed > 20)
+        assert (federation.nodes[name].exchange.pacer.far_ahead["d"] > 0) == (claimed > 20)
         assert sorted(federation.watch[name].weights) == list(range(1, 21))
         forward = [skip for skip in federation.watch[name].skips if skip[1] > skip[0]]
         assert forward == []
@@ -610,7 +610,7 @@ def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest
             update = Update("a", round, "trained", params, 50, {}, size=OVERHEAD + 4 * a.coding.layout.size)
             a.outbox.add(Published(update, 0.0))
         for number, round in ((11, 1), (12, 2), (13, 1), (14, 2)):
-            a._serve(peer, m.Get(number, round, "trained"))
+            a.models.serve(peer, m.Get(number, round, "trained"))
         pipe.backlog = 0
         a.contacts.links.drained(pipe)
         federation.said = [b.contacts.door.open(frame).message for frame in pipe.said]

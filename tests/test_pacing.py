@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.outbox import Outbox
 from node.pacing import LONGEST_HOLD, Pacing, common_round
 
 
@@ -58,7 +59,7 @@ def test_pacing_held_back_in_vain_holds_longer_each_time():
     for done in range(2000):
         following = pacing.following(finished, finished, [0])  # one that stands still
         if following <= finished:
-            pacing.went_back(following)
+            pacing.enter(following, finished, finished, Outbox(synchronous=True))
             returns.append(done)
         finished = following
     gaps = [after - before for before, after in pairwise(returns)]
@@ -68,7 +69,7 @@ def test_pacing_held_back_in_vain_holds_longer_each_time():
 
 def test_pacing_goes_back_at_once_after_an_exchange():
     pacing = Pacing(100)
-    pacing.went_back(pacing.following(50, 50, [3, 3, 3]))
+    pacing.enter(pacing.following(50, 50, [3, 3, 3]), 50, 50, Outbox(synchronous=True))
     assert pacing.following(5, 5, [3, 3, 3]) == 6
     pacing.exchanged()
     assert pacing.following(5, 5, [3, 3, 3]) == 4

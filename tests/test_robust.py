@@ -359,7 +359,7 @@ def test_losses_are_told_only_where_the_policy_asks_for_them(policy, role):
     federation = questions(policy, role=role)
     exchange = federation.nodes["a"].exchange
     assert exchange.rejected["not allowed"] == 3
-    assert exchange.losses_given == {}
+    assert exchange.losses.given == {}
 
 
 def test_policy_that_asks_for_losses_must_say_so():
@@ -373,7 +373,7 @@ def test_policy_that_asks_for_losses_must_say_so():
 
 def test_losses_are_told_once_a_round_and_coarse():
     exchange = questions(asking).nodes["a"].exchange
-    assert exchange.losses_given["b"] <= 2  # the round may have ended in between
+    assert exchange.losses.given["b"] <= 2  # the round may have ended in between
     assert exchange.rejected["not allowed"] >= 1
 
 

@@ -40,8 +40,8 @@ def params(nodes):
     return {name: node.me.params.tobytes() for name, node in nodes.items()}
 
 
-def world_of(simulation):
-    return simulation.nodes["node-0"].exchange.world
+def coordination_of(simulation):
+    return simulation.nodes["node-0"].exchange.participant.coordination
 
 
 WORLDS = {
@@ -157,8 +157,8 @@ def delayed(simulation, name, round, seconds):
     async def late(submission: Submission):
         if submission.round == round:
             if seconds is None:
-                exchange._reach(round)
-                exchange._assigned_in = None
+                exchange.peer.reach(round)
+                exchange.participant._assigned_in = None
                 return None
             future = simulation.loop.create_future()
             simulation.loop.call_later(seconds, future.set_result, None)
@@ -199,7 +199,7 @@ def test_nobody_waits_twice_for_a_node_that_has_gone():
 
     async def silent(submission):
         if submission.round > 1:
-            exchange._reach(submission.round)
+            exchange.peer.reach(submission.round)
             await simulation.loop.create_future()
         return await submit(submission)
 
@@ -236,28 +236,30 @@ def test_where_frames_are_lost_the_run_ends_and_learns():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_successor_goes_on_from_what_the_participants_hold(policy):
     simulation = Simulation(scenario(policy))
-    world = world_of(simulation)
+    coordination = coordination_of(simulation)
     terms = [
         Leader(Term(1, 1), "node-0"),
         Leader(Term(1, 2), "node-3"),
         Leader(Term(1, 3), "node-0"),
     ]  # the last one knows an older state
-    world.leader = lambda: terms[min(2, (world.fastest - 1) // 2)]
+    coordination.leader = lambda: terms[min(2, (coordination.network.fastest - 1) // 2)]
     assert params(simulation.run().nodes) == on_dictionaries(policy)
 
 
 def test_without_a_coordinator_every_node_trains_alone():
     simulation = Simulation(scenario("coordinated-fedavg"))
-    world_of(simulation).leader = lambda: None
+    coordination_of(simulation).leader = lambda: None
     alone = run(scenario("local"))
     assert params(simulation.run().nodes) == params(alone.nodes)
 
 
 def test_a_submission_of_an_older_term_is_refused():
     simulation = Simulation(scenario(network={"latency": 0.5}))
-    world = world_of(simulation)
+    coordination = coordination_of(simulation)
     # The term ends while the submissions of round 2 are on their way.
-    world.leader = lambda: Leader(Term(1, 1), "node-0") if simulation.loop.now < 3.25 else Leader(Term(1, 2), "node-1")
+    coordination.leader = lambda: (
+        Leader(Term(1, 1), "node-0") if simulation.loop.now < 3.25 else Leader(Term(1, 2), "node-1")
+    )
     result = simulation.run()
     assert result.expired == 0
     assert params(result.nodes) == on_dictionaries(absent={2: NAMES})

@@ -17,6 +17,7 @@ from wire_types import RefusedError, plain
 from node import admission_key, invitations, membership_file
 from node.agreement import describe, read, terms
 from node.coding import Coding
+from node.exchange_config import ExchangeConfig
 from node.introducer import difference
 from node.invitation_service import InvitationService
 from node.messaging import MessageExchange
@@ -389,8 +390,8 @@ async def _update(given):
     coding, initial = coding_of(given, asked["known"])
     copy = None if asked["known"] is None else Copy(tag(initial), initial, 0)
     alice, bob = KEYS["alice"], KEYS["bob"]
-    exchange = MessageExchange(
-        PeeringConfig(
+    config = ExchangeConfig(
+        peering=PeeringConfig(
             name="bob",
             key=bob.public,
             neighbours={"alice": Member(alice.public)},
@@ -402,11 +403,10 @@ async def _update(given):
             asynchronous=given["asynchronous"],
         ),
         settings=Settings(mode="asynchronous" if given["asynchronous"] else "synchronous"),
-        coding=coding,
         n_samples=1,
-        loss=lambda params: None,
     )
-    exchange._norm = given["norm"]
+    exchange = MessageExchange(config, coding)
+    exchange.limit.own = given["norm"]
     peer = exchange.peers["alice"]
     peer.about = given["about"]
     answer = peer.requests[asked["request"]] = asyncio.get_running_loop().create_future()

@@ -9,7 +9,9 @@ from wire_keys import KEYS
 from wire_models import more_text
 
 from node.coding import Coding
+from node.coordination_parts import Coordination
 from node.electing import Electing, MemoryVotes
+from node.exchange_config import ExchangeConfig
 from node.messaging import MessageExchange
 from node.peer import Member
 from node.peering_config import PeeringConfig
@@ -17,6 +19,7 @@ from node.settings import Settings
 from node.submitting import _Pending
 from p2pfl.codecs import Float32
 from p2pfl.parameters import Layout
+from p2pfl.policies.coordinated import CoordinatedFedAvg
 from protocols import messages as m
 from protocols.election import Election
 from protocols.envelope import Door, Opened, Sealer
@@ -69,8 +72,8 @@ def exchange_of(given):
     term = Term(*given["term"])
     voters = Electorate(term.epoch, frozenset(given["voters"]), ("bob",))
     electing = Electing("bob", voters, MemoryVotes(), boot=1, seed=0)
-    exchange = MessageExchange(
-        PeeringConfig(
+    config = ExchangeConfig(
+        peering=PeeringConfig(
             name="bob",
             key=bob.public,
             neighbours={"alice": Member(alice.public)},
@@ -81,12 +84,11 @@ def exchange_of(given):
             about={},
         ),
         settings=Settings(),
-        coding=Coding(Float32(), layout),
         n_samples=1,
-        loss=lambda params: None,
-        electing=electing,
     )
-    exchange._norm = given["norm"]
+    coordination = Coordination(electing, CoordinatedFedAvg().step)
+    exchange = MessageExchange(config, Coding(Float32(), layout), coordination=coordination)
+    exchange.limit.own = given["norm"]
     everyone = Electorate(term.epoch, frozenset({"alice", "bob"}), ("alice", "bob"))
     electing._election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
     return exchange, electing._election
@@ -99,7 +101,7 @@ def check_submit(given):
         election.role = "coordinator"
     exchange.peers["alice"].about = given["about"]
     answers, taken = [], []
-    coordination = exchange._coordination
+    coordination = exchange.coordination
     coordination.server._reply = lambda peer, message, assignment: answers.append(assignment)
     coordination.coordinator.take = lambda term, entry: taken.append(entry.submission)
     handle(exchange, m.Submit(**given["message"]), given)
@@ -112,7 +114,7 @@ def check_assigned(given):
     exchange, election = exchange_of(given)
     election._coordinator = given["follows"]
     waiting = SimpleNamespace(done=lambda: bool(answers), set_result=answers.append)
-    exchange._coordination.client._pending = _Pending(
+    exchange.coordination.client._pending = _Pending(
         asked["request"], asked["round"], asked["of"], Term(*asked["term"]), waiting
     )
     try:
