@@ -33,10 +33,10 @@ autodoc_type_aliases = {
     "Extras": "p2pfl.policy.Extras",
     "FineTuning": "p2pfl.policies.fedavg.FineTuning",
     "Parameters": "p2pfl.parameters.Parameters",
-    "PerSample": "p2pfl.torch_task.PerSample",
+    "PerSample": "p2pfl.losses.PerSample",
     "Robust": "p2pfl.policy.Robust",
     "Schedule": "p2pfl.policies.schedule.Schedule",
-    "Split": "p2pfl.policy.Split",
+    "Split": "p2pfl.queries.Split",
     "Stage": "p2pfl.policy.Stage",
     "Tensor": "torch.Tensor",
 }
@@ -44,7 +44,7 @@ napoleon_numpy_docstring = False
 
 # Other projects' names: their pages are not asked for, so that a site is built without a network.
 _OTHERS = r"(asyncio|collections|cryptography|networkx|nn|numpy|pathlib|torch)\..*"
-nitpick_ignore_regex = [("py:.*", _OTHERS), ("py:class", r"node\.trainer\.T")]
+nitpick_ignore_regex = [("py:.*", _OTHERS), ("py:class", r"node\.trainer\.T|p2pfl\.queries\.R|p2pfl\.learner\.Answer")]
 
 html_theme = "furo"
 html_title = f"p2pfl {release}"

@@ -21,7 +21,7 @@ from protocols.payload import decode
 
 SCORES_AT_ONCE = 2  # losses computed for one peer at a time
 
-Loss = Callable[[Parameters], Awaitable[float]]
+LossFunction = Callable[[Parameters], Awaitable[float]]
 
 
 class LossClient:
@@ -66,7 +66,7 @@ class LossServer:
     """
 
     def __init__(
-        self, contacts: PeerManager, participants: Participants, *, settings: Settings, size: int, loss: Loss | None
+        self, contacts: PeerManager, participants: Participants, *, settings: Settings, size: int, loss: LossFunction | None
     ) -> None:
         self.given: Counter[str] = Counter()
         self._contacts = contacts
@@ -96,7 +96,7 @@ class LossServer:
         name = f"{self._contacts.name} scores for {peer.name}"
         self._contacts.serve(peer.link, self._reply(loss, peer, score, params), name)
 
-    async def _reply(self, loss: Loss, peer: Peer, score: m.Score, params: Parameters) -> None:
+    async def _reply(self, loss: LossFunction, peer: Peer, score: m.Score, params: Parameters) -> None:
         try:
             value = await loss(params)
         finally:

@@ -19,7 +19,7 @@ from node.deadlines import Deadlines
 from node.electing import Elected, Electing
 from node.exchange import Detached, ExchangeHost
 from node.exchange_config import ExchangeConfig
-from node.losses import Loss, LossClient, LossServer
+from node.losses import LossClient, LossFunction, LossServer
 from node.model_client import ModelClient
 from node.model_server import ModelServer
 from node.norm_limit import NormLimit
@@ -59,7 +59,11 @@ class MessageExchange:
     """
 
     def __init__(
-        self, config: ExchangeConfig, coding: Coding, loss: Loss | None = None, coordination: Coordination | None = None
+        self,
+        config: ExchangeConfig,
+        coding: Coding,
+        loss: LossFunction | None = None,
+        coordination: Coordination | None = None,
     ) -> None:
         settings = config.settings
         self.name = config.peering.name

@@ -38,7 +38,8 @@ from node.trainer import Trainer
 from p2pfl.differences import Step
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, problem
-from p2pfl.policy import Budget, Coordinated, Merge, Policy, Split, Stage, asks_scores, memory_of
+from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, memory_of
+from p2pfl.queries import Evaluate, Split
 from p2pfl.randomness import Draws
 from p2pfl.task import Task
 
@@ -265,7 +266,10 @@ class Node:
         return self.judge.best if self.judge.best is not None else self._judged_now()
 
     def _metrics(self, models: Sequence[Parameters]) -> Awaitable[list[dict[str, float]]]:
-        return self.trainer.evaluate(models, SPLITS, self.me.border.whole_company(memory_of(self.policy)))
+        memory = memory_of(self.policy)
+        if memory is not None:
+            memory = memory.complete(self.me.border.whole)
+        return self.trainer.submit(Evaluate(models, SPLITS, memory))
 
     def _judged_now(self) -> Parameters:
         return self.peers.published.get(self.policy.judged, self.me.whole)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from msgspec.structs import replace
 
 from node.exchange import Exchange
 from node.trainer import Trainer
+from p2pfl import policy
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.ledger import Ledger
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Assignment, Budget, Extras, Robust, Split, Stage, Submission, Update
+from p2pfl.policy import Assignment, Budget, Extras, Robust, Stage, Submission, Update
+from p2pfl.queries import Query, R, Train
 from p2pfl.randomness import Draws, common_order
 from p2pfl.robust import MedianClip, cap_updates
-from p2pfl.rules import Rule
 from p2pfl.sharing import Border
-from p2pfl.slopes import Slopes
-from p2pfl.tally import Tally
 from protocols.payload import encode_extras
 
 DIVERGED_IN_A_ROW = 3  # trainings, after which the node ends
@@ -44,7 +43,7 @@ class Observer(Protocol):
         """
 
 
-class Me:
+class Me(policy.Me):
     """The policy's own node; see p2pfl.policy.Me. What it takes and gives are shared values, [S]; its trainer gets all.
 
     Args:
@@ -103,43 +102,22 @@ class Me:
     def rng(self, purpose: str) -> np.random.Generator:
         return self.draws.generator(self.round, purpose)
 
-    def train(
-        self,
-        params: Parameters | None = None,
-        *,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-        rule: Rule | None = None,
-    ) -> Awaitable[Parameters]:
-        start = self.params if params is None else params
-        if self.lenient:
-            return self._train_leniently(start, epochs, proximal, purpose, rule)
-        if self.border.layout.private:
-            return self._train(start, epochs, proximal, purpose, rule)
-        return self.trainer.train(start, round=self.round, epochs=epochs, proximal=proximal, purpose=purpose, rule=rule)
+    def compute(self, query: Query[R]) -> Awaitable[R]:
+        if self.lenient and isinstance(query, Train):
+            return cast("Awaitable[R]", self._train_leniently(query))
+        return self._compute(query)
 
-    async def _train(
-        self, start: Parameters, epochs: int, proximal: tuple[float, Parameters] | None, purpose: str, rule: Rule | None
-    ) -> Parameters:
-        border = self.border
-        trained = await self.trainer.train(
-            border.whole(start),
-            round=self.round,
-            epochs=epochs,
-            proximal=None if proximal is None else (proximal[0], border.whole(proximal[1])),
-            purpose=purpose,
-            rule=border.whole_rule(rule),
-        )
-        return border.keep(trained)
+    def _compute(self, query: Query[R]) -> Awaitable[R]:
+        return self._with_private_part(query) if self.border.layout.private else self.trainer.submit(query)
 
-    async def _train_leniently(
-        self, start: Parameters, epochs: int, proximal: tuple[float, Parameters] | None, purpose: str, rule: Rule | None
-    ) -> Parameters:
+    async def _with_private_part(self, query: Query[R]) -> R:
+        return query.restrict(await self.trainer.submit(query.complete(self.border)), self.border)
+
+    async def _train_leniently(self, query: Train) -> Parameters:
         """Train; where that gives values that are not finite, return the model that it began with, a few times in a row."""
-        before = self.border.whole(start)
+        before = self.border.whole(query.params)
         try:
-            trained = await self._train(start, epochs, proximal, purpose, rule)
+            trained = await self._compute(query)
             if not np.isfinite(self.border.whole(trained)).all():
                 raise DivergenceError(self.id, self.round)
         except DivergenceError as error:
@@ -149,15 +127,9 @@ class Me:
                 raise
             if self.observer is not None:
                 self.observer.discarded(self.id, self.round, str(error), ())
-            return start
+            return query.params
         self.diverged = 0
         return trained
-
-    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
-        return self.trainer.mean(models, weights)
-
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> Awaitable[np.ndarray]:
-        return self.trainer.loss([self.border.whole(params) for params in stack], split=split)
 
     @property
     def whole(self) -> Parameters:
@@ -167,12 +139,6 @@ class Me:
     def restore(self, whole: Parameters) -> None:
         """Go on from all values, [P]."""
         self.params = self.border.keep(whole)
-
-    def tally(self, params: Parameters) -> Awaitable[Tally]:
-        return self.trainer.tally(self.border.whole(params))
-
-    async def slopes(self, params: Parameters) -> Slopes:
-        return self.border.cut_slopes(await self.trainer.slopes(self.border.whole(params)))
 
 
 class NodePeers:
@@ -275,7 +241,7 @@ class NodePeers:
         self.capped.update(u.sender for u, after in zip(updates, capped, strict=True) if after is not u)
         senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in capped), strict=True)
         clip.forget(self._exchange.roster.neighbours)
-        kept = await me.trainer.compute(lambda: clip.clip(own, me.initial, senders, models, samples))
+        kept = await me.trainer.run(lambda: clip.clip(own, me.initial, senders, models, samples))
         return [u if params is u.params else replace(u, params=params) for u, params in zip(capped, kept, strict=True)]
 
     def fit(self, ids: Sequence[str]) -> Sequence[str]:
@@ -307,7 +273,7 @@ class NodePeers:
         if assignment is not None:
             if self.clip is not None:
                 given, name = assignment.params, str(me.round % ASSIGNMENTS)
-                (kept,) = await me.trainer.compute(lambda: self._assigned.clip(params, me.initial, [name], [given]))
+                (kept,) = await me.trainer.run(lambda: self._assigned.clip(params, me.initial, [name], [given]))
                 assignment = replace(assignment, params=kept)
             self.ledger.charge(assignment.size)
             if self.observer is not None:

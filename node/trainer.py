@@ -1,60 +1,41 @@
-"""How a node's computations are run: in a thread on a real machine, so that it goes on serving meanwhile."""
+"""Execution of a node's computations: on a real machine in a thread, so that the node serves its peers at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from p2pfl.memory import Company
-from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.policy import Split
-from p2pfl.rules import Rule
-from p2pfl.slopes import Slopes
-from p2pfl.tally import Tally
-from p2pfl.task import Keeper, Learner, evaluate, slopes, tally, train
+from p2pfl.learner import Learner
+from p2pfl.queries import Query, R
+from p2pfl.task import Keeper
 
 T = TypeVar("T")
 
 
 class Trainer(Protocol):
-    """The methods of p2pfl's Learner and `weighted_mean`, to be awaited."""
+    """Runs a node's learner."""
 
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-        rule: Rule | None = None,
-    ) -> Awaitable[Parameters]: ...
+    def submit(self, query: Query[R]) -> Awaitable[R]:
+        """Return the learner's answer to a query, to be awaited.
 
-    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]: ...
+        An answer that is not urgent need not be awaited before the next round.
 
-    def loss(self, stack: Sequence[Parameters], *, split: Split) -> Awaitable[np.ndarray]: ...
+        Raises:
+            ConfigurationError: the learner does not answer such a query.
+        """
 
-    def evaluate(
-        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company | None = None
-    ) -> Awaitable[list[dict[str, float]]]:
-        """Begin at once or when it suits; the result need not be awaited before the next round."""
-
-    def tally(self, params: Parameters) -> Awaitable[Tally]: ...
-
-    def slopes(self, params: Parameters) -> Awaitable[Slopes]: ...
-
-    def compute(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do other work with models, and return what it returns."""
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run other work with models, and return its result."""
 
     def kept(self) -> Mapping[str, np.ndarray]:
-        """Return what the learner keeps from round to round (see p2pfl.task.Keeper), while it is not training."""
+        """Return the learner's state (see p2pfl.task.Keeper), while it is not training."""
 
     def restore(self, kept: Mapping[str, np.ndarray]) -> None:
-        """Give the learner back what it kept, before its first training."""
+        """Restore the learner's state, before its first training."""
 
 
 class ThreadTrainer:
@@ -64,39 +45,11 @@ class ThreadTrainer:
         self._learner = learner
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train", initializer=_one_torch_thread)
 
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-        rule: Rule | None = None,
-    ) -> Awaitable[Parameters]:
-        return self._run(
-            lambda: train(self._learner, params, round=round, epochs=epochs, proximal=proximal, purpose=purpose, rule=rule)
-        )
+    def submit(self, query: Query[R]) -> Awaitable[R]:
+        return self.run(lambda: self._learner.compute(query))
 
-    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
-        return self._run(lambda: weighted_mean(models, weights))
-
-    def loss(self, stack: Sequence[Parameters], *, split: Split) -> Awaitable[np.ndarray]:
-        return self._run(lambda: self._learner.loss(stack, split=split))
-
-    def evaluate(
-        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company | None = None
-    ) -> Awaitable[list[dict[str, float]]]:
-        return self._run(lambda: evaluate(self._learner, stack, splits, memory))
-
-    def tally(self, params: Parameters) -> Awaitable[Tally]:
-        return self._run(lambda: tally(self._learner, params))
-
-    def slopes(self, params: Parameters) -> Awaitable[Slopes]:
-        return self._run(lambda: slopes(self._learner, params))
-
-    def compute(self, work: Callable[[], T]) -> Awaitable[T]:
-        return self._run(work)
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def kept(self) -> Mapping[str, np.ndarray]:
         return self._learner.state() if isinstance(self._learner, Keeper) else {}
@@ -107,9 +60,6 @@ class ThreadTrainer:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, work: Callable[[], T]) -> Awaitable[T]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def _one_torch_thread() -> None:

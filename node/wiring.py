@@ -11,13 +11,14 @@ from node.agreement import Edges, terms
 from node.coding import Coding
 from node.coordination_parts import Coordination
 from node.exchange_config import ExchangeConfig, NeighbourRoles
-from node.losses import Loss
+from node.losses import LossFunction
 from node.messaging import MessageExchange, payload_limit
 from node.peering_config import PeeringConfig, PeeringOptions
 from node.settings import Settings
 from node.trainer import Trainer
 from p2pfl.codecs import TopK, make_codec
 from p2pfl.parameters import Parameters
+from p2pfl.queries import Loss
 from p2pfl.task import Task, goals_of
 from protocols.envelope import OVERHEAD, Door, Sealer
 from protocols.identity import Identity
@@ -89,7 +90,7 @@ def coding_of(task: Task, settings: Settings) -> Coding:
     return Coding(codec, task.layout.shared, initial)
 
 
-def _loss(task: Task, trainer: Trainer) -> Loss:
+def _loss(task: Task, trainer: Trainer) -> LossFunction:
     """Return a function that computes the loss of a peer's model on the own training data.
 
     It returns NaN for a task with a preference, which the losses would show.
@@ -99,7 +100,7 @@ def _loss(task: Task, trainer: Trainer) -> Loss:
     async def loss(params: Parameters) -> float:
         if private:
             return nan
-        return float((await trainer.loss([params], split="train"))[0])
+        return float((await trainer.submit(Loss([params], "train")))[0])
 
     return loss
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from p2pfl._version import __version__ as __version__
 from p2pfl.errors import ConfigurationError, P2pflError
+from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Me, Merge, Peers, Policy, Submission, Update, merge, samples
 from p2pfl.randomness import Draws
-from p2pfl.task import Learner, Part, Task
+from p2pfl.task import Part, Task
 
 if TYPE_CHECKING:
     from node.node import Node

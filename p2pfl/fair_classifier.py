@@ -12,11 +12,12 @@ from torch.nn import functional
 
 from p2pfl.fairness import covariance_loss, decided, demographic_parity, mixed, tally_of
 from p2pfl.objectives import Objectives
-from p2pfl.policy import Split
-from p2pfl.praffl import ALSO
+from p2pfl.praffl_model import ALSO
 from p2pfl.preferences import checked
+from p2pfl.queries import Split
 from p2pfl.tally import Tally
-from p2pfl.torch_task import Samples, TorchTask
+from p2pfl.torch_problem import Samples
+from p2pfl.torch_task import TorchTask
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.torch_task import cross_entropy, squared_error
+from p2pfl.losses import cross_entropy, squared_error
+from p2pfl.torch_problem import TorchProblem
 
-if TYPE_CHECKING:
-    from p2pfl.torch_task import TorchTask
-
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 Tensors = dict[str, Tensor]
 
 
 class Kernel(Protocol):
+    """Gradients and outputs of K models."""
+
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the gradient of each model's mean loss.
 
@@ -41,7 +45,7 @@ class Kernel(Protocol):
         """Return each model's outputs, [K, b, ...]."""
 
 
-def kernel_for(task: TorchTask, dense: bool = True) -> Kernel:
+def kernel_for(task: TorchProblem, dense: bool = True) -> Kernel:
     """Return the fastest kernel for a task's module.
 
     Args:
@@ -57,12 +61,12 @@ def kernel_for(task: TorchTask, dense: bool = True) -> Kernel:
 class VmapKernel:
     """Any module without random layers and without buffers that training changes."""
 
-    def __init__(self, task: TorchTask) -> None:
+    def __init__(self, task: TorchProblem) -> None:
         layout = task.layout
         training, evaluating = deepcopy(task.template).train(), deepcopy(task.template).eval()
         local = {name: b for name, b in training.named_buffers() if name not in dict(layout.shapes)}
         for name, part in training.named_modules():
-            if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            if isinstance(part, NORMS) and part.track_running_stats:
                 raise ConfigurationError(f"layer {name or 'itself'} ({type(part).__name__}) changes its buffers in training")
 
         def loss(trained: Tensors, rest: Tensors, x: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
@@ -87,7 +91,7 @@ class VmapKernel:
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         return self._outputs(self._layout.split(flat), x)
 
-    def _try(self, task: TorchTask) -> None:
+    def _try(self, task: TorchProblem) -> None:
         """Run two models on a batch of two: what cannot be stacked says so here, before anything is trained."""
         x, y = (part[:1].repeat(2, *[1] * (part.ndim - 1)) for part in task.data["train"])
         flat = torch.zeros(2, task.layout.size, device=x.device)
@@ -109,7 +113,7 @@ class _Layer:
     activation: str  # "", "relu" or "tanh"
 
 
-def _chain(task: TorchTask) -> list[_Layer] | None:
+def _chain(task: TorchProblem) -> list[_Layer] | None:
     """Return the layers of a chain of linear layers with relu or tanh between them, or None if the module is another."""
     module, layout = task.template, task.layout
     parts = list(module.named_children()) if isinstance(module, nn.Sequential) else [("", module)]
@@ -144,7 +148,7 @@ class DenseKernel:
     Of several objectives only the gradient with respect to the outputs is left to torch.func.
     """
 
-    def __init__(self, task: TorchTask, layers: list[_Layer]) -> None:
+    def __init__(self, task: TorchProblem, layers: list[_Layer]) -> None:
         self._layers = layers
         self._cross_entropy = task.loss is cross_entropy
         self._several = None if task.objectives is None else vmap(grad(task.batch_loss))

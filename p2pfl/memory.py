@@ -1,11 +1,12 @@
-"""With what a model's predictions are mixed: those by the nearest of the node's own samples, or those of other models."""
+"""Mixtures of a model's predictions with a k-nearest-neighbours classifier, or with an ensemble."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from p2pfl.parameters import Parameters
 
@@ -13,7 +14,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Memory(msgspec.Struct, frozen=True, gc=False):
+class Company(msgspec.Struct, frozen=True, gc=False):
+    """Base of what a model's predictions are mixed with."""
+
+    def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
+        """Return it with its models completed from [S] to [P] by `whole`."""
+        return self
+
+
+class Memory(Company, frozen=True, gc=False):
     """How a model's predictions are mixed with those of the k nearest training samples of the node.
 
     Attributes:
@@ -27,7 +36,7 @@ class Memory(msgspec.Struct, frozen=True, gc=False):
     scale: float
 
 
-class Ensemble(msgspec.Struct, frozen=True, gc=False):
+class Ensemble(Company, frozen=True, gc=False):
     """Other models that predict together with a model: the mean of all probabilities, each with its share.
 
     Attributes:
@@ -38,8 +47,8 @@ class Ensemble(msgspec.Struct, frozen=True, gc=False):
     models: Sequence[Parameters]
     shares: Sequence[float]
 
-
-Company = Memory | Ensemble
+    def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
+        return replace(self, models=[whole(model) for model in self.models])
 
 
 def remembered(memory: Memory, outputs: Tensor, features: Tensor, known: Tensor, labels: Tensor) -> Tensor:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.morl import DQN, MorlTask
+from p2pfl.learner import answers
 from p2pfl.morl_parts import (
     flattened,
+    layout,
     make_algorithm,
     make_environment,
     online_networks,
@@ -28,7 +29,9 @@ from p2pfl.morl_parts import (
     own_randomness,
     target_networks,
 )
+from p2pfl.morl_settings import DQN, MorlProblem
 from p2pfl.parameters import Parameters
+from p2pfl.queries import Train
 from p2pfl.randomness import Draws
 from p2pfl.returns import JudgedByReturns
 from p2pfl.torch_learner import choose_device
@@ -38,12 +41,12 @@ _COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # of the last one depen
 
 
 class MorlLearner(JudgedByReturns):
-    """See p2pfl.task.Learner; but what `train` returns depends on the rounds before, whose transitions it learns from.
+    """See p2pfl.learner; but a training depends on the rounds before, as it learns from their transitions.
 
     `state` has all that it depends on, and `restore` puts a learner where another one was.
     """
 
-    def __init__(self, task: MorlTask, draws: Draws, device: str = "cpu") -> None:
+    def __init__(self, task: MorlProblem, draws: Draws, device: str = "cpu") -> None:
         super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task
         self.draws = draws
@@ -51,42 +54,35 @@ class MorlLearner(JudgedByReturns):
         with own_randomness():
             self._algorithm = make_algorithm(weighted, task.settings, str(choose_device(device)))
         self._tensors = dict(online_networks(self._algorithm).named_parameters())
-        self._layout = task.layout
+        self._layout = layout(task.environment.id, task.settings)
         buffer = self._algorithm.replay_buffer
         assert buffer is not None
         self._buffer = buffer
         self._judge = make_environment(task.environment.id)
 
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-    ) -> Parameters:
+    @answers(Train)
+    def _train(self, query: Train) -> Parameters:
         """Return the networks after `epochs` times the task's steps.
 
         Args:
-            proximal: (mu, anchor) adds mu (w - anchor) to every gradient, after it was clipped.
+            query: its `proximal`, (mu, anchor), adds mu (w - anchor) to every gradient, after it was clipped.
         """
-        algorithm, steps = self._algorithm, epochs * self.task.steps
-        with own_randomness(), self._pulled(proximal):
-            self._load(params)
+        algorithm, steps = self._algorithm, query.epochs * self.task.steps
+        with own_randomness(), self._pulled(query.proximal):
+            self._load(query.params)
             if not algorithm.num_timesteps:  # stable-baselines3 made the target network of its own initial values
                 target_networks(algorithm).load_state_dict(online_networks(algorithm).state_dict())
             env = algorithm.get_env()
             assert env is not None
             algorithm.set_env(env)  # gives up the episode under way: the next one is seeded
-            algorithm.set_random_seed(self.draws.torch_seed(round, purpose) % 2**32)
+            algorithm.set_random_seed(self.draws.torch_seed(query.round, query.purpose) % 2**32)
             if isinstance(algorithm, stable_baselines3.DQN):
-                algorithm.exploration_schedule = self._exploration(round, steps)
+                algorithm.exploration_schedule = self._exploration(query.round, steps)
                 algorithm.exploration_rate = algorithm.exploration_schedule(1.0)
             algorithm.learn(steps, reset_num_timesteps=False)
         trained = flattened(self._tensors, self._layout)
         if not np.isfinite(trained).all():
-            raise DivergenceError(self.draws.name, round)
+            raise DivergenceError(self.draws.name, query.round)
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:

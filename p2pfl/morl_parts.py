@@ -1,4 +1,4 @@
-"""What a learner of p2pfl.morl_learner is made of: environments, and stable-baselines3's algorithms with their networks."""
+"""Components of p2pfl.morl_learner: environments, and stable-baselines3's algorithms with their networks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from torch import Tensor, nn
 
-from p2pfl.morl import DDPG, DQN
+from p2pfl.modules import layout_of
+from p2pfl.morl_settings import DDPG, DQN
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.randomness import federation_draws
-from p2pfl.torch_task import layout_of
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""What a policy sees of its node and of its peers, and what it gives back.
+"""Interface of policies: their view of the own node and of its peers, and their result.
 
 A policy is one short asynchronous procedure per round. A complete one:
 
@@ -31,15 +31,11 @@ import numpy as np
 
 from p2pfl.memory import Company
 from p2pfl.parameters import Layout, Parameters
+from p2pfl.queries import Loss, Mean, Query, R, Split, Train
 from p2pfl.rules import Rule
-from p2pfl.slopes import Slopes
-from p2pfl.tally import Tally
 
 Stage = Literal["prepared", "trained", "merged"]
 """Which model of a round: `prepared` at round 0, `trained` before a node collaborates, `merged` after."""
-
-Split = Literal["train", "validation", "test"]
-"""Which of a node's data."""
 
 Robust = Literal["none", "median-clip"]
 """The protection against members that lie that a federation has agreed on; see p2pfl.robust."""
@@ -144,7 +140,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Me(Protocol):
-    """The policy's own node.
+    """The policy's own node. `train`, `mean` and `loss` are short for `compute` with such a query.
 
     Attributes:
         id: by which the federation knows it.
@@ -159,6 +155,8 @@ class Me(Protocol):
         robust: the protection against members that lie.
     """
 
+    __slots__ = ()
+
     id: str
     round: int
     rounds: int
@@ -171,6 +169,15 @@ class Me(Protocol):
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Return the generator of (federation seed, this node, this round, purpose)."""
+
+    def compute(self, query: Query[R]) -> Awaitable[R]:
+        """Return the answer of the node's learner to a query; see p2pfl.queries.
+
+        Models in the query and in the answer are of shared values, [S].
+
+        Raises:
+            ConfigurationError: the task's learner does not answer such a query.
+        """
 
     def train(
         self,
@@ -189,18 +196,16 @@ class Me(Protocol):
             rule: another way to step than along the gradient at the model; see p2pfl.rules. The task must be one that is
                 trained along gradients.
         """
+        start = self.params if params is None else params
+        return self.compute(Train(start, self.round, epochs, proximal, purpose, rule))
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
         """Return the sum of weights[k] * models[k] (p2pfl.weighted_mean, computed where training is)."""
+        return self.compute(Mean(models, weights))
 
     def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> Awaitable[np.ndarray]:
         """Return the mean loss of K models on the own data; shape [K]."""
-
-    def tally(self, params: Parameters) -> Awaitable[Tally]:
-        """Return how a model treats each label in each group of the own training data. The task must have groups."""
-
-    def slopes(self, params: Parameters) -> Awaitable[Slopes]:
-        """Return losses and gradients of each objective on the own training data, with the own preference."""
+        return self.compute(Loss(list(stack), split))
 
 
 class Peers(Protocol):
@@ -268,6 +273,8 @@ class Policy(Protocol):
 
     A policy whose nodes predict together with their own samples, or with other models, also has `memory` (p2pfl.memory);
     then all that is reported of models is that of the mixed predictions.
+
+    A policy with something to show in reports implements SupportsPreselection or SupportsSimilarities.
     """
 
     judged: Stage
@@ -300,6 +307,27 @@ class Coordinated(Policy, Protocol):
 
         Returns:
             An assignment for each sender, and the state for the next step.
+        """
+
+
+@runtime_checkable
+class SupportsPreselection(Protocol):
+    """A policy that selects peers once, in the preparation (DPFL). Reports show the graph of these selections."""
+
+    def preselected(self) -> Sequence[str]:
+        """Return the ids of the peers that were selected in the preparation."""
+
+
+@runtime_checkable
+class SupportsSimilarities(Protocol):
+    """A coordinated policy that compares models (FedPref, CFL). Reports show the matrices."""
+
+    def similarities(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+    ) -> Sequence[tuple[Sequence[str], np.ndarray]]:
+        """Return the ids of each cluster's members before the step, and their similarities, float64 [n, n].
+
+        Args: as of `Coordinated.step`. Pure, too.
         """
 
 

@@ -12,23 +12,24 @@ from torch.nn import functional
 
 from p2pfl.errors import DivergenceError
 from p2pfl.fronts import hypervolume
+from p2pfl.learner import Learner, answers
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Split
-from p2pfl.praffl import BALANCED, BODY, OBJECTIVES, PRIVATE, GroupedSamples, PrafflTask, heads, spread
+from p2pfl.praffl_model import BALANCED, BODY, OBJECTIVES, PRIVATE, GroupedSamples, PrafflProblem, heads, spread
+from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.randomness import Draws
-from p2pfl.torch_learner import batches, choose_device
+from p2pfl.torch_learner import batches, choose_device, orders
 
 REFERENCE = (1.0, 1.0)  # of the hypervolume: the greatest error, and the greatest disparity
 CHUNK = 2**22  # decisions that are held at once
 
 
-class PrafflLearner:
-    """See p2pfl.task.Learner. A `round` of training has `epochs` times both phases.
+class PrafflLearner(Learner):
+    """See p2pfl.learner. A `round` of training has `epochs` times both phases.
 
     The loss of a model is 1 minus its hypervolume, so that the model of the best hypervolume is kept.
     """
 
-    def __init__(self, task: PrafflTask, draws: Draws, device: str = "cpu") -> None:
+    def __init__(self, task: PrafflProblem, draws: Draws, device: str = "cpu") -> None:
         self.task = task
         self.draws = draws
         self.device = choose_device(device)
@@ -38,24 +39,17 @@ class PrafflLearner:
         self._body = [place for place in places if not place[0].startswith(PRIVATE)]
         self._hypernetwork = [place for place in places if place[0].startswith(PRIVATE)]
 
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-    ) -> Parameters:
+    @answers(Train)
+    def _train(self, query: Train) -> Parameters:
         """Return both parts after training.
 
         Args:
-            proximal: (mu, anchor) acts on psi alone.
+            query: its `proximal`, (mu, anchor), acts on psi alone.
         """
-        vector = torch.tensor(params, device=self.device)
-        for k in range(epochs):
-            self._train_body(vector, round, f"{purpose}/{k}/communicated", proximal)
-            self._train_hypernetwork(vector, round, f"{purpose}/{k}/personal")
+        vector, round = torch.tensor(query.params, device=self.device), query.round
+        for k in range(query.epochs):
+            self._train_body(vector, round, f"{query.purpose}/{k}/communicated", query.proximal)
+            self._train_hypernetwork(vector, round, f"{query.purpose}/{k}/personal")
         if not vector.sum().isfinite():
             raise DivergenceError(self.draws.name, round)
         return vector.cpu().numpy()
@@ -67,7 +61,8 @@ class PrafflLearner:
         part = _Part(vector, self._body)
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[: len(part.vector)]
         state = how.optimizer.start(part.vector, how.communicated * -(-len(x) // how.batch_size))
-        for index in batches(self.draws, round, purpose, len(x), how.batch_size, how.communicated):
+        order = orders(self.draws, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.communicated)
+        for index in batches(order, how.batch_size):
             logits = features(part.leaves, x[index]) @ weight + bias
             gradient = part.gradient(functional.binary_cross_entropy_with_logits(logits, y[index]))
             if proximal is not None and anchor is not None:
@@ -83,7 +78,8 @@ class PrafflLearner:
         rng = self.draws.generator(round, f"{purpose} preferences")
         part = _Part(vector, self._hypernetwork)
         state = how.optimizer.start(part.vector, how.personal * -(-len(x) // how.batch_size))
-        for index in batches(self.draws, round, purpose, len(x), how.batch_size, how.personal):
+        order = orders(self.draws, round, purpose, n=len(x), batch_size=how.batch_size, epochs=how.personal)
+        for index in batches(order, how.batch_size):
             drawn = rng.dirichlet([1.0] * OBJECTIVES, how.preferences).astype(np.float32)
             preferences = torch.from_numpy(drawn).to(self.device)
             weights, biases = heads(part.leaves, preferences)
@@ -91,12 +87,14 @@ class PrafflLearner:
             gradient = part.gradient(how.scalarise(both, preferences).mean())
             how.optimizer.step(part.vector, gradient, state, part.vector)
 
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
-        if not self._has(split):
-            return np.full(len(stack), np.nan)
-        return np.array([self._figures(params, split)["loss"] for params in stack])
+    @answers(Loss)
+    def _losses(self, query: Loss) -> np.ndarray:
+        if not self._has(query.split):
+            return np.full(len(query.stack), np.nan)
+        return np.array([self._figures(params, query.split)["loss"] for params in query.stack])
 
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
+    @answers(Evaluate)
+    def _evaluate(self, query: Evaluate) -> list[dict[str, float]]:
         """Report what a model's answers to equally spaced preferences are worth.
 
         hypervolume: what error and disparity (eq. 2) of all of them dominate, with the reference point (1, 1).
@@ -106,11 +104,11 @@ class PrafflLearner:
         return [
             {
                 f"{split}_{name}": v
-                for split in splits
+                for split in query.splits
                 if self._has(split)
                 for name, v in self._figures(params, split).items()
             }
-            for params in stack
+            for params in query.stack
         ]
 
     def _has(self, split: Split) -> bool:

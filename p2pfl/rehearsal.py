@@ -9,14 +9,12 @@ import numpy as np
 
 from p2pfl.errors import BudgetExceededError
 from p2pfl.ledger import Ledger
-from p2pfl.parameters import Layout, Parameters, weighted_mean
-from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Merge, Policy, Robust, Split, Stage, Submission, Update
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Me, Merge, Policy, Robust, Stage, Submission, Update
+from p2pfl.queries import Query, R
 from p2pfl.randomness import Draws, common_order
-from p2pfl.rules import Rule
 from p2pfl.sharing import Border
-from p2pfl.slopes import Slopes
-from p2pfl.tally import Tally
-from p2pfl.task import Learner, Task, slopes, tally, train
+from p2pfl.task import Task
 
 T = TypeVar("T")
 
@@ -47,10 +45,10 @@ class Desk:
     def __init__(self, policies: Mapping[str, Policy], absent: Mapping[int, Collection[str]], layout: Layout) -> None:
         self.submitted = 0
         self.state: Mapping[str, Any] = {}
+        self.layout = layout
         self._policy = policies[min(policies)]
         self._ids = policies.keys()
         self._absent = absent
-        self._layout = layout
         self._there: dict[int, dict[str, Submission]] = {}
         self._made: dict[int, Mapping[str, Assignment]] = {}
 
@@ -65,21 +63,24 @@ class Desk:
             await _Turn()
         if round not in self._made:
             assert isinstance(self._policy, Coordinated)
-            self._made[round], self.state = self._policy.step(list(there.values()), self.state, self._layout)
+            self._made[round], self.state = self._policy.step(list(there.values()), self.state, self.layout)
         return self._made[round][submission.sender]
 
 
-class Actor:
+class Actor(Me):
     """One node of a rehearsal: its own `Me`, and its `Peers`, who are the other actors.
 
     Attributes:
         published: by (round, stage), what it has published.
         asked: by round, whom it has asked for models.
         ledger: what it has received, and its budget.
+        task: its data and model.
+        learner: its computations.
+        desk: the coordinator of all.
     """
 
     def __init__(
-        self, id: str, cast: Mapping[str, Actor], task: Task, seed: int, budget: Budget, rounds: int, desk: Desk
+        self, id: str, cast: Mapping[str, Actor], *, task: Task, seed: int, budget: Budget, rounds: int, desk: Desk
     ) -> None:
         self.id = id
         self.round = 0
@@ -95,49 +96,18 @@ class Actor:
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
         self._cast = cast
-        self._desk = desk
-        self._task = task
+        self.desk = desk
+        self.task = task
         self._draws = Draws(seed, id)
-        self._learner: Learner = task.learner(self._draws, "cpu")
+        self.learner = task.learner(self._draws, "cpu")
 
     # Me
 
     def rng(self, purpose: str) -> np.random.Generator:
         return self._draws.generator(self.round, purpose)
 
-    def train(
-        self,
-        params: Parameters | None = None,
-        *,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-        rule: Rule | None = None,
-    ) -> Awaitable[Parameters]:
-        start = self.params if params is None else params
-        border = self.border
-        trained = train(
-            self._learner,
-            border.whole(start),
-            round=self.round,
-            epochs=epochs,
-            proximal=None if proximal is None else (proximal[0], border.whole(proximal[1])),
-            purpose=purpose,
-            rule=border.whole_rule(rule),
-        )
-        return _at_once(border.keep(trained))
-
-    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
-        return _at_once(weighted_mean(models, weights))
-
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> Awaitable[np.ndarray]:
-        return _at_once(self._learner.loss([self.border.whole(params) for params in stack], split=split))
-
-    def tally(self, params: Parameters) -> Awaitable[Tally]:
-        return _at_once(tally(self._learner, self.border.whole(params)))
-
-    def slopes(self, params: Parameters) -> Awaitable[Slopes]:
-        return _at_once(self.border.cut_slopes(slopes(self._learner, self.border.whole(params))))
+    def compute(self, query: Query[R]) -> Awaitable[R]:
+        return _at_once(query.restrict(self.learner.compute(query.complete(self.border)), self.border))
 
     # Peers
 
@@ -146,7 +116,7 @@ class Actor:
         return tuple(id for id in sorted(self._cast) if id != self.id)
 
     def about(self, id: str) -> Mapping[str, Any]:
-        task = self._cast[id]._task
+        task = self._cast[id].task
         return {**task.about, "n_samples": task.n_samples}
 
     def order(self, round: int) -> Mapping[str, int]:
@@ -174,7 +144,7 @@ class Actor:
 
     async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         asked = [(id, self._cast[id]) for id in sorted(ids)]
-        return {id: float(a._learner.loss([a.border.whole(params)], split="train")[0]) for id, a in asked}
+        return {id: float(a.learner.loss([a.border.whole(params)], split="train")[0]) for id, a in asked}
 
     async def joint(
         self,
@@ -188,7 +158,7 @@ class Actor:
         if not self.ledger.admits(size):
             raise BudgetExceededError(self.ledger.refusal)
         submission = Submission(self.id, self.round, params, self.n_samples, extras or {}, previous or {}, start)
-        assignment = await self._desk.joint(submission)
+        assignment = await self.desk.joint(submission)
         if assignment is not None and self.id != min(self._cast):
             self.ledger.charge(size)
         return assignment
@@ -198,6 +168,7 @@ def rehearse(
     policies: Mapping[str, Policy],
     tasks: Mapping[str, Task],
     rounds: int,
+    *,
     seed: int = 0,
     budget: Budget | Mapping[str, Budget] | None = None,
     absent: Mapping[int, Collection[str]] | None = None,
@@ -220,7 +191,7 @@ def rehearse(
     desk = Desk(policies, absent or {}, tasks[min(policies)].layout.shared)
     for id in sorted(policies):
         own = budget.get(id) if isinstance(budget, Mapping) else budget
-        cast[id] = Actor(id, cast, tasks[id], seed, own or Budget(), rounds, desk)
+        cast[id] = Actor(id, cast, task=tasks[id], seed=seed, budget=own or Budget(), rounds=rounds, desk=desk)
     _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
     history = []
     for round in range(1, rounds + 1):
@@ -255,4 +226,4 @@ def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[s
 def _done(waiting: Mapping[str, Any], cast: Mapping[str, Actor]) -> tuple[int, int, int]:
     """Return what changes whenever a coroutine gets on."""
     published = sum(len(actor.published) for actor in cast.values())
-    return len(waiting), published, max(actor._desk.submitted for actor in cast.values())
+    return len(waiting), published, max(actor.desk.submitted for actor in cast.values())

@@ -1,20 +1,21 @@
-"""What learners are judged by that act in an environment: the return of their greedy policy, as their node weighs it."""
+"""Evaluation of learners that act in an environment: the return of the greedy policy, as the node weighs it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from p2pfl.learner import Learner, answers
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Split
 from p2pfl.preferences import Preference
+from p2pfl.queries import Evaluate, Loss
 
 
-class JudgedByReturns(ABC):
-    """`loss` and `evaluate` of p2pfl.task.Learner.
+class JudgedByReturns(Learner):
+    """A learner that answers `Loss` and `Evaluate` by returns.
 
     Args:
         names: of the m objectives.
@@ -31,23 +32,25 @@ class JudgedByReturns(ABC):
     def returns(self, params: Parameters) -> NDArray[np.float64]:
         """Return the sums of the rewards of the greedy policy, float64, [m], not discounted."""
 
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
+    @answers(Loss)
+    def _losses(self, query: Loss) -> np.ndarray:
         """Return minus the scalarised return of K greedy policies, in training and test; NaN for validation.
 
         There is no held-out environment: if a node chose the best of its rounds by the return, it would choose by the test.
         """
-        if split == "validation":
-            return np.full(len(stack), np.nan)
-        return np.array([-float(self.returns(params) @ self._preference) for params in stack])
+        if query.split == "validation":
+            return np.full(len(query.stack), np.nan)
+        return np.array([-float(self.returns(params) @ self._preference) for params in query.stack])
 
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
+    @answers(Evaluate)
+    def _figures(self, query: Evaluate) -> list[dict[str, float]]:
         """Return the scalarised return and that of each objective, but for validation."""
         results = []
-        for params in stack:
+        for params in query.stack:
             returns = self.returns(params)
             reward = float(returns @ self._preference)
             each = dict(zip(self._names, returns.tolist(), strict=True))
             figures: dict[str, float] = {"loss": -reward, self._metric: reward, **each}
-            asked = [split for split in splits if split != "validation"]
+            asked = [split for split in query.splits if split != "validation"]
             results.append({f"{split}_{name}": value for split in asked for name, value in figures.items()})
         return results

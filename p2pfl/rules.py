@@ -6,15 +6,30 @@ Where a part of the parameters is private (p2pfl.parameters.Layout), models that
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from p2pfl.parameters import Parameters
 
 
-class Lookahead(msgspec.Struct, frozen=True, gc=False):
+class Rule(msgspec.Struct, frozen=True, gc=False):
+    """Base of all rules."""
+
+    @property
+    def batch_key(self) -> Any:
+        """What rules must have in common for their trainings to be computed together."""
+        return type(self)
+
+    def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
+        """Return the rule with the models that it names completed from [S] to [P] by `whole`."""
+        return self
+
+
+class Lookahead(Rule, frozen=True, gc=False):
     """Each step goes along the gradient at the model that one step of plain gradient descent would make.
 
     A batch is cut in two halves: the first makes that step, the gradient there is that of the second. (Of an odd number,
@@ -27,7 +42,7 @@ class Lookahead(msgspec.Struct, frozen=True, gc=False):
     lr: float
 
 
-class Mixture(msgspec.Struct, frozen=True, gc=False):
+class Mixture(Rule, frozen=True, gc=False):
     """Trains v, so that `alpha * v + (1 - alpha) * shared` becomes better.
 
     The shared model is trained along, on the same batches, with ordinary steps: as `Me.train` trains it with the same
@@ -41,8 +56,11 @@ class Mixture(msgspec.Struct, frozen=True, gc=False):
     alpha: float
     shared: Parameters
 
+    def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
+        return replace(self, shared=whole(self.shared))
 
-class Aligned(msgspec.Struct, frozen=True, gc=False):
+
+class Aligned(Rule, frozen=True, gc=False):
     """Adds `weight * (1 - cos(w, anchor))` to the loss: it holds the direction of a model, and not its length.
 
     Attributes:
@@ -53,8 +71,11 @@ class Aligned(msgspec.Struct, frozen=True, gc=False):
     weight: float
     anchor: Parameters
 
+    def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
+        return replace(self, anchor=whole(self.anchor))
 
-class Descent(msgspec.Struct, frozen=True, gc=False):
+
+class Descent(Rule, frozen=True, gc=False):
     """One step of plain gradient descent, on all training samples at once, in place of all epochs.
 
     Attributes:
@@ -63,8 +84,12 @@ class Descent(msgspec.Struct, frozen=True, gc=False):
 
     lr: float
 
+    @property
+    def batch_key(self) -> Any:
+        return Descent, self.lr
 
-class Only(msgspec.Struct, frozen=True, gc=False):
+
+class Only(Rule, frozen=True, gc=False):
     """Trains one part of the parameters, the shared or the private one; the other stays as it is.
 
     Attributes:
@@ -73,8 +98,12 @@ class Only(msgspec.Struct, frozen=True, gc=False):
 
     part: Literal["shared", "private"]
 
+    @property
+    def batch_key(self) -> Any:
+        return Only, self.part
 
-class Weighted(msgspec.Struct, frozen=True, gc=False):
+
+class Weighted(Rule, frozen=True, gc=False):
     """Each sample's loss counts by its label and group. The task must be one whose samples have groups (p2pfl.fair_task).
 
     Attributes:
@@ -84,7 +113,7 @@ class Weighted(msgspec.Struct, frozen=True, gc=False):
     weights: np.ndarray
 
 
-class Scalarised(msgspec.Struct, frozen=True, gc=False):
+class Scalarised(Rule, frozen=True, gc=False):
     """Trains the weighted objectives with these weights in place of the node's preference.
 
     Attributes:
@@ -92,13 +121,3 @@ class Scalarised(msgspec.Struct, frozen=True, gc=False):
     """
 
     weights: np.ndarray
-
-
-Rule = Lookahead | Mixture | Aligned | Descent | Only | Weighted | Scalarised
-
-
-def kind(rule: Rule | None) -> Any:
-    """Return what the rules of trainings have in common that can be computed together."""
-    if isinstance(rule, Descent):
-        return Descent, rule.lr
-    return (Only, rule.part) if isinstance(rule, Only) else type(rule)

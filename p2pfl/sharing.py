@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from msgspec.structs import replace
-
-from p2pfl.memory import Company, Ensemble
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.rules import Aligned, Mixture, Rule
-from p2pfl.slopes import Slopes
 
 
 class Border:
-    """What a policy and peers know of a model is the vector [S] of its shared values; this one knows the private rest.
+    """The private part of a node's model. Policies and peers know the vector [S] of the shared values only.
 
     Each training goes on from the private part as the last one has left it. Where nothing is private, all vectors pass as
     they are.
@@ -31,31 +25,15 @@ class Border:
         self._latest = initial
 
     def whole(self, shared: Parameters) -> Parameters:
-        """Return a model [S] of whomever completed with the private part of this node, [P]."""
+        """Return the model [S] of any node, completed with the private part of this one, [P]."""
         return self.layout.fill(shared, self._latest)
 
-    def whole_rule(self, rule: Rule | None) -> Rule | None:
-        """Return a rule with the models that it names completed; see p2pfl.rules."""
-        if isinstance(rule, Mixture):
-            return replace(rule, shared=self.whole(rule.shared))
-        if isinstance(rule, Aligned):
-            return replace(rule, anchor=self.whole(rule.anchor))
-        return rule
-
-    def whole_company(self, company: Company | None) -> Company | None:
-        """Return with what models are evaluated, its models completed; see p2pfl.memory."""
-        if isinstance(company, Ensemble):
-            return replace(company, models=[self.whole(model) for model in company.models])
-        return company
-
-    def cut_slopes(self, slopes: Slopes) -> Slopes:
-        """Return slopes whose gradients are of the shared values."""
-        if not self.layout.private:
-            return slopes
-        return slopes._replace(gradients=np.array([self.layout.cut(gradient) for gradient in slopes.gradients]))
+    def cut(self, params: Parameters) -> Parameters:
+        """Return the shared values [S] of a model [P]."""
+        return self.layout.cut(params)
 
     def keep(self, trained: Parameters) -> Parameters:
-        """Take over the private part of a model [P] as training has left it, and return the shared part [S]."""
+        """Store the private part of a trained model [P], and return its shared part [S]."""
         if self.layout.private:
             self._latest = trained
         return self.layout.cut(trained)

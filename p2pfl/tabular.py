@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pfl.errors import DivergenceError
+from p2pfl.learner import answers
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.preferences import Preference
+from p2pfl.queries import Train
 from p2pfl.randomness import Draws
 from p2pfl.returns import JudgedByReturns
 
@@ -87,7 +89,7 @@ class TabularTask:
 
 
 class QLearner(JudgedByReturns):
-    """The learner of a TabularTask (see p2pfl.task.Learner).
+    """The learner of a TabularTask (see p2pfl.learner).
 
     The tables are lists, which Python reads faster than arrays: a step takes about a microsecond.
     """
@@ -102,24 +104,18 @@ class QLearner(JudgedByReturns):
         self._rewards = environment.rewards.tolist()
         self._scalar = (environment.rewards @ task.preference).tolist()
 
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-    ) -> Parameters:
+    @answers(Train)
+    def _train(self, query: Train) -> Parameters:
         """Return the table after `epochs` times the task's steps.
 
         Args:
-            proximal: (mu, anchor) adds mu/2 (q - anchor)^2 of the entry that is updated to what a step minimises.
+            query: its `proximal`, (mu, anchor), adds mu/2 (q - anchor)^2 of the updated entry to what a step
+                minimises.
         """
-        task, n = self.task, epochs * self.task.steps
-        q: list[list[float]] = self._table(params)
+        task, n, proximal = self.task, query.epochs * self.task.steps, query.proximal
+        q: list[list[float]] = self._table(query.params)
         mu, anchor = (0.0, q) if proximal is None else (proximal[0], self._table(proximal[1]))
-        random = self._random_actions(round, purpose, n)
+        random = self._random_actions(query.round, query.purpose, n)
         state, length = task.environment.start, 0
         for wanted in random:
             row = q[state]
@@ -140,7 +136,7 @@ class QLearner(JudgedByReturns):
         with np.errstate(over="ignore"):  # what overflows is not finite
             trained = np.array(q, np.float32).reshape(-1)
         if not np.isfinite(trained).all():
-            raise DivergenceError(self.draws.name, round)
+            raise DivergenceError(self.draws.name, query.round)
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:

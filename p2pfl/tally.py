@@ -6,9 +6,14 @@ Arrays have a row for each label, 0 and 1, and a column for each of A groups, [2
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
+from msgspec.structs import replace
+
+from p2pfl.parameters import Parameters
+from p2pfl.queries import Query
+from p2pfl.sharing import Border
 
 MOST_GROUPS = 2**10
 MOST_WEIGHT = 2.0  # of a sample that is balanced; that of the other label of its group then is 0
@@ -32,6 +37,18 @@ class Tally(NamedTuple):
     def right(self) -> int:
         """How many samples are decided rightly."""
         return int((self.counts[0] - self.positive[0]).sum() + self.positive[1].sum())
+
+
+class CountGroups(Query[Tally], frozen=True, gc=False):
+    """Return how a model treats each label in each group of the node's training samples."""
+
+    name: ClassVar[str] = "tally"
+    hint: ClassVar[str] = "a task whose samples have labels and groups, such as `fairness`"
+
+    params: Parameters
+
+    def complete(self, private: Border) -> Self:
+        return replace(self, params=private.whole(self.params))
 
 
 def total(tallies: Sequence[Tally]) -> Tally:

@@ -1,4 +1,6 @@
-"""What one node learns. A user's own task is named "package.module:factory" in the configuration; the factory is called as
+"""Interface of tasks: data, model and learner of one node.
+
+A user's own task is named "package.module:factory" in the configuration; the factory is called as
 `factory(part, seed, **options)` and returns a Task, usually a TorchTask.
 """
 
@@ -13,14 +15,10 @@ import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.fronts import Solutions
-from p2pfl.memory import Company
+from p2pfl.learner import Learner
 from p2pfl.names import build, resolve, takes
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.policy import Split
 from p2pfl.randomness import Draws
-from p2pfl.rules import Rule
-from p2pfl.slopes import Slopes
-from p2pfl.tally import Tally
 
 TASKS = {
     "classification": "p2pfl.tasks.table:table",
@@ -37,9 +35,7 @@ TASKS = {
 
 POINT = {"smallest_error", "smallest_disparity"}  # in `also` of tasks that report of one model what PraFFL does of many
 
-NO_GROUPS = "the policy needs a task whose samples have labels and groups, such as `fairness`"
-
-# What a node can say of itself when it meets a peer (the limits of protocols.messages.Terms, which adds n_samples).
+# Limits of the public facts that a node sends to a peer (the limits of protocols.messages.Terms, which adds n_samples).
 MOST_FACTS, LONGEST_KEY, LONGEST_TEXT, GREATEST_INT = 31, 64, 256, 2**53
 
 
@@ -63,119 +59,22 @@ class Part:
         return cls(int(index), int(count))
 
 
-class Learner(Protocol):
-    """One node's computations on its own data. Pure: equal arguments give equal results, whatever was asked before.
-
-    The optimiser's state dies with the call. One that keeps something is a Keeper as well.
-    """
-
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-    ) -> Parameters:
-        """Return `params` after `epochs` passes over the training data.
-
-        Args:
-            proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss, w being the shared values: those of `anchor` that
-                the layout keeps private do not count.
-            purpose: with `round`, names the random draws.
-        """
-
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
-        """Return the mean loss of K models; float64, shape [K]; NaN where the node has no such data."""
-
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
-        """Return for each of K models {"<split>_loss": ..., "<split>_<metric>": ...}."""
-
-
 @runtime_checkable
 class Keeper(Protocol):
-    """A learner whose training depends on its trainings before, of which it keeps something (transitions, moments).
+    """A learner with state (transitions, moments) that lasts from training to training.
 
-    What it keeps stays on its node, and is in its checkpoint.
+    The state stays on the node, and is part of its checkpoint.
     """
 
     def state(self) -> Mapping[str, np.ndarray]:
-        """Return all that it keeps, copied."""
+        """Return a copy of the state."""
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` has returned.
+        """Continue from what `state` has returned.
 
         Raises:
-            ConfigurationError: it was another task's.
+            ConfigurationError: the state is another task's.
         """
-
-
-@runtime_checkable
-class Ruled(Protocol):
-    """A learner that can also train by the rules of p2pfl.rules. Some policies need one; those of TorchTasks are."""
-
-    def train_by(
-        self,
-        rule: Rule,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-    ) -> Parameters:
-        """Return `params` after training; see `Learner.train`."""
-
-
-@runtime_checkable
-class Recalling(Protocol):
-    """A learner that can also evaluate models together with the node's samples, or other models. Those of TorchTasks are."""
-
-    def recall(self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company) -> list[dict[str, float]]:
-        """Return what `Learner.evaluate` does, of the mixed predictions.
-
-        Args:
-            memory: with what they are mixed; see p2pfl.memory.
-        """
-
-
-@runtime_checkable
-class Grouped(Protocol):
-    """A learner that can also say how a model treats the groups of its samples. Those of tasks with groups are."""
-
-    def tally(self, params: Parameters) -> Tally:
-        """Return what a model makes of the training samples, by label and group."""
-
-
-@runtime_checkable
-class Sloped(Protocol):
-    """A learner that can also say how each of several objectives changes with the model. Those of TorchTasks are."""
-
-    def slopes(self, params: Parameters) -> Slopes:
-        """Return losses and gradients on the training samples."""
-
-
-def slopes(learner: Learner, params: Parameters) -> Slopes:
-    """Return losses and gradients of each objective on a node's training samples.
-
-    Raises:
-        ConfigurationError: the task has not several objectives, or no gradients.
-    """
-    if not isinstance(learner, Sloped):
-        raise ConfigurationError("the policy needs a task of several objectives that is trained along gradients")
-    return learner.slopes(params)
-
-
-def tally(learner: Learner, params: Parameters) -> Tally:
-    """Return how a model treats the groups of a node's training samples.
-
-    Raises:
-        ConfigurationError: they have no groups.
-    """
-    if not isinstance(learner, Grouped):
-        raise ConfigurationError(NO_GROUPS)
-    return learner.tally(params)
 
 
 @runtime_checkable
@@ -194,43 +93,6 @@ class Answering(Protocol):
         Raises:
             ConfigurationError: it is no preference between the task's objectives.
         """
-
-
-def train(
-    learner: Learner,
-    params: Parameters,
-    *,
-    round: int,
-    epochs: int,
-    proximal: tuple[float, Parameters] | None,
-    purpose: str,
-    rule: Rule | None,
-) -> Parameters:
-    """Train by a rule or (None) as usual.
-
-    Raises:
-        ConfigurationError: the learner cannot train by rules.
-    """
-    if rule is None:
-        return learner.train(params, round=round, epochs=epochs, proximal=proximal, purpose=purpose)
-    if not isinstance(learner, Ruled):
-        raise ConfigurationError("the policy needs a task that is trained along gradients, such as a TorchTask")
-    return learner.train_by(rule, params, round=round, epochs=epochs, proximal=proximal, purpose=purpose)
-
-
-def evaluate(
-    learner: Learner, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company | None
-) -> list[dict[str, float]]:
-    """Evaluate with a memory or (None) as usual.
-
-    Raises:
-        ConfigurationError: the learner cannot evaluate with a memory.
-    """
-    if memory is None:
-        return learner.evaluate(stack, splits)
-    if not isinstance(learner, Recalling):
-        raise ConfigurationError("the policy needs a task whose models have features and logits, such as a TorchTask")
-    return learner.recall(stack, splits, memory)
 
 
 class Task(Protocol):

@@ -1,9 +1,9 @@
-"""One node's training with PyTorch's autograd: what runs on a real machine, and what the stacked form must equal."""
+"""One node's training with PyTorch's autograd: the reference on real machines, which the stacked form must equal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,26 +11,26 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.memory import Company, Ensemble, remembered
+from p2pfl.learner import Learner, answers
+from p2pfl.losses import cross_entropy
+from p2pfl.memory import Company, Ensemble, Memory, remembered
+from p2pfl.objectives import Objectives
+from p2pfl.optimizers import Optimizer
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Split
+from p2pfl.preferences import Preference
+from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.randomness import Draws
 from p2pfl.rules import Only, Rule, Scalarised, Weighted
-from p2pfl.slopes import Slopes
-from p2pfl.tally import Tally
-from p2pfl.task import NO_GROUPS
+from p2pfl.slopes import DifferentiateObjectives, Slopes
+from p2pfl.tally import CountGroups, Tally
+from p2pfl.torch_problem import TorchProblem
 from p2pfl.torch_rules import follow, plan, resting, shared_values
 
-if TYPE_CHECKING:
-    from p2pfl.objectives import Objectives
-    from p2pfl.preferences import Preference
-    from p2pfl.torch_task import TorchTask
 
-
-class TorchLearner:
+class TorchLearner(Learner):
     """The learner of a TorchTask on one device."""
 
-    def __init__(self, task: TorchTask, draws: Draws, device: str = "cpu") -> None:
+    def __init__(self, task: TorchProblem, draws: Draws, device: str = "cpu") -> None:
         self.task = task
         self.draws = draws
         self.device = choose_device(device)
@@ -46,75 +46,27 @@ class TorchLearner:
         # Integer buffers (such as batch norm's count of batches) belong to this node alone and are never sent.
         self._local = {name: b.clone() for name, b in module.named_buffers() if name not in travels}
 
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-    ) -> Parameters:
-        return self._train(None, params, round, epochs, proximal, purpose)
-
-    def train_by(
-        self,
-        rule: Rule,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-    ) -> Parameters:
-        return self._train(rule, params, round, epochs, proximal, purpose)
-
-    def _train(
-        self,
-        rule: Rule | None,
-        params: Parameters,
-        round: int,
-        epochs: int,
-        proximal: tuple[float, Parameters] | None,
-        purpose: str,
-    ) -> Parameters:
-        if isinstance(rule, Weighted):
-            self._of_groups("tally")
-        own = self._weights
-        if isinstance(rule, Scalarised):
-            self._objectives()
-            own = torch.tensor(rule.weights, dtype=torch.float32, device=self.device)
-        vector = torch.tensor(params, device=self.device)
+    @answers(Train, Rule)
+    def _train(self, query: Train) -> Parameters:
+        rule, proximal = query.rule, query.proximal
+        own = self._weights_of(rule)
+        vector = torch.tensor(query.params, device=self.device)
         n = self.task.layout.n_trained
-        weights, buffers = vector[:n], self._views(vector, self._rest)
+        weights = vector[:n]
         anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[:n]
         x, y = self.data["train"]
-        optimizer, batch_size, epochs = plan(rule, self.task.optimizer, self.task.batch_size, epochs, len(x))
+        optimizer, batch_size, epochs = plan(rule, self.task.optimizer, self.task.batch_size, query.epochs, len(x))
         steps = epochs * -(-len(x) // batch_size)
         state = optimizer.start(weights, steps)
-        following = follow([rule], weights, optimizer, steps, self._shared)
+        gradient = self._gradient_by(rule, vector, own, optimizer, steps)
         still = resting(rule, self._shared)
         rest = None if still is None else weights[still]
-        # Leaves that share their memory with a vector: `weights`, which the optimiser changes between the steps, or one for
-        # wherever a rule asks for the gradient. (With one leaf for all, autograd would fill a vector of zeros for each of
-        # its parts.)
-        place = weights if following is None else torch.empty_like(weights)
-        # What a rule leaves as it is needs no gradient: before a private head, the whole backward pass of the body.
-        parts = self._views(place, self._trained)
-        leaves = {name: view.detach().requires_grad_(self._moves(rule, name)) for name, view in parts.items()}
-
-        def slope(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            place.copy_(point)
-            return self._gradient(leaves, buffers, x, y, own)
-
         self._module.train()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.draws.torch_seed(round, f"{purpose} module"))
-            for index in batches(self.draws, round, purpose, len(x), batch_size, epochs):
-                if following is None:
-                    grad = self._gradient(leaves, buffers, x[index], y[index], own)
-                else:
-                    grad = following(slope, weights, x[index], y[index], slice(None))
+            torch.manual_seed(self.draws.torch_seed(query.round, f"{query.purpose} module"))
+            order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
+            for index in batches(order, batch_size):
+                grad = gradient(x[index], y[index])
                 if proximal is not None and anchor is not None:
                     away = weights - anchor
                     grad.add_(away if self._shared is None else away * self._shared, alpha=proximal[0])
@@ -122,69 +74,112 @@ class TorchLearner:
                 if still is not None and rest is not None:
                     weights[still] = rest
         if not vector.sum().isfinite():
-            raise DivergenceError(self.draws.name, round)
+            raise DivergenceError(self.draws.name, query.round)
         return vector.cpu().numpy()
 
-    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
-        if split not in self.data:
-            return np.full(len(stack), np.nan)
-        return np.array([self._evaluate(params, split).get(f"{split}_loss", np.nan) for params in stack])
+    def _weights_of(self, rule: Rule | None) -> Tensor | None:
+        """Return the weights of the objectives in a training by a rule, float32 [m]; None without objectives."""
+        if isinstance(rule, Weighted):
+            self._of_groups("tally")
+        if not isinstance(rule, Scalarised):
+            return self._weights
+        self._objectives()
+        return torch.tensor(rule.weights, dtype=torch.float32, device=self.device)
 
-    def evaluate(self, stack: Sequence[Parameters], splits: Sequence[Split]) -> list[dict[str, float]]:
+    def _gradient_by(
+        self, rule: Rule | None, vector: Tensor, own: Tensor | None, optimizer: Optimizer, steps: int
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the function from a batch, inputs and targets, to the direction in which a rule steps from `vector`, [n].
+
+        Args:
+            vector: the model that is trained in place, [P].
+            own: the weights of the objectives.
+            steps: that there will be at most.
+        """
+        weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
+        following = follow([rule], weights, optimizer, steps, self._shared)
+        # Leaves that share their memory with a vector: `weights`, which the optimiser changes between the steps, or one for
+        # wherever a rule asks for the gradient. (With one leaf for all, autograd would fill a vector of zeros for each of
+        # its parts.)
+        place = weights if following is None else torch.empty_like(weights)
+        # Values that a rule leaves as they are need no gradient: before a private head, the whole backward pass of the body.
+        parts = self._views(place, self._trained)
+        leaves = {name: view.detach().requires_grad_(self._moves(rule, name)) for name, view in parts.items()}
+        if following is None:
+            return lambda x, y: self._gradient(leaves, buffers, (x, y), own)
+
+        def slope(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            place.copy_(point)
+            return self._gradient(leaves, buffers, (x, y), own)
+
+        return lambda x, y: following(slope, weights, x, y, slice(None))
+
+    @answers(Loss)
+    def _losses(self, query: Loss) -> np.ndarray:
+        split = query.split
+        if split not in self.data:
+            return np.full(len(query.stack), np.nan)
+        return np.array([self._evaluate(params, split).get(f"{split}_loss", np.nan) for params in query.stack])
+
+    @answers(Evaluate)
+    def _figures(self, query: Evaluate) -> list[dict[str, float]]:
         results: list[dict[str, float]] = []
-        for params in stack:
+        for params in query.stack:
             result: dict[str, float] = {}
-            for split in splits:
+            for split in query.splits:
                 if split in self.data:
                     result |= self._evaluate(params, split)
             results.append(result)
         return results
 
+    @answers(Company)
     @torch.no_grad()
-    def recall(self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company) -> list[dict[str, float]]:
-        """See p2pfl.task.Recalling. Features are what the last linear layer of the module gets.
+    def _mixed_figures(self, query: Evaluate) -> list[dict[str, float]]:
+        """Evaluate mixed predictions. Features are the inputs of the module's last linear layer.
 
         Raises:
-            ConfigurationError: with a memory, it is no classification by cross-entropy, or the module has no linear layer;
-                with an ensemble, its samples have no groups.
+            ConfigurationError: with a memory, the task is no classification by cross-entropy, or its module has no linear
+                layer; with an ensemble, its samples have no groups.
         """
+        assert query.memory is not None
         results: list[dict[str, float]] = []
-        for params in stack:
-            mixed = self._mixing(params, memory)
+        for params in query.stack:
+            mixed = self._mixing(params, query.memory)
             result: dict[str, float] = {}
-            for split in splits:
+            for split in query.splits:
                 if split in self.data and len(self.data[split][0]):
                     figures = self.task.figures(mixed(split), self.data[split][1], self._weights)
                     result |= {f"{split}_{name}": value.item() for name, value in figures.items()}
             results.append(result)
         return results
 
+    @answers(CountGroups)
     @torch.no_grad()
-    def tally(self, params: Parameters) -> Tally:
-        """See p2pfl.task.Grouped.
+    def _count_groups(self, query: CountGroups) -> Tally:
+        """Count the training samples.
 
         Raises:
             ConfigurationError: the samples have no groups.
         """
         x, y = self.data["train"]
-        found: Tally = self._of_groups("tally")(self._outputs(params, x), y)
+        found: Tally = self._of_groups("tally")(self._outputs(query.params, x), y)
         return found
 
     def _of_groups(self, method: str) -> Any:
-        """Return a method that tasks have whose samples have groups."""
-        made = getattr(self.task, method, None)
-        if made is None:
-            raise ConfigurationError(NO_GROUPS)
-        return made
+        """Return a method that only tasks with groups have."""
+        found = getattr(self.task, method, None)
+        if found is None:
+            raise ConfigurationError(f"the policy needs {CountGroups.hint}")
+        return found
 
     def _mixing(self, params: Parameters, company: Company) -> Callable[[Split], Tensor]:
         """Return what makes the outputs of a model for a split, mixed with those of its company."""
-        from p2pfl.torch_task import cross_entropy
 
         if isinstance(company, Ensemble):
             mixed, shares = self._of_groups("mixed"), [1 - sum(company.shares), *company.shares]
             models = [params, *company.models]
             return lambda split: mixed([self._outputs(model, self.data[split][0]) for model in models], shares)
+        assert isinstance(company, Memory)
         if self.task.objectives is not None or self.task.loss is not cross_entropy:
             raise ConfigurationError("a memory of samples needs a classification with cross-entropy")
         _, known = self._outputs_and_features(params, "train")
@@ -204,20 +199,21 @@ class TorchLearner:
             hook.remove()
         return outputs, features[-1]
 
-    def slopes(self, params: Parameters) -> Slopes:
-        """See p2pfl.task.Sloped.
+    @answers(DifferentiateObjectives)
+    def _differentiate(self, query: DifferentiateObjectives) -> Slopes:
+        """Differentiate on all training samples at once.
 
         Raises:
             ConfigurationError: the task has not several objectives.
         """
         objectives, preference = self._objectives()
-        vector = torch.tensor(params, device=self.device)
+        vector = torch.tensor(query.params, device=self.device)
         leaves = {name: view.detach().requires_grad_() for name, view in self._views(vector, self._trained).items()}
         x, y = self.data["train"]
         self._module.eval()
         outputs = functional_call(self._module, leaves | self._views(vector, self._rest) | self._local, (x,))
         losses = objectives.losses(outputs, y)
-        gradients = np.zeros((len(losses), len(params)), np.float32)
+        gradients = np.zeros((len(losses), len(query.params)), np.float32)
         for row, loss in zip(gradients, losses, strict=True):
             parts = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True)
             row[: self.task.layout.n_trained] = torch.cat([part.flatten() for part in parts]).cpu().numpy()
@@ -229,8 +225,9 @@ class TorchLearner:
         return self.task.objectives, self.task.preference
 
     def _gradient(
-        self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor | None
+        self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], batch: tuple[Tensor, Tensor], weights: Tensor | None
     ) -> Tensor:
+        x, y = batch
         outputs = functional_call(self._module, leaves | buffers | self._local, (x,))
         loss = self.task.batch_loss(outputs, y, weights)
         moving = [leaf for leaf in leaves.values() if leaf.requires_grad]
@@ -262,17 +259,20 @@ class TorchLearner:
         return {name: vector[start:stop].view(shape) for name, start, stop, shape in places}
 
 
-def batches(draws: Draws, round: int, purpose: str, n: int, batch_size: int, epochs: int) -> Iterator[slice | Tensor]:
-    """Yield the indices of each step's samples. One batch that holds everything has no order, so none is drawn."""
-    for order in orders(draws, round, purpose, n, batch_size, epochs):
-        if order is None:
+def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[slice | Tensor]:
+    """Yield the indices of each step's samples, for an order of each epoch; see `orders`."""
+    for permutation in order:
+        if permutation is None:
             yield slice(None)
         else:
-            yield from torch.split(torch.from_numpy(order), batch_size)
+            yield from torch.split(torch.from_numpy(permutation), batch_size)
 
 
-def orders(draws: Draws, round: int, purpose: str, n: int, batch_size: int, epochs: int) -> list[np.ndarray] | list[None]:
-    """Return a permutation of the n samples for each epoch, or None for each where all fit into one batch."""
+def orders(draws: Draws, round: int, purpose: str, *, n: int, batch_size: int, epochs: int) -> list[np.ndarray] | list[None]:
+    """Return a permutation of n samples for each epoch, or None for each where all fit into one batch.
+
+    One batch that holds everything has no order, so none is drawn.
+    """
     if n <= batch_size:
         return [None] * epochs
     rng = draws.generator(round, purpose)

@@ -13,53 +13,40 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from p2pfl.memory import Company
-from p2pfl.parameters import Parameters
-from p2pfl.policy import Split
-from p2pfl.rules import Rule
-from p2pfl.slopes import Slopes
-from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, SlopesJob, TallyJob, TrainJob
-from p2pfl.tally import Tally
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Train
 from sim.clock import VirtualLoop
 
 T = TypeVar("T")
+
+FIRST = (Train.name, Loss.name, Mean.name, Evaluate.name)  # the order of queues that are due at one instant; others follow
 
 
 class Crew(Protocol):
     """Computes many nodes' jobs: `Stacked` together, `OneByOne` in turn."""
 
-    def train(self, jobs: Sequence[TrainJob]) -> Sequence[Parameters]: ...
-
-    def mean(self, jobs: Sequence[MeanJob]) -> Sequence[Parameters]: ...
-
-    def loss(self, jobs: Sequence[LossJob]) -> Sequence[np.ndarray]: ...
-
-    def evaluate(self, jobs: Sequence[EvaluateJob]) -> Sequence[list[dict[str, float]]]: ...
-
-    def tally(self, jobs: Sequence[TallyJob]) -> Sequence[Tally]: ...
-
-    def slopes(self, jobs: Sequence[SlopesJob]) -> Sequence[Slopes]: ...
+    def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
+        """Return the results of jobs whose queries have one name."""
 
 
 class _Queue:
-    """Jobs of one kind that wait to be computed.
+    """Jobs of one name that wait to be computed.
 
     Attributes:
-        due: when the first result is; inf without jobs, or without hurry.
+        due: when the first result is; inf without jobs, or without urgent ones.
         batches, jobs: how often jobs were computed, and how many.
     """
 
-    def __init__(self, compute: Callable[[Any], Sequence[Any]]) -> None:
-        self._compute = compute
-        self.entries: list[tuple[Any, float, Future[Any]]] = []
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self.entries: list[tuple[NodeQuery[Any], float, Future[Any]]] = []
         self.due = inf
         self.batches = self.jobs = 0
 
     def run(self, loop: VirtualLoop) -> None:
-        """Compute all jobs. What is due is handed out now, the rest at its time."""
+        """Compute all jobs. Results that are due are delivered now, the rest at their time."""
         entries, self.entries, self.due = self.entries, [], inf
         entries.sort(key=_node)  # so that nothing depends on the order in which nodes have asked
-        results = self._compute([entry[0] for entry in entries])
+        results = self._crew.compute([entry[0] for entry in entries])
         self.batches += 1
         self.jobs += len(entries)
         now = loop.now
@@ -70,73 +57,84 @@ class _Queue:
                 future.set_result(result)
 
 
-def _node(entry: tuple[Any, float, Future[Any]]) -> int:
-    node: int = entry[0].node
-    return node
+def _node(entry: tuple[NodeQuery[Any], float, Future[Any]]) -> int:
+    return entry[0].node
 
 
 class Batcher:
-    """Collects jobs until the first of a kind is due, and computes those of its kind together.
+    """Collects jobs until the first of a name is due, and computes those of its name together.
 
     Attributes:
         due: when the next one is.
+        queues: by the name of their queries, in the order in which they are computed.
     """
 
     def __init__(self, crew: Crew, loop: VirtualLoop) -> None:
+        self._crew = crew
         self._loop = loop
-        self.queues = {
-            "train": _Queue(crew.train),
-            "loss": _Queue(crew.loss),
-            "mean": _Queue(crew.mean),
-            "evaluate": _Queue(crew.evaluate),
-            "tally": _Queue(crew.tally),
-            "slopes": _Queue(crew.slopes),
-        }
+        self.queues = {name: _Queue(crew) for name in FIRST}
+        self._patient: dict[str, _Queue] = {}  # queues of queries that are not urgent
         self.due = inf
         loop.defer(self)
 
-    def ask(self, kind: str, job: Any, seconds: float = 0.0) -> Future[Any]:
-        """Ask for the result of a job that takes so many virtual seconds."""
-        queue, due = self.queues[kind], self._loop.now + seconds
+    def ask(self, job: NodeQuery[R], seconds: float = 0.0) -> Future[R]:
+        """Ask for the result of a job that takes so many virtual seconds.
+
+        A job that is not urgent costs no virtual time. It is computed along with trainings, or at once when its result is
+        awaited.
+        """
+        query = job.query
+        queue = self.queues.get(query.name)
+        if queue is None:
+            queue = self._open(query.name)
+        future: Future[R]
+        if not query.urgent:
+            future = _Patient(self, queue, loop=self._loop)
+            queue.entries.append((job, self._loop.now, future))
+            self._patient[query.name] = queue
+            return future
+        due = self._loop.now + seconds
         if due < queue.due:
             queue.due = due
             if due < self.due:
                 self.due = due
-        future: Future[Any] = Future(loop=self._loop)
+        future = Future(loop=self._loop)
         queue.entries.append((job, due, future))
         return future
 
-    def evaluate(self, job: EvaluateJob) -> Future[list[dict[str, float]]]:
-        """Ask for metrics, which cost no virtual time and are in no hurry: they are computed along with trainings."""
-        future = _Unhurried(self, loop=self._loop)
-        self.queues["evaluate"].entries.append((job, self._loop.now, future))
-        return future
+    def _open(self, name: str) -> _Queue:
+        others = {other: queue for other, queue in self.queues.items() if other not in FIRST} | {name: _Queue(self._crew)}
+        self.queues = {name: self.queues[name] for name in FIRST} | dict(sorted(others.items()))
+        return self.queues[name]
 
-    def hurry(self) -> None:
-        """Somebody waits for an evaluation."""
-        self.queues["evaluate"].due = self.due = min(self.due, self._loop.now)
+    def hurry(self, queue: _Queue) -> None:
+        """Compute a queue's jobs at this instant, as one of their results is awaited."""
+        queue.due = self.due = min(self.due, self._loop.now)
 
     def run(self) -> None:
-        """Compute every kind of which something is due, and evaluations along with trainings."""
+        """Compute every queue of which something is due, and jobs that are not urgent along with trainings."""
         now = self._loop.now
-        if self.queues["train"].due <= now and self.queues["evaluate"].entries:
-            self.queues["evaluate"].due = now
+        if self.queues[Train.name].due <= now:
+            for queue in self._patient.values():
+                if queue.entries:
+                    queue.due = now
         for queue in self.queues.values():
             if queue.due <= now:
                 queue.run(self._loop)
         self.due = min(queue.due for queue in self.queues.values())
 
 
-class _Unhurried(Future[Any]):
-    """A result that is computed with the next batch, or at once when somebody waits for it."""
+class _Patient(Future[Any]):
+    """A result that is computed with the next batch, or at once when it is awaited."""
 
-    def __init__(self, batcher: Batcher, **kwargs: Any) -> None:
+    def __init__(self, batcher: Batcher, queue: _Queue, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._batcher = batcher
+        self._queue = queue
 
     def __await__(self) -> Any:
         if not self.done():
-            self._batcher.hurry()
+            self._batcher.hurry(self._queue)
         return super().__await__()
 
     __iter__ = __await__
@@ -152,7 +150,7 @@ class BatchedTrainer:
 
     Args:
         node: the node's place.
-        seconds: how long an epoch takes this node, in virtual seconds.
+        seconds: how long a pass over its training data takes this node, in virtual seconds.
     """
 
     def __init__(self, batcher: Batcher, node: int, seconds: float) -> None:
@@ -160,37 +158,10 @@ class BatchedTrainer:
         self._node = node
         self._seconds = seconds
 
-    def train(
-        self,
-        params: Parameters,
-        *,
-        round: int,
-        epochs: int = 1,
-        proximal: tuple[float, Parameters] | None = None,
-        purpose: str = "train",
-        rule: Rule | None = None,
-    ) -> Future[Parameters]:
-        job = TrainJob(self._node, params, round, epochs, proximal, purpose, rule)
-        return self._batcher.ask("train", job, epochs * self._seconds)
+    def submit(self, query: Query[R]) -> Future[R]:
+        return self._batcher.ask(NodeQuery(self._node, query), query.passes * self._seconds)
 
-    def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Future[Parameters]:
-        return self._batcher.ask("mean", MeanJob(self._node, models, weights))
-
-    def loss(self, stack: Sequence[Parameters], *, split: Split) -> Future[np.ndarray]:
-        return self._batcher.ask("loss", LossJob(self._node, stack, split))
-
-    def evaluate(
-        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company | None = None
-    ) -> Future[list[dict[str, float]]]:
-        return self._batcher.evaluate(EvaluateJob(self._node, stack, splits, memory))
-
-    def tally(self, params: Parameters) -> Future[Tally]:
-        return self._batcher.ask("tally", TallyJob(self._node, params))
-
-    def slopes(self, params: Parameters) -> Future[Slopes]:
-        return self._batcher.ask("slopes", SlopesJob(self._node, params))
-
-    async def compute(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
         return work()
 
     def kept(self) -> Mapping[str, np.ndarray]:

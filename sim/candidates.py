@@ -15,7 +15,7 @@ from node.files import DamagedFileError
 from p2pfl.errors import ConfigurationError
 from p2pfl.fronts import Points, maximised, non_dominated
 from p2pfl.parameters import Parameters
-from p2pfl.stacked import EvaluateJob
+from p2pfl.queries import Evaluate, NodeQuery
 from p2pfl.task import goals_of
 from sim.left import CANDIDATES
 from sim.parts import Unfinished, digest
@@ -105,8 +105,8 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
             "the nodes end with different models; a search needs a policy that gives them one, such as fedavg on a"
             " complete topology"
         )
-    asked = [EvaluateJob(k, [model], ["test"]) for k in range(job.scenario.nodes)]
-    figures = [row for (row,) in simulation.crew.evaluate(asked)]
+    asked = [NodeQuery(k, Evaluate([model], ["test"])) for k in range(job.scenario.nodes)]
+    figures = [row for (row,) in simulation.crew.compute(asked)]
     values = maximised(figures, goals_of(simulation.plan.tasks[0])).mean(0)
     return Solved(values, model.copy(), time.perf_counter() - begun)
 

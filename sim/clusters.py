@@ -12,7 +12,7 @@ import numpy as np
 
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import read
-from p2pfl.policy import Assignment, Coordinated, Step, Submission
+from p2pfl.policy import Assignment, Coordinated, Step, Submission, SupportsSimilarities
 
 Table = dict[str, np.ndarray]
 _Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]  # the numbers of two nodes, and how alike they are
@@ -43,11 +43,10 @@ class ClusterNotes:
             self._clusters[round, self._place[id]] = said[0]
 
     def watching(self, policy: Coordinated) -> Step:
-        """Return the policy's step, which notes how alike the models are that it is given."""
-
-        likeness = getattr(policy, "similarities", None)
-        if likeness is None:
+        """Return the policy's step, wrapped to note the similarities of the models that it gets."""
+        if not isinstance(policy, SupportsSimilarities):
             return policy.step
+        similarities = policy.similarities
 
         def step(
             submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
@@ -56,7 +55,7 @@ class ClusterNotes:
             round = max(s.round for s in submissions)
             split = len(after.get("clusters", ())) > max(1, len(state.get("clusters", ())))
             if round not in self._similarities and (split or round % self._every == 0):
-                self._note(round, likeness(submissions, state, layout))
+                self._note(round, similarities(submissions, state, layout))
             return assignments, after
 
         return step

@@ -17,6 +17,7 @@ from node.peer import Member
 from node.wiring import federation_id, message_exchange
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Policy, Step, asks_scores
+from p2pfl.queries import Loss
 from p2pfl.randomness import Draws
 from p2pfl.task import goals_of
 from protocols.identity import Identity
@@ -115,7 +116,7 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
 
 def _loss(trainer: BatchedTrainer, params: Parameters) -> Future[np.ndarray]:
     """Ask for the loss of a model on a node's training data; its result is float [1]."""
-    return trainer.loss([params], split="train")
+    return trainer.submit(Loss([params], "train"))
 
 
 def _askers(plan: RunPlan) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from node.node import Node
+from p2pfl.policy import SupportsPreselection
 from sim.run import Run
 
 Table = Mapping[str, np.ndarray]
@@ -126,12 +127,10 @@ def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[st
 
 
 def chosen_before(run: Run) -> list[str]:
-    """Return whom each node has chosen in the preparation, as numbers with spaces between; [] if no policy does so.
-
-    It is the graph that DPFL begins with (its `omega`, line 5 of Algorithm 1), of which each round uses a part.
-    """
+    """Return each node's selection in the preparation, as numbers with spaces between; [] if no policy selects then."""
     place = {name: str(k) for k, name in enumerate(run.nodes)}
-    chosen = [getattr(node.policy, "omega", ()) for node in run.nodes.values()]
+    policies = [node.policy for node in run.nodes.values()]
+    chosen = [policy.preselected() if isinstance(policy, SupportsPreselection) else () for policy in policies]
     return [" ".join(place[id] for id in ids) for ids in chosen] if any(chosen) else []
 
 

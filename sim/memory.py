@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.machine import amount, free_memory
+from p2pfl.modules import count_values
 from p2pfl.task import Task
-from p2pfl.torch_task import TorchTask, count_values
+from p2pfl.torch_task import TorchTask
 from sim.scenario import Scenario
 from sim.topology import EDGE, edges_of
 

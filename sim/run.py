@@ -16,11 +16,11 @@ from node.exchange import Exchange
 from node.messaging import MessageExchange
 from node.node import Node, first_error
 from p2pfl.errors import ConfigurationError
+from p2pfl.learner import Learner
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, Step
 from p2pfl.randomness import Draws
 from p2pfl.stacked import OneByOne, Stacked
-from p2pfl.task import Learner
 from p2pfl.torch_learner import TorchLearner
 from sim import clock
 from sim.batching import BatchedTrainer, Batcher, Crew

@@ -13,15 +13,11 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any
 
-import numpy as np
-
 from node import tables
-from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.learner import Learner
+from p2pfl.queries import NodeQuery, R
 from p2pfl.randomness import Draws
-from p2pfl.slopes import Slopes
-from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, OneByOne, SlopesJob, TallyJob, TrainJob
-from p2pfl.tally import Tally
-from p2pfl.task import Learner, Part, Task, make_task
+from p2pfl.task import Part, Task, make_task
 from sim.processes import Worker, answer, end_all, prepare_process
 from sim.scenario import Scenario
 
@@ -46,14 +42,15 @@ class Shards:
         self, scenario: Scenario, learners: Sequence[Learner], names: Sequence[str], samples: Sequence[int], processes: int
     ) -> None:
         shares = dealt(samples, processes)
-        self._own = OneByOne({node: learners[node] for node in shares[0]})
+        self._own = {node: learners[node] for node in shares[0]}
+        self._first = learners[shares[0][0]]
         self._owner = {node: k for k, nodes in enumerate(shares) for node in nodes}
         self._workers: list[Worker] = []
         try:
             for nodes in shares[1:]:
                 self._workers.append(Worker(_serve, scenario, {node: names[node] for node in nodes}))
             for worker in self._workers:
-                worker.give(("make", None))
+                worker.give(None)
             for worker in self._workers:
                 if isinstance(error := worker.take(), Exception):
                     raise error
@@ -61,31 +58,14 @@ class Shards:
             self.close()
             raise
 
-    def train(self, jobs: Sequence[TrainJob]) -> list[Parameters]:
-        return self._compute("train", jobs)
-
-    def mean(self, jobs: Sequence[MeanJob]) -> list[Parameters]:
-        """Return the means, made here: to send the models would take longer than to average them."""
-        return [weighted_mean(job.models, job.weights) for job in jobs]
-
-    def loss(self, jobs: Sequence[LossJob]) -> list[np.ndarray]:
-        return self._compute("loss", jobs)
-
-    def evaluate(self, jobs: Sequence[EvaluateJob]) -> list[list[dict[str, float]]]:
-        return self._compute("evaluate", jobs)
-
-    def tally(self, jobs: Sequence[TallyJob]) -> list[Tally]:
-        return self._compute("tally", jobs)
-
-    def slopes(self, jobs: Sequence[SlopesJob]) -> list[Slopes]:
-        return self._compute("slopes", jobs)
-
     def close(self) -> None:
         """End the processes."""
         end_all(self._workers)
 
-    def _compute(self, kind: str, jobs: Sequence[Any]) -> list[Any]:
-        """Have each job computed by the process that has its node.
+    def compute(self, jobs: Sequence[NodeQuery[R]]) -> list[R]:
+        """Have each job computed by the process that has its node; one that needs no data by this process.
+
+        (To send the models of a mean would take longer than to average them.)
 
         If several fail, the error of the first job is raised: the one that would have come if they were computed in turn.
         """
@@ -93,12 +73,12 @@ class Shards:
         errors: dict[int, Exception] = {}
         places = defaultdict(list)
         for place, job in enumerate(jobs):
-            places[self._owner[job.node]].append(place)
+            places[self._owner[job.node] if job.query.needs_data else 0].append(place)
 
         def ask(worker: Worker, mine: Sequence[int]) -> None:
             for place in mine:  # one at a time: two that are both sending much would wait for each other
                 try:
-                    worker.give((kind, jobs[place]))
+                    worker.give(jobs[place])
                     result = worker.take()
                 except Exception as error:
                     result = error
@@ -116,7 +96,8 @@ class Shards:
             thread.start()
         for place in places[0]:
             try:
-                (results[place],) = getattr(self._own, kind)([jobs[place]])
+                job = jobs[place]
+                results[place] = self._own.get(job.node, self._first).compute(job.query)
             except Exception as error:
                 errors[place] = error
                 break
@@ -147,16 +128,12 @@ def _serve(pipe: Connection, scenario: Scenario, names: Mapping[int, str]) -> No
     """Make some nodes' learners, say so, and compute their jobs."""
     prepare_process()  # a process that is started looks for modules where the one that starts it does
     learners: dict[int, Learner] = {}
-    crew = OneByOne(learners)
 
-    def compute(given: tuple[str, Any]) -> Any:
-        kind, job = given
-        if kind == "make":
-            learners.update(
-                {k: task_of(scenario, k).learner(Draws(scenario.seed, n), scenario.device) for k, n in names.items()}
-            )
-            return None
-        (result,) = getattr(crew, kind)([job])
-        return result
+    def compute(job: NodeQuery[Any] | None) -> Any:
+        if job is not None:
+            return learners[job.node].compute(job.query)
+        for node, name in names.items():
+            learners[node] = task_of(scenario, node).learner(Draws(scenario.seed, name), scenario.device)
+        return None
 
     answer(pipe, compute)

@@ -38,9 +38,11 @@ LARGE, MIDDLE, SMALL = 5_000_000, 2_000_000, 100_000  # parameters
 TASK = """
 import time
 import numpy as np
+from p2pfl.learner import Learner, answers
 from p2pfl.parameters import Layout
+from p2pfl.queries import Evaluate, Loss, Train
 
-class Halving:
+class Halving(Learner):
     n_samples, metric, higher_is_better, about = 1, "error", False, {}
 
     def __init__(self, index, size, first, constant):
@@ -53,15 +55,18 @@ class Halving:
     def learner(self, draws, device):
         return self
 
-    def train(self, params, **options):
+    @answers(Train)
+    def _train(self, query):
         time.sleep(0.2)
-        return params if self.constant else params / 2 + np.float32(self.index + 1)
+        return query.params if self.constant else query.params / 2 + np.float32(self.index + 1)
 
-    def loss(self, stack, **options):
-        return np.zeros(len(stack))
+    @answers(Loss)
+    def _losses(self, query):
+        return np.zeros(len(query.stack))
 
-    def evaluate(self, stack, splits):
-        return [{f"{split}_{what}": 0.0 for split in splits for what in ("loss", "error")} for model in stack]
+    @answers(Evaluate)
+    def _figures(self, query):
+        return [{f"{split}_{what}": 0.0 for split in query.splits for what in ("loss", "error")} for _ in query.stack]
 
 def make(part, seed, size, first=1.0, constant=False):
     return Halving(part.index, size, first, constant)

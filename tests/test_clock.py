@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from p2pfl.errors import RunError
-from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, TrainJob
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
 from sim.batching import BatchedTrainer, Batcher
 from sim.clock import DeadlockError, run, virtual_loop
 
@@ -135,27 +135,10 @@ class Crew:
     def __init__(self):
         self.batches = []
 
-    def _note(self, kind, jobs):
+    def compute(self, jobs):
+        kind = jobs[0].query.name
         self.batches.append((now(), kind, [job.node for job in jobs]))
         return [(kind, job.node) for job in jobs]
-
-    def train(self, jobs):
-        return self._note("train", jobs)
-
-    def mean(self, jobs):
-        return self._note("mean", jobs)
-
-    def loss(self, jobs):
-        return self._note("loss", jobs)
-
-    def evaluate(self, jobs):
-        return self._note("evaluate", jobs)
-
-    def tally(self, jobs):
-        return self._note("tally", jobs)
-
-    def slopes(self, jobs):
-        return self._note("slopes", jobs)
 
 
 def batched(main):
@@ -167,7 +150,7 @@ def test_what_is_asked_for_before_the_first_is_due_is_computed_together():
     async def main(batcher):
         async def one(node, begins, seconds):
             await asyncio.sleep(begins)
-            result = await batcher.ask("train", TrainJob(node, None, 1), seconds)
+            result = await batcher.ask(NodeQuery(node, Train(None, 1)), seconds)
             return result, now()
 
         return await asyncio.gather(one(2, 0, 5), one(0, 1, 10), one(1, 4, 1), one(3, 6, 1))
@@ -179,7 +162,7 @@ def test_what_is_asked_for_before_the_first_is_due_is_computed_together():
 
 def test_the_batch_is_due_with_the_earliest_of_its_jobs_not_the_first():
     async def main(batcher):
-        jobs = [batcher.ask("train", TrainJob(k, None, 1), seconds) for k, seconds in enumerate((9, 3, 5))]
+        jobs = [batcher.ask(NodeQuery(k, Train(None, 1)), seconds) for k, seconds in enumerate((9, 3, 5))]
         await asyncio.gather(*jobs)
 
     crew, _ = batched(main)
@@ -188,11 +171,11 @@ def test_the_batch_is_due_with_the_earliest_of_its_jobs_not_the_first():
 
 def test_a_loss_that_is_due_does_not_tear_a_batch_of_trainings_apart():
     async def main(batcher):
-        trainings = [batcher.ask("train", TrainJob(k, None, 1), 5) for k in range(3)]
+        trainings = [batcher.ask(NodeQuery(k, Train(None, 1)), 5) for k in range(3)]
         await asyncio.sleep(1)
-        await batcher.ask("loss", LossJob(7, []))
+        await batcher.ask(NodeQuery(7, Loss([])))
         assert now() == 1
-        await batcher.ask("mean", MeanJob(7, [], []))
+        await batcher.ask(NodeQuery(7, Mean([], [])))
         await asyncio.gather(*trainings)
 
     crew, _ = batched(main)
@@ -205,7 +188,7 @@ def test_requests_of_one_instant_are_one_batch():
             await asyncio.sleep(0)
             await asyncio.sleep(2)
             await asyncio.sleep(0)
-            await batcher.ask("loss", LossJob(node, []))
+            await batcher.ask(NodeQuery(node, Loss([])))
 
         await asyncio.gather(*(one(node) for node in range(5)))
 
@@ -215,12 +198,12 @@ def test_requests_of_one_instant_are_one_batch():
 
 def test_evaluations_ride_along_and_are_hurried_only_by_who_waits():
     async def main(batcher):
-        unwatched = batcher.evaluate(EvaluateJob(1, [], ()))
+        unwatched = batcher.ask(NodeQuery(1, Evaluate([], ())))
         await asyncio.sleep(1)
         assert not unwatched.done()
-        await batcher.ask("train", TrainJob(0, None, 1), 1)
+        await batcher.ask(NodeQuery(0, Train(None, 1)), 1)
         assert unwatched.done()
-        await batcher.evaluate(EvaluateJob(2, [], ()))
+        await batcher.ask(NodeQuery(2, Evaluate([], ())))
         assert now() == 2
 
     crew, _ = batched(main)
@@ -232,8 +215,8 @@ def test_who_was_cancelled_misses_nothing():
         trainer = BatchedTrainer(batcher, 0, 2.0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
-                await trainer.train(None, round=1, epochs=3)
-        await trainer.train(None, round=1)
+                await trainer.submit(Train(None, 1, epochs=3))
+        await trainer.submit(Train(None, 1))
         return now()
 
     assert batched(main)[1] == 3.0

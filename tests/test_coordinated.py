@@ -332,7 +332,7 @@ def test_fedpref_recovers_the_groups_of_concept_shift(seed):
     names = [f"node-{k}" for k in range(9)]
     tasks = {name: make_task("concept-shift", {}, Part(k, 9), seed) for k, name in enumerate(names)}
     policies = {name: FedPref(epsilon=0.5, relative=True, patience=2, min_progress=0.3) for name in names}
-    rehearse(policies, tasks, 25, seed)
+    rehearse(policies, tasks, 25, seed=seed)
     found = {name: read(policy.previous)[0] for name, policy in policies.items()}
     groups = {name: tasks[name].about["group"] for name in names}
     pairs = [(a, b) for a in names for b in names if a < b]

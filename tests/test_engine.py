@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from processes import PATIENCE
 
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, OneByOne, TrainJob
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
+from p2pfl.stacked import OneByOne
 from sim.engine import run_all
 from sim.processes import WorkerLostError
 from sim.run import Simulation
@@ -25,6 +26,7 @@ import os, signal, sys
 from p2pfl.task import make_task
 from p2pfl.torch_learner import TorchLearner
 from p2pfl.torch_task import classification
+from p2pfl.queries import Train
 from p2pfl.randomness import Draws
 import torch
 from torch import nn
@@ -60,12 +62,15 @@ class Careless:
 
 class Telling:
     def __init__(self, learner):
-        self.learner, self.evaluate, self.loss = learner, learner.evaluate, learner.loss
+        self.learner = learner
 
-    def train(self, params, *, round, **options):
-        if round == 1:
+    def compute(self, query):
+        return self.train(query) if isinstance(query, Train) else self.learner.compute(query)
+
+    def train(self, query):
+        if query.round == 1:
             print("trains in", os.getpid(), file=sys.stderr, flush=True)
-        return self.learner.train(params, round=round, **options)
+        return self.learner.compute(query)
 
 
 class Particular(Exception):
@@ -80,7 +85,7 @@ class Bound(Exception):
 
 
 class Failing(Telling):
-    def train(self, params, **options):
+    def train(self, query):
         raise {"Particular": Particular, "Bound": Bound}[self.kind]("seven", "eight")  # in training
 
 
@@ -91,7 +96,7 @@ def failing(part, seed, kind):
 
 
 class Killing(Telling):
-    def train(self, params, **options):
+    def train(self, query):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -164,15 +169,15 @@ def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
     model = simulation.plan.initial
     models = [model, model + np.float32(0.01)]
     try:
-        for kind, jobs in {
-            "train": [TrainJob(k, models[1], 3, 2, (0.1, model), "other") for k in (4, 2, 0)],
-            "mean": [MeanJob(k, models, [0.25, 0.75]) for k in (0, 3)],
-            "loss": [LossJob(k, models, split) for k in range(5) for split in ("train", "validation")],
-            "evaluate": [EvaluateJob(k, models, ("validation", "test")) for k in (1, 3)],
-        }.items():
+        for jobs in (
+            [NodeQuery(k, Train(models[1], 3, 2, (0.1, model), "other")) for k in (4, 2, 0)],
+            [NodeQuery(k, Mean(models, [0.25, 0.75])) for k in (0, 3)],
+            [NodeQuery(k, Loss(models, split)) for k in range(5) for split in ("train", "validation")],
+            [NodeQuery(k, Evaluate(models, ("validation", "test"))) for k in (1, 3)],
+        ):
             for _ in range(2):
-                assert repr(getattr(simulation.crew, kind)(jobs)) == repr(getattr(one, kind)(jobs))
-                results = zip(getattr(simulation.crew, kind)(jobs), getattr(one, kind)(jobs), strict=True)
+                assert repr(simulation.crew.compute(jobs)) == repr(one.compute(jobs))
+                results = zip(simulation.crew.compute(jobs), one.compute(jobs), strict=True)
                 assert all(np.array_equal(mine, theirs) for mine, theirs in results)
     finally:
         simulation.crew.close()

@@ -25,8 +25,9 @@ from p2pfl.fairness import (
 )
 from p2pfl.fronts import hypervolume
 from p2pfl.kernels import DenseKernel
+from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
 from p2pfl.randomness import Draws
-from p2pfl.stacked import EvaluateJob, LossJob, OneByOne, Stacked, TrainJob
+from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.task import Part, goals_of, make_task
 from sim.api import simulate
 from sim.cli import main
@@ -242,14 +243,14 @@ def test_nodes_are_stacked_as_if_alone(kind, options):
     alone, together = crew("one by one", tasks), crew(kind, tasks)
     assert isinstance(together._kernel, DenseKernel) == (kind == "dense")
     start = tasks[0].initial(0)
-    jobs = [TrainJob(k, start, 1, 1) for k in range(NODES)]
-    models = alone.train(jobs)
-    assert difference(models, together.train(jobs)) < 1e-4
-    asked = [EvaluateJob(k, [models[k], models[0]], ("validation", "test")) for k in range(NODES)]
-    for a, b in zip(alone.evaluate(asked), together.evaluate(asked), strict=True):
+    jobs = [NodeQuery(k, Train(start, 1, 1)) for k in range(NODES)]
+    models = alone.compute(jobs)
+    assert difference(models, together.compute(jobs)) < 1e-4
+    asked = [NodeQuery(k, Evaluate([models[k], models[0]], ("validation", "test"))) for k in range(NODES)]
+    for a, b in zip(alone.compute(asked), together.compute(asked), strict=True):
         assert a == [pytest.approx(row, rel=1e-4) for row in b]
-    losses = [LossJob(k, models, "train") for k in range(NODES)]
-    assert difference(alone.loss(losses), together.loss(losses)) < 1e-4
+    losses = [NodeQuery(k, Loss(models, "train")) for k in range(NODES)]
+    assert difference(alone.compute(losses), together.compute(losses)) < 1e-4
 
 
 def test_who_wants_fairness_gets_it_and_pays_with_accuracy():

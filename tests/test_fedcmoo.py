@@ -14,11 +14,13 @@ from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
 from p2pfl.policies.fedcmoo import FedCmoo
 from p2pfl.policy import Submission
+from p2pfl.queries import NodeQuery, Train
 from p2pfl.randomness import Draws
 from p2pfl.rehearsal import rehearse
 from p2pfl.rules import Scalarised
-from p2pfl.stacked import OneByOne, SlopesJob, Stacked, TrainJob
-from p2pfl.task import Part, make_task, slopes
+from p2pfl.slopes import DifferentiateObjectives
+from p2pfl.stacked import OneByOne, Stacked
+from p2pfl.task import Part, make_task
 from protocols.submission import encode_submission
 from sim.api import simulate
 
@@ -156,7 +158,7 @@ def fair(k=0, nodes=3, **options):
 def test_slopes_are_losses_and_gradients_of_each_objective():
     task = fair(preference=[0.3, 0.7])
     start = task.initial(0)
-    found = slopes(task.learner(Draws(0, "a")), start)
+    found = task.learner(Draws(0, "a")).compute(DifferentiateObjectives(start))
     module = task.module()
     nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), module.parameters())
     losses = task.objectives.losses(module(task.data["train"].x), task.data["train"].y)
@@ -172,14 +174,14 @@ def test_weights_take_the_place_of_the_preference_in_every_way_to_train():
     learners = [task.learner(Draws(0, f"n{k}")) for k, task in enumerate(tasks)]
     start = tasks[0].initial(0)
     weights = [vector(1 - w, w) for w in (0.0, 0.5, 0.9)]
-    jobs = [TrainJob(k, start, 1, rule=Scalarised(weights[k])) for k in range(3)]
+    jobs = [NodeQuery(k, Train(start, 1, rule=Scalarised(weights[k]))) for k in range(3)]
     alone, together = OneByOne(learners), Stacked(learners)
-    models = alone.train(jobs)
-    assert models[1] == pytest.approx(together.train(jobs)[1], rel=1e-3, abs=1e-5)
+    models = alone.compute(jobs)
+    assert models[1] == pytest.approx(together.compute(jobs)[1], rel=1e-3, abs=1e-5)
     own = fair(1, preference=[0.5, 0.5]).learner(Draws(0, "n1")).train(start, round=1)
     assert (models[1] == own).all()
-    asked = [SlopesJob(k, start) for k in range(3)]
-    assert (alone.slopes(asked)[2].gradients == together.slopes(asked)[2].gradients).all()
+    asked = [NodeQuery(k, DifferentiateObjectives(start)) for k in range(3)]
+    assert (alone.compute(asked)[2].gradients == together.compute(asked)[2].gradients).all()
 
 
 def test_a_preference_moves_the_common_model():

@@ -14,10 +14,11 @@ from p2pfl.data import sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.kernels import DenseKernel
 from p2pfl.models import MODELS
+from p2pfl.modules import layout_of
+from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
 from p2pfl.randomness import Draws
-from p2pfl.stacked import EvaluateJob, LossJob, OneByOne, Stacked, TrainJob
+from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.task import Part, make_task
-from p2pfl.torch_task import layout_of
 
 CNN = {"name": "cnn", "channels": [4, 5], "kernel": 2, "dense": [10]}
 REAL = os.environ.get("P2PFL_DATA", "")
@@ -51,15 +52,15 @@ def test_stacked_equals_one_by_one(options):
     learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(nodes(5, samples=60, **options))]
     one, all_ = OneByOne(learners), Stacked(learners)
     model = learners[0].task.initial(0)
-    jobs = [TrainJob(k, model, 1, epochs=2) for k in range(5)]
-    expected, found = one.train(jobs), all_.train(jobs)
+    jobs = [NodeQuery(k, Train(model, 1, epochs=2)) for k in range(5)]
+    expected, found = one.compute(jobs), all_.compute(jobs)
     for a, b in zip(expected, found, strict=True):
         assert np.abs(a - b).max() < 1e-5 * np.abs(a).max()
-    losses = [LossJob(k, [expected[k], model]) for k in range(5)]
-    for a, b in zip(one.loss(losses), all_.loss(losses), strict=True):
+    losses = [NodeQuery(k, Loss([expected[k], model])) for k in range(5)]
+    for a, b in zip(one.compute(losses), all_.compute(losses), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
-    asked = [EvaluateJob(k, [expected[k]], ("train", "test")) for k in range(5)]
-    for (a,), (b,) in zip(one.evaluate(asked), all_.evaluate(asked), strict=True):
+    asked = [NodeQuery(k, Evaluate([expected[k]], ("train", "test"))) for k in range(5)]
+    for (a,), (b,) in zip(one.compute(asked), all_.compute(asked), strict=True):
         assert a == pytest.approx(b, rel=1e-5)
 
 
@@ -206,9 +207,9 @@ def test_a_node_with_hardly_any_image_can_be_trained_validated_and_tested(partit
         assert not images_of(task, "train") & images_of(task, "validation")
     learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
     model = tasks[0].initial(0)
-    for trained in Stacked(learners).train([TrainJob(k, model, 1) for k in range(4)]):
+    for trained in Stacked(learners).compute([NodeQuery(k, Train(model, 1)) for k in range(4)]):
         assert np.isfinite(trained).all()
-    assert np.isfinite(Stacked(learners).loss([LossJob(k, [model]) for k in range(4)])).all()
+    assert np.isfinite(Stacked(learners).compute([NodeQuery(k, Loss([model])) for k in range(4)])).all()
 
 
 def test_where_every_image_is_trained_on_there_is_nothing_to_validate_with():

@@ -7,12 +7,14 @@ from torch import nn
 
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.kernels import DenseKernel, VmapKernel
+from p2pfl.losses import cross_entropy
 from p2pfl.optimizers import SGD, Adam
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
 from p2pfl.randomness import Draws
 from p2pfl.rules import Aligned, Descent, Lookahead, Mixture
-from p2pfl.stacked import EvaluateJob, LossJob, MeanJob, OneByOne, Stacked, TrainJob
+from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.torch_learner import choose_device
-from p2pfl.torch_task import classification, cross_entropy, regression
+from p2pfl.torch_task import classification, regression
 
 COUNTS = (5, 23, 8, 16, 1, 40, 16)  # unequal, below and above the batch size, with and without a last small batch
 NODES = len(COUNTS)
@@ -100,7 +102,7 @@ def models(count=NODES, module=mlp, seed=0):
 
 
 def jobs(module=mlp, **options):
-    return [TrainJob(k, model, 1, **options) for k, model in enumerate(models(module=module))]
+    return [NodeQuery(k, Train(model, 1, **options)) for k, model in enumerate(models(module=module))]
 
 
 def difference(some, others):
@@ -123,39 +125,39 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01), Adam(0.01, weight_decay=0.1)])
 def test_stacked_equals_one_by_one(kind, options, optimizer):
-    expected = crew("one by one", optimizer=optimizer).train(jobs(**options))
-    assert difference(expected, crew(kind, optimizer=optimizer).train(jobs(**options))) < 1e-5
+    expected = crew("one by one", optimizer=optimizer).compute(jobs(**options))
+    assert difference(expected, crew(kind, optimizer=optimizer).compute(jobs(**options))) < 1e-5
 
 
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("module", [linear, tanh_chain])
 def test_other_chains_equal_one_by_one(kind, module):
-    expected = crew("one by one", module).train(jobs(module))
-    assert difference(expected, crew(kind, module).train(jobs(module))) < 1e-5
+    expected = crew("one by one", module).compute(jobs(module))
+    assert difference(expected, crew(kind, module).compute(jobs(module))) < 1e-5
 
 
 def test_a_module_of_the_users_own_equals_one_by_one():
-    expected = crew("one by one", Own).train(jobs(Own))
+    expected = crew("one by one", Own).compute(jobs(Own))
     stacked = crew("dense", Own)
     assert isinstance(stacked._kernel, VmapKernel)
-    assert difference(expected, stacked.train(jobs(Own))) < 1e-5
+    assert difference(expected, stacked.compute(jobs(Own))) < 1e-5
     frozen = slice(-3, None)
-    assert all((after[frozen] == job.params[frozen]).all() for after, job in zip(expected, jobs(Own), strict=True))
+    assert all((after[frozen] == job.query.params[frozen]).all() for after, job in zip(expected, jobs(Own), strict=True))
 
 
 @pytest.mark.parametrize("rule", [Lookahead(0.05), Mixture(0.3, models(1, Own, 9)[0]), Aligned(0.5, models(1, Own, 9)[0])])
 def test_by_rules_too_and_what_is_frozen_stays(rule):
-    expected = crew("one by one", Own).train(jobs(Own, rule=rule))
-    assert difference(expected, crew("vmap", Own).train(jobs(Own, rule=rule))) < 1e-5
-    assert all((after[-3:] == job.params[-3:]).all() for after, job in zip(expected, jobs(Own), strict=True))
-    assert all((after != job.params).any() for after, job in zip(expected, jobs(Own), strict=True))
+    expected = crew("one by one", Own).compute(jobs(Own, rule=rule))
+    assert difference(expected, crew("vmap", Own).compute(jobs(Own, rule=rule))) < 1e-5
+    assert all((after[-3:] == job.query.params[-3:]).all() for after, job in zip(expected, jobs(Own), strict=True))
+    assert all((after != job.query.params).any() for after, job in zip(expected, jobs(Own), strict=True))
 
 
 def test_nodes_of_a_stack_may_follow_different_rules():
     rules = [None, Lookahead(0.05), Lookahead(0.5), Mixture(0.3, models(seed=9)[0]), Mixture(0.9, models(seed=8)[0])]
     rules += [Descent(0.1), Descent(0.2)]
-    asked = [TrainJob(k, model, 1, rule=rule) for k, (model, rule) in enumerate(zip(models(), rules, strict=True))]
-    assert difference(crew("one by one").train(asked), crew("dense").train(asked)) < 1e-5
+    asked = [NodeQuery(k, Train(model, 1, rule=rule)) for k, (model, rule) in enumerate(zip(models(), rules, strict=True))]
+    assert difference(crew("one by one").compute(asked), crew("dense").compute(asked)) < 1e-5
 
 
 def test_chains_of_linear_layers_have_their_own_gradient():
@@ -167,41 +169,44 @@ def test_chains_of_linear_layers_have_their_own_gradient():
 @pytest.mark.parametrize("kind", CREWS)
 def test_a_subset_trains_as_the_whole(kind):
     some = [jobs()[k] for k in (6, 2, 4)]
-    whole, part = crew(kind).train(jobs()), crew(kind).train(some)
+    whole, part = crew(kind).compute(jobs()), crew(kind).compute(some)
     assert difference([whole[6], whole[2], whole[4]], part) < 1e-6
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_the_order_of_jobs_changes_nothing(kind):
-    forward, backward = crew(kind).train(jobs()), crew(kind).train(jobs()[::-1])
+    forward, backward = crew(kind).compute(jobs()), crew(kind).compute(jobs()[::-1])
     assert all((a == b).all() for a, b in zip(forward, backward[::-1], strict=True))
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_training_is_pure(kind):
     team, given = crew(kind), jobs()
-    copies = [job.params.copy() for job in given]
-    first = [params.copy() for params in team.train(given)]
-    team.train([TrainJob(k, params, 2) for k, params in enumerate(first)])
-    again = team.train(given)
+    copies = [job.query.params.copy() for job in given]
+    first = [params.copy() for params in team.compute(given)]
+    team.compute([NodeQuery(k, Train(params, 2)) for k, params in enumerate(first)])
+    again = team.compute(given)
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
-    assert all((job.params == copy).all() for job, copy in zip(given, copies, strict=True))
+    assert all((job.query.params == copy).all() for job, copy in zip(given, copies, strict=True))
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_what_training_returned_is_not_written_later(kind):
     team = crew(kind)
-    first = team.train(jobs())
+    first = team.compute(jobs())
     kept = [params.copy() for params in first]
-    team.mean([MeanJob(k, first, [1 / 7] * 7) for k in range(7)])
-    team.train([TrainJob(k, params, 2) for k, params in enumerate(first)])
+    team.compute([NodeQuery(k, Mean(first, [1 / 7] * 7)) for k in range(7)])
+    team.compute([NodeQuery(k, Train(params, 2)) for k, params in enumerate(first)])
     assert all((a == b).all() for a, b in zip(first, kept, strict=True))
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_round_and_purpose_name_the_draws(kind):
     model = models()[0]
-    trained = [crew(kind).train([TrainJob(5, model, r, purpose=p)])[0] for r, p in [(1, "a"), (2, "a"), (1, "b"), (1, "a")]]
+    trained = [
+        crew(kind).compute([NodeQuery(5, Train(model, r, purpose=p))])[0]
+        for r, p in [(1, "a"), (2, "a"), (1, "b"), (1, "a")]
+    ]
     assert (trained[0] == trained[3]).all()
     assert (trained[0] != trained[1]).any()
     assert (trained[0] != trained[2]).any()
@@ -210,7 +215,7 @@ def test_round_and_purpose_name_the_draws(kind):
 def test_one_by_one_is_what_pytorch_does():
     this = task(mlp, 16, 3)
     model = models(1)[0]
-    (trained,) = OneByOne([this.learner(Draws(0, "a"))]).train([TrainJob(0, model, 1, epochs=3)])
+    (trained,) = OneByOne([this.learner(Draws(0, "a"))]).compute([NodeQuery(0, Train(model, 1, epochs=3))])
     module = mlp()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(model), module.parameters())
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
@@ -243,17 +248,17 @@ def test_adam_is_pytorchs_adam():
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_losses_of_several_models(kind, split):
     stacks = [models(1 + k % 3, seed=k) for k in range(NODES)]
-    asked = [LossJob(k, stack, split) for k, stack in enumerate(stacks)]
-    expected = crew("one by one").loss(asked)
-    found = crew(kind).loss(asked)
+    asked = [NodeQuery(k, Loss(stack, split)) for k, stack in enumerate(stacks)]
+    expected = crew("one by one").compute(asked)
+    found = crew(kind).compute(asked)
     assert [len(losses) for losses in found] == [len(stack) for stack in stacks]
     assert difference(expected, found) < 1e-5
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_metrics_of_several_models(kind):
-    asked = [EvaluateJob(k, models(2, seed=k), ("validation", "test")) for k in range(NODES)]
-    expected, found = crew("one by one").evaluate(asked), crew(kind).evaluate(asked)
+    asked = [NodeQuery(k, Evaluate(models(2, seed=k), ("validation", "test"))) for k in range(NODES)]
+    expected, found = crew("one by one").compute(asked), crew(kind).compute(asked)
     for a, b in zip(expected, found, strict=True):
         for x, y in zip(a, b, strict=True):
             assert set(x) == {"validation_loss", "validation_accuracy", "test_loss", "test_accuracy"}
@@ -267,8 +272,8 @@ def test_data_that_nodes_share_is_evaluated_for_each(kind):
     for other in learners[1:]:
         other.data = learners[0].data
     team = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
-    found = team.evaluate([EvaluateJob(k, models(1, seed=k), ("test",)) for k in range(5)])
-    expected = [OneByOne(learners).evaluate([EvaluateJob(k, models(1, seed=k), ("test",))])[0] for k in range(5)]
+    found = team.compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",))) for k in range(5)])
+    expected = [OneByOne(learners).compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",)))])[0] for k in range(5)]
     assert [row[0] for row in found] == [pytest.approx(row[0], rel=1e-5) for row in expected]
 
 
@@ -277,19 +282,19 @@ def test_a_split_that_is_missing_gives_no_metrics(kind):
     data = (np.zeros((4, 6), np.float32), np.zeros(4))
     learners = [classification(mlp, data).learner(Draws(0, f"node-{k}")) for k in range(3)]
     team = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
-    assert team.evaluate([EvaluateJob(1, models(2), ("validation", "test"))]) == [[{}, {}]]
-    assert np.isnan(team.loss([LossJob(1, models(2))])[0]).all()
+    assert team.compute([NodeQuery(1, Evaluate(models(2), ("validation", "test")))]) == [[{}, {}]]
+    assert np.isnan(team.compute([NodeQuery(1, Loss(models(2)))])[0]).all()
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_means(kind):
     team = crew(kind)
-    trained = team.train(jobs())
+    trained = team.compute(jobs())
     for stock in (trained, models(seed=9)):  # models that were made together, and others
-        asked = [MeanJob(k, [stock[k], stock[(k + 1) % 7]], [0.25, 0.75]) for k in range(7)]
+        asked = [NodeQuery(k, Mean([stock[k], stock[(k + 1) % 7]], [0.25, 0.75])) for k in range(7)]
         expected = [0.25 * stock[k] + 0.75 * stock[(k + 1) % 7] for k in range(7)]
-        assert difference(expected, team.mean(asked)) < 1e-6
-        assert difference(expected[:1], team.mean(asked[:1])) < 1e-6
+        assert difference(expected, team.compute(asked)) < 1e-6
+        assert difference(expected[:1], team.compute(asked[:1])) < 1e-6
 
 
 # What cannot be stacked, and what cannot be trained
@@ -337,9 +342,9 @@ def test_tasks_that_differ_cannot_be_stacked():
 @pytest.mark.parametrize("kind", CREWS)
 def test_training_that_diverges_names_the_node(kind):
     given = jobs()
-    broken = TrainJob(3, np.full_like(given[3].params, 1e38), 4)
+    broken = NodeQuery(3, Train(np.full_like(given[3].query.params, 1e38), 4))
     with pytest.raises(DivergenceError, match="node-3 diverged in round 4"):
-        crew(kind).train([*given[:3], broken])
+        crew(kind).compute([*given[:3], broken])
 
 
 def test_devices():
@@ -359,7 +364,7 @@ def test_nodes_may_share_inputs_and_have_targets_of_their_own(kind):
     learners = [made.learner(Draws(0, str(k))) for k, made in enumerate(tasks)]
     together = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
     model = models(1)[0]
-    losses = [float(found[0]) for found in together.loss([LossJob(k, [model], "validation") for k in range(3)])]
+    losses = [float(found[0]) for found in together.compute([NodeQuery(k, Loss([model], "validation")) for k in range(3)])]
     logits = torch.nn.functional.log_softmax(_outputs(tasks[0], model, x), 1).mean(0)
     assert losses == pytest.approx((-logits).tolist(), rel=1e-5)
 

@@ -25,9 +25,11 @@ LEARNING = 240  # seconds of real time after which something has gone wrong
 CONSTANT = """
 import time
 import numpy as np
+from p2pfl.learner import Learner, answers
 from p2pfl.parameters import Layout
+from p2pfl.queries import Evaluate, Loss, Train
 
-class Constant:
+class Constant(Learner):
     layout, n_samples, metric, higher_is_better, about = Layout((("values", (5000,)),), 5000), 1, "error", False, {}
 
     def initial(self, seed):
@@ -36,15 +38,18 @@ class Constant:
     def learner(self, draws, device):
         return self
 
-    def train(self, params, **options):
+    @answers(Train)
+    def _train(self, query):
         time.sleep(SECONDS)
         return self.initial(0)
 
-    def loss(self, stack, **options):
-        return np.zeros(len(stack))
+    @answers(Loss)
+    def _losses(self, query):
+        return np.zeros(len(query.stack))
 
-    def evaluate(self, stack, splits):
-        return [{f"{split}_{what}": 0.0 for split in splits for what in ("loss", "error")} for model in stack]
+    @answers(Evaluate)
+    def _figures(self, query):
+        return [{f"{split}_{what}": 0.0 for split in query.splits for what in ("loss", "error")} for _ in query.stack]
 
 def constant(part, seed):
     return Constant()

@@ -20,8 +20,9 @@ from p2pfl.fronts import maximised
 from p2pfl.kernels import DenseKernel, VmapKernel
 from p2pfl.objectives import Objectives, SmoothTchebycheff, linear, scalarisation
 from p2pfl.optimizers import SGD
+from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
 from p2pfl.randomness import Draws
-from p2pfl.stacked import EvaluateJob, LossJob, OneByOne, Stacked, TrainJob
+from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.task import Part, goals_of, group_of, make_task
 from p2pfl.tasks.teachers import favourites, squared_errors
 from p2pfl.torch_task import TorchTask, classification, multi_objective
@@ -106,7 +107,7 @@ def crew(kind, tasks):
 def jobs(tasks, **options):
     rng = np.random.default_rng(0)
     size = tasks[0].layout.size
-    return [TrainJob(k, rng.normal(0, 0.3, size).astype(np.float32), 1, 2, **options) for k in range(len(tasks))]
+    return [NodeQuery(k, Train(rng.normal(0, 0.3, size).astype(np.float32), 1, 2, **options)) for k in range(len(tasks))]
 
 
 def difference(some, others):
@@ -121,15 +122,15 @@ def test_nodes_of_different_preferences_are_stacked_as_if_alone(kind, name):
     ]
     alone, together = crew("one by one", tasks), crew(kind, tasks)
     assert isinstance(together._kernel, DenseKernel if kind == "dense" else VmapKernel)
-    models = alone.train(jobs(tasks))
-    assert difference(models, together.train(jobs(tasks))) < 1e-5
+    models = alone.compute(jobs(tasks))
+    assert difference(models, together.compute(jobs(tasks))) < 1e-5
     some = [jobs(tasks)[k] for k in (4, 1)]
-    assert difference([models[4], models[1]], together.train(some)) < 1e-5
-    asked = [EvaluateJob(k, [models[k], models[0]], ("validation", "test")) for k in range(NODES)]
-    for a, b in zip(alone.evaluate(asked), together.evaluate(asked), strict=True):
+    assert difference([models[4], models[1]], together.compute(some)) < 1e-5
+    asked = [NodeQuery(k, Evaluate([models[k], models[0]], ("validation", "test"))) for k in range(NODES)]
+    for a, b in zip(alone.compute(asked), together.compute(asked), strict=True):
         assert a == [pytest.approx(row, rel=1e-4) for row in b]
-    losses = [LossJob(k, models, "train") for k in range(NODES)]
-    assert difference(alone.loss(losses), together.loss(losses)) < 1e-5
+    losses = [NodeQuery(k, Loss(models, "train")) for k in range(NODES)]
+    assert difference(alone.compute(losses), together.compute(losses)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", CREWS)
@@ -144,8 +145,8 @@ def test_objectives_may_couple_the_samples_of_a_batch(kind):
     team, start = crew(kind, tasks), [np.array([1, 1, 1, 0], np.float32)] * 3
     models = start
     for round in range(1, 60):
-        models = team.train([TrainJob(k, model, round) for k, model in enumerate(models)])
-    found = [team.evaluate([EvaluateJob(k, [models[k]], ("test",))])[0][0] for k in range(3)]
+        models = team.compute([NodeQuery(k, Train(model, round)) for k, model in enumerate(models)])
+    found = [team.compute([NodeQuery(k, Evaluate([models[k]], ("test",)))])[0][0] for k in range(3)]
     assert found[0]["test_error"] < found[1]["test_error"] < found[2]["test_error"]
     assert found[0]["test_gap"] > found[1]["test_gap"] > found[2]["test_gap"]
 
@@ -153,8 +154,8 @@ def test_objectives_may_couple_the_samples_of_a_batch(kind):
 @pytest.mark.parametrize("kind", CREWS)
 def test_one_step_follows_the_weighted_sum_of_gradients(kind):
     task = teachers(0, lr=0.1, batch_size=100)
-    start = jobs([task])[0].params
-    (found,) = crew(kind, [task, teachers(2, lr=0.1, batch_size=100)]).train([TrainJob(0, start, 1)])
+    start = jobs([task])[0].query.params
+    (found,) = crew(kind, [task, teachers(2, lr=0.1, batch_size=100)]).compute([NodeQuery(0, Train(start, 1))])
     module = task.module()
     nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), module.parameters())
     x, y = task.data["train"]
@@ -167,8 +168,8 @@ def test_one_step_follows_the_weighted_sum_of_gradients(kind):
 @pytest.mark.parametrize("kind", CREWS)
 def test_what_is_reported_is_each_objective_and_what_the_preference_makes_of_them(kind):
     tasks = [teachers(k) for k in range(NODES)]
-    model = jobs(tasks)[0].params
-    found = [row[0] for row in crew(kind, tasks).evaluate([EvaluateJob(k, [model], ("test",)) for k in range(NODES)])]
+    model = jobs(tasks)[0].query.params
+    found = [row[0] for row in crew(kind, tasks).compute([NodeQuery(k, Evaluate([model], ("test",))) for k in range(NODES)])]
     names = ["mse_0", "mse_1", "mse_2", "mse_3"]
     assert list(found[0]) == ["test_loss", "test_reward", *(f"test_{name}" for name in names)]
     for task, row in zip(tasks, found, strict=True):
@@ -347,10 +348,12 @@ class Blind:
         return getattr(self.judged, name)
 
     def learner(self, draws, device="cpu"):
-        judged = self.judged.learner(draws, device)
-        return SimpleNamespace(
-            train=self.trained.learner(draws, device).train, loss=judged.loss, evaluate=judged.evaluate, draws=draws
-        )
+        judged, trained = self.judged.learner(draws, device), self.trained.learner(draws, device)
+
+        def compute(query):
+            return (trained if isinstance(query, Train) else judged).compute(query)
+
+        return SimpleNamespace(compute=compute, draws=draws)
 
 
 def blind(part, seed, *, base, preferences, **options):
@@ -455,5 +458,5 @@ def test_sgd_steps_of_zero_leave_models_as_they_are():
     """As the tests of messages above assume."""
     task = teachers(0, lr=0.0)
     assert task.optimizer == SGD(0.0)
-    (trained,) = crew("one by one", [task]).train(jobs([task]))
-    assert (trained == jobs([task])[0].params).all()
+    (trained,) = crew("one by one", [task]).compute(jobs([task]))
+    assert (trained == jobs([task])[0].query.params).all()

@@ -13,6 +13,7 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.oracle import Oracle
 from p2pfl.policies.random import Random
 from p2pfl.policy import Budget, Merge, Update, merge, samples
+from p2pfl.queries import Loss
 from p2pfl.rehearsal import rehearse
 from p2pfl.task import Part, make_task
 from p2pfl.torch_learner import TorchLearner
@@ -122,7 +123,12 @@ def test_dac_without_two_hop_borrows_nothing():
 @pytest.mark.parametrize("score_on", ["own", "peer"])
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -1e-6])
 def test_dac_does_not_know_a_peer_of_which_there_is_no_proper_loss(monkeypatch, loss, score_on):
-    monkeypatch.setattr(TorchLearner, "loss", lambda self, stack, split: np.full(len(stack), loss))
+    compute = TorchLearner.compute
+
+    def improper(self, query):
+        return np.full(len(query.stack), loss) if isinstance(query, Loss) else compute(self, query)
+
+    monkeypatch.setattr(TorchLearner, "compute", improper)
     policies = {name: Dac(neighbours=2, similarity="inverse-loss", score_on=score_on) for name in NAMES}
     _, history = rehearse(policies, TASKS, 3)
     assert all(set(policy.met.values()) == {0.0} for policy in policies.values())

@@ -24,11 +24,12 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.per_fedavg import PerFedAvg
 from p2pfl.policies.pfedgraph import PFedGraph, graph
 from p2pfl.policy import Coordinated, Submission
+from p2pfl.queries import Evaluate, NodeQuery
 from p2pfl.randomness import Draws
 from p2pfl.rehearsal import rehearse
 from p2pfl.rules import Aligned, Descent, Lookahead
-from p2pfl.stacked import EvaluateJob, OneByOne, Stacked
-from p2pfl.task import Part, evaluate, make_task
+from p2pfl.stacked import OneByOne, Stacked
+from p2pfl.task import Part, make_task
 from p2pfl.torch_task import classification, regression
 from sim.figures import traffic
 from sim.results import result_of
@@ -171,7 +172,7 @@ def test_a_step_ahead_is_one_of_gradient_descent_on_all_samples_whatever_the_bat
         (learner.loss([start + far, start - far], split="train") @ [1, -1]) / 0.02
         for far in 0.01 * np.eye(len(start), dtype=np.float32)
     ]
-    stepped = learner.train_by(Descent(0.001), start, round=1, epochs=7)
+    stepped = learner.train(start, round=1, epochs=7, rule=Descent(0.001))
     assert stepped - start == pytest.approx(-0.001 * np.array(slope), rel=1e-2, abs=1e-3)
 
 
@@ -232,9 +233,9 @@ def test_a_model_is_pulled_in_the_direction_of_the_one_that_was_assigned():
     start, anchor = np.array([1.0, 2.0, -1.0], np.float32), np.array([0.5, -1.0, 3.0], np.float32)
     w = torch.tensor(start, requires_grad=True)
     (1 - nn.functional.cosine_similarity(w, torch.tensor(anchor), dim=0)).backward()
-    stepped = task.learner(Draws(0, "a")).train_by(Aligned(0.7, anchor), start, round=1)
+    stepped = task.learner(Draws(0, "a")).train(start, round=1, rule=Aligned(0.7, anchor))
     assert stepped == pytest.approx(start - LR * 0.7 * w.grad.numpy(), rel=1e-5)
-    still = task.learner(Draws(0, "a")).train_by(Aligned(0.7, np.zeros(3, np.float32)), start, round=1)
+    still = task.learner(Draws(0, "a")).train(start, round=1, rule=Aligned(0.7, np.zeros(3, np.float32)))
     assert (still == start).all()
 
 
@@ -288,9 +289,9 @@ def test_all_ways_to_evaluate_remember_the_same(dense):
     learners = [blobs(k, n).learner(Draws(0, f"node-{k}")) for k, n in enumerate((20, 3, 12))]
     models = [[blobs(k).initial(k), blobs(k).initial(k + 9)] for k in range(3)]
     memory = Memory(5, 0.5, 1.0)
-    jobs = [EvaluateJob(k, models[k], ("validation", "test"), None if k == 1 else memory) for k in range(3)]
-    expected, found = OneByOne(learners).evaluate(jobs), Stacked(learners, dense).evaluate(jobs)
-    plain = OneByOne(learners).evaluate([msgspec.structs.replace(job, memory=None) for job in jobs])
+    jobs = [NodeQuery(k, Evaluate(models[k], ("validation", "test"), None if k == 1 else memory)) for k in range(3)]
+    expected, found = OneByOne(learners).compute(jobs), Stacked(learners, dense).compute(jobs)
+    plain = OneByOne(learners).compute([NodeQuery(k, Evaluate(models[k], ("validation", "test"))) for k in range(3)])
     for k in range(3):
         for one, other, without in zip(expected[k], found[k], plain[k], strict=True):
             assert one == pytest.approx(other, rel=1e-5)
@@ -388,7 +389,7 @@ def test_personal_models_stay_on_their_nodes(name):
 @pytest.mark.parametrize("name", MADE)
 def test_all_learn(name):
     _, cast, _ = play(MADE[name], rounds=8)
-    before, after = np.transpose([actor._learner.loss([actor.initial, actor.params]) for actor in cast.values()])
+    before, after = np.transpose([actor.learner.loss([actor.initial, actor.params]) for actor in cast.values()])
     assert after.mean() < before.mean()
 
 
@@ -418,14 +419,14 @@ def test_a_task_without_gradients_or_features_is_refused():
     with pytest.raises(ConfigurationError, match="needs a task that is trained along gradients"):
         rehearse({"a": Apfl(alpha_lr=0.0)}, {"a": table}, 1)
     with pytest.raises(ConfigurationError, match="needs a task whose models have features and logits"):
-        evaluate(table.learner(Draws(0, "a"), "cpu"), [table.initial(0)], ("test",), KnnPer().memory)
+        table.learner(Draws(0, "a"), "cpu").evaluate([table.initial(0)], ("test",), KnnPer().memory)
     linear = TASKS["node-0"]
     with pytest.raises(ConfigurationError, match="needs a classification with cross-entropy"):
-        evaluate(linear.learner(Draws(0, "a"), "cpu"), [linear.initial(0)], ("test",), KnnPer().memory)
+        linear.learner(Draws(0, "a"), "cpu").evaluate([linear.initial(0)], ("test",), KnnPer().memory)
     rehearse({"a": PFedGraph(weight=0.0)}, {"a": table}, 2)  # without the cosine it is a mean only
 
 
 def test_a_step_ahead_of_one_sample_sees_it_twice():
     learner, w = number(3.0).learner(Draws(0, "a")), np.array([1.0], np.float32)
-    stepped = learner.train_by(Lookahead(0.2), w, round=1)
+    stepped = learner.train(w, round=1, rule=Lookahead(0.2))
     assert stepped[0] == pytest.approx(1 - LR * down(1 - 0.2 * down(1, 3), 3))

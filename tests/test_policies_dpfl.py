@@ -26,7 +26,7 @@ def play(make, rounds=2, **options):
 
 
 def loss(cast, name, params):
-    return cast[name]._learner.loss([params])[0]
+    return cast[name].learner.loss([params])[0]
 
 
 def test_dpfl_chooses_within_the_budget_and_stays_with_whom_it_chose():
@@ -58,7 +58,7 @@ def test_dpfl_learns_with_its_own_cluster():
 def test_dpfl_prepares_by_training_from_the_common_model_and_publishes_that():
     policies, cast, _ = play(lambda: Dpfl(initial_epochs=3, epochs=1), rounds=1)
     actor = cast["node-4"]
-    trained = actor._learner.train(actor.initial, round=0, epochs=3)
+    trained = actor.learner.train(actor.initial, round=0, epochs=3)
     assert (actor.published[0, "prepared"].params == trained).all()
     assert set(policies["node-4"].omega) <= set(NAMES)
 
@@ -208,7 +208,7 @@ def test_fine_tuning_can_go_on_from_the_best_aggregated_model(make):
         merged = [merges[name].params for merges in without]
         best = min(merged, key=lambda params: loss(cast, name, params))
         assert (policies[name].best == best).all()
-        tuned = cast[name]._learner.train(best, round=4, epochs=6, purpose="fine tuning")
+        tuned = cast[name].learner.train(best, round=4, epochs=6, purpose="fine tuning")
         assert (history[3][name].params == tuned).all()
 
 
@@ -229,7 +229,7 @@ def test_every_policy_trains_as_many_epochs_as_it_is_told_to(name):
     cast, history = rehearse(policies, TASKS, 1)
     actor = cast["node-2"]
     proximal = (0.1, actor.initial) if name == "fedprox" else None
-    trained = actor._learner.train(actor.initial, round=1, epochs=3, proximal=proximal)
+    trained = actor.learner.train(actor.initial, round=1, epochs=3, proximal=proximal)
     found = history[0]["node-2"].params if name == "local" else actor.published[1, "trained"].params
     assert (found == trained).all()
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from restarted import Restarted
 
+from p2pfl import fair_classifier
 from p2pfl.errors import ConfigurationError
-from p2pfl.fair_classifier import Loss
 from p2pfl.fairness import covariance_loss, mixed, tally_of
 from p2pfl.memory import Ensemble
 from p2pfl.parameters import Layout
@@ -22,12 +22,13 @@ from p2pfl.policies.fedfb import AgnosticFair, FedFB
 from p2pfl.policies.lft import LftEnsemble, LftFedAvg
 from p2pfl.policies.local import Local
 from p2pfl.policy import Coordinated, Submission
+from p2pfl.queries import Evaluate, NodeQuery, Train
 from p2pfl.randomness import Draws
 from p2pfl.rehearsal import rehearse
 from p2pfl.rules import Weighted
-from p2pfl.stacked import EvaluateJob, OneByOne, Stacked, TallyJob, TrainJob
-from p2pfl.tally import Tally, against_the_worst, balanced, disparity, even, packed, total, unpacked
-from p2pfl.task import Part, evaluate, make_task
+from p2pfl.stacked import OneByOne, Stacked
+from p2pfl.tally import CountGroups, Tally, against_the_worst, balanced, disparity, even, packed, total, unpacked
+from p2pfl.task import Part, make_task
 from sim.run import run
 from sim.scenario import resolve
 
@@ -90,8 +91,10 @@ def test_a_tally_by_hand():
 
 def test_all_ways_to_compute_tally_the_same():
     learners = [TASKS[name].learner(Draws(0, name)) for name in NAMES]
-    jobs = [TallyJob(k, TASKS[name].initial(k)) for k, name in enumerate(NAMES)]
-    for one, other, task in zip(OneByOne(learners).tally(jobs), Stacked(learners).tally(jobs), TASKS.values(), strict=True):
+    jobs = [NodeQuery(k, CountGroups(TASKS[name].initial(k))) for k, name in enumerate(NAMES)]
+    for one, other, task in zip(
+        OneByOne(learners).compute(jobs), Stacked(learners).compute(jobs), TASKS.values(), strict=True
+    ):
         assert all((a == b).all() for a, b in zip(one, other, strict=True))
         assert one.counts.sum() == task.n_samples
         assert 0 < one.losses.sum() / task.n_samples < 3
@@ -179,10 +182,10 @@ def test_a_step_by_weights_is_that_of_the_weighted_loss():
     sgd = {"batch_size": 1000, "optimizer": {"name": "sgd", "lr": 0.5}}
     task = make_task("fairness", TABLE | sgd, Part(0, 3), 0)
     start, weights = task.initial(0), np.array([[0.5, 1.5], [1.5, 0.25]])
-    found = task.learner(Draws(0, "a")).train_by(Weighted(weights), start, round=1)
+    found = task.learner(Draws(0, "a")).train(start, round=1, rule=Weighted(weights))
     assert found == pytest.approx(by_hand(task, start, weights, 0.5), abs=1e-6)
     plain = task.learner(Draws(0, "a")).train(start, round=1)
-    assert task.learner(Draws(0, "a")).train_by(Weighted(even(2)), start, round=1).tobytes() == plain.tobytes()
+    assert task.learner(Draws(0, "a")).train(start, round=1, rule=Weighted(even(2))).tobytes() == plain.tobytes()
     assert np.abs(found - plain).max() > 1e-3
 
 
@@ -194,8 +197,8 @@ def test_weights_in_a_stack_are_those_of_one_by_one(dense):
     ]
     assert len({task.n_samples for task in tasks}) > 1
     learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    jobs = [TrainJob(k, t.initial(k), 1, 2, rule=Weighted(rng.random((2, 2)) * 2)) for k, t in enumerate(tasks)]
-    for one, other in zip(OneByOne(learners).train(jobs), Stacked(learners, dense).train(jobs), strict=True):
+    jobs = [NodeQuery(k, Train(t.initial(k), 1, 2, rule=Weighted(rng.random((2, 2)) * 2))) for k, t in enumerate(tasks)]
+    for one, other in zip(OneByOne(learners).compute(jobs), Stacked(learners, dense).compute(jobs), strict=True):
         assert np.abs(one - other).max() < 1e-5 * np.abs(one).max()
 
 
@@ -203,9 +206,9 @@ def test_a_task_without_groups_says_so():
     task = make_task("concept-shift", {}, Part(0, 3), 0)
     learner = task.learner(Draws(0, "a"))
     for ask in (
-        lambda: learner.tally(task.initial(0)),
-        lambda: learner.train_by(Weighted(even(2)), task.initial(0), round=1),
-        lambda: evaluate(learner, [task.initial(0)], ("test",), Ensemble([task.initial(1)], [0.5])),
+        lambda: learner.compute(CountGroups(task.initial(0))),
+        lambda: learner.train(task.initial(0), round=1, rule=Weighted(even(2))),
+        lambda: learner.evaluate([task.initial(0)], ("test",), Ensemble([task.initial(1)], [0.5])),
     ):
         with pytest.raises(ConfigurationError, match="whose samples have labels and groups"):
             ask()
@@ -218,9 +221,9 @@ def test_the_weights_move_by_how_the_models_of_the_round_treat_the_groups():
     policies, *_ = play(lambda: LftFedAvg(epochs=2, alpha=0.5, updates=2), rounds=1)
     for name, task in TASKS.items():
         learner, start = task.learner(Draws(0, name)), task.initial(0)
-        first = balanced(even(2), learner.tally(start), 0.5)
-        half = learner.train_by(Weighted(first), start, round=1)
-        second = balanced(first, learner.tally(half), 0.5 / np.sqrt(2))
+        first = balanced(even(2), learner.compute(CountGroups(start)), 0.5)
+        half = learner.train(start, round=1, rule=Weighted(first))
+        second = balanced(first, learner.compute(CountGroups(half)), 0.5 / np.sqrt(2))
         assert policies[name].weights == pytest.approx(second)
         assert policies[name].moves == 2
 
@@ -253,12 +256,12 @@ def test_an_ensemble_trains_alone_and_predicts_together():
             share * torch.sigmoid(learner._outputs(cast[id].params, x)) for id, share in zip(NAMES, shares, strict=True)
         ]
     right = ((sum(means)[:, 0] > 0.5) == (y[:, 0] == 1)).double().mean().item()
-    (found,) = evaluate(learner, [cast["node-0"].params], ("test",), policies["node-0"].memory)
+    (found,) = learner.evaluate([cast["node-0"].params], ("test",), policies["node-0"].memory)
     assert found["test_accuracy"] == pytest.approx(right)
-    (own,) = evaluate(learner, [cast["node-0"].params], ("test",), None)
+    (own,) = learner.evaluate([cast["node-0"].params], ("test",), None)
     assert found["test_loss"] != pytest.approx(own["test_loss"])
-    job = EvaluateJob(0, [cast["node-0"].params], ("test",), policies["node-0"].memory)
-    assert Stacked([learner]).evaluate([job]) == [[pytest.approx(found)]]
+    job = NodeQuery(0, Evaluate([cast["node-0"].params], ("test",), policies["node-0"].memory))
+    assert Stacked([learner]).compute([job]) == [[pytest.approx(found)]]
 
 
 def test_probabilities_are_averaged_and_not_logits():
@@ -274,12 +277,13 @@ SINGLE = {"data": "synthetic", "rows": 400, "model": "single", "batch_size": 32}
 def test_the_loss_of_the_plain_classifier_by_hand():
     logits, targets = torch.tensor([[0.0], [np.log(3)], [0.0]]).double(), torch.tensor([[1.0, 0], [1, 0], [0, 1]]).double()
     each = -np.log([1 / 2, 3 / 4, 1 / 2])
-    assert Loss(2)(logits, targets).tolist() == pytest.approx([each.mean()])
+    assert fair_classifier.Loss(2)(logits, targets).tolist() == pytest.approx([each.mean()])
     own = torch.tensor([[0.5], [1.5], [2.0]]).double()
     weighted = (each * [0.5, 1.5, 2.0]).mean()
-    assert Loss(2)(logits, torch.cat([targets, own], 1)).tolist() == pytest.approx([weighted])
+    assert fair_classifier.Loss(2)(logits, torch.cat([targets, own], 1)).tolist() == pytest.approx([weighted])
     penalty = covariance_loss(torch.sigmoid(logits[:, 0]), targets[:, 1], 2).item()
-    assert Loss(2, 7.0)(logits, torch.cat([targets, own], 1)).tolist() == pytest.approx([weighted + 7 * penalty])
+    found = fair_classifier.Loss(2, 7.0)(logits, torch.cat([targets, own], 1)).tolist()
+    assert found == pytest.approx([weighted + 7 * penalty])
     assert penalty > 0
 
 
@@ -298,11 +302,11 @@ def test_they_train_the_plain_classifier_too(name):
     policies, cast, _ = play(MADE[name], tasks, rounds=2)
     for id, task in tasks.items():
         learner = task.learner(Draws(0, id))
-        (before,), (after,) = (evaluate(learner, [p], ("train",), None) for p in (cast[id].initial, cast[id].params))
+        (before,), (after,) = (learner.evaluate([p], ("train",), None) for p in (cast[id].initial, cast[id].params))
         assert after["train_loss"] < before["train_loss"]
-        (together,) = evaluate(learner, [cast[id].params], ("test",), getattr(policies[id], "memory", None))
+        (together,) = learner.evaluate([cast[id].params], ("test",), getattr(policies[id], "memory", None))
         assert 0 <= together["test_hypervolume"] <= 1
-        assert learner.tally(cast[id].params).counts.sum() == task.n_samples
+        assert learner.compute(CountGroups(cast[id].params)).counts.sum() == task.n_samples
     with pytest.raises(ConfigurationError, match="penalty must be 0 or more"):
         make_task("praffl", SINGLE | {"penalty": -1.0}, Part(0, 3), 0)
 

@@ -25,8 +25,9 @@ from p2pfl.fronts import hypervolume, non_dominated
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.random import Random
-from p2pfl.praffl import HEAD_SHAPES, HEAD_SIZE, heads, spread
 from p2pfl.praffl_learner import PrafflLearner, losses, measured
+from p2pfl.praffl_model import HEAD_SHAPES, HEAD_SIZE, heads, spread
+from p2pfl.queries import Train
 from p2pfl.randomness import Draws
 from p2pfl.task import Part, make_task
 from sim.clock import run as run_virtually
@@ -198,14 +199,15 @@ def small(part, seed):
 @pytest.mark.parametrize("policy", [lambda: Random(neighbours=2), CoordinatedFedAvg], ids=["gossip", "coordinated"])
 def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeypatch):
     frames, trainings = [], []
-    learn = PrafflLearner.train
+    compute = PrafflLearner.compute
 
-    def watched(self, params, **how):
-        result = learn(self, params, **how)
-        trainings.append((self, how["round"], result))
+    def watched(self, query):
+        result = compute(self, query)
+        if isinstance(query, Train):
+            trainings.append((self, query.round, result))
         return result
 
-    monkeypatch.setattr(PrafflLearner, "train", watched)
+    monkeypatch.setattr(PrafflLearner, "compute", watched)
 
     async def scenario():
         federation = Federation("abc", Settings(rounds=2, deadline=10.0), policy=policy, task="test_praffl:small")

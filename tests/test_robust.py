@@ -277,16 +277,16 @@ class Failing(Local):
     rounds = (2, 3)
 
     async def round(self, me, peers):
-        train = me.trainer.train
+        submit = me.trainer.submit
 
-        async def diverge(*args, **options):
+        async def diverge(query):
             raise DivergenceError(me.id, me.round)
 
-        me.trainer.train = diverge if me.round in self.rounds else train
+        me.trainer.submit = diverge if me.round in self.rounds else submit
         try:
             return Merge(await me.train(), {me.id: 1.0})
         finally:
-            me.trainer.train = train
+            me.trainer.submit = submit
 
 
 def test_training_that_diverges_keeps_the_model_of_before():

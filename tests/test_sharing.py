@@ -17,14 +17,15 @@ from node import agreement
 from node import config as folders
 from node.settings import Settings
 from p2pfl.errors import ConfigurationError
+from p2pfl.modules import layout_of
 from p2pfl.parameters import Layout, weighted_mean
 from p2pfl.policies import make_policy
+from p2pfl.queries import NodeQuery, Train
 from p2pfl.randomness import Draws
 from p2pfl.rehearsal import rehearse
 from p2pfl.rules import Aligned, Descent, Lookahead, Mixture, Only
-from p2pfl.stacked import OneByOne, Stacked, TrainJob
+from p2pfl.stacked import OneByOne, Stacked
 from p2pfl.task import Part, make_task
-from p2pfl.torch_task import layout_of
 from protocols.envelope import OVERHEAD
 from sim.run import Simulation, run
 from sim.scenario import resolve
@@ -162,7 +163,7 @@ def trained(kind, options, **task):
     tasks = [headed(Part(k, NODES), 0, optimizer=DECAYING, **task) for k in range(NODES)]
     learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
     crew = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
-    return np.array(crew.train([TrainJob(k, tasks[k].initial(k), 1, **options) for k in range(NODES)]))
+    return np.array(crew.compute([NodeQuery(k, Train(tasks[k].initial(k), 1, **options)) for k in range(NODES)]))
 
 
 @pytest.mark.parametrize("kind", ["dense", "vmap"])
@@ -196,14 +197,14 @@ def test_a_mixture_has_the_private_part_of_the_model_that_is_trained():
     """At alpha 0 all of the mixture's shared part is the other model's: then the own one has no gradient there."""
     task = headed(Part(0, 1), 0, optimizer=p2pfl.SGD(0.1))
     before = task.initial(0)
-    after = task.learner(Draws(0, "a")).train_by(Mixture(0.0, ANCHOR), before, round=1)
+    after = task.learner(Draws(0, "a")).train(before, round=1, rule=Mixture(0.0, ANCHOR))
     assert (after != before).tolist() == [False] * SHARED + [True] * (ALL - SHARED)
 
 
 def test_parts_are_not_trained_apart_where_nothing_is_private():
     task = headed(Part(0, 1), 0, private=())
     with pytest.raises(ConfigurationError, match="trains the private and the shared part apart"):
-        task.learner(Draws(0, "a")).train_by(Only("private"), task.initial(0), round=1)
+        task.learner(Draws(0, "a")).train(task.initial(0), round=1, rule=Only("private"))
 
 
 # Policies
@@ -353,9 +354,9 @@ def test_fedrep_trains_the_head_then_the_body_and_averages_the_bodies():
     for round in (1, 2):
         for name, task in tasks.items():
             learner = task.learner(Draws(0, name))
-            after = learner.train_by(Only("private"), models[name], round=round, epochs=3, purpose="head")
+            after = learner.train(models[name], round=round, epochs=3, purpose="head", rule=Only("private"))
             assert (after[:SHARED] == models[name][:SHARED]).all()
-            models[name] = learner.train_by(Only("shared"), after, round=round, epochs=2)
+            models[name] = learner.train(after, round=round, epochs=2, rule=Only("shared"))
             assert (models[name][SHARED:] == after[SHARED:]).all()
         n = np.array([task.n_samples for task in tasks.values()])
         mean = weighted_mean([models[name][:SHARED] for name in NAMES], (n / n.sum()).tolist())

@@ -10,7 +10,7 @@ from torch import nn
 import p2pfl
 from p2pfl import machine
 from p2pfl.errors import ConfigurationError
-from p2pfl.torch_task import count_values
+from p2pfl.modules import count_values
 from sim import api, cli, engine, memory
 from sim.memory import check_runs, need
 from sim.scenario import load, resolve, shipped

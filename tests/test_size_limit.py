@@ -13,8 +13,8 @@ from torch import nn
 from node import config, setup
 from p2pfl import machine, size_limit
 from p2pfl.errors import ConfigurationError
+from p2pfl.modules import make_module
 from p2pfl.task import Part, make_task
-from p2pfl.torch_task import make_module
 
 GB = 10**9
 

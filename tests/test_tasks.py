@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.modules import flatten, layout_of
 from p2pfl.optimizers import SGD, Adam
 from p2pfl.randomness import Draws
 from p2pfl.task import MOST_FACTS, Part, check_about, make_task
 from p2pfl.tasks.digits import _images, _shares, node_labels
 from p2pfl.torch_learner import choose_device
-from p2pfl.torch_task import classification, flatten, layout_of
+from p2pfl.torch_task import classification
 from protocols.messages import Terms, decode_terms
 
 

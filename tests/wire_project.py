@@ -168,7 +168,7 @@ def check_inviter(given):
     answer = decode_answer(reply.frame)
     if reply.cause:
         assert answer.reason.startswith(reply.cause + ": ")
-        raise Refused(reply.cause)
+        raise RefusedError(reply.cause)
     assert answer.file == file.data
     assert answer.log == log.encode()
     return {"epoch": log.epoch, "members": listed(log)}

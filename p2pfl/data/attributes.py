@@ -15,15 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from p2pfl.data.rows import Rows
 from p2pfl.errors import ConfigurationError, unknown
-
-if TYPE_CHECKING:
-    from p2pfl.data.tables import Rows
 
 MOST_GROUPS = 64  # of one attribute
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from p2pfl.data import tables
 from p2pfl.data.attributes import groups_of
+from p2pfl.data.rows import Rows
 from p2pfl.data.synthetic import synthetic
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.randomness import Draws
@@ -87,9 +88,9 @@ def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, t
     return FairSet(whole.labels, test, attribute, encoder, table.schema.sensitive)
 
 
-def joined(first: tables.Rows, second: tables.Rows) -> tables.Rows:
+def joined(first: Rows, second: Rows) -> Rows:
     """Return the rows of both parts of a table, one after the other."""
-    return tables.Rows(
+    return Rows(
         {name: np.concatenate([values, second.numbers[name]]) for name, values in first.numbers.items()},
         {name: np.concatenate([values, second.categories[name]]) for name, values in first.categories.items()},
         np.concatenate([first.labels, second.labels]),

@@ -30,7 +30,6 @@ import csv
 import io
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
 from typing import Literal, NamedTuple
@@ -41,6 +40,7 @@ import numpy as np
 from p2pfl import toml
 from p2pfl.data.attributes import Grouping
 from p2pfl.data.files import reading
+from p2pfl.data.rows import Rows
 from p2pfl.data.sets import data_root
 from p2pfl.errors import ConfigurationError, MissingRequirementError
 
@@ -76,32 +76,6 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def named(self, kind: Kind) -> list[str]:
         """Return the columns of a kind, in order."""
         return [name for name, found in self.columns.items() if found == kind]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of a table, column by column.
-
-    Attributes:
-        numbers: float64 [n] of each numeric column, NaN where it is missing.
-        categories: strings [n] of each categorical column, "" where it is missing.
-        labels: 0 or 1, int64 [n].
-    """
-
-    numbers: Mapping[str, np.ndarray]
-    categories: Mapping[str, np.ndarray]
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, index: np.ndarray) -> Rows:
-        """Return some of the rows."""
-        return Rows(
-            {name: values[index] for name, values in self.numbers.items()},
-            {name: values[index] for name, values in self.categories.items()},
-            self.labels[index],
-        )
 
 
 class Table(NamedTuple):

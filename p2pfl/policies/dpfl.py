@@ -86,6 +86,10 @@ class Dpfl:
             updates = await peers.models(peers.fit([id for id in self.chosen if id in there]))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
+    def preselected(self) -> tuple[str, ...]:
+        """Return Omega (line 5 of algorithm 1); see p2pfl.policy.SupportsPreselection."""
+        return self.omega
+
     def _limit(self, me: Me, count: int) -> int:
         """How many of so many peers may be chosen."""
         return min(count, me.budget.at_once - self.count_self) if me.budget.at_once else count

@@ -16,7 +16,7 @@ from p2pfl.policies.coordinated import CoordinatedFedAvg, sender
 from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission
 from p2pfl.randomness import Draws
 from p2pfl.rules import Rule, Scalarised
-from p2pfl.slopes import Slopes
+from p2pfl.slopes import DifferentiateObjectives, Slopes
 
 MOST_OBJECTIVES = 64
 MOST_SIZE = 2**13
@@ -73,7 +73,7 @@ class FedCmoo(CoordinatedFedAvg):
             raise ValueError(f"floor must be from 0 to 1, got {self.floor}")
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        self.seen, self.now = await me.slopes(me.params), me.round
+        self.seen, self.now = await me.compute(DifferentiateObjectives(me.params)), me.round
         return await super().round(me, peers)
 
     def _rule(self, me: Me) -> Rule | None:

@@ -16,7 +16,7 @@ from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
 from p2pfl.policies.lft import check_step
 from p2pfl.policy import Assignment, Extras, Me, Submission
 from p2pfl.rules import Weighted
-from p2pfl.tally import Tally, against_the_worst, balanced, even, packed, total, unpacked
+from p2pfl.tally import CountGroups, Tally, against_the_worst, balanced, even, packed, total, unpacked
 
 MOST = 1e9  # of a sample's weight: those that balance are below 2, and those of a mean of 1 not above the samples of all
 
@@ -34,7 +34,7 @@ class Weighing(CoordinatedFedAvg):
     began: Tally | None = field(default=None, init=False, repr=False)
 
     async def _train(self, me: Me) -> Parameters:
-        self.began = await me.tally(me.params)
+        self.began = await me.compute(CountGroups(me.params))
         _, weights = said(self.previous, self.began, me.round)
         return await me.train(epochs=self.epochs, rule=Weighted(weights))
 

@@ -15,7 +15,7 @@ from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedavg import FedAvg
 from p2pfl.policy import Me, Merge, Peers, samples
 from p2pfl.rules import Weighted
-from p2pfl.tally import Tally, balanced, even
+from p2pfl.tally import CountGroups, Tally, balanced, even
 
 
 @dataclass
@@ -52,7 +52,7 @@ class LocalFair(FedAvg):
     async def _train(self, me: Me) -> Parameters:
         params = me.params
         for part in range(self.updates):
-            found = await me.tally(params)
+            found = await me.compute(CountGroups(params))
             if not part:
                 self.began = found
             self.moves += 1

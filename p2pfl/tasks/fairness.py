@@ -20,14 +20,16 @@ from p2pfl.data.tables import names
 from p2pfl.errors import ConfigurationError
 from p2pfl.fair_task import FairLosses, FairTask, Kind, Measure
 from p2pfl.fairness import Against
+from p2pfl.modules import make_module
 from p2pfl.names import build, named
 from p2pfl.objectives import Objectives, scalarisation
 from p2pfl.optimizers import SGD, Adam
-from p2pfl.policy import Split
 from p2pfl.preferences import preference_of
+from p2pfl.queries import Split
 from p2pfl.randomness import federation_draws
 from p2pfl.task import Part
-from p2pfl.torch_task import Samples, TorchTask, make_module
+from p2pfl.torch_problem import Samples
+from p2pfl.torch_task import TorchTask
 
 Table = Mapping[str, Any]
 IID, DIRICHLET, LINEAR, ADAM = {"name": "iid"}, {"name": "dirichlet"}, {"name": "linear"}, {"name": "adam"}
@@ -107,7 +109,15 @@ def fairness(
         raise ConfigurationError("task.sharpness must be more than 0, task.share 0 or more, and both finite")
     if kind == "covariance" and measure != "demographic-parity":
         raise ConfigurationError('task.kind "covariance" knows demographic parity only')
-    pool = pool_of(data, root, seed, rows, part.count, sensitive or (), (partition, validation, test, official))
+    pool = pool_of(
+        data,
+        root,
+        seed=seed,
+        rows=rows,
+        count=part.count,
+        sensitive=sensitive or (),
+        division=(partition, validation, test, official),
+    )
     losses = FairLosses(pool.counts, measure, kind, sharpness, share)
     steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
     losses = _divided(pool, losses, tuple(widths), seed) if normalise else losses
@@ -148,6 +158,7 @@ Division = tuple[Table, float, float, bool]
 def pool_of(
     data: str,
     root: str,
+    *,
     seed: int,
     rows: int,
     count: int,
@@ -169,7 +180,14 @@ def pool_of(
     where = str(data_root(root, f"the data set {data!r}")) if data in names() else ""
     changes = tuple(sorted((columns or {}).items()))
     return _pool(
-        data, where, seed, rows, count, tuple(sensitive), json.dumps(division, sort_keys=True, default=str), changes
+        data,
+        where,
+        seed=seed,
+        rows=rows,
+        count=count,
+        sensitive=tuple(sensitive),
+        division=json.dumps(division, sort_keys=True, default=str),
+        columns=changes,
     )
 
 
@@ -207,6 +225,7 @@ class Pool:
 def _pool(
     data: str,
     root: str,
+    *,
     seed: int,
     rows: int,
     count: int,

@@ -21,13 +21,15 @@ from p2pfl.data.transforms import augment as augmented
 from p2pfl.data.transforms import rotate
 from p2pfl.errors import ConfigurationError
 from p2pfl.models import MODELS
+from p2pfl.modules import last_layer, make_module
 from p2pfl.names import build, named
 from p2pfl.optimizers import SGD, Adam
 from p2pfl.parameters import Parameters
-from p2pfl.policy import Split
+from p2pfl.queries import Split
 from p2pfl.randomness import Draws
 from p2pfl.task import Part
-from p2pfl.torch_task import Samples, TorchTask, last_layer, make_module
+from p2pfl.torch_problem import Samples
+from p2pfl.torch_task import TorchTask
 
 Table = Mapping[str, Any]
 IID, NO_SHIFT, MLP, PLAIN_SGD = {"name": "iid"}, {"name": "none"}, {"name": "mlp"}, {"name": "sgd"}
@@ -126,7 +128,7 @@ def images(
         del splits["validation"]
     task = ImageTask(
         module,
-        {split: _samples(source, split, index, share, augment, draws) for split, index in splits.items()},
+        {split: _samples(source, split, index, share=share, harder=augment, draws=draws) for split, index in splits.items()},
         optimizer=build("task.optimizer", steps, how),
         batch_size=batch_size,
         about={} if share.group is None else {"group": share.group},
@@ -145,7 +147,7 @@ def _plan(loaded: tuple[ImageSet, ...], division: str, count: int, seed: int) ->
     return plan(loaded, count, seed, partition=partition, shift=shift, samples=samples, validation=validation, test=test)
 
 
-def _samples(source: ImageSet, split: Split, index: np.ndarray, share: Share, harder: Table, draws: Draws) -> Samples:
+def _samples(source: ImageSet, split: Split, index: np.ndarray, *, share: Share, harder: Table, draws: Draws) -> Samples:
     """Return a node's samples as tensors; those that another node has in just the same way are the same tensors."""
     images = source.test if split == "test" else source.train
     which = (source, split == "test", index.tobytes())

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
-from p2pfl.morl import DDPG, DQN, Environment, MorlTask
+from p2pfl.morl import MorlTask
+from p2pfl.morl_settings import DDPG, DQN, Environment
 from p2pfl.names import build
 from p2pfl.preferences import preference_of
 from p2pfl.task import Part

@@ -14,7 +14,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.fair_classifier import FairClassifier, classifier
 from p2pfl.names import build, named
 from p2pfl.objectives import SmoothTchebycheff
-from p2pfl.praffl import BODY, GroupedSamples, PrafflTask, Training, body
+from p2pfl.praffl import PrafflTask
+from p2pfl.praffl_model import BODY, GroupedSamples, Training, body
 from p2pfl.task import Part
 from p2pfl.tasks.fairness import IID, OPTIMIZERS, pool_of
 
@@ -80,7 +81,16 @@ def praffl(
         ConfigurationError: an option makes no sense, or the data cannot be used.
     """
     division = (partition, validation, test, official)
-    pool = pool_of(data, root, seed, rows, part.count, [sensitive] if sensitive else (), division, columns)
+    pool = pool_of(
+        data,
+        root,
+        seed=seed,
+        rows=rows,
+        count=part.count,
+        sensitive=[sensitive] if sensitive else (),
+        division=division,
+        columns=columns,
+    )
     steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
     made = build("task.optimizer", steps, how)
     samples = pool.samples(part.index, False)

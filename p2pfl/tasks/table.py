@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -22,7 +22,7 @@ from p2pfl.data.files import lines_of
 from p2pfl.errors import ConfigurationError
 from p2pfl.machine import amount, free_memory
 from p2pfl.optimizers import SGD
-from p2pfl.policy import Split
+from p2pfl.queries import Split
 from p2pfl.randomness import Draws
 from p2pfl.task import Part
 from p2pfl.torch_task import TorchTask, classification
@@ -119,13 +119,15 @@ def _read_npz(path: Path, classes: int, features: int) -> dict[Split, Arrays]:
         for name in (x_name, y_name):
             if name not in arrays:
                 raise ConfigurationError(f"{path} has no array {name}")
-        splits[split] = _checked(path, x_name, arrays[x_name], y_name, arrays[y_name], classes, features)
+        splits[split] = _checked(path, arrays, (x_name, y_name), classes, features)
     return splits
 
 
 def _checked(
-    path: Path, x_name: str, x: np.ndarray, y_name: str, y: np.ndarray, classes: int, features: int
+    path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, str], classes: int, features: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    x_name, y_name = names
+    x, y = arrays[x_name], arrays[y_name]
     if x.ndim < 2 or y.shape != x.shape[:1]:
         raise ConfigurationError(
             f"{path}: {x_name} is of shape {list(x.shape)} and {y_name} of {list(y.shape)}, expected [n, ...] and [n]"

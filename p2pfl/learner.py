@@ -1,0 +1,96 @@
+"""One node's computations on its own data: the base class of learners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.memory import Company
+from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.queries import Evaluate, Loss, Mean, Query, R, Split, Train
+from p2pfl.rules import Rule
+
+Answer = TypeVar("Answer", bound=Callable[..., Any])
+
+
+def answers(*operations: type) -> Callable[[Answer], Answer]:
+    """Mark a method of a learner as the one that answers queries of these operations.
+
+    Args:
+        operations: types of queries, `p2pfl.rules.Rule` for `Train` with a rule, and `p2pfl.memory.Company` for `Evaluate`
+            with a memory; see `p2pfl.queries.Query.operation`.
+    """
+
+    def mark(method: Answer) -> Answer:
+        method.operations = operations  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class Learner:
+    """Answers queries. Pure: equal queries give equal results, whatever was asked before.
+
+    A subclass marks its methods with `answers`; it answers at least `Train`, `Loss` and `Evaluate`. The optimiser's state
+    ends with the training. A learner that keeps something from training to training is a `p2pfl.task.Keeper` as well.
+    """
+
+    _methods: ClassVar[Mapping[type, str]] = {}  # names of the marked methods, by operation
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._methods = {
+            operation: name
+            for base in reversed(cls.__mro__)
+            for name, method in vars(base).items()
+            for operation in getattr(method, "operations", ())
+        }
+
+    def compute(self, query: Query[R]) -> R:
+        """Return the answer to a query.
+
+        Raises:
+            ConfigurationError: the learner does not answer such a query.
+        """
+        name = self._methods.get(query.operation)
+        if name is None:
+            raise ConfigurationError(_refusal(self, query))
+        result: R = getattr(self, name)(query)
+        return result
+
+    @answers(Mean)
+    def _mean(self, query: Mean) -> Parameters:
+        return weighted_mean(query.models, query.weights)
+
+    def train(
+        self,
+        params: Parameters,
+        *,
+        round: int,
+        epochs: int = 1,
+        proximal: tuple[float, Parameters] | None = None,
+        purpose: str = "train",
+        rule: Rule | None = None,
+    ) -> Parameters:
+        """Return `params` after training; see `p2pfl.queries.Train`."""
+        return self.compute(Train(params, round, epochs, proximal, purpose, rule))
+
+    def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> np.ndarray:
+        """Return the mean loss of K models, [K]; see `p2pfl.queries.Loss`."""
+        return self.compute(Loss(stack, split))
+
+    def evaluate(
+        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company | None = None
+    ) -> list[dict[str, float]]:
+        """Return figures of K models by name; see `p2pfl.queries.Evaluate`."""
+        return self.compute(Evaluate(stack, splits, memory))
+
+
+def _refusal(learner: Learner, query: Query[Any]) -> str:
+    asked, operation = type(query).__name__, query.operation.__name__
+    variant = "" if operation == asked else f" with a {operation}"
+    needed = f"; the policy needs {query.hint}" if query.hint else ""
+    return f"{type(learner).__name__} does not answer {asked}{variant}{needed}"

@@ -1,0 +1,173 @@
+"""Computations on one node's model and data, as values: a policy asks, a learner answers.
+
+A query passes unopened through the node's trainer, the simulator's batcher and its worker processes. So a new operation is a
+struct, typed by its result, and one method of each learner that answers it (see p2pfl.learner):
+
+    class Count(Query[int], frozen=True, gc=False):
+        name: ClassVar[str] = "count"
+        params: Parameters
+
+    class MyLearner(TorchLearner):
+        @answers(Count)
+        def count(self, query: Count) -> int: ...
+
+    found = await me.compute(Count(me.params))  # in a policy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Generic, Literal, Self, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from p2pfl.memory import Company
+from p2pfl.parameters import Parameters
+from p2pfl.rules import Rule
+from p2pfl.sharing import Border
+
+R = TypeVar("R")
+
+Split = Literal["train", "validation", "test"]
+"""Which of a node's data."""
+
+
+class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """Base of all queries; R is the type of the result. A value: nothing in it may be written.
+
+    A policy names models by their shared values, [S]; a learner gets them completed to [P].
+
+    Attributes:
+        name: of the operation, in reports. The simulator computes queries of one name together.
+        hint: the task that a policy with this query needs, for the error of a learner that does not answer it.
+        passes: passes over the training data, for which the simulator charges the node's time.
+        urgent: whether the asker waits for the result. If not, the simulator computes it along with the next trainings.
+        needs_data: whether the answer depends on the node's data; any process may answer a query that does not.
+    """
+
+    name: ClassVar[str]
+    hint: ClassVar[str] = ""
+    urgent: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = True
+
+    @property
+    def operation(self) -> type:
+        """Type that a learner must name in `p2pfl.learner.answers` to answer this query."""
+        return type(self)
+
+    @property
+    def passes(self) -> int:
+        return 0
+
+    def complete(self, private: Border) -> Self:
+        """Return the query with its models completed from [S] to [P]."""
+        return self
+
+    def restrict(self, result: R, private: Border) -> R:
+        """Return the result as a policy sees it: models and gradients of shared values, [S]."""
+        return result
+
+
+class Train(Query[Parameters], frozen=True, gc=False):
+    """Return `params` after `epochs` passes over the training data.
+
+    Attributes:
+        round: in which the node is; with `purpose`, names the random draws.
+        proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss, w being the shared values: those of `anchor` that the
+            layout keeps private do not count.
+        rule: another way to step than along the gradient at the model; see p2pfl.rules.
+
+    Raises:
+        Diverged: the training gives values that are not finite.
+    """
+
+    name: ClassVar[str] = "train"
+    hint: ClassVar[str] = "a task that is trained along gradients, such as a TorchTask"
+
+    params: Parameters
+    round: int
+    epochs: int = 1
+    proximal: tuple[float, Parameters] | None = None
+    purpose: str = "train"
+    rule: Rule | None = None
+
+    @property
+    def operation(self) -> type:
+        return Train if self.rule is None else Rule
+
+    @property
+    def passes(self) -> int:
+        return self.epochs
+
+    def complete(self, private: Border) -> Self:
+        return replace(
+            self,
+            params=private.whole(self.params),
+            proximal=None if self.proximal is None else (self.proximal[0], private.whole(self.proximal[1])),
+            rule=None if self.rule is None else self.rule.complete(private.whole),
+        )
+
+    def restrict(self, result: Parameters, private: Border) -> Parameters:
+        return private.keep(result)
+
+
+class Mean(Query[Parameters], frozen=True, gc=False):
+    """Return the sum of weights[k] * models[k]; see `p2pfl.parameters.weighted_mean`."""
+
+    name: ClassVar[str] = "mean"
+    needs_data: ClassVar[bool] = False
+
+    models: Sequence[Parameters]
+    weights: Sequence[float]
+
+
+class Loss(Query[np.ndarray], frozen=True, gc=False):
+    """Return the mean loss of K models; float64, shape [K]; NaN where the node has no such data."""
+
+    name: ClassVar[str] = "loss"
+
+    stack: Sequence[Parameters]
+    split: Split = "validation"
+
+    def complete(self, private: Border) -> Self:
+        return replace(self, stack=[private.whole(params) for params in self.stack])
+
+
+class Evaluate(Query[list[dict[str, float]]], frozen=True, gc=False):
+    """Return for each of K models {"<split>_loss": ..., "<split>_<metric>": ...}.
+
+    Attributes:
+        memory: with what predictions are mixed; see p2pfl.memory.
+    """
+
+    name: ClassVar[str] = "evaluate"
+    hint: ClassVar[str] = "a task whose models have features and logits, such as a TorchTask"
+    urgent: ClassVar[bool] = False
+
+    stack: Sequence[Parameters]
+    splits: Sequence[Split]
+    memory: Company | None = None
+
+    @property
+    def operation(self) -> type:
+        return Evaluate if self.memory is None else Company
+
+    def complete(self, private: Border) -> Self:
+        return replace(
+            self,
+            stack=[private.whole(params) for params in self.stack],
+            memory=None if self.memory is None else self.memory.complete(private.whole),
+        )
+
+
+class NodeQuery(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """A query to the learner of one of many nodes.
+
+    Attributes:
+        node: the node's place, from 0.
+    """
+
+    node: int
+    query: Query[R]

@@ -1,0 +1,92 @@
+"""Data and models of many nodes as tensors, for training and evaluation in one tensor program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Parameters
+
+
+class RowCache:
+    """Models that were made as the rows of one array, so that they need not be copied to be used together again."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.rows: list[Parameters] = list(array)
+
+    def stack(self, models: Sequence[Parameters]) -> np.ndarray:
+        """Return models as the rows of an array, [K, P], not to be written."""
+        if len(models) == len(self.rows) and all(a is b for a, b in zip(models, self.rows, strict=True)):
+            return self.array
+        return np.array(models)
+
+    def select(self, models: Sequence[Parameters]) -> tuple[np.ndarray, list[int]]:
+        """Return an array that has all models as rows, and the row of each."""
+        places = {id(row): k for k, row in enumerate(self.rows)}
+        try:
+            return self.array, [places[id(model)] for model in models]
+        except KeyError:
+            others = {id(model): model for model in models}
+            places = {key: k for k, key in enumerate(others)}
+            return np.array(list(others.values())), [places[id(model)] for model in models]
+
+
+class StackedData:
+    """The nodes' samples of one split, end to end; data that several nodes share stands there once."""
+
+    def __init__(self, parts: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+        starts: dict[tuple[int, int], int] = {}
+        kept: list[tuple[Tensor, Tensor]] = []
+        total, offsets = 0, []
+        for part in parts:
+            if part is None:
+                raise ConfigurationError("some nodes lack a split that others have")
+            key = id(part[0]), id(part[1])
+            if key not in starts:
+                starts[key] = total
+                kept.append(part)
+                total += len(part[0])
+            offsets.append(starts[key])
+        self.counts = np.array([len(part[0]) for part in parts if part is not None])
+        self.offsets = np.array(offsets)
+        self._x = torch.cat([x for x, _ in kept])
+        self._y = torch.cat([y for _, y in kept])
+        self.width = max(1, int(np.prod(self._x.shape[1:])))
+        self._last: tuple[list[int], int, tuple[Tensor, Tensor]] | None = None
+
+    def whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        """Return all `count` samples of each node: x and y of [K, count, ...]. Copies only what does not lie together."""
+        if self._last is None or self._last[:2] != (nodes, count):  # mostly the same nodes ask for the same again
+            self._last = list(nodes), count, self._whole(nodes, count)
+        return self._last[2]
+
+    def _whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
+        starts = self.offsets[list(nodes)]
+        gaps = set(np.diff(starts).tolist())
+        if gaps <= {0}:
+            samples = slice(starts[0], starts[0] + count)
+            x, y = self._x[samples], self._y[samples]
+            return x.expand(len(nodes), *x.shape), y.expand(len(nodes), *y.shape)
+        if gaps == {count}:
+            samples = slice(starts[0], starts[-1] + count)
+            x, y = self._x[samples], self._y[samples]
+            return x.view(-1, count, *x.shape[1:]), y.view(-1, count, *y.shape[1:])
+        return self._pick(starts[:, None] + np.arange(count))
+
+    def batch(
+        self, nodes: Sequence[int], order: Sequence[np.ndarray | None], starts: Sequence[int], size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return samples start..start+size of each node in its order (None: as they lie): x and y of [K, size, ...]."""
+        if all(o is None for o in order):
+            return self.whole(nodes, size)
+        picks = [np.arange(s, s + size) if o is None else o[s : s + size] for o, s in zip(order, starts, strict=True)]
+        return self._pick(self.offsets[list(nodes), None] + np.array(picks))
+
+    def _pick(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(index).to(self._x.device)
+        return self._x[chosen], self._y[chosen]
