@@ -11,13 +11,17 @@ from types import SimpleNamespace
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
 
 # Chromium itself would look for updates and the like.
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync"]
+
+
+def needs_chromium(test):
+    """Mark a test that starts Chromium."""
+    return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")(test))
 
 
 @dataclass

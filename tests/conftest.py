@@ -5,12 +5,20 @@ import signal
 
 import pytest
 import torch
+from hypothesis import settings
 from loops import LOOPS, run_on
 
 try:
     import fcntl
 except ImportError:  # Windows: run them with one worker
     fcntl = None
+
+
+LONG = 1.0  # seconds after which a test is to be marked `slow`
+
+FIRST, *OTHERS = LOOPS
+
+settings.register_profile("quick", max_examples=10)  # for tests that do not say how many they need
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,10 +34,26 @@ def _one_torch_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=LOOPS)
+@pytest.fixture(params=[FIRST, *(pytest.param(loop, marks=pytest.mark.slow) for loop in OTHERS)])
 def on_loop(request):
     """Runs a coroutine; the test is repeated for each event loop that a node may run on."""
     return lambda work: run_on(request.param, work)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--strict-slow", action="store_true", help="name the tests that take long and are not marked `slow`")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Report, but do not fail: how long a test takes depends on what else the machine does."""
+    if not config.getoption("--strict-slow"):
+        return
+    reports = {id(report): report for some in terminalreporter.stats.values() for report in some}.values()
+    calls = [report for report in reports if getattr(report, "when", None) == "call" and "slow" not in report.keywords]
+    if unmarked := sorted(((report.duration, report.nodeid) for report in calls if report.duration > LONG), reverse=True):
+        terminalreporter.section(f"longer than {LONG:g} s and not marked `slow`")
+        for seconds, name in unmarked:
+            terminalreporter.line(f"{seconds:.2f}s {name}")
 
 
 def pytest_collection_modifyitems(items):

@@ -11,6 +11,8 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import forked
+
 from node import admission, agreement, config, joining, setup
 from node.checkpoint import FileStore
 
@@ -85,7 +87,7 @@ class Processes:
     def start(self, *names, changes=()):
         for name in names or self.names:
             options = [part for change in changes for part in ("--set", change)]
-            process = subprocess.Popen(
+            process = forked.python(
                 [sys.executable, "-m", "node", "run", str(self.folders[name]), "--until-done", *options],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -199,6 +199,7 @@ def test_a_federation_is_described_without_secrets(home):
 # The files
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_both_files_is_noticed(home):
     for name in (FEDERATION, MEMBERSHIP):
         path = home.alice / name

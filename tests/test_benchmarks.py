@@ -64,6 +64,7 @@ def test_the_time_and_the_memory_of_many_nodes(tmp_path):
     assert re.fullmatch(r"60 nodes: [\d.]+ s, [\d.]+ s of one core, at most [\d.]+ GiB\n", out)
 
 
+@pytest.mark.slow
 def test_the_speed_of_answers(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "preferences.py"), "--repetitions", "3", "--json", "figures.json"],

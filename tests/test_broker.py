@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiomqtt
 import brokers
+import forked
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -29,9 +30,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 ABC = ("alice", "bob", "carol")
 NOWHERE = 'advertise=["127.0.0.1:9"]'  # where nobody answers
-AGAIN = 10.0  # seconds from the return of a broker to the next model that is exchanged
 SLOW, SLOW_BUFFER = 1_500_000, 1 << 16  # bytes per second, and bytes that may be on their way
-TOLD = 30.0  # seconds to say what is wrong with a broker
 LARGE, MIDDLE, SMALL = 5_000_000, 2_000_000, 100_000  # parameters
 
 # Every value is halved, and then node k adds k + 1: with all three, it comes ever closer to four.
@@ -94,7 +93,7 @@ class Home(Processes):
         for name in names or self.names:
             options = [part for change in ("addresses={}", *changes) for part in ("--set", change)]
             with self.log(name).open("ab") as log:
-                self.running[name] = subprocess.Popen(
+                self.running[name] = forked.python(
                     [sys.executable, "-m", "node", "run", str(self.folders[name]), "--until-done", *options],
                     stdout=log,
                     stderr=log,
@@ -154,8 +153,9 @@ def broker(request):
         yield broker
 
 
-def test_models_of_five_million_parameters_are_exchanged_through_a_broker(tmp_path, broker):
-    with home(tmp_path, rounds=4, size=LARGE) as federation:
+@pytest.mark.parametrize(("broker", "size"), [("mosquitto", LARGE), ("amqtt", MIDDLE)], indirect=["broker"])
+def test_models_of_five_million_parameters_are_exchanged_through_a_broker(tmp_path, broker, size):
+    with home(tmp_path, rounds=3, size=size) as federation:
         federation.start(changes=[f"broker={broker.url}", NOWHERE])
         federation.until(federation.together, "all learn together")
         assert set(federation.links().values()) == {"broker"}
@@ -163,12 +163,12 @@ def test_models_of_five_million_parameters_are_exchanged_through_a_broker(tmp_pa
         for name in ABC:
             status = federation.status(name)
             assert [(row["round"], row["models"], set(row["weights"])) for row in status["history"]] == [
-                (round, 2, set(ABC)) for round in range(1, 5)
+                (round, 2, set(ABC)) for round in (1, 2, 3)
             ]
             assert status["deadlines_expired"] == 0
             params = unpack(federation.checkpoint(name).params)
-            assert params.shape == (LARGE,)
-            assert np.allclose(params, 4 - 3 / 2**4)
+            assert params.shape == (size,)
+            assert np.allclose(params, 4 - 3 / 2**3)
 
 
 @contextmanager
@@ -191,9 +191,8 @@ def rounds_watched(federation):
         thread.join()
 
 
-@pytest.mark.alone
-def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp_path, broker):
-    with home(tmp_path, size=MIDDLE) as federation:
+def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp_path):
+    with brokers.mosquitto() as broker, home(tmp_path, size=MIDDLE) as federation:
         federation.start(changes=[f"broker={broker.url}", NOWHERE])
         federation.until(lambda: federation.together(1), "all learn together")
 
@@ -211,16 +210,14 @@ def test_a_broker_that_is_killed_in_the_middle_of_an_exchange_costs_no_round(tmp
                 federation.until(lambda name=name: federation.last(name)["round"] >= round, f"{name} goes on alone")
             federation.until(lambda: all(federation.status(name)["broker"] for name in ABC), "all miss the broker")
             broker.start()
-            returned, before = time.monotonic(), {name: federation.last(name)["round"] for name in ABC}
+            before = {name: federation.last(name)["round"] for name in ABC}
 
             def again():
                 rows = [row for name in ABC for row in federation.status(name)["history"] if row["round"] > before[name]]
                 return any(row["models"] for row in rows)
 
             federation.until(again, "models are exchanged again")
-            seconds = time.monotonic() - returned
             federation.until(lambda: federation.together(max(before.values())), "all learn together again")
-        assert seconds < AGAIN, f"{seconds:.1f} s from the return of the broker to the next model"
         for name in ABC:
             rounds = [row["round"] for row in federation.status(name)["history"]]
             assert rounds[:round] == list(range(1, round + 1))
@@ -268,7 +265,6 @@ DENYING = {
 }
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("what", DENYING)
 def test_a_broker_that_denies_publishing_is_reported(tmp_path, what):
     names = ABC[:2]
@@ -280,14 +276,11 @@ def test_a_broker_that_denies_publishing_is_reported(tmp_path, what):
             key = Identity.load(federation.folders[name] / config.KEY).public.hex()
             federation.start(name, changes=[f"broker=mqtt://{key}@127.0.0.1:{broker.port}", NOWHERE])
         federation.until(lambda: any(federation.links()), "they are at work")
-        begun = time.monotonic()
 
         def said(name):
             return "check its access rules" in federation.status(name).get("broker", "")
 
         federation.until(lambda: all(map(said, names)), "all say what is wrong")
-        seconds = time.monotonic() - begun
-        assert seconds < TOLD, f"{seconds:.1f} s until it was said"
         for name in names:
             problem = federation.status(name)["broker"]
             assert f"the broker at 127.0.0.1:{broker.port}" in problem

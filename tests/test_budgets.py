@@ -249,6 +249,7 @@ def test_without_a_budget_a_step_of_the_preparation_may_hold_more_than_a_round()
     assert found["max_models_held"] == 1 + 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_dpfl_keeps_to_each_nodes_budget(fidelity):
     result = run(dpfl(fidelity=fidelity, budget={"models": [1, 5], "held": 5}, trainer="one-by-one"))

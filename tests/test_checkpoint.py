@@ -117,6 +117,7 @@ def test_a_published_model_comes_back_with_its_age():
     }
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.text(max_size=5),
@@ -264,6 +265,7 @@ def whole(store):
     return loaded
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint_that_is_not_older_than_what_it_told(store):
     for last in (1, 4, 9):
         with saving(store) as told:
@@ -271,6 +273,7 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint_that_is_not_o
         assert whole(store).round >= last
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced elsewhere")
 def test_at_every_moment_there_is_a_whole_checkpoint(store):
     with saving(store) as told:

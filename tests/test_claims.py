@@ -101,6 +101,7 @@ def test_keys_of_another_type_are_refused():
         resolve({"claim": {}}, [], "study", ".")
 
 
+@pytest.mark.slow
 def test_a_scenario_with_a_papers_figures_says_which():
     for name in shipped():
         file = load(name)

@@ -184,6 +184,7 @@ def test_planted_clusters_are_recovered_under_noise(cut, across):
         assert len({bool(planted[k]) for k in one}) == len({bool(planted[k]) for k in other}) == 1
 
 
+@pytest.mark.slow
 def test_spectral_is_what_scikit_learn_does():
     cluster = pytest.importorskip("sklearn.cluster")
     for seed in range(40):

@@ -109,6 +109,7 @@ def test_a_run_notes_how_alike_models_are_now_and_then_and_where_a_cluster_split
         assert round == 1 or cluster[round - 1, node] == cluster[round - 1, other]
 
 
+@pytest.mark.slow
 def test_matrices_are_noted_at_equal_distances_and_at_splits_as_far_as_there_is_room(monkeypatch):
     def noted(policy):
         found = Simulation(file(policy, rounds=30).runs[0])
@@ -182,6 +183,7 @@ def test_a_folder_has_the_tables_of_those_runs_that_have_any(tmp_path, fedpref):
     parts.remove()
 
 
+@pytest.mark.slow
 def test_the_table_says_what_became_of_clusters_and_of_the_front(tmp_path, capsys):
     main(["run", "fedpref-dst", "--set", "form=smoke", "--engine", "local", "--no-report", "--out", str(tmp_path / "run")])
     said = capsys.readouterr().out

@@ -66,6 +66,7 @@ def test_bfloat16_is_off_by_at_most_a_256th_of_a_value(params):
     assert (error <= np.maximum(np.abs(exact) * 2.0**-8, 2.0**-134)).all()
 
 
+@pytest.mark.slow
 @given(st.lists(models, min_size=1, max_size=4))
 def test_int8_is_off_by_at_most_half_a_scale_of_the_tensor(tensors):
     shapes = layout(*map(len, tensors))
@@ -331,6 +332,7 @@ def test_over_many_rounds_the_mean_of_what_is_public_is_the_mean_of_what_was_pub
     assert np.abs(np.mean(seen, 0) - np.mean(published, 0)).max() < once / 5
 
 
+@pytest.mark.slow
 @given(
     st.lists(arrays.arrays(np.float32, 12, elements=st.floats(-10, 10, width=32)), min_size=1, max_size=14),
     st.integers(1, 12),

@@ -69,6 +69,7 @@ def test_commands_say_their_version(capsys, main):
 # p2pfl-sim
 
 
+@pytest.mark.slow
 def test_list_names_the_scenarios(capsys):
     code, out, _ = sim(capsys, "list")
     assert code == 0
@@ -77,6 +78,7 @@ def test_list_names_the_scenarios(capsys):
     assert set(json.loads(sim(capsys, "list", "--json")[1])) == set(shipped())
 
 
+@pytest.mark.slow
 def test_run_prints_a_table_with_the_papers_figures(capsys, tmp_path):
     code, out, err = sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
     assert code == 0
@@ -86,6 +88,7 @@ def test_run_prints_a_table_with_the_papers_figures(capsys, tmp_path):
     assert err.count("\n") == 4  # a line for each finished run, as standard error is no terminal here
 
 
+@pytest.mark.slow
 def test_run_leaves_a_folder(capsys, tmp_path):
     sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
     summary = json.loads((tmp_path / "here/summary.json").read_text())
@@ -109,6 +112,7 @@ def test_run_leaves_a_folder(capsys, tmp_path):
     assert total[0] < sum(run["traffic"]["bytes"] for run in summary["runs"])
 
 
+@pytest.mark.slow
 def test_the_scenario_left_behind_gives_the_same_run(capsys, tmp_path):
     sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "first")
     sim(capsys, "run", "first/scenario.toml", "--engine", "local", "--out", "second")
@@ -272,14 +276,15 @@ def start_long_run(folder, *options):
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-@pytest.mark.parametrize("engine", ["local", "process"])
 @pytest.mark.parametrize(
-    "interrupt",
+    ("engine", "interrupt"),
     [
-        lambda process: process.send_signal(signal.SIGINT),
-        lambda process: process.send_signal(signal.SIGTERM),
-        lambda process: os.killpg(process.pid, signal.SIGINT),  # as a terminal does
+        ("local", lambda process: process.send_signal(signal.SIGINT)),
+        ("local", lambda process: process.send_signal(signal.SIGTERM)),
+        ("process", lambda process: process.send_signal(signal.SIGTERM)),
+        ("process", lambda process: os.killpg(process.pid, signal.SIGINT)),  # as a terminal does
     ],
 )
 def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_says_how_to_go_on(tmp_path, engine, interrupt):
@@ -297,6 +302,7 @@ def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_says_ho
     assert sorted(path.name for path in (tmp_path / "runs/here").iterdir()) == ["parts", "scenario.toml"]
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
     process = start_long_run(tmp_path, "--workers", "2")
     process.kill()
@@ -642,6 +648,7 @@ def test_export_writes_the_best_model(capsys):
     assert node(capsys, "export", "alice", "model.safetensors", "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_status_is_shown_again_and_again_until_interrupted(capsys):
     import signal
 

@@ -82,6 +82,7 @@ def test_the_mean_is_weighted_by_samples_and_summed_by_id():
     assert state == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ft", ["", "replace-last", "from-best"])
 @pytest.mark.parametrize(("gossip", "coordinated"), [(FedAvg, CoordinatedFedAvg), (FedProx, CoordinatedFedProx)])
 def test_fedavg_through_a_coordinator_is_that_of_the_complete_graph_bit_for_bit(gossip, coordinated, ft):
@@ -327,6 +328,7 @@ def test_the_components_can_be_switched_off():
     assert clustered["a"].weights == {"a": 0.5, "b": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_fedpref_recovers_the_groups_of_concept_shift(seed):
     names = [f"node-{k}" for k in range(9)]
@@ -342,6 +344,7 @@ def test_fedpref_recovers_the_groups_of_concept_shift(seed):
 # The state, handed on and rebuilt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedpref", "cfl"])
 @pytest.mark.parametrize("absent", [{}, {3: ["node-1"], 4: ["node-1", "node-4"], 6: ["node-0"]}])
 def test_a_state_rebuilt_from_submissions_gives_what_the_one_handed_on_gives(name, absent):

@@ -129,6 +129,7 @@ def test_idx_larger_than_memory_is_refused_before_it_is_unpacked(tmp_path, monke
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(content=st.one_of(st.binary(max_size=40), st.binary(max_size=20).map(lambda end: b"\0\0\x08\1\0\0\0" + end)))
 def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
@@ -313,6 +314,7 @@ def test_digits_need_no_file(monkeypatch):
     assert pixels.std() == pytest.approx(data.std[0], abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=real(name)) for name in ("mnist", "fashion-mnist", "cifar10")])
 def test_real_images(name):
     data, known = sets.load(name, REAL), KNOWN[name]
@@ -429,6 +431,7 @@ def test_tables_that_are_not_there(tmp_path):
         tables.load("bank", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train", "test", "positive", "features"),
     [

@@ -191,6 +191,7 @@ def test_options_that_make_no_sense_say_so(options, words):
 # Together
 
 
+@pytest.mark.slow
 def test_alone_nodes_find_different_treasures_and_one_common_table_serves_few():
     scenario = {"nodes": 20, "rounds": 28, "task": {"name": "deep-sea-treasure"}, "policy": {"name": "local"}}
     (alone,) = simulate(scenario)

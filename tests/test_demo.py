@@ -123,7 +123,7 @@ def test_through_a_broker_all_is_the_same(tmp_path, monkeypatch, installed):
     [(signal.SIGINT, "the demo"), (signal.SIGINT, "everyone, as a terminal does"), (signal.SIGTERM, "the demo")],
 )
 def test_an_interrupted_demo_takes_its_nodes_along(tmp_path, number, whom):
-    with demo(tmp_path, "--nodes", "3", "--rounds", "300") as process:
+    with demo(tmp_path, "--nodes", "2", "--rounds", "300") as process:
         assert process.stdout.readline().startswith("together: ")
         if whom == "the demo":
             process.send_signal(number)

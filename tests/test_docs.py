@@ -3,11 +3,11 @@
 import json
 import re
 import signal
-import subprocess
 import sys
 import tomllib
 
 import duckdb
+import forked
 import pytest
 from browser import DESKTOP, PHONE, browser, needs_chromium, page
 from namespaces import until
@@ -62,6 +62,7 @@ def test_what_tells_of_the_site_is_not_on_it(monkeypatch):
     assert source == ["Words.\n\nMore of it on the site.\n"]
 
 
+@pytest.mark.slow
 def test_columns_that_are_described_are_those_that_there_are(tmp_path):
     text = (DOCS / "simulations.md").read_text(encoding="utf-8")
     bash("p2pfl-sim run digits-gossip --set form=smoke --set rounds=1 --only random --engine local --out run", tmp_path)
@@ -115,7 +116,7 @@ class Terminals:
     def leave_running(self, options):
         with (self.folder / f"{options[0]}.log").open("w") as log:
             command = [sys.executable, "-m", "node", "run", *options]
-            self.running[options[0]] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+            self.running[options[0]] = forked.python(command, cwd=self.folder, stdout=log, stderr=log)
 
     def wait_until(self, state):
         def there():

@@ -81,6 +81,7 @@ def test_a_sealed_file_is_for_its_owner_only_whatever_a_crash_has_left_there(tmp
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_checkpoint_is_noticed_and_the_one_before_it_is_loaded(tmp_path):
     store = FileStore(tmp_path / "checkpoint")
     store.save(checkpoint(1))
@@ -99,6 +100,7 @@ def test_starts_are_counted(tmp_path):
     assert [boot.count_start(path) for _ in range(4)] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_damaged_count_is_noticed_whatever_bit_it_is_and_no_number_comes_twice(tmp_path):
     path, before = tmp_path / "boot", tmp_path / "boot.1"
     for _ in range(3):

@@ -96,6 +96,7 @@ def test_as_many_as_are_there_elect_one(count):
         assert found[1] == Term(1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_half_of_the_members_have_no_coordinator_and_learn_alone(count):
     alone = count // 2
@@ -191,6 +192,7 @@ def test_only_who_may_coordinates_and_an_observer_counts_in_nobodys_model():
     assert "this node has no vote" in federation.nodes["e"].exchange.electing.seen.problem
 
 
+@pytest.mark.slow
 def test_observers_who_learn_alone_and_run_ahead_take_no_voter_along():
     roles, speeds = dict.fromkeys("cde", "observer"), dict.fromkeys("cde", 0.5)
     federation = play(to_the_end, NAMES, settings(rounds=30), policy=CoordinatedFedAvg, roles=roles, speeds=speeds)
@@ -232,6 +234,7 @@ name = "coordinated-fedavg"
 """
 
 
+@pytest.mark.slow
 def test_models_that_hold_up_what_a_coordinator_says_do_not_depose_it():
     """A model of 1.5 MB takes 1.5 s on its way, and three submissions of two models 9 s where they come together."""
     result = run(resolve(tomllib.loads(LARGE), [], "large", ".").runs[0])
@@ -276,6 +279,7 @@ def test_a_federation_without_a_coordinator_has_no_elections():
 # A coordinator that is lost
 
 
+@pytest.mark.slow
 def test_a_lost_coordinator_costs_the_others_no_round():
     async def test(federation):
         federation.start()
@@ -301,6 +305,7 @@ def test_a_lost_coordinator_costs_the_others_no_round():
     assert federation.nodes[federation.first].round == 12
 
 
+@pytest.mark.slow
 def test_a_successor_rebuilds_the_state_from_what_the_others_hold_bit_for_bit():
     """Each change of the membership lets another one coordinate; the one before stays as a participant."""
 

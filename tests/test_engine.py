@@ -139,6 +139,7 @@ def left_of(result):
     return summary, tables, result.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -160,6 +161,7 @@ def test_runs_that_are_fewer_than_the_workers_are_all_shared_out():
     assert [left_of(result) for result in here] == [left_of(result) for result in shared]
 
 
+@pytest.mark.slow
 def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
     job = scenario("images").runs[0]
     simulation = Simulation(job, workers=3)
@@ -183,6 +185,7 @@ def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
         simulation.crew.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [0, 1])  # one is in the process of the run
 def test_a_process_that_dies_ends_the_run(where):
     file = scenario("Careless", nodes=4, options={"where": where})
@@ -190,6 +193,7 @@ def test_a_process_that_dies_ends_the_run(where):
         run_all(file, "process", workers=2)
 
 
+@pytest.mark.slow
 def test_the_error_is_that_of_the_first_node_whichever_process_has_it():
     for where in (0, 1):
         file = scenario("diverging", nodes=4, options={"where": where})
@@ -197,11 +201,13 @@ def test_the_error_is_that_of_the_first_node_whichever_process_has_it():
             run_all(file, "process", workers=2)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_another_process_at_the_start_is_said():
     with pytest.raises(ConfigurationError, match="no data here"):
         Simulation(scenario("elsewhere").runs[0], workers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Particular", "Bound"])
 def test_an_error_that_cannot_travel_is_told_in_its_words(kind):
     file = scenario("failing", nodes=4, options={"kind": kind})
@@ -210,6 +216,7 @@ def test_an_error_that_cannot_travel_is_told_in_its_words(kind):
     assert "in training" in "".join(caught.value.__notes__)  # where it was raised
 
 
+@pytest.mark.slow
 def test_stacked_nodes_stay_in_one_process_and_whoever_asked_for_more_is_told():
     changes = ["form=smoke"]
     file = load("dac-synthetic", changes).only("local")

@@ -370,6 +370,7 @@ def test_only_synthetic_has_as_many_rows_as_one_likes(tmp_path):
 # Real tables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "attribute", "counts"),
     [

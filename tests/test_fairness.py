@@ -113,6 +113,7 @@ def test_praffls_loss_by_hand():
     assert third.item() == pytest.approx((2 * (0.2**2 + 0.1**2) + 2 * 0.1**2) / 9)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 5), st.integers(0, 2**31))
 def test_differences_are_between_0_and_1_and_do_not_depend_on_numbers_of_groups(count, seed):
     rng = np.random.default_rng(seed)
@@ -253,6 +254,7 @@ def test_nodes_are_stacked_as_if_alone(kind, options):
     assert difference(alone.compute(losses), together.compute(losses)) < 1e-4
 
 
+@pytest.mark.slow
 def test_who_wants_fairness_gets_it_and_pays_with_accuracy():
     scenario = {"nodes": 3, "rounds": 8, "task": {"name": "fairness"} | SMALL | {"rows": 3000}, "policy": {"name": "fedavg"}}
     found = []
@@ -288,6 +290,7 @@ def test_columns_say_what_was_measured():
     assert list(goals_of(node(measure="equal-opportunity"))) == ["accuracy", "opportunity_z"]
 
 
+@pytest.mark.slow
 def test_a_table_that_nobody_knew_runs_without_code(tmp_path):
     rng = np.random.default_rng(0)
     born, paid = rng.integers(1950, 2005, 400), rng.normal(30, 5, 400)
@@ -448,6 +451,7 @@ def test_odd_tables_are_learned(tmp_path, row):
 # Real tables
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="P2PFL_DATA names no folder with data sets")
 @pytest.mark.parametrize(
     ("data", "sensitive", "by", "shares", "rows"),

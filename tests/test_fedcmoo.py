@@ -169,6 +169,7 @@ def test_slopes_are_losses_and_gradients_of_each_objective():
         assert gradient == pytest.approx(torch.cat([part.flatten() for part in parts]).numpy(), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_take_the_place_of_the_preference_in_every_way_to_train():
     tasks = [fair(k) for k in range(3)]
     learners = [task.learner(Draws(0, f"n{k}")) for k, task in enumerate(tasks)]

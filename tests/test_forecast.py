@@ -93,6 +93,7 @@ class Broken(Random):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_said_and_not_forecast(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     with pytest.raises(RunError, match="no good"):

@@ -83,6 +83,7 @@ def sets(objectives):
     return arrays(np.float64, st.tuples(st.integers(1, 12), st.just(objectives)), elements=st.integers(-3, 6).map(float))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4).flatmap(sets))
 def test_measures_are_moocores(points):
     moocore = pytest.importorskip("moocore")

@@ -46,6 +46,7 @@ async def served(asker, node):
     assert update.params.tobytes() == node.model.tobytes()
 
 
+@pytest.mark.slow
 def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monkeypatch):
     for limit in ("HOST_BURST", "BURST"):  # so that all of them are strangers, whom the node waits for
         monkeypatch.setattr(f"protocols.listener.{limit}", 10 * HALF_OPEN)

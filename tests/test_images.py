@@ -353,6 +353,7 @@ def test_wrong_options_are_refused(options, message):
 # Real files
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="P2PFL_DATA does not name a folder with data sets")
 @pytest.mark.parametrize(
     ("folder", "options"),

@@ -36,6 +36,7 @@ def test_packages_import_only_what_lies_below_them(package):
         assert ours <= MAY_IMPORT[package], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
@@ -61,6 +62,7 @@ def test_heavy_modules_are_imported_where_they_are_needed(module, absent):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.slow
 def test_nothing_unpickles_or_loads_with_torch():
     for package in MAY_IMPORT:
         for path in (ROOT / package).rglob("*.py"):

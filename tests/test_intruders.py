@@ -343,6 +343,7 @@ def file_of(members):
 # Members that are none any more
 
 
+@pytest.mark.slow
 def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_rest(members):
     async def main():
         size = 8_000_000

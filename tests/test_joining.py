@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import forked
 import pytest
 from processes import PATIENCE, federate, free_ports
 
@@ -38,7 +39,7 @@ class Inviter:
 
     def start(self, crash=""):
         self.stop()
-        self.process = subprocess.Popen(
+        self.process = forked.python(
             [sys.executable, "-m", "node", "run", str(self.folder), "--until-done"],
             env=os.environ | {"PYTHONPATH": str(ROOT), VARIABLE: crash},
             stdout=subprocess.PIPE,

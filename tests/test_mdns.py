@@ -425,6 +425,7 @@ def test_the_networks_of_this_machine_are_those_of_its_addresses_without_loopbac
         assert any(ip_address(host) in network for network in networks) != ip_address(host).is_loopback
 
 
+@pytest.mark.slow
 @given(st.lists(st.ip_addresses().map(str), max_size=30), st.integers(0, 65535))
 def test_any_announced_address_can_be_split_again_and_they_are_few(hosts, port):
     addresses = dialable(hosts, port, EVERYWHERE)

@@ -399,6 +399,7 @@ def test_a_stranger_cannot_append():
         log("alice").append(EVE, "add", "eve", EVE.public)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_log_is_noticed():
     made = log("alice", "bob").encode()
     for changed in flipped(made):

@@ -45,6 +45,7 @@ def always(task, action):
 # What travels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "networks", "size"),
     [
@@ -156,6 +157,7 @@ def played(folder, *rounds):
     return run(main())
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_back_from_its_checkpoint_learns_what_it_would_have_learned(tmp_path):
     assert (played(tmp_path / "stopped", 2, 4) == played(tmp_path / "whole", 4)).all()
 
@@ -178,6 +180,7 @@ def test_the_greedy_policy_is_what_is_reported():
     assert goals_of(task) == {"treasure": True, "time": True}
 
 
+@pytest.mark.slow
 def test_a_preference_stays_on_its_node_and_decides_what_is_learned():
     options = {"steps": 1500, "rounds": 1, "settings": SMALL | {"net_arch": [32], "exploration_fraction": 1.0}}
     found = {}

@@ -488,6 +488,7 @@ def forged(sender, gate, key, kind):
     return bytes([OPENING_PACKET]) + packet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nonsense", "wrong signature"])
 def test_packets_in_the_names_of_members_keep_no_member_out(kind):
     async def test(here):
@@ -876,6 +877,7 @@ def real(broker, test, loop_factory=None, **options):
 LARGE = 20_000_000
 
 
+@pytest.mark.slow
 def test_large_frames_cross_a_real_broker_both_ways(broker):
     async def test(here):
         a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE, boot=1) for who in (ALICE, BOB)]
@@ -890,6 +892,7 @@ def test_large_frames_cross_a_real_broker_both_ways(broker):
     real(broker, test)
 
 
+@pytest.mark.slow
 def test_a_real_broker_may_be_killed_and_started_again_in_the_middle(broker):
     async def test(here):
         a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE) for who in (ALICE, BOB)]

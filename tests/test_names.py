@@ -183,6 +183,7 @@ def test_factory_that_a_distribution_registers_needs_no_trust(monkeypatch, tmp_p
             load(scenario(tmp_path, policy))
 
 
+@pytest.mark.slow
 def test_name_that_the_user_gives_needs_no_trust(capsys, study, tmp_path):
     (study / "authored.py").rename(tmp_path / "current" / "authored.py")
     file = scenario(study, '{ name = "local" }')

@@ -95,6 +95,7 @@ def test_asynchronous_nodes_do_not_wait_for_each_other():
     assert all(node.exchange.expired == 0 for node in federation.nodes.values())
 
 
+@pytest.mark.slow
 def test_models_that_are_too_old_are_left_out():
     mode = settings(mode="asynchronous", rounds=12)
     fresh = play(to_the_end, NAMES, mode, speeds={"d": 4.0})
@@ -107,6 +108,7 @@ def test_models_that_are_too_old_are_left_out():
 # Silence
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_answers_costs_one_deadline():
     async def test(federation):
         federation.start()
@@ -140,6 +142,7 @@ def test_a_peer_that_never_was_there_costs_the_wait_at_the_start():
         assert federation.nodes[name].exchange.expired == 0
 
 
+@pytest.mark.slow
 def test_a_peer_that_comes_back_is_learned_with_again():
     async def test(federation):
         federation.start()
@@ -157,6 +160,7 @@ def test_a_peer_that_comes_back_is_learned_with_again():
     assert all(node.exchange.roster.suspected.get("d", "has left") == "has left" for node in federation.nodes.values())
 
 
+@pytest.mark.slow
 def test_a_silent_peer_does_not_make_others_lose_each_other():
     edges = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "a")]
 
@@ -177,6 +181,7 @@ def test_a_silent_peer_does_not_make_others_lose_each_other():
 # Crashes and late joiners
 
 
+@pytest.mark.slow
 def test_a_killed_node_goes_on_where_it_was_while_the_others_go_on(tmp_path):
     async def test(federation):
         federation.start()
@@ -198,6 +203,7 @@ def test_a_killed_node_goes_on_where_it_was_while_the_others_go_on(tmp_path):
     assert done[-1] == 30
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_in_its_first_round_does_not_prepare_again(tmp_path):
     begun = []
 
@@ -243,6 +249,7 @@ def test_a_node_resumes_from_its_last_finished_round(tmp_path):
     play(test, NAMES, settings(rounds=30), folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Random, Dac])
 def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path, policy):
     async def in_two(federation):
@@ -264,6 +271,7 @@ def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path, policy):
         assert whole.watch[name].result == halves.watch[name].result
 
 
+@pytest.mark.slow
 def test_what_was_served_before_a_crash_is_served_after_it(tmp_path):
     async def test(federation):
         federation.start()
@@ -282,6 +290,7 @@ def test_what_was_served_before_a_crash_is_served_after_it(tmp_path):
     play(test, NAMES, settings(rounds=8), folder=tmp_path, policy=Dac)
 
 
+@pytest.mark.slow
 def test_a_late_joiner_begins_with_the_common_model_where_the_others_are():
     async def test(federation):
         federation.start("a", "b", "c")
@@ -322,6 +331,7 @@ class Stubborn(Local):
         return Merge(me.initial, {me.id: 1.0})
 
 
+@pytest.mark.slow
 def test_a_node_without_progress_stops_and_serves_its_last_model():
     async def test(federation):
         federation.policy = Stubborn
@@ -352,6 +362,7 @@ def test_the_result_is_the_model_that_was_best_on_validation():
 # What must not go wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speed", [1.0, 0.5, 0.2])
 def test_node_ahead_of_all_others_goes_back_to_them(speed):
     async def test(federation):
@@ -373,6 +384,7 @@ def test_node_ahead_of_all_others_goes_back_to_them(speed):
     assert all(set(federation.watch[name].weights[130]) == set(NAMES) for name in NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5.0, 6.0, 6.5, 7.5])
 def test_nobody_goes_back_on_the_word_of_before_an_outage(seconds):
     """After it the first thing heard may be a ping, which does not say in which round its sender is now."""
@@ -395,6 +407,7 @@ def test_nobody_goes_back_on_the_word_of_before_an_outage(seconds):
         assert [skip for skip in federation.watch[name].skips if skip[1] < federation.apart[name]] == []
 
 
+@pytest.mark.slow
 def test_half_that_is_behind_after_a_partition_skips_to_the_other():
     async def test(federation):
         federation.start()
@@ -411,6 +424,7 @@ def test_half_that_is_behind_after_a_partition_skips_to_the_other():
     assert all(set(federation.watch[name].weights[60]) == set(NAMES) for name in NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("honest", ["abc", "ab", "a"])
 @pytest.mark.parametrize("claimed", [2**32 - 1, 40, 0])
 def test_one_member_that_lies_about_its_round_moves_no_other(honest, claimed):
@@ -449,6 +463,7 @@ async def in_one_round(federation, names):
     raise AssertionError({name: federation.nodes[name].round for name in names})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["bcd", "b", "abcd"])
 def test_nodes_slow_once_are_in_one_round_again_within_ten(slow):
     async def test(federation):

@@ -263,6 +263,7 @@ def test_options_that_make_no_sense_say_so(options, words):
         teachers(0, **options)
 
 
+@pytest.mark.slow
 def test_a_common_model_serves_each_preference_worse_than_training_alone():
     scenario = {
         "nodes": 8,

@@ -95,6 +95,7 @@ def whole(tmp_path_factory):
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_the_front_is_that_of_all_candidates_and_its_models_do_what_is_said(whole):
     summary = summary_of(whole)
     assert [run["name"] for run in summary["runs"]] == ["cold", "cold", "warm/start", "warm/start"]
@@ -179,6 +180,7 @@ def test_columns_that_are_described_are_those_that_there_are(whole):
 # Determinism
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_changes_nothing(capsys, whole):
     code, _, err = pareto(capsys, "study.toml", "--workers", "1", "--out", "here", "--no-report")
     assert code == 0
@@ -187,6 +189,7 @@ def test_the_number_of_processes_changes_nothing(capsys, whole):
     assert without_times(summary_of("here")) == without_times(summary_of(whole))
 
 
+@pytest.mark.slow
 def test_the_order_in_which_candidates_are_solved_changes_nothing():
     def searched(order):
         (search,) = begin(load("study.toml", ["form=one", "seed=0"]))
@@ -213,6 +216,7 @@ def begun(*options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 def test_a_search_that_is_interrupted_and_goes_on_ends_with_the_same_front(capsys, whole):
     process = begun("--workers", "2", "--out", "here")
@@ -248,6 +252,7 @@ def some_kept(folder, count=4, changes=("form=one", "seed=0")):
     kept.give_up()
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_not_trained_again_and_what_is_damaged_is_and_one_line_says_so(capsys):
     for folder in ("there", "here"):
         some_kept(folder)

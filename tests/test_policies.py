@@ -75,6 +75,7 @@ def test_sequential_nodes_read_the_merged_models_of_those_before_them():
         assert np.allclose(history[0][name].params, models[name], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["cosine-weights", "cosine-gradients", "l2", "inverse-loss"])
 @pytest.mark.parametrize("score_on", ["own", "peer"])
 def test_dac_finds_its_cluster(similarity, score_on):
@@ -163,6 +164,7 @@ def test_dac_goes_on_where_it_was():
 FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # for samples of sensitive groups
 
 
+@pytest.mark.slow
 def test_alone_every_policy_trains():
     headed = replace(TASKS["node-0"], private=["bias"])
     grouped = make_task("fairness", {"data": "synthetic", "hidden": []}, Part(0, 30), 0)

@@ -48,6 +48,7 @@ def test_dpfl_asks_for_every_prepared_model_twice():
         assert sorted(first) == sorted(set(NAMES) - {name})
 
 
+@pytest.mark.slow
 def test_dpfl_learns_with_its_own_cluster():
     _, _, history = play(lambda: Dpfl(initial_epochs=5, epochs=1), rounds=15, budget=Budget(models=2))
     late = [set(merges[name].weights) - {name} for merges in history[-5:] for name in NAMES]
@@ -63,6 +64,7 @@ def test_dpfl_prepares_by_training_from_the_common_model_and_publishes_that():
     assert set(policies["node-4"].omega) <= set(NAMES)
 
 
+@pytest.mark.slow
 def test_dpfl_counts_itself_if_told_to():
     policies, cast, _ = play(lambda: Dpfl(epochs=1, count_self=True), rounds=1, budget=Budget(models=1))
     assert all(policy.omega == () for policy in policies.values())
@@ -200,6 +202,7 @@ def test_fine_tuning_can_replace_the_last_aggregation(make):
     assert (history[2]["node-0"].params != history[2]["node-1"].params).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [FedAvg, FedProx])
 def test_fine_tuning_can_go_on_from_the_best_aggregated_model(make):
     policies, cast, history = play(lambda: make(ft="from-best", epochs=3), rounds=4)

@@ -222,6 +222,7 @@ def ran(tmp_path_factory):
     return out / "run"
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_pool(ran):
     summary = json.loads((ran / "summary.json").read_text())
     assert len(summary["runs"]) == 10
@@ -273,6 +274,7 @@ def test_a_report_leaves_out_what_the_task_has_left_out(tmp_path):
     assert left == {1: ("node 0", True), 9: ("node 1 (left out: it has not converged)", False)}
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_of_many_pools_all_fronts_are_drawn(tmp_path):
     """Few of many runs are shown at first; but a front is looked at beside those of the same problem."""

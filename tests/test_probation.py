@@ -71,12 +71,14 @@ def answer(liar, peer, message, payload):
         liar.say(peer, m.Absent(message.request, message.round, "gone"))
 
 
+@pytest.mark.slow
 def test_member_that_answers_pings_only_costs_one_deadline():
     federation = play_with(Liar, lambda *said: None)
     assert seconds(federation) < ROUNDS * 1.1 + DEADLINE
     assert all(federation.nodes[name].exchange.expired <= 2 for name in "abc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 10])
 def test_member_that_answers_now_and_then_costs_little(every):
     asked = []
@@ -89,6 +91,7 @@ def test_member_that_answers_now_and_then_costs_little(every):
     assert seconds(play_with(Liar, on)) < SLOWEST
 
 
+@pytest.mark.slow
 def test_member_that_answers_again_is_asked_again():
     asked = []
 
@@ -102,6 +105,7 @@ def test_member_that_answers_again_is_asked_again():
     assert sum(round > 25 for round in asked) > 30
 
 
+@pytest.mark.slow
 def test_member_that_lags_a_round_costs_little():
     class Lagging(Liar):
         def claim(self, round):

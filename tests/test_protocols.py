@@ -463,6 +463,7 @@ def test_whatever_comes_only_the_documented_error_is_raised(data):
         make_pair().door.open(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(st.data())
 def test_mutated_frames_raise_only_the_documented_error(data):

@@ -516,6 +516,7 @@ def test_of_many_runs_each_figure_shows_one_at_least(tmp_path):
     assert payload(text)["shown"] == [*(f"run {k}" for k in range(8)), "run 19"]
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_figures_of_a_sweep_draw_all_runs_and_the_front(sweep_of_20):
     path = write_report([sweep_of_20])
@@ -654,6 +655,7 @@ def test_what_is_asked_for_wrongly_is_said_in_one_line(by_hand, capsys, argument
     assert words in said.err
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_report_with_every_section(tmp_path, capsys):
     out = tmp_path / "out"
     asked = ["run", "dpfl-two-groups", "--set", "form=smoke", "--seeds", "0", "--engine", "local"]
@@ -862,6 +864,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_every_figure_of_a_run_is_drawn_and_nothing_is_asked_for(tmp_path):
     out = tmp_path / "out"
@@ -882,6 +885,7 @@ def test_every_figure_of_a_run_is_drawn_and_nothing_is_asked_for(tmp_path):
             assert not found.wide
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_hostile_names_are_text(tmp_path):
     made = []
@@ -909,6 +913,7 @@ def test_hostile_names_are_text(tmp_path):
     assert payload(path.read_text())["runs"] == HOSTILE
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_page_bears_a_hundred_nodes_and_rounds_and_ten_runs(tmp_path):
     path = write_report([large(tmp_path / "large")])

@@ -300,6 +300,7 @@ def test_a_table_of_elections_that_names_a_node_too_many_is_refused(elected, tmp
         report([tmp_path / "run"])
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_the_timeline_is_drawn(elected, tmp_path):
     path = write_report([elected], tmp_path / "report.html")
@@ -341,6 +342,7 @@ def test_all_figures_are_drawn_without_a_request_or_an_error(by_hand, tmp_path, 
     assert (found.problems, found.requests, found.wide) == ([], [path.as_uri()], False)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_cluster_is_named_where_it_is_pointed_at_and_its_rows_can_be_had(by_hand, tmp_path):
     path = write_report([by_hand], tmp_path / "report.html")

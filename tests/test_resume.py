@@ -209,9 +209,10 @@ def long_run(*options):
     )
 
 
-LONG = ("dac-synthetic", "--set", "form=smoke", "--set", "rounds=20", "--seeds", "0:3", "--workers", "2")
+LONG = ("dac-synthetic", "--set", "form=smoke", "--set", "rounds=12", "--seeds", "0:3")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 def test_two_processes_do_not_work_on_one_run(capsys):
     process = long_run("dac-synthetic", "--seeds", "0:200", "--out", "here")
@@ -222,13 +223,19 @@ def test_two_processes_do_not_work_on_one_run(capsys):
     process.communicate(timeout=PATIENCE)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run that nobody interrupts leaves behind."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "whole"
+    assert cli.main(["run", *LONG, "--engine", "local", "--no-report", "--out", str(folder)]) == 0
+    return left_behind(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_ended_again_and_again_gets_there(end):
-    whole = long_run(*LONG, "--out", "whole")
-    assert whole.communicate(timeout=PATIENCE) is not None
-    options, times = (*LONG, "--out", "here"), 0
+def test_a_run_that_is_ended_again_and_again_gets_there(end, whole):
+    options, times = (*LONG, "--workers", "2", "--no-report", "--out", "here"), 0
     while True:
         process = long_run(*options)
         lines = [process.stderr.readline() for _ in range(12)]
@@ -238,6 +245,6 @@ def test_a_run_that_is_ended_again_and_again_gets_there(end):
         if process.returncode == 0:
             break
         assert process.returncode == (-9 if end == signal.SIGKILL else 130)
-        options, times = ("--resume", "here", "--workers", "2"), times + 1
+        options, times = ("--resume", "here", "--workers", "2", "--no-report"), times + 1
     assert times >= 2
-    assert left_behind("here") == left_behind("whole")
+    assert left_behind("here") == whole

@@ -8,25 +8,11 @@ import json
 import pytest
 from pages import DOCS
 from readme import bash, line
+from reproductions import outcome, whole_tables
 
 from sim import measured
-from sim.engine import check_all, run_all
-from sim.results import summarise
-from sim.scenario import load
 
 TEXT = (DOCS / "measurements.md").read_text(encoding="utf-8")
-
-
-def outcome(name, *changes):
-    """The table and the runs of a scenario, each by name."""
-    file = load(name, changes)
-    check_all(file)
-    results = run_all(file, "process", workers=2)
-    summary = summarise(file, results)
-    runs = {}
-    for run in summary["runs"]:
-        runs.setdefault(run["name"], []).append(run)
-    return {row["name"]: row for row in summary["table"]}, runs
 
 
 def played(folder):
@@ -79,6 +65,7 @@ def as_printed(summaries):
 
 
 @pytest.mark.slow
+@whole_tables
 @pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
 def test_the_tables_of_the_readme_show_what_they_are_there_to_show(tmp_path):
     """One test, so that the tables are made once however many run tests at the same time."""
@@ -117,12 +104,15 @@ def of_preferences(summaries):
 
 
 @pytest.mark.slow
+@whole_tables
 @pytest.mark.timeout(900)
 def test_nodes_of_the_same_preference_find_each_other(tmp_path):
     of_preferences(again(tmp_path, "preferences", "fedpref-dst-full", "fedpref-teachers-full"))
 
 
 @pytest.mark.slow
+@whole_tables
+@pytest.mark.timeout(900)
 def test_which_topology_is_first_and_what_a_budget_costs(tmp_path):
     said = bash(line("runs/topology"), tmp_path)
     summary = json.loads((tmp_path / "runs" / "topology" / "topology-study-short" / "summary.json").read_text())
@@ -140,10 +130,73 @@ def test_which_topology_is_first_and_what_a_budget_costs(tmp_path):
     assert runs["torus"][0]["labels"] == runs["geant"][0]["labels"]
 
 
+# With one seed, and only the rows that are looked at
+
+
+def documented_means(*scenarios):
+    """By row, the means that docs/measurements.md prints for these scenarios, None where it has none."""
+    tables = TEXT.split("\n\n")
+    (table,) = [each.splitlines() for each in tables if all(f"| `{scenario}` |" in each for scenario in scenarios)]
+    heading, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    columns = [heading.index(f"`{scenario}`") for scenario in scenarios]
+    means = [[row[column].partition(" ")[0] for column in columns] for row in rows]
+    return {row[0]: [float(mean) if mean else None for mean in some] for row, some in zip(rows, means, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "form", "digits"),
+    [(("dpfl-two-groups", "dpfl-budgets"), "short", 3), (("fedpref-dst", "fedpref-teachers"), "full", 2)],
+)
+def test_the_documentation_prints_what_was_measured(scenarios, form, digits):
+    for name, means in documented_means(*scenarios).items():
+        for scenario, mean in zip(scenarios, means, strict=True):
+            figure = measured.load()[scenario][form].figures.get(name)
+            assert (figure is None) == (mean is None)
+            assert mean == pytest.approx(figure, abs=0.51 * 10**-digits)
+
+
+@pytest.mark.slow
+def test_dpfl_finds_its_group_with_one_seed():
+    table, runs = outcome("dpfl-two-groups", ["local", "fedavg", "random graph/.2N", "dpfl", "dpfl/.2N"], "short")
+    two_groups_find_each_other(table, list(runs.values()))
+    assert table["dpfl/.2N"]["against"]["times_bytes"] == pytest.approx(0.50, abs=0.05)  # as docs/measurements.md has it
+
+
+@pytest.mark.slow
+def test_a_budget_costs_little_and_saves_much_with_one_seed():
+    table, _ = outcome("dpfl-budgets", ["local", "fedavg", "dpfl", "dpfl/.1N", "dpfl/int8"], "short")
+    what_a_budget_costs_and_what_it_saves(table)
+
+
+@pytest.mark.slow
+def test_fedpref_divides_by_preferences_with_one_seed():
+    dst, _ = outcome("fedpref-dst", ["fedavg", "fedprox", "fedpref"])
+    assert dst["fedpref"]["clusters"]["reached"] == 1
+    rows = ["fedavg", "fedpref", *(f"fedpref/{part}" for part in ("min_progress", "clustering only", "weighting only"))]
+    teachers, _ = outcome("fedpref-teachers", rows)
+    assert teachers["fedpref/weighting only"]["clusters"]["best"] == 0.0  # nothing was split
+    assert teachers["fedpref/clustering only"]["mean"] != teachers["fedpref"]["mean"]
+
+
+@pytest.mark.slow
+def test_the_complete_graph_needs_the_fewest_rounds_and_the_most_bytes():
+    names = ["complete", "complete/.1N", "ring", "ring/.1N", "torus", "torus/.1N", "geant"]
+    table, runs = outcome("topology-study", names, "short")
+    reached = {name: row["reached"] for name, row in table.items() if "/" not in name}
+    assert min(reached, key=lambda name: reached[name]["round"]) == "complete"
+    assert max(reached, key=lambda name: reached[name]["bytes"]) == "complete"
+    for ring in ("ring", "torus"):  # no node has more than four neighbours
+        assert runs[ring]["trace"] == runs[f"{ring}/.1N"]["trace"]
+    assert {runs[name]["traffic"]["max_models_in_round"] for name in names if "/.1N" in name} <= {2, 4}
+    assert runs["complete/.1N"]["traffic"]["bytes"] < 0.12 * runs["complete"]["traffic"]["bytes"]
+    assert runs["torus"]["labels"] == runs["geant"]["labels"]
+
+
 @pytest.mark.slow
 def test_nodes_with_flipped_labels_are_left_alone_whether_they_choose_or_not():
-    table, runs = outcome("dpfl-label-flip", "form=short", "seed=0")
-    for name in [f"{who} GGC{budget}" for who in ("all run", "flipped do not run") for budget in ("", "/.2N")]:
+    ggc = [f"{who} GGC{budget}" for who in ("all run", "flipped do not run") for budget in ("", "/.2N")]
+    table, runs = outcome("dpfl-label-flip", ["local", "random graph/.2N", *ggc], "short")
+    for name in ggc:
         assert table[name]["per_group"]["0"] >= table["local"]["per_group"]["0"] + 0.05
         assert table[name]["per_group"]["0"] >= table["random graph/.2N"]["per_group"]["0"] + 0.15
-        assert max(run["collaboration"]["late_share"]["0"]["1"] for run in runs[name]) <= 0.05
+        assert runs[name]["collaboration"]["late_share"]["0"]["1"] <= 0.05

@@ -243,6 +243,7 @@ def test_node_speeds_do_not_change_what_synchronous_nodes_learn():
     assert equal.virtual_s < unequal.virtual_s
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_trace():
     code = (
         "import sys; from sim.scenario import resolve; from sim.run import run; import torch; torch.set_num_threads(1);"

@@ -97,6 +97,7 @@ def test_node_whose_federation_states_too_many_values_does_not_make_its_task(fol
     assert setup.task_of(setup.load(folder), memory=GB).layout.size == 4810
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space")
 def test_node_that_runs_out_of_memory_while_it_makes_its_task_says_so(tmp_path):
     """A data set of a size that nothing bounds beforehand."""

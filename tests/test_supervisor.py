@@ -4,12 +4,13 @@ import asyncio
 import gc
 import json
 from contextlib import suppress
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import aiomqtt
 import brokers
 import pytest
 from federation import play
+from loops import LOOPS, run_on
 from processes import Processes
 
 from node import config, runtime, setup, status_socket, supervisor
@@ -156,8 +157,8 @@ PARTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", PARTS)
-def test_an_error_in_a_part_costs_a_live_node_this_part_and_for_a_moment(tmp_path, monkeypatch, on_loop, what):
+@pytest.mark.parametrize(("what", "loop"), list(zip(PARTS, cycle(LOOPS), strict=False)))
+def test_an_error_in_a_part_costs_a_live_node_this_part_and_for_a_moment(tmp_path, monkeypatch, what, loop):
     part, owner, name = PARTS[what]
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(runtime, "FRESH", 0.2)
@@ -174,7 +175,7 @@ def test_an_error_in_a_part_costs_a_live_node_this_part_and_for_a_moment(tmp_pat
         assert live.status()["reason"] == ""
 
     with brokers.mosquitto() as broker:
-        on_loop(main(broker.port))
+        run_on(loop, main(broker.port))
 
 
 @pytest.mark.slow
@@ -201,8 +202,8 @@ def test_an_error_that_nobody_waits_for_is_counted_and_ends_nothing(tmp_path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trick", brokers.TRICKS)
-def test_a_broker_that_talks_nonsense_costs_a_live_node_nothing(tmp_path, monkeypatch, on_loop, trick):
+@pytest.mark.parametrize(("trick", "loop"), list(zip(brokers.TRICKS, cycle(LOOPS), strict=False)))
+def test_a_broker_that_talks_nonsense_costs_a_live_node_nothing(tmp_path, monkeypatch, trick, loop):
     monkeypatch.setattr("protocols.bus.CONNECTING", 0.3)
 
     async def main():
@@ -214,7 +215,7 @@ def test_a_broker_that_talks_nonsense_costs_a_live_node_nothing(tmp_path, monkey
             assert live.status()["faults"] == {}
             assert live.status()["broker"]
 
-    on_loop(main())
+    run_on(loop, main())
 
 
 @pytest.mark.slow

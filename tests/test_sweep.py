@@ -326,9 +326,9 @@ def finished(line):
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.usefixtures("study")
 def test_a_sweep_that_is_interrupted_three_times_does_no_run_twice():
-    Path("study.toml").write_text(STUDY.replace("rounds = 3", "rounds = 40"))
+    Path("study.toml").write_text(STUDY.replace("rounds = 3", "rounds = 20"))
     grid = ("study.toml", "--vary", "policy.neighbours=1,2,3", "--vary", "budget.models=0,2", "--seeds", "0:4")
-    whole = process(*grid, "--out", "whole")
+    whole = process(*grid, "--engine", "local", "--out", "whole")
     printed, _ = whole.communicate(timeout=PATIENCE)
     assert whole.returncode == 0
     options, told = (*grid, "--out", "here"), []
@@ -349,13 +349,13 @@ def test_a_sweep_that_is_interrupted_three_times_does_no_run_twice():
         if end == signal.SIGINT:
             assert f"{len(kept)} of 24 runs are finished; to go on: p2pfl-sim sweep --resume here\n" in err
         options = ("--resume", "here")
-    running = process(*options)
+    running = process(*options, "--engine", "local")
     out, err = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0
-    assert f"{24 - len(kept)} runs of 6 nodes, 40 rounds: about " in err
+    assert f"{24 - len(kept)} runs of 6 nodes, 20 rounds: about " in err
     last = [name for line in err.splitlines() if (name := finished(line))]
     assert len(last) == 24 - len(kept)
     assert Counter([*told, *last]).most_common(1)[0][1] == 1
     assert out.replace("here", "whole") == printed
     assert left_behind("here") == left_behind("whole")
-    assert duckdb.sql("SELECT count(*) FROM 'here/rounds.parquet'").fetchall() == [(24 * 6 * 40,)]
+    assert duckdb.sql("SELECT count(*) FROM 'here/rounds.parquet'").fetchall() == [(24 * 6 * 20,)]

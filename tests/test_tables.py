@@ -1,9 +1,10 @@
-"""The tables of papers, as the shipped scenarios reproduce them with the commands of the README."""
+"""The table of a paper that has figures for all of its rows, as the shipped scenarios reproduce it."""
 
 import json
 
 import pytest
 from readme import bash, line
+from reproductions import outcome, whole_tables
 
 from sim import measured
 
@@ -60,7 +61,30 @@ def as_recorded(tables):
             assert figure == pytest.approx(rows[name], rel=0.02 if name != "random" else 0.2)
 
 
+OTHERS = [f"{kind}/{mean}" for kind in ("l2", "inverse-loss") for mean in ("fedavg", "fedsim")]
+
+
 @pytest.mark.slow
+def test_the_table_holds_with_one_seed():
+    rows, runs = outcome("dac-synthetic", ["local", "random", *COSINE, *OTHERS])
+    assert all(within(rows[name]["mean"], 9.8, 10.9) for name in COSINE)
+    assert within(rows["l2/fedsim"]["mean"], 10.0, 12.0)
+    assert within(rows["inverse-loss/fedsim"]["mean"], 12.5, 17.0)
+    assert rows["random"]["mean"] >= 5 * max(rows[name]["mean"] for name in COSINE)
+    assert min(runs[name]["collaboration"]["within_group"] for name in COSINE) >= 0.95
+    assert all(run["deadlines_expired"] == 0 for run in runs.values())
+
+
+@pytest.mark.slow
+def test_the_table_holds_by_default_with_one_seed():
+    names = [COSINE[0], COSINE[3], "l2/fedsim"]
+    rows, runs = outcome("dac-synthetic-default", ["local", *names])
+    assert all(within(rows[name]["mean"], 9.8, 11.3) for name in names)
+    assert all(run["deadlines_expired"] == 0 for run in runs.values())
+
+
+@pytest.mark.slow
+@whole_tables
 @pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
 def test_the_tables_of_the_readme_are_those_of_the_paper(tmp_path):
     """One test, so that the tables are made once however many run tests at the same time."""

@@ -18,6 +18,7 @@ DEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
 def test_toml_that_is_nested_deep_is_refused(tmp_path, text):
     path = tmp_path / "deep.toml"
