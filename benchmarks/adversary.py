@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from node import config
-from node.membership_file import load_federation
-from protocols import messages as m
-from protocols.addresses import split_address
-from protocols.certificates import client_context
-from protocols.envelope import Door, Payload, Sealer
-from protocols.errors import ProtocolError, TransportError
-from protocols.identity import Identity
-from protocols.tls import TlsTransport
-from protocols.transport import Link
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.folder import config
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.transports.certificates import client_context
+from p2pfl.protocols.transports.tls import TlsTransport
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Door, Payload, Sealer
 
 AGAIN = 0.5  # seconds until a link that was lost is made again
 LARGEST = 64 << 20

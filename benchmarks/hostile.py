@@ -30,14 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from adversary import FLOODS, Adversary, connect_silently, flood_member, flood_sink, hold_frames, say_nothing
-from processes import Federation, memory, open_files
 
-from node.wiring import max_frame
-from protocols import messages as m
-from protocols.addresses import split_address
-from protocols.certificates import client_context, make_certificate, server_context
-from protocols.errors import TransportError
-from protocols.identity import Identity
+from p2pfl.node.exchange.factory import max_frame
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
+from p2pfl.protocols.wire import messages as m
+from tests.support.processes import Federation, memory, open_files
 
 NAMES = ("alice", "bob", "carol")
 MEMBER = "mallory"

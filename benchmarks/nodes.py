@@ -11,18 +11,18 @@ from math import inf
 
 import numpy as np
 
-from node.coding import Coding
-from node.exchange_config import ExchangeConfig
-from node.messaging import MessageExchange, payload_limit
-from node.peer import Member, Peer
-from node.peering_config import PeeringConfig, PeeringOptions
-from node.settings import Settings
-from node.wiring import max_frame
-from p2pfl.codecs import Float32
+from p2pfl.compression.codecs import Float32
+from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.factory import max_frame
+from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.parameters import Layout
-from protocols.envelope import Door, Opened, Sealer
-from protocols.identity import Identity
-from protocols.tls import TlsTransport
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transports.tls import TlsTransport
+from p2pfl.protocols.wire.envelope import Door, Opened, Sealer
 
 HOST = "127.0.0.1"
 FEDERATION, LAYOUT = bytes(16), bytes(16)

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 from adversary import Adversary
-from processes import Federation
 
-from protocols import messages as m
-from protocols.errors import TransportError
-from protocols.transport import Link
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.wire import messages as m
+from tests.support.processes import Federation
 
 HONEST = ("alice", "bob", "carol", "dave")
 MEMBER = "mallory"

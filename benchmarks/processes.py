@@ -14,8 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from node import admission, agreement, config, joining, setup, status_reader
-from node.membership_file import MEMBERSHIP
+from p2pfl.node.federation import admission, agreement
+from p2pfl.node.federation import join as joining
+from p2pfl.node.federation.membership_file import MEMBERSHIP
+from p2pfl.node.folder import config
+from p2pfl.node.runtime import loading
+from p2pfl.node.status import reader
 
 PATIENCE = 180.0  # seconds in which something has to happen
 
@@ -54,8 +58,8 @@ class Federation:
             head = f'name = "{name}"\nlisten = "{self.addresses[name]}"\npart = "{k}/{len(names)}"\nmdns = false\n'
             (folder / config.CONFIG).write_text(f"{head}{toml}\n[addresses]\n{table}")
         first = self.folders[names[0]]
-        ready = setup.load(first)
-        tables = agreement.draft("benchmark", ready.config, setup.task_of(ready))
+        ready = loading.load(first)
+        tables = agreement.draft("benchmark", ready.config, loading.task_of(ready))
         admission.create_federation(first, tables, root / "backup.pem")
         for name in names[1:]:
             told = root / f"{name}.admission"
@@ -71,7 +75,7 @@ class Federation:
 
     def start(self, *names: str, options: Sequence[str] = ()) -> None:
         for name in names or self.honest:
-            command = [sys.executable, "-m", "node", "run", str(self.folders[name]), *options]
+            command = [sys.executable, "-m", "p2pfl.node", "run", str(self.folders[name]), *options]
             with (self.folders[name] / "output").open("ab") as output:
                 self.processes[name] = subprocess.Popen(
                     command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -99,7 +103,7 @@ class Federation:
         Raises:
             RuntimeError: the node has failed.
         """
-        state = status_reader.read(self.folders[name] / config.STATUS) or {"round": 0, "state": "starting", "history": []}
+        state = reader.read(self.folders[name] / config.STATUS) or {"round": 0, "state": "starting", "history": []}
         if state.get("state") in ("failed", "gone"):
             raise RuntimeError(f"{name} {state['state']}: {self.output(name)}")
         return state

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from p2pfl.algorithms.robust_aggregation import MedianClip
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.robust import MedianClip
 
 PEERS = 9
 CALLS = 5  # in one measurement

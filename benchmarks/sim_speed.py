@@ -38,14 +38,14 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 
-from p2pfl.optimizers import SGD
-from p2pfl.randomness import Draws
+from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_task import classification
+from p2pfl.random_streams import Draws
+from p2pfl.sim.execution.runner import run_all
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, resolve
+from p2pfl.sim.simulation.simulation import Simulation
+from p2pfl.sim.simulation.workers import prepare_process
 from p2pfl.task import Part, Task, make_task
-from p2pfl.torch_task import classification
-from sim.engine import run_all
-from sim.processes import prepare_process
-from sim.run import Simulation
-from sim.scenario import Scenario, ScenarioFile, resolve
 
 PEERS = 5
 ROOT = Path(__file__).parent.parent
@@ -278,7 +278,7 @@ def scale(nodes: int) -> dict[str, float]:
     """Run a scenario of many nodes as a user would; return seconds, seconds of the processor and GiB."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "scale.toml").write_text(f"nodes = {nodes}\n{SCALE}")
-        command = [sys.executable, "-m", "sim", "run", "scale.toml", "--engine", "local", "--json", "--out", "out"]
+        command = [sys.executable, "-m", "p2pfl.sim", "run", "scale.toml", "--engine", "local", "--json", "--out", "out"]
         begun = time.perf_counter()
         subprocess.run(
             command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, stdout=subprocess.DEVNULL

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 from adversary import FLOODS, Adversary, flood_member, hold_frames, say_nothing
 from poison import KINDS, MOST, VALUES, poison
-from processes import Federation, memory, open_files
 
-from node.wiring import max_frame
-from protocols import messages as m
-from protocols.errors import TransportError
-from protocols.transport import Link
+from p2pfl.node.exchange.factory import max_frame
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.wire import messages as m
+from tests.support.processes import Federation, memory, open_files
 
 HONEST = ("alice", "bob", "carol", "dave")
 POISONER, FLOODER = "mallory", "trudy"

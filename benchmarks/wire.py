@@ -42,9 +42,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from nodes import BenchNode, handshakes_per_second, idle_traffic, raise_limits
 
-from node.exchange import Detached
-from protocols.certificates import client_context, make_certificate, server_context
-from protocols.identity import Identity, Verifier
+from p2pfl.node.exchange.base import Detached
+from p2pfl.protocols.identity import Identity, Verifier
+from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 
 MB = 1_000_000
 SIZES = (4 * MB, 40 * MB)

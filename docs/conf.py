@@ -33,7 +33,7 @@ autodoc_type_aliases = {
     "Extras": "p2pfl.policy.Extras",
     "FineTuning": "p2pfl.policies.fedavg.FineTuning",
     "Parameters": "p2pfl.parameters.Parameters",
-    "PerSample": "p2pfl.losses.PerSample",
+    "PerSample": "p2pfl.learning.losses.PerSample",
     "Robust": "p2pfl.policy.Robust",
     "Schedule": "p2pfl.policies.schedule.Schedule",
     "Split": "p2pfl.queries.Split",

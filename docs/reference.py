@@ -1,6 +1,7 @@
 """Fills in what the pages say of the code by looking at the code, so that it cannot be out of date.
 
-A page has a line such as `<!-- commands sim.cli -->`. In its place the site has what the function of that name below
+A page has a line such as `<!-- commands p2pfl.sim.cli.main -->`. In its place the site has what the function of that name
+below
 returns, as Markdown. What the code does not explain is an error of the build. A paragraph that begins with "On the site"
 tells those who read a page elsewhere what they miss; the site leaves it out.
 """
@@ -198,13 +199,13 @@ def alias(path: str) -> str:
 
 def scenarios(module: str) -> str:
     """The scenarios that are shipped: what they are about, how large they are, and their forms."""
-    from node import tables
-    from sim import scenario
+    from p2pfl.config import toml_config
+    from p2pfl.sim.scenario import scenario
 
     rows = []
     for name, path in scenario.shipped().items():
         file = scenario.load(name)
-        forms = ", ".join(f"`{form}`" for form in tables.read(path).get("forms", {}))
+        forms = ", ".join(f"`{form}`" for form in toml_config.read(path).get("forms", {}))
         size = f"{len(file.runs)} runs of {file.runs[0].nodes} nodes, {file.runs[0].rounds} rounds"
         rows.append((f"`{name}`", f"{file.description}<br>*{size}; other forms: {forms}*"))
     return _table(("scenario", "about"), rows)

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from node.crashpoints import reached
-from node.files import DamagedFileError, Tries, read_sealed, reason, write_sealed
-from node.outbox import Published
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.exchange.published_models import Published
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
+from p2pfl.system.atomic_files import DamagedFileError, Tries, read_sealed, reason, write_sealed
+from p2pfl.system.failpoints import reached
 
 _MAGIC = b"p2pfl checkpoint 1\n"
 
@@ -55,7 +55,8 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         outbox: what may still be asked for: shared parts.
         final: nothing more will be published.
         codec: how models travel.
-        steps: the tags of what was published last, and which entries have changed (uint32); see p2pfl.differences.Public.
+        steps: the tags of what was published last, and which entries have changed (uint32); see
+            p2pfl.compression.sparse_updates.Public.
         prepared: what comes before the first round is done.
         learner: what the learner keeps from round to round.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from node.judge import Judge
+from p2pfl.node.early_stopping import Judge
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage
 

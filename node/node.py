@@ -15,8 +15,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from node import peers
-from node.checkpoint import (
+from p2pfl.compression.sparse_updates import Step
+from p2pfl.errors import ConfigurationError
+from p2pfl.node import policy_api
+from p2pfl.node.checkpoint import (
     Checkpoint,
     Store,
     pack_arrays,
@@ -26,27 +28,25 @@ from node.checkpoint import (
     unpack_arrays,
     unpack_model,
 )
-from node.crashpoints import reached
-from node.electing import Elected
-from node.evaluations import Evaluations
-from node.exchange import Exchange
-from node.judge import Judge
-from node.outbox import Published
-from node.peers import Me, NodePeers
-from node.settings import Settings
-from node.trainer import Trainer
-from p2pfl.differences import Step
-from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.election_runner import Elected
+from p2pfl.node.early_stopping import Judge
+from p2pfl.node.evaluations import Evaluations
+from p2pfl.node.exchange.base import Exchange
+from p2pfl.node.exchange.published_models import Published
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.policy_api import Me, NodePeers
+from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, memory_of
 from p2pfl.queries import Evaluate, Split
-from p2pfl.randomness import Draws
+from p2pfl.random_streams import Draws
+from p2pfl.system.failpoints import reached
 from p2pfl.task import Task
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
-class Observer(peers.Observer, Protocol):
+class Observer(policy_api.Observer, Protocol):
     """Who watches a node. Nothing of what it does may reach back."""
 
     def restored(self, node: Node) -> None:
@@ -274,7 +274,7 @@ class Node:
     def _judged_now(self) -> Parameters:
         return self.peers.published.get(self.policy.judged, self.me.whole)
 
-    # For the exchange (see node.exchange.ExchangeHost)
+    # For the exchange (see p2pfl.node.exchange.base.ExchangeHost)
 
     def complete(self, params: Parameters) -> Parameters:
         return self.me.border.whole(params)

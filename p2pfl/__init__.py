@@ -14,29 +14,29 @@ from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Me, Merge, Peers, Policy, Submission, Update, merge, samples
-from p2pfl.randomness import Draws
+from p2pfl.random_streams import Draws
 from p2pfl.task import Part, Task
 
 if TYPE_CHECKING:
-    from node.node import Node
-    from p2pfl.objectives import Objectives
-    from p2pfl.optimizers import SGD, Adam
-    from p2pfl.rehearsal import rehearse
-    from p2pfl.torch_task import TorchTask, classification, multi_objective, regression
-    from sim.api import simulate
+    from p2pfl.learning.optimizers import SGD, Adam
+    from p2pfl.learning.torch_task import TorchTask, classification, multi_objective, regression
+    from p2pfl.multiobjective.scalarisation import Objectives
+    from p2pfl.node.node import Node
+    from p2pfl.sim.api import simulate
+    from p2pfl.testing import rehearse
 
 # Loaded at the first use: torch takes over a second, and `node` and `sim` lie above this package.
 _LAZY = {
-    "SGD": "p2pfl.optimizers",
-    "Adam": "p2pfl.optimizers",
-    "Objectives": "p2pfl.objectives",
-    "TorchTask": "p2pfl.torch_task",
-    "classification": "p2pfl.torch_task",
-    "multi_objective": "p2pfl.torch_task",
-    "regression": "p2pfl.torch_task",
-    "rehearse": "p2pfl.rehearsal",
-    "Node": "node.node",
-    "simulate": "sim.api",
+    "SGD": "p2pfl.learning.optimizers",
+    "Adam": "p2pfl.learning.optimizers",
+    "Objectives": "p2pfl.multiobjective.scalarisation",
+    "TorchTask": "p2pfl.learning.torch_task",
+    "classification": "p2pfl.learning.torch_task",
+    "multi_objective": "p2pfl.learning.torch_task",
+    "regression": "p2pfl.learning.torch_task",
+    "rehearse": "p2pfl.testing",
+    "Node": "p2pfl.node.node",
+    "simulate": "p2pfl.sim.api",
 }
 
 __all__ = [

@@ -3,21 +3,21 @@
 P2pflError
   + ConfigurationError
     + MissingRequirementError
-    + RevokedError                node.members
+    + RevokedError                p2pfl.node.federation.membership_sync
   + RunError
     + BudgetExceededError
     + DivergenceError
-    + DeadlockError               sim.clock
-    + WorkerLostError             sim.processes
-  + DecodeError (a ValueError)    p2pfl.codecs
-  + DamagedFileError              node.files
-  + IncarnationConflictError      node.contact
-  + ProtocolError                 protocols.errors
-  + TransportError                protocols.errors
-  + IdentityError                 protocols.errors
-    + PassphraseError             protocols.errors
-  + AddressError                  protocols.errors
-  + FederationError               protocols.errors
+    + DeadlockError               p2pfl.sim.simulation.clock
+    + WorkerLostError             p2pfl.sim.simulation.workers
+  + DecodeError (a ValueError)    p2pfl.compression.codecs
+  + DamagedFileError              p2pfl.system.atomic_files
+  + IncarnationConflictError      p2pfl.node.peering.peer_manager
+  + ProtocolError                 p2pfl.protocols.errors
+  + TransportError                p2pfl.protocols.errors
+  + IdentityError                 p2pfl.protocols.errors
+    + PassphraseError             p2pfl.protocols.errors
+  + AddressError                  p2pfl.protocols.errors
+  + FederationError               p2pfl.protocols.errors
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.memory import Company
 from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.prediction_mixing import Company
 from p2pfl.queries import Evaluate, Loss, Mean, Query, R, Split, Train
-from p2pfl.rules import Rule
+from p2pfl.update_rules import Rule
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
 
@@ -20,7 +20,8 @@ def answers(*operations: type) -> Callable[[Answer], Answer]:
     """Mark a method of a learner as the one that answers queries of these operations.
 
     Args:
-        operations: types of queries, `p2pfl.rules.Rule` for `Train` with a rule, and `p2pfl.memory.Company` for `Evaluate`
+        operations: types of queries, `p2pfl.update_rules.Rule` for `Train` with a rule, and
+            `p2pfl.prediction_mixing.Company` for `Evaluate`
             with a memory; see `p2pfl.queries.Query.operation`.
     """
 

@@ -29,16 +29,16 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from p2pfl.memory import Company
 from p2pfl.parameters import Layout, Parameters
+from p2pfl.prediction_mixing import Company
 from p2pfl.queries import Loss, Mean, Query, R, Split, Train
-from p2pfl.rules import Rule
+from p2pfl.update_rules import Rule
 
 Stage = Literal["prepared", "trained", "merged"]
 """Which model of a round: `prepared` at round 0, `trained` before a node collaborates, `merged` after."""
 
 Robust = Literal["none", "median-clip"]
-"""The protection against members that lie that a federation has agreed on; see p2pfl.robust."""
+"""The protection against members that lie that a federation has agreed on; see p2pfl.algorithms.robust_aggregation."""
 
 Extras = Mapping[str, np.ndarray]
 """What a policy publishes with a model: small arrays by name."""
@@ -113,7 +113,7 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node may receive; 0 means no limit. How it is charged stands in p2pfl.ledger.
+    """What a node may receive; 0 means no limit. How it is charged stands in p2pfl.budget.
 
     Attributes:
         models: models received in one round, or in one step of the preparation.
@@ -193,7 +193,8 @@ class Me(Protocol):
         Args:
             proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss (FedProx).
             purpose: sets apart the random draws of two trainings in one round.
-            rule: another way to step than along the gradient at the model; see p2pfl.rules. The task must be one that is
+            rule: another way to step than along the gradient at the model; see p2pfl.update_rules. The task must be one
+                that is
                 trained along gradients.
         """
         start = self.params if params is None else params
@@ -271,8 +272,8 @@ class Policy(Protocol):
 
     A policy that calls `Peers.scores` has `asks_scores = True`: only then do nodes tell each other losses.
 
-    A policy whose nodes predict together with their own samples, or with other models, also has `memory` (p2pfl.memory);
-    then all that is reported of models is that of the mixed predictions.
+    A policy whose nodes predict together with their own samples, or with other models, also has `memory`
+    (p2pfl.prediction_mixing); then all that is reported of models is that of the mixed predictions.
 
     A policy with something to show in reports implements SupportsPreselection or SupportsSimilarities.
     """

@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.memory import Company
 from p2pfl.parameters import Parameters
-from p2pfl.rules import Rule
-from p2pfl.sharing import Border
+from p2pfl.prediction_mixing import Company
+from p2pfl.private_parameters import Border
+from p2pfl.update_rules import Rule
 
 R = TypeVar("R")
 
@@ -77,7 +77,7 @@ class Train(Query[Parameters], frozen=True, gc=False):
         round: in which the node is; with `purpose`, names the random draws.
         proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss, w being the shared values: those of `anchor` that the
             layout keeps private do not count.
-        rule: another way to step than along the gradient at the model; see p2pfl.rules.
+        rule: another way to step than along the gradient at the model; see p2pfl.update_rules.
 
     Raises:
         Diverged: the training gives values that are not finite.
@@ -139,7 +139,7 @@ class Evaluate(Query[list[dict[str, float]]], frozen=True, gc=False):
     """Return for each of K models {"<split>_loss": ..., "<split>_<metric>": ...}.
 
     Attributes:
-        memory: with what predictions are mixed; see p2pfl.memory.
+        memory: with what predictions are mixed; see p2pfl.prediction_mixing.
     """
 
     name: ClassVar[str] = "evaluate"

@@ -13,12 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from p2pfl.config.registry import build, resolve, takes
 from p2pfl.errors import ConfigurationError
-from p2pfl.fronts import Solutions
 from p2pfl.learner import Learner
-from p2pfl.names import build, resolve, takes
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.randomness import Draws
+from p2pfl.pareto_metrics import Solutions
+from p2pfl.random_streams import Draws
 
 TASKS = {
     "classification": "p2pfl.tasks.table:table",
@@ -35,7 +35,8 @@ TASKS = {
 
 POINT = {"smallest_error", "smallest_disparity"}  # in `also` of tasks that report of one model what PraFFL does of many
 
-# Limits of the public facts that a node sends to a peer (the limits of protocols.messages.Terms, which adds n_samples).
+# Limits of the public facts that a node sends to a peer (the limits of p2pfl.protocols.wire.messages.Terms, which adds
+# n_samples).
 MOST_FACTS, LONGEST_KEY, LONGEST_TEXT, GREATEST_INT = 31, 64, 256, 2**53
 
 
@@ -115,7 +116,7 @@ class Task(Protocol):
     their models, from which they could infer its preference.
 
     A task whose parameters hold several solutions (see Answering) may have a method `solutions(params)`, which returns
-    p2pfl.fronts.Solutions of the test data, or None without any: the report shows them.
+    p2pfl.pareto_metrics.Solutions of the test data, or None without any: the report shows them.
 
     Any task may have `also`, names of further figures that `evaluate` reports, which the table of a run shows too.
     """

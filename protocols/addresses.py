@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from protocols.errors import AddressError
+from p2pfl.protocols.errors import AddressError
 
 
 def split_address(address: str) -> tuple[str, int]:

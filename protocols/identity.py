@@ -1,4 +1,7 @@
-"""Identity of a node: an Ed25519 key in a file that only its owner can read (protocols.key_files), and its signatures."""
+"""Identity of a node: an Ed25519 key in a file that only its owner can read, and its signatures.
+
+See p2pfl.protocols.key_files.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocols import key_files
-from protocols.errors import IdentityError
+from p2pfl.protocols import key_files
+from p2pfl.protocols.errors import IdentityError
 
 KEY_SIZE = 32
 SIGNATURE_SIZE = 64

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 from cryptography.hazmat.primitives.padding import PKCS7
 
-from protocols.errors import IdentityError, PassphraseError
+from p2pfl.protocols.errors import IdentityError, PassphraseError
 
 ITERATIONS = (
     600_000  # of PBKDF2; what `cryptography` writes has 2,048, which lets a GPU try millions of passphrases a second

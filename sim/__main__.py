@@ -1,5 +1,5 @@
 import sys
 
-from sim.cli import main
+from p2pfl.sim.cli.main import main
 
 sys.exit(main())

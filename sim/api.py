@@ -9,16 +9,16 @@ from typing import Any
 import networkx as nx
 from msgspec.structs import replace
 
-from p2pfl.machine import free_memory
-from p2pfl.size_limit import READING, within
-from sim.file_keys import check_seeds
-from sim.memory import check_model, check_runs
-from sim.processes import prepared_process
-from sim.results import Result, result_of
-from sim.run import run
-from sim.scenario import load, resolve
-from sim.shards import task_of
-from sim.topology import FILE
+from p2pfl.sim.execution.memory_estimate import check_model, check_runs
+from p2pfl.sim.results.results import Result, result_of
+from p2pfl.sim.scenario.file_keys import check_seeds
+from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.scenario.topology import FILE
+from p2pfl.sim.simulation.sharding import task_of
+from p2pfl.sim.simulation.simulation import run
+from p2pfl.sim.simulation.workers import prepared_process
+from p2pfl.system.available_memory import free_memory
+from p2pfl.system.size_limit import READING, within
 
 
 def simulate(

@@ -6,7 +6,8 @@ import signal
 import pytest
 import torch
 from hypothesis import settings
-from loops import LOOPS, run_on
+
+from tests.support.loops import LOOPS, run_on
 
 try:
     import fcntl

@@ -3,9 +3,9 @@
 Knows nothing of learning or messages.
 """
 
-from topologies.builders import BUILDERS, build, labels, neighbours
-from topologies.files import read
-from topologies.geography import places
-from topologies.properties import properties
+from p2pfl.topologies.builders import BUILDERS, build, labels, neighbours
+from p2pfl.topologies.files import read
+from p2pfl.topologies.geography import places
+from p2pfl.topologies.properties import properties
 
 __all__ = ["BUILDERS", "build", "labels", "neighbours", "places", "properties", "read"]

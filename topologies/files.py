@@ -12,7 +12,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from topologies import graphml
+from p2pfl.topologies import graphml
 
 GRAPHML = (".graphml", ".xml")
 EDGE_LISTS = (".edges", ".edgelist", ".csv", ".tsv", ".txt")

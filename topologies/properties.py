@@ -8,8 +8,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from topologies.builders import neighbours
-from topologies.geography import coordinates
+from p2pfl.topologies.builders import neighbours
+from p2pfl.topologies.geography import coordinates
 
 LIMIT = 2_000  # nodes; the eigenvalues of more take too long
 

@@ -9,7 +9,7 @@ from typing import Any
 from p2pfl.parameters import Parameters
 from p2pfl.policies.personal import Personal, packed, unpacked
 from p2pfl.policy import Me, Merge, Peers
-from p2pfl.rules import Mixture
+from p2pfl.update_rules import Mixture
 
 NEAR = 0.01  # how far from alpha the losses are taken whose difference is the slope
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.clustering import Layer, similarity
+from p2pfl.algorithms.clustering import Layer, similarity
 from p2pfl.parameters import Parameters
 from p2pfl.policies.coordinated import sender
 from p2pfl.policy import Extras, Submission
@@ -124,7 +124,7 @@ def gather(
 
     Args:
         state: "members" (Member by id) and "clusters" (Figures by name), as `remember` returns them; or empty.
-        parts, ratio: of the similarity; see p2pfl.clustering.similarity.
+        parts, ratio: of the similarity; see p2pfl.algorithms.clustering.similarity.
 
     Raises:
         ValueError: a submission lacks its `start`, and the state does not know it; or what it says of its cluster cannot be.

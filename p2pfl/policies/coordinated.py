@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from p2pfl.aggregation import fedavg
+from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policies.fedavg import FedAvg
 from p2pfl.policies.fedprox import FedProx

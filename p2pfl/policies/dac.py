@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from p2pfl import aggregation, selection, similarity
+from p2pfl.algorithms import aggregation, selection, similarity
 from p2pfl.parameters import Parameters
 from p2pfl.policies.schedule import Schedule, stages
 from p2pfl.policy import Extras, Me, Merge, Peers, Robust, Stage, Update, check_epochs, merge, samples

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from p2pfl.algorithms.group_statistics import Tally, disparity, packed, total, unpacked
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import sender, together
 from p2pfl.policies.lft import LftFedAvg, check_step
 from p2pfl.policy import Assignment, Extras, Submission
-from p2pfl.tally import Tally, disparity, packed, total, unpacked
 
 MOST = 1e9  # of a node's weight: far from where sums overflow
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from p2pfl.aggregation import fedavg
+from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs, merge, samples
-from p2pfl.rules import Rule
+from p2pfl.update_rules import Rule
 
 FineTuning = Literal["", "replace-last", "from-best"]
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from p2pfl.aggregation import fedavg
-from p2pfl.mgda import sketch, weigh
+from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.multiobjective.mgda import sketch, weigh
+from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, Slopes
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender
 from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission
-from p2pfl.randomness import Draws
-from p2pfl.rules import Rule, Scalarised
-from p2pfl.slopes import DifferentiateObjectives, Slopes
+from p2pfl.random_streams import Draws
+from p2pfl.update_rules import Rule, Scalarised
 
 MOST_OBJECTIVES = 64
 MOST_SIZE = 2**13
@@ -48,7 +48,7 @@ class FedCmoo(CoordinatedFedAvg):
         epochs, ft: as of `fedavg`; the fine tuning trains by the last weights.
         global_lr: how far the coordinator goes towards the mean; 1 is FedAvg.
         size: of a gradient as it is submitted, in values.
-        tolerance: how unequal losses times preference may be; see p2pfl.mgda.
+        tolerance: how unequal losses times preference may be; see p2pfl.multiobjective.mgda.
         floor: this share of the weight is divided among all objectives (.2 in the authors' program).
     """
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.aggregation import fedavg
+from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.algorithms.group_statistics import CountGroups, Tally, against_the_worst, balanced, even, packed, total, unpacked
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
 from p2pfl.policies.lft import check_step
 from p2pfl.policy import Assignment, Extras, Me, Submission
-from p2pfl.rules import Weighted
-from p2pfl.tally import CountGroups, Tally, against_the_worst, balanced, even, packed, total, unpacked
+from p2pfl.update_rules import Weighted
 
 MOST = 1e9  # of a sample's weight: those that balance are below 2, and those of a mean of 1 not above the samples of all
 
@@ -84,8 +84,8 @@ class FedFB(Weighing):
     """FedFB for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"), its step made by
     the elected coordinator.
 
-    The weights of samples by label and group move each round by p2pfl.tally.balanced with a step of `alpha` / sqrt(t), from
-    the losses of all nodes' samples, so that averaging comes near to FairBatch on all data at once.
+    The weights of samples by label and group move each round by p2pfl.algorithms.group_statistics.balanced with a step of
+    `alpha` / sqrt(t), from the losses of all nodes' samples, so that averaging comes near to FairBatch on all data at once.
 
     A node submits how many training samples it has of each label in each group, and the sum of their losses: the
     coordinator learns these. (The paper's server learns sums only, by secure aggregation.)

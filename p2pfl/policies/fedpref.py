@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from p2pfl.clustering import Layer, Matrix, layers, similarity, spectral
+from p2pfl.algorithms.clustering import Layer, Matrix, layers, similarity, spectral
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import Cluster, credible, extras_of, gather, mean, remember
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart

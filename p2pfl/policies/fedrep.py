@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from p2pfl.policies.personal import Personal
 from p2pfl.policy import Me, Merge, Peers, check_epochs
-from p2pfl.rules import Only
+from p2pfl.update_rules import Only
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from p2pfl.memory import Memory
 from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.prediction_mixing import Memory
 
 
 @dataclass

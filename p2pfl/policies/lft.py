@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.memory import Ensemble
+from p2pfl.algorithms.group_statistics import CountGroups, Tally, balanced, even
 from p2pfl.parameters import Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedavg import FedAvg
 from p2pfl.policy import Me, Merge, Peers, samples
-from p2pfl.rules import Weighted
-from p2pfl.tally import CountGroups, Tally, balanced, even
+from p2pfl.prediction_mixing import Ensemble
+from p2pfl.update_rules import Weighted
 
 
 @dataclass
@@ -24,8 +24,8 @@ class LocalFair(FedAvg):
     Roh et al. 2021): a node weighs its samples by label and group, so that its groups get equal shares of positive
     decisions. Nothing of its groups leaves the node.
 
-    The weights move before each of `updates` parts of a round's epochs, by p2pfl.tally.balanced with a step of
-    `alpha` / sqrt(t) at the t-th time, from how the model treats the node's own training samples.
+    The weights move before each of `updates` parts of a round's epochs, by p2pfl.algorithms.group_statistics.balanced with
+    a step of `alpha` / sqrt(t) at the t-th time, from how the model treats the node's own training samples.
 
     Simplified: the step is FedFB's, for any number of groups, where FairBatch takes a step of fixed length for the label
     whose losses differ most; samples are weighted, not drawn; and the optimiser begins anew after each update.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.clustering import Matrix, layers, similarity
+from p2pfl.algorithms.clustering import Matrix, layers, similarity
 from p2pfl.parameters import Layout
 from p2pfl.policies.clusters import mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender

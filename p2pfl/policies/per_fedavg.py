@@ -7,7 +7,7 @@ from math import inf
 
 from p2pfl.policies.personal import Personal
 from p2pfl.policy import Me, Merge, Peers
-from p2pfl.rules import Descent, Lookahead
+from p2pfl.update_rules import Descent, Lookahead
 
 
 @dataclass

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from p2pfl.aggregation import fedavg
-from p2pfl.clustering import Matrix, similarity
+from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.algorithms.clustering import Matrix, similarity
+from p2pfl.multiobjective.preferences import nearest
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.cfl import layout_as_one
 from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
 from p2pfl.policy import Assignment, Me, Stage, Submission
-from p2pfl.preferences import nearest
-from p2pfl.rules import Aligned, Rule
+from p2pfl.update_rules import Aligned, Rule
 
 SAME = 0.9  # similarities above this count as 1, as in the authors' program
 

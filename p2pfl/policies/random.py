@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from p2pfl.aggregation import fedavg
+from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.algorithms.selection import uniform
 from p2pfl.policies.schedule import Schedule, stages
 from p2pfl.policy import Me, Merge, Peers, Stage, check_epochs, merge, samples
-from p2pfl.selection import uniform
 
 
 @dataclass

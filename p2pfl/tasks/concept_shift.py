@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.optimizers import SGD
-from p2pfl.randomness import Draws
+from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_task import TorchTask, regression
+from p2pfl.random_streams import Draws
 from p2pfl.task import Part
-from p2pfl.torch_task import TorchTask, regression
 
 Arrays = tuple[torch.Tensor, torch.Tensor]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.preferences import preference_of
-from p2pfl.tabular import Environment, TabularTask
+from p2pfl.multiobjective.preferences import preference_of
+from p2pfl.rl.q_learning import Environment, TabularTask
 from p2pfl.task import Part
 
 ROWS = 11
@@ -46,10 +46,12 @@ def deep_sea_treasure(
     policy.
 
     Args:
-        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.tabular.TabularTask. By default exploration
+        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.rl.q_learning.TabularTask. By default
+            exploration
             ends after the first 40 % of 28 rounds.
         preference: this node's own weights of treasure and time.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default in four
+        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
+            default in four
             groups, with .9, .5, .25 and .05 on treasure.
     """
     for name, value in {"steps": steps, "longest": longest}.items():

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from p2pfl.data.digits import read
+from p2pfl.data.images.digits import read
 from p2pfl.errors import ConfigurationError
-from p2pfl.optimizers import SGD
-from p2pfl.randomness import Draws
+from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_task import TorchTask, classification
+from p2pfl.random_streams import Draws
 from p2pfl.task import Part
-from p2pfl.torch_task import TorchTask, classification
 
 CLASSES = 10
 

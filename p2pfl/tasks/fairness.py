@@ -13,23 +13,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from p2pfl.data import dealing, fair
-from p2pfl.data.sets import data_root
-from p2pfl.data.tables import Kind as ColumnKind
-from p2pfl.data.tables import names
+from p2pfl.config.registry import build, named
+from p2pfl.data.images.registry import data_root
+from p2pfl.data.partition import group_partition
+from p2pfl.data.tabular import fairness_datasets
+from p2pfl.data.tabular.table import Kind as ColumnKind
+from p2pfl.data.tabular.table import names
 from p2pfl.errors import ConfigurationError
-from p2pfl.fair_task import FairLosses, FairTask, Kind, Measure
-from p2pfl.fairness import Against
-from p2pfl.modules import make_module
-from p2pfl.names import build, named
-from p2pfl.objectives import Objectives, scalarisation
-from p2pfl.optimizers import SGD, Adam
-from p2pfl.preferences import preference_of
+from p2pfl.fairness.fair_task import FairLosses, FairTask, Kind, Measure
+from p2pfl.fairness.metrics import Against
+from p2pfl.learning.modules import make_module
+from p2pfl.learning.optimizers import SGD, Adam
+from p2pfl.learning.torch_problem import Samples
+from p2pfl.learning.torch_task import TorchTask
+from p2pfl.multiobjective.preferences import preference_of
+from p2pfl.multiobjective.scalarisation import Objectives, scalarisation
 from p2pfl.queries import Split
-from p2pfl.randomness import federation_draws
+from p2pfl.random_streams import federation_draws
 from p2pfl.task import Part
-from p2pfl.torch_problem import Samples
-from p2pfl.torch_task import TorchTask
 
 Table = Mapping[str, Any]
 IID, DIRICHLET, LINEAR, ADAM = {"name": "iid"}, {"name": "dirichlet"}, {"name": "linear"}, {"name": "adam"}
@@ -72,11 +73,11 @@ def fairness(
     nor the batch size; initial values are here those of the initial model on all nodes' training samples, so that a
     preference means the same at each node.)
 
-    Features are fitted on what nodes train on, and on nothing else (see p2pfl.data.tables.Encoder); a node on its own reads
-    the whole table too, of which it takes its part.
+    Features are fitted on what nodes train on, and on nothing else (see p2pfl.data.tabular.table.Encoder); a node on its
+    own reads the whole table too, of which it takes its part.
 
     Args:
-        data: a table with a schema (adult, bank, compas, or the path of a .toml file; see p2pfl.data.tables), or
+        data: a table with a schema (adult, bank, compas, or the path of a .toml file; see p2pfl.data.tabular.table), or
             "synthetic" for PraFFL's SYNTHETIC.
         root: the folder of the data sets, if it is not the environment variable P2PFL_DATA.
         rows: of SYNTHETIC; 0 is 5,000.
@@ -88,7 +89,7 @@ def fairness(
         share: of the cross-entropy that is added to a fairness loss.
         normalise: whether losses are divided by their initial values.
         partition: { name = "iid" }, "stratified", "dirichlet" (alpha, by), or "proportions" (by, shares); see
-            p2pfl.data.dealing.
+            p2pfl.data.partition.group_partition.
         validation: the fraction of a node's samples, without those for testing.
         test: the fraction of all rows, where there is no official test part.
         official: false joins an official test part to the other rows, and draws one as if there were none.
@@ -96,7 +97,8 @@ def fairness(
         hidden: widths of the hidden layers, [64, 32] by default; an empty list makes a linear model.
         optimizer: { name = "adam" } (lr, betas, eps, weight_decay), or "sgd" (lr, momentum, weight_decay).
         preference: this node's own weights, of accuracy first and then of each attribute.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default uniformly.
+        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
+            default uniformly.
         scalarisation: { name = "linear" } by default, or { name = "tchebycheff", gamma = 1.0 }.
 
     Raises:
@@ -171,7 +173,7 @@ def pool_of(
     Args:
         seed: of the division, and of SYNTHETIC.
         sensitive: attributes; none are those that the schema names.
-        columns: changes of what the schema says of columns; see p2pfl.data.tables.load.
+        columns: changes of what the schema says of columns; see p2pfl.data.tabular.table.load.
         data, root, rows, division: options of the tasks, of the same names.
 
     Raises:
@@ -194,7 +196,12 @@ def pool_of(
 class Pool:
     """All nodes' rows of a data set, encoded when they are asked for."""
 
-    def __init__(self, data: fair.FairSet, attributes: Sequence[fair.Attribute], shares: Sequence[dealing.Share]) -> None:
+    def __init__(
+        self,
+        data: fairness_datasets.FairSet,
+        attributes: Sequence[fairness_datasets.Attribute],
+        shares: Sequence[group_partition.Share],
+    ) -> None:
         self.attributes = attributes
         self.counts = tuple(len(attribute.groups) for attribute in attributes)
         self.trained = np.sort(np.concatenate([share.train for share in shares]))
@@ -234,12 +241,12 @@ def _pool(
     columns: tuple[tuple[str, ColumnKind], ...],
 ) -> Pool:
     partition, validation, test, official = json.loads(division)
-    source = _source(data, root, seed if data == fair.SYNTHETIC else 0, rows, columns)
+    source = _source(data, root, seed if data == fairness_datasets.SYNTHETIC else 0, rows, columns)
     chosen = sensitive or source.sensitive
     if not chosen:
         raise ConfigurationError(f"task.sensitive must name an attribute: the schema of {data!r} names none")
     attributes = [source.attribute(name) for name in chosen]
-    shares = dealing.divide(
+    shares = group_partition.divide(
         source,
         count,
         seed,
@@ -253,8 +260,10 @@ def _pool(
 
 
 @lru_cache(maxsize=4)
-def _source(data: str, root: str, seed: int, rows: int, columns: tuple[tuple[str, ColumnKind], ...]) -> fair.FairSet:
-    return fair.load(data, root, seed, rows, dict(columns))
+def _source(
+    data: str, root: str, seed: int, rows: int, columns: tuple[tuple[str, ColumnKind], ...]
+) -> fairness_datasets.FairSet:
+    return fairness_datasets.load(data, root, seed, rows, dict(columns))
 
 
 @lru_cache(maxsize=8)

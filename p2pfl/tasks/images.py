@@ -13,23 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl import weights
-from p2pfl.data import sets
-from p2pfl.data.plan import Share, plan
-from p2pfl.data.sets import ImageSet
-from p2pfl.data.transforms import augment as augmented
-from p2pfl.data.transforms import rotate
+from p2pfl.config.registry import build, named
+from p2pfl.data.images import registry as sets
+from p2pfl.data.images.registry import ImageSet
+from p2pfl.data.images.transforms import augment as augmented
+from p2pfl.data.images.transforms import rotate
+from p2pfl.data.partition.assignment import Share, plan
 from p2pfl.errors import ConfigurationError
-from p2pfl.models import MODELS
-from p2pfl.modules import last_layer, make_module
-from p2pfl.names import build, named
-from p2pfl.optimizers import SGD, Adam
+from p2pfl.learning import pretrained
+from p2pfl.learning.models import MODELS
+from p2pfl.learning.modules import last_layer, make_module
+from p2pfl.learning.optimizers import SGD, Adam
+from p2pfl.learning.torch_problem import Samples
+from p2pfl.learning.torch_task import TorchTask
 from p2pfl.parameters import Parameters
 from p2pfl.queries import Split
-from p2pfl.randomness import Draws
+from p2pfl.random_streams import Draws
 from p2pfl.task import Part
-from p2pfl.torch_problem import Samples
-from p2pfl.torch_task import TorchTask
 
 Table = Mapping[str, Any]
 IID, NO_SHIFT, MLP, PLAIN_SGD = {"name": "iid"}, {"name": "none"}, {"name": "mlp"}, {"name": "sgd"}
@@ -86,22 +86,22 @@ def images(
     Training and validation samples are of a set's official training part, test samples of its official test part. No two
     nodes train on the same sample. Pixels are scaled to 0 to 1, then by the set's mean and deviation, one of each per
     channel: MNIST .1307 and .3081, Fashion-MNIST .2860 and .3530, digits .3053 and .3760, the CIFAR sets' as in
-    p2pfl.data.sets; of a set that has no name those of its training part.
+    p2pfl.data.images.registry; of a set that has no name those of its training part.
 
     Args:
-        data: a folder of the data root (see p2pfl.data.sets), "digits" for scikit-learn's, or a list for a domain shift.
+        data: a folder of the data root (data.images.registry), "digits" for scikit-learn's, or a list for a domain shift.
         root: the folder of the data sets, if it is not the environment variable P2PFL_DATA.
         samples: training samples of a node, at most; 0 is its whole share.
         validation: validation samples of a node, or below 1 a part of its samples; never more than half of its share.
         test: test samples of a node, at most, in the proportions of its training labels; 0 takes as many as there are.
         partition: { name = "iid" }, "dirichlet" (alpha), "pathological" (classes), "quantity" (alpha), "writer", or
-            "clusters" (groups, sizes); see p2pfl.data.partition.
+            "clusters" (groups, sizes); see p2pfl.data.partition.partition.
         shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),
-            "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see p2pfl.data.shifts.
+            "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see p2pfl.data.partition.shifts.
         augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the run; see
-            p2pfl.data.transforms.
+            p2pfl.data.images.transforms.
         model: { name = "linear" }, "mlp" (hidden), "cnn" (channels, kernel, dense), or "resnet18"; see
-            p2pfl.models.
+            p2pfl.learning.models.
         optimizer: { name = "sgd" } (lr, momentum, weight_decay), or "adam" (lr, betas, eps, weight_decay).
         initial: a safetensors file to start from, instead of weights drawn from the seed.
         head: whether the last layer is of that file too, or is drawn from the seed (`new`): for weights that were trained on
@@ -137,7 +137,7 @@ def images(
         task.private = last_layer(task.template)
     if initial:
         task.drawn = last_layer(task.template) if head == "new" else ()
-        task.start = weights.load(initial, task.layout, task.drawn)
+        task.start = pretrained.load(initial, task.layout, task.drawn)
     return task
 
 

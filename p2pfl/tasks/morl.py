@@ -7,11 +7,11 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
+from p2pfl.config.registry import build
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
-from p2pfl.morl import MorlTask
-from p2pfl.morl_settings import DDPG, DQN, Environment
-from p2pfl.names import build
-from p2pfl.preferences import preference_of
+from p2pfl.multiobjective.preferences import preference_of
+from p2pfl.rl.morl import MorlTask
+from p2pfl.rl.morl_settings import DDPG, DQN, Environment
 from p2pfl.task import Part
 from p2pfl.tasks.deep_sea_treasure import FRONT, REFERENCE
 
@@ -148,9 +148,10 @@ def morl(
         steps: of the environment in an epoch; an episode that is under way at the end is given up.
         rounds: of the run; exploration falls over a share of them.
         episodes: whose mean return is reported.
-        settings: changes to those of the algorithm (see p2pfl.morl.DQN and p2pfl.morl.DDPG).
+        settings: changes to those of the algorithm (see p2pfl.rl.morl.DQN and p2pfl.rl.morl.DDPG).
         preference: this node's own weights of the objectives.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default uniformly.
+        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
+            default uniformly.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise MissingRequirementError(f"the task morl needs {', '.join(missing)}: pip install 'p2pfl-node[morl]'")

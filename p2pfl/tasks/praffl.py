@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from torch import nn
 
-from p2pfl.data.tables import Kind
+from p2pfl.config.registry import build, named
+from p2pfl.data.tabular.table import Kind
 from p2pfl.errors import ConfigurationError
-from p2pfl.fair_classifier import FairClassifier, classifier
-from p2pfl.names import build, named
-from p2pfl.objectives import SmoothTchebycheff
-from p2pfl.praffl import PrafflTask
-from p2pfl.praffl_model import BODY, GroupedSamples, Training, body
+from p2pfl.fairness.fair_classifier import FairClassifier, classifier
+from p2pfl.fairness.praffl import PrafflTask
+from p2pfl.fairness.praffl_model import BODY, GroupedSamples, Training, body
+from p2pfl.multiobjective.scalarisation import SmoothTchebycheff
 from p2pfl.task import Part
 from p2pfl.tasks.fairness import IID, OPTIMIZERS, pool_of
 
@@ -51,17 +51,18 @@ def praffl(
     federated learning").
 
     A node's model is a part that is shared, and a hypernetwork that never leaves the node and turns a preference into the
-    rest of a classifier; see p2pfl.praffl. What is reported is the hypervolume that error and demographic-parity disparity
+    rest of a classifier; see p2pfl.fairness.praffl. What is reported is the hypervolume that error and demographic-parity
+    disparity
     of 1,000 preferences' models dominate on a node's own test data; the model of the best validation hypervolume is kept.
 
     Args:
-        data: "synthetic", a table with a schema (adult, bank, compas), or the path of a schema file; see p2pfl.data.tables.
+        data: "synthetic", a table with a schema (adult, bank, compas), or the path of a schema file (data.tabular.table).
         root: the folder of the data sets, if it is not the environment variable P2PFL_DATA.
         rows: of SYNTHETIC; 0 is 5,000.
         columns: changes of what a schema says of columns, such as { duration = "numeric" } of bank.
         sensitive: the attribute; by default the first that the schema names. "sex+race" has a group for each combination.
         partition: { name = "iid" }, "stratified", "dirichlet" (alpha, by), or "proportions" (by, shares); see
-            p2pfl.data.dealing.
+            p2pfl.data.partition.group_partition.
         validation: the fraction of a node's samples, without those for testing.
         test: the fraction of all rows.
         official: true uses a table's own test part instead, if it has one.

@@ -17,15 +17,15 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from p2pfl.data import npz
-from p2pfl.data.files import lines_of
+from p2pfl.data.formats import npz
+from p2pfl.data.formats.reading import lines_of
 from p2pfl.errors import ConfigurationError
-from p2pfl.machine import amount, free_memory
-from p2pfl.optimizers import SGD
+from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_task import TorchTask, classification
 from p2pfl.queries import Split
-from p2pfl.randomness import Draws
+from p2pfl.random_streams import Draws
+from p2pfl.system.available_memory import amount, free_memory
 from p2pfl.task import Part
-from p2pfl.torch_task import TorchTask, classification
 
 Arrays = tuple[np.ndarray, np.ndarray]
 _HELD_OUT: tuple[Split, Split] = ("validation", "test")

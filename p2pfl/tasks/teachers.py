@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.objectives import Objectives, scalarisation
-from p2pfl.optimizers import SGD
-from p2pfl.preferences import preference_of
-from p2pfl.randomness import Draws
+from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_task import TorchTask, multi_objective
+from p2pfl.multiobjective.preferences import preference_of
+from p2pfl.multiobjective.scalarisation import Objectives, scalarisation
+from p2pfl.random_streams import Draws
 from p2pfl.task import Part
-from p2pfl.torch_task import TorchTask, multi_objective
 
 INPUTS, UNITS = 3, 6  # of each teacher
 Arrays = tuple[Tensor, Tensor]
@@ -51,7 +51,8 @@ def teachers(
         samples, validation: sizes, per node.
         test: size of the set that all nodes share.
         preference: this node's own weights, one for each teacher.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.preferences); by default a group for
+        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
+            default a group for
             each teacher, with weight .85 on it and the rest shared by the others.
         scalarisation: { name = "linear" } by default, or { name = "tchebycheff", gamma = 1.0 }.
     """

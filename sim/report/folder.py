@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from node.files import reason
-from p2pfl import toml
+from p2pfl.config import toml_reader
 from p2pfl.errors import ConfigurationError
-from sim.left import CANDIDATES, PARTS, SCENARIO, SUMMARY
-from sim.report.summary import Summary
+from p2pfl.sim.report.summary import Summary
+from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
+from p2pfl.system.atomic_files import reason
 
 if TYPE_CHECKING:
     import duckdb
@@ -120,7 +120,7 @@ def _scenario(file: Path) -> tuple[str, dict[str, Any]]:
     except OSError:
         return "", {}
     try:
-        return text, toml.parse(text.encode())
+        return text, toml_reader.parse(text.encode())
     except ValueError:
         return text, {}
 

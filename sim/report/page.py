@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from node.page import ASSETS
+from p2pfl.web.http_server import ASSETS
 
 # Where each part stands on the page is said in page.html; one that is missing or empty leaves no gap.
 PARTS = ("facts", "findings", "table", "differences", "scenario", "versions")
@@ -50,14 +50,14 @@ def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> 
     """
     if unknown := sorted(set(parts) - set(PARTS)):
         raise KeyError(f"the page has no place for {', '.join(unknown)}; it has for {', '.join(PARTS)}")
-    charts, report = (ASSETS / "charts.js").read_text("utf-8"), _asset("sim.report", "assets/report.js")
-    style = (ASSETS / "style.css").read_text("utf-8") + _asset("sim.report", "assets/report.css")
+    charts, report = (ASSETS / "charts.js").read_text("utf-8"), _asset("p2pfl.sim.report", "assets/report.js")
+    style = (ASSETS / "style.css").read_text("utf-8") + _asset("p2pfl.sim.report", "assets/report.css")
     policy = (
         f"default-src 'none'; script-src {_source(charts)} {_source(report)}; style-src {_source(style)}; "
         "base-uri 'none'; form-action 'none'"
     )
     blocks = {name: _block(name, parts.get(name, "")) for name in PARTS}
-    return Template(_asset("sim.report", "assets/page.html")).substitute(
+    return Template(_asset("p2pfl.sim.report", "assets/page.html")).substitute(
         blocks,
         title=html.escape(title),
         policy=policy,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from p2pfl.errors import ConfigurationError
-from sim.report.folder import MORE, Columns, Folder
-from sim.report.summary import Entry, Objectives
+from p2pfl.sim.report.folder import MORE, Columns, Folder
+from p2pfl.sim.report.summary import Entry, Objectives
 
 MOST_RUNS = 16  # that are shown in all figures at first
 TRAINING = ("lr", "optimizer", "model", "batch_size")  # keys of a task that say how, not what
@@ -118,7 +118,7 @@ class Series:
         return found
 
     def more(self, table: str, entry: Entry) -> Columns | None:
-        """Return a table that not every run leaves (see sim.report.folder.MORE); None where there is none."""
+        """Return a table that not every run leaves (see p2pfl.sim.report.folder.MORE); None where there is none."""
         if not self.folder.has(table):
             return None
         found = self.folder.read(table, MORE[table], entry.name, entry.seed)

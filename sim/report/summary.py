@@ -18,7 +18,7 @@ class Test(msgspec.Struct, frozen=True):
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """What it took until a run reached its target; see sim.targets."""
+    """What it took until a run reached its target; see p2pfl.sim.results.time_to_target."""
 
     round: int
     virtual_s: float
@@ -38,7 +38,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What went over the network; see sim.figures.traffic."""
+    """What went over the network; see p2pfl.sim.results.summary_metrics.traffic."""
 
     bytes: int | None = None
     control_bytes: int = 0
@@ -53,7 +53,8 @@ class Time(msgspec.Struct, frozen=True):
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """Those of each node's model, in a task of several, and of each whether more is better; see sim.objectives.
+    """Those of each node's model, in a task of several, and of each whether more is better; see
+    p2pfl.sim.results.objectives.
 
     Of a search they are those of its candidates; `each` says what has them.
     """
@@ -74,14 +75,14 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class AllAnswers(msgspec.Struct, frozen=True):
-    """Those of the first nodes; see sim.answers."""
+    """Those of the first nodes; see p2pfl.sim.results.preference_fronts."""
 
     higher_is_better: dict[str, bool]
     nodes: list[Answers]
 
 
 class Clusters(msgspec.Struct, frozen=True):
-    """How the clusters of a coordinated policy developed; see sim.clusters.over_rounds."""
+    """How the clusters of a coordinated policy developed; see p2pfl.sim.simulation.cluster_log.over_rounds."""
 
     rounds: list[int] = []
     count: list[int] = []
@@ -126,7 +127,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """What the runs of a pool have together with one seed; see sim.objectives.pooled."""
+    """What the runs of a pool have together with one seed; see p2pfl.sim.results.objectives.pooled."""
 
     name: str
     seed: int

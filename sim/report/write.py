@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from node.files import reason, replace_file
 from p2pfl.errors import ConfigurationError
-from sim.left import REPORT
-from sim.report import (
+from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.markup import bullets
+from p2pfl.sim.report.page import render
+from p2pfl.sim.report.sections import (
     answers,
     clusters,
     collaboration,
@@ -24,13 +25,12 @@ from sim.report import (
     target,
     traffic,
 )
-from sim.report.differences import differences
-from sim.report.findings import findings
-from sim.report.folder import Folder
-from sim.report.fronts import worth_showing
-from sim.report.markup import bullets
-from sim.report.page import render
-from sim.report.series import MOST_RUNS, Section, Series, folder_names, gather
+from p2pfl.sim.report.sections.differences import differences
+from p2pfl.sim.report.sections.fronts import worth_showing
+from p2pfl.sim.report.sections.insights import findings
+from p2pfl.sim.report.series import MOST_RUNS, Section, Series, folder_names, gather
+from p2pfl.sim.results.artifacts import REPORT
+from p2pfl.system.atomic_files import reason, replace_file
 
 SECTIONS: tuple[Callable[[Sequence[Series]], Section | None], ...] = (
     outcome.section,

@@ -1,0 +1,4 @@
+"""Command `p2pfl-node` and its subcommands.
+
+Parsing and printing only; the work is done in the other subpackages.
+"""

@@ -1,0 +1,228 @@
+"""A throw-away federation on this machine: a process for each node, and a table that shows them learning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.local_broker import local_broker
+from p2pfl.node.federation import admission, agreement
+from p2pfl.node.federation import join as joining
+from p2pfl.node.folder import config
+from p2pfl.node.runtime import loading
+from p2pfl.node.status import reader
+from p2pfl.policies import make_policy
+from p2pfl.system.console import fail
+
+NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
+SAMPLES = 40  # training images of each node: few enough that peers' models help
+RATE = 0.1  # learning rate that suits so few
+OUTPUT = "output"  # a file in the node's folder
+States = dict[str, dict[str, Any]]
+
+
+def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bool = False) -> int:
+    """Run processes that learn digits together, then each of them alone, and compare; return the exit code.
+
+    Args:
+        nodes: number of processes.
+        through_broker: let the nodes reach each other through a broker on this machine only.
+
+    Raises:
+        ConfigurationError: a number that makes no sense, or a policy that cannot be made.
+    """
+    if not 2 <= nodes <= len(NAMES):
+        raise ConfigurationError(f"--nodes must be from 2 to {len(NAMES)}, got {nodes}")
+    if rounds < 1:
+        raise ConfigurationError(f"--rounds must be 1 or more, got {rounds}")
+    if ":" in policy and (here := str(Path.cwd())) not in sys.path:  # where the user's own policy may lie
+        sys.path.append(here)
+    make_policy(policy, {})
+    names = NAMES[:nodes]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no folder then either
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-demo-"))
+        broker = stack.enter_context(local_broker()) if through_broker else ""
+        together = _run(_federation(Path(folder) / "together", names, rounds, policy, broker), "together", as_json)
+        alone = _run(_hermits(Path(folder) / "alone", names, rounds), "alone", as_json)
+    for name in names:
+        for states in (together, alone):
+            if "result" not in states[name]:
+                return fail(f"{name} did not finish: {states[name].get('reason') or states[name]['output']}")
+    accuracy = {
+        name: {"together": together[name]["result"]["test_accuracy"], "alone": alone[name]["result"]["test_accuracy"]}
+        for name in names
+    }
+    if as_json:
+        print(json.dumps({"accuracy": accuracy, "nodes": together}))
+    else:
+        _print_accuracy(accuracy)
+    return 0
+
+
+def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, broker: str) -> dict[str, Path]:
+    """Make the folders of nodes of one federation, which meet at a broker, or at fixed ports on loopback."""
+    addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in _free_ports(len(names))), strict=True))
+    for k, (name, address) in enumerate(addresses.items()):
+        config.create(root / name, name, address, f"{k}/{len(names)}", policy=policy, broker=broker)
+        others = {other: where for other, where in addresses.items() if other != name}
+        _complete(root / name, rounds, len(names), others, broker)
+        _bring(policy, root / name)
+    first = root / names[0]
+    ready = loading.load(first)
+    tables = agreement.draft("demo", ready.config, loading.task_of(ready))
+    admission.create_federation(first, tables, root / "backup.pem")
+    for name in names[1:]:
+        admission.admit(first, admission.request(root / name), "participant", root / f"{name}.admission")
+        joining.join(root / name, (root / f"{name}.admission").read_text())
+    return {name: root / name for name in names}
+
+
+def _bring(policy: str, folder: Path) -> None:
+    """Copy the user's own policy, if it lies in the current folder, to where a node looks for it."""
+    module = Path(policy.partition(":")[0].partition(".")[0])
+    if ":" not in policy:
+        return
+    if module.is_dir():
+        shutil.copytree(module, folder / module)
+    elif module.with_suffix(".py").exists():
+        shutil.copy(module.with_suffix(".py"), folder)
+
+
+def _hermits(root: Path, names: Sequence[str], rounds: int) -> dict[str, Path]:
+    """Make the folders of the same nodes, each without peers."""
+    for k, name in enumerate(names):
+        config.create(root / name, name, "127.0.0.1:0", f"{k}/{len(names)}", policy="local")
+        _complete(root / name, rounds, 1, {})
+    return {name: root / name for name in names}
+
+
+def _complete(folder: Path, rounds: int, members: int, addresses: Mapping[str, str], broker: str = "") -> None:
+    path = folder / config.CONFIG
+    text = path.read_text()
+    for before, after in {
+        "rounds = 10": f"rounds = {rounds}",
+        "members = 1": f"members = {members}",
+        "mdns = true": "mdns = false",
+        "direct = true": f"direct = {'false' if broker else 'true'}",
+        "[policy]": f"samples = {SAMPLES}\nlr = {RATE}\n\n[policy]",
+    }.items():
+        text = text.replace(before, after, 1)
+    path.write_text(text + "".join(f'{name} = "{address}"\n' for name, address in addresses.items()))
+
+
+def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
+    """Run a process for each folder until all have ended; return their last states, with their `output`."""
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "p2pfl.node", "run", str(folder), "--until-done"],
+                    stdout=stack.enter_context((folder / OUTPUT).open("wb")),
+                    stderr=subprocess.STDOUT,
+                )
+            )
+            for name, folder in folders.items()
+        }
+        for process in processes.values():  # on the way out, so that no process outlives the demo
+            stack.callback(process.wait)
+        for process in processes.values():  # these run before those
+            stack.callback(process.kill)
+        show = _lines(title) if quiet or not sys.stdout.isatty() else stack.enter_context(_LiveTable(title))
+        while any(process.poll() is None for process in processes.values()):
+            if not quiet:
+                show({name: reader.read(folder / config.STATUS) or {} for name, folder in folders.items()})
+            time.sleep(0.1)
+        states: States = {}
+        for name, folder in folders.items():
+            output = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            states[name] = (reader.read(folder / config.STATUS) or {}) | {"output": output}
+        if not quiet:
+            show(states)
+    return states
+
+
+def _lines(title: str) -> Callable[[States], None]:
+    """Print a line for each round of each node, as it comes."""
+    seen: set[tuple[str, int]] = set()
+
+    def show(states: States) -> None:
+        for name, state in states.items():
+            for row in state.get("history", []):
+                if row.get("validation") is not None and (name, row["round"]) not in seen:
+                    seen.add((name, row["round"]))
+                    print(
+                        f"{title}: {name}, round {row['round']}, accuracy {row['validation']:.3f},"
+                        f" {row['models']} peers, {row['bytes_in'] / 1000:.1f} kB in, {row['bytes_out'] / 1000:.1f} kB out",
+                        flush=True,
+                    )
+
+    return show
+
+
+class _LiveTable:
+    """A table that changes in place."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._live = Live(console=Console(), refresh_per_second=10)
+
+    def __enter__(self) -> _LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def __call__(self, states: States) -> None:
+        table = Table(title=self._title, title_justify="left")
+        for column in ("node", "state", "round", "accuracy", "peers used", "kB in", "kB out"):
+            table.add_column(column, justify="left" if column in ("node", "state") else "right")
+        for name, state in states.items():
+            rows = state.get("history", [])
+            judged = [row["validation"] for row in rows if row.get("validation") is not None]
+            table.add_row(
+                name,
+                state.get("state", "starting"),
+                f"{state.get('round', 0)} of {state.get('rounds', '?')}",
+                f"{judged[-1]:.3f}" if judged else "",
+                str(rows[-1]["models"]) if rows else "",
+                f"{sum(row['bytes_in'] for row in rows) / 1000:.1f}",
+                f"{sum(row['bytes_out'] for row in rows) / 1000:.1f}",
+            )
+        self._live.update(table, refresh=True)
+
+
+def _print_accuracy(accuracy: Mapping[str, Mapping[str, float]]) -> None:
+    table = Table()
+    for column in ("node", "alone", "together"):
+        table.add_column(column, justify="left" if column == "node" else "right")
+    for name, values in accuracy.items():
+        table.add_row(name, f"{values['alone']:.3f}", f"{values['together']:.3f}")
+    means = [sum(values[key] for values in accuracy.values()) / len(accuracy) for key in ("alone", "together")]
+    table.add_row("mean", *(f"{mean:.3f}" for mean in means))
+    print("accuracy on the test images, of the model that was best on validation:")
+    Console(highlight=False).print(table)
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,126 @@
+"""A node's result as a file: the best model on validation data, as safetensors or ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
+from p2pfl.node.folder import config as folders
+from p2pfl.node.runtime import loading
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.system.atomic_files import reason, replace_file
+from p2pfl.system.size_limit import READING
+from p2pfl.task import Answering, Task
+
+Encode = Callable[[Parameters, Mapping[str, str]], bytes]
+"""(parameters, metadata) -> what a file holds."""
+
+
+def export(folder: Path, target: Path, force: bool = False, format: str = "", preference: Sequence[float] = ()) -> int:
+    """Write the best model of a node, running or not, and return its round.
+
+    Args:
+        folder: the node's.
+        target: the file to be written.
+        force: overwrite it.
+        format: "safetensors" or "onnx"; by default what the file's name ends with, or else safetensors.
+        preference: of a task that has a model for each (see p2pfl.task.Answering), the one whose model is written; without
+            it such a task writes all of its parameters.
+
+    Raises:
+        ConfigurationError: the node has no checkpoint yet, or one of another model than its task has, or the file exists or
+            cannot be written, or its task has nothing that ONNX could hold, or no model for this preference.
+    """
+    ready = loading.load(folder)
+    checkpoint, membership = newest(folder), ready.membership
+    federation = "" if membership is None else f"{membership.file.name} ({membership.federation.hex()})"
+    task = loading.task_of(ready, copies=READING)
+    onnx = (format or target.suffix.removeprefix(".").lower()) == "onnx"
+    return write(target, checkpoint, task.layout, federation, force=force, encode=_encoder(task, onnx, preference))
+
+
+def _encoder(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:
+    """Return the function that encodes a model as a file; None stands for the layout's tensors."""
+    if preference:
+        if not isinstance(task, Answering):
+            raise ConfigurationError("the node's task has one model, and none for each preference: leave --preference out")
+        return partial(_answer, task, preference, onnx)
+    if not onnx:
+        return None
+    if isinstance(task, Answering):
+        raise ConfigurationError("the node has a model for each preference: say which with --preference, such as 0.3,0.7")
+    from p2pfl.learning.onnx_export import to_onnx
+
+    return partial(to_onnx, task)
+
+
+def _answer(task: Answering, preference: Sequence[float], onnx: bool, params: Parameters, about: Mapping[str, str]) -> bytes:
+    """Return the module for a preference as a file, whose metadata has the `preference` too."""
+    from safetensors.numpy import save
+
+    module = task.answer(params, preference)
+    told = {**about, "preference": ",".join(map(str, preference))}
+    if onnx:
+        from p2pfl.learning.onnx_export import exported
+
+        return exported(module, task.data["train"][0][:1], told)
+    return save({name: tensor.numpy() for name, tensor in module.state_dict().items()}, told)
+
+
+def newest(folder: Path) -> Checkpoint:
+    """Return a node's newest whole checkpoint.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    checkpoint = FileStore(folder / folders.CHECKPOINT).load()
+    if checkpoint is None:
+        raise ConfigurationError(f"{folder} has no checkpoint: the node has not learnt anything yet")
+    return checkpoint
+
+
+def write(
+    target: Path,
+    checkpoint: Checkpoint,
+    layout: Layout,
+    federation: str,
+    *,
+    force: bool = False,
+    encode: Encode | None = None,
+) -> int:
+    """Write the best model of a checkpoint, and return its round.
+
+    The file has the layout's tensors, float32, unless `encode` makes another of parameters and metadata. These are the
+    `name` of the node, the `round`, the `federation` (none for a node that is alone) and the layout's `fingerprint` in
+    hexadecimal.
+
+    Raises:
+        ConfigurationError: see `export`.
+    """
+    from safetensors.numpy import save
+
+    if checkpoint.layout != layout.fingerprint:
+        raise ConfigurationError(
+            f"the checkpoint of {checkpoint.name} is of the layout {checkpoint.layout.hex()}, its task has"
+            f" {layout.fingerprint.hex()}: the task was changed since"
+        )
+    best = checkpoint.judge["best"]  # none before the first evaluation
+    params, round = (best, checkpoint.judge["round"]) if best else (checkpoint.params, checkpoint.round)
+    about = {
+        "name": checkpoint.name,
+        "round": str(round),
+        "federation": federation,
+        "fingerprint": layout.fingerprint.hex(),
+    }
+    if target.exists() and not force:
+        raise ConfigurationError(f"{target} exists; --force overwrites it")
+    vector = unpack(params)
+    content = save(layout.split(vector), about) if encode is None else encode(vector, about)
+    try:
+        replace_file(target, [content])
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {target}: {reason(error)}") from error
+    return int(round)

@@ -1,0 +1,199 @@
+"""The coordinator of a term: it gathers each round's submissions, has the policy's step run, and sends the assignments.
+
+It gathers a round's submissions until every expected member has submitted, or until half a deadline after the first of them.
+Each participant waits for a whole deadline from its own submission, so the assignments of a round that some members missed
+still reach the others in time.
+
+The state of the policy's steps never leaves the coordinator. A term begins with none: the first step of a coordinator
+rebuilds it from what the participants hold and submit again (see p2pfl.policy.Submission).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from p2pfl.node.coordination.policy_step import StepResult
+from p2pfl.policy import Assignment, Submission
+from p2pfl.protocols.election.types import Term
+
+AT_ONCE = 2  # submissions kept of one participant: for its present round and one before
+LAPSE = 0.1  # seconds until a coordinator without a lease checks again
+
+
+class Entry(NamedTuple):
+    """A submission, and the function that answers its sender; the answer None means that there will be no assignment."""
+
+    submission: Submission
+    reply: Callable[[Assignment | None], None]
+
+
+class Office(Protocol):
+    """Environment of a coordinator: whatever differs between machines and the modelled world."""
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back after so many seconds."""
+
+    def expected(self) -> AbstractSet[str]:
+        """Return the names of the participants known here: members that are connected and have not stopped."""
+
+    def reached(self) -> float:
+        """Return the latest round that is credible: this node is in it, or enough of the participants are."""
+
+    def coordinates(self, term: Term) -> bool:
+        """Return whether this node is still the coordinator of a term."""
+
+    def leads(self, term: Term) -> bool:
+        """Return whether this node may act as the coordinator of a term now."""
+
+    def compute(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
+    ) -> None:
+        """Run the policy's step (see p2pfl.node.coordination.policy_step) and call `then` with its result, now or later."""
+
+
+class _OpenRound:
+    """Submissions for a round that still takes them.
+
+    Attributes:
+        entries: by sender.
+        timed: whether its deadline is set.
+        expired: whether its deadline has passed.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.timed = self.expired = False
+
+
+class Desk:
+    """Coordinator of a node's terms.
+
+    Args:
+        deadline: seconds for which participants wait.
+
+    Attributes:
+        term: the last one in which this node was the coordinator. Its state is forgotten with it, as others may have
+            coordinated since: a later term begins with what the participants hold.
+        state: of the policy's steps in this term.
+        away: members that missed a round and were not heard since. The coordinator does not wait for them.
+    """
+
+    def __init__(self, office: Office, deadline: float) -> None:
+        self._office = office
+        self._deadline = deadline
+        self.term = Term(0, 0)
+        self.state: Mapping[str, Any] = {}
+        self.away: set[str] = set()
+        self._open: dict[int, _OpenRound] = {}  # by round
+        self._closed = 0  # no round up to this one takes submissions any more
+        self._working: dict[str, Entry] | None = None  # submissions of the step that is running
+        self._given: Mapping[str, Assignment] = {}  # in the round that was closed last
+
+    def take(self, term: Term, entry: Entry) -> None:
+        """Keep a submission of a term in which this node coordinates, or answer that it is too late.
+
+        A repeated one, from a sender that lost its connection, replaces the first or gets the answer that was lost.
+        """
+        if term > self.term:
+            self._begin(term)
+        sender, round = entry.submission.sender, entry.submission.round
+        self.away.discard(sender)
+        if round == self._closed and self._working is not None and sender in self._working:
+            self._working[sender] = entry
+        elif round == self._closed and self._working is None and sender in self._given:
+            entry.reply(self._given[sender])
+        elif round <= self._closed:
+            entry.reply(None)
+        else:
+            self._open.setdefault(round, _OpenRound()).entries[sender] = entry
+            self._drop_older(sender)
+            self.review()
+
+    def _begin(self, term: Term) -> None:
+        self.term, self.state, self._closed = term, {}, 0
+        self.away, self._working, self._given = set(), None, {}
+        self._open.clear()
+
+    def _drop_older(self, sender: str) -> None:
+        """Drop a sender's submissions but the newest AT_ONCE."""
+        rounds = sorted(round for round, opened in self._open.items() if sender in opened.entries)
+        for round in rounds[:-AT_ONCE]:
+            self._open[round].entries.pop(sender).reply(None)
+            if not self._open[round].entries:
+                del self._open[round]
+
+    def rewind(self, round: int) -> None:
+        """Take submissions for a round, and for those after it, again."""
+        if round <= self._closed:
+            self._closed, self._given = round - 1, {}
+
+    def refuse(self, term: Term, sender: str) -> None:
+        """Stop waiting for a member whose submission was unusable."""
+        if term == self.term:
+            self.away.add(sender)
+            self.review()
+
+    def review(self) -> None:
+        """Close the earliest round that no expected submission is missing from, or whose deadline has passed.
+
+        A round further ahead than is credible waits until the others come there.
+        """
+        if not self._open or self._working is not None:
+            return
+        if not self._office.coordinates(self.term):
+            self._give_up()
+            return
+        near = {round: opened for round, opened in self._open.items() if round <= self._office.reached() + 1}
+        for round, opened in near.items():
+            if not opened.timed:
+                opened.timed = True
+                self._office.later(self._deadline / 2, partial(self._expire, round, opened))
+        if any(opened.expired or not self._missing(round) for round, opened in near.items()):
+            self._close(min(near))  # the step of an earlier one comes first
+
+    def _missing(self, round: int) -> AbstractSet[str]:
+        """Return the members whose submission for a round may still come: not away, and at no later round."""
+        ahead = {sender for other, opened in self._open.items() if other >= round for sender in opened.entries}
+        return self._office.expected() - self.away - ahead
+
+    def _expire(self, round: int, opened: _OpenRound) -> None:
+        if self._open.get(round) is opened:
+            self.away |= self._missing(round)
+            opened.expired = True
+            self.review()
+
+    def _close(self, round: int) -> None:
+        """Run the step of a round."""
+        self._working = entries = self._open.pop(round).entries
+        self._closed = round
+        submissions = [entry.submission for entry in entries.values()]
+        self._office.compute(submissions, self.state, partial(self._finish, self.term, entries))
+
+    def _finish(self, term: Term, entries: dict[str, Entry], result: StepResult) -> None:
+        """Send the assignments of a step."""
+        if self._working is not entries:  # of a term that is over
+            return
+        if not self._office.leads(term):  # asked just before anything is sent
+            if self._office.coordinates(term):
+                self._office.later(LAPSE, partial(self._finish, term, entries, result))
+            else:
+                self._give_up()
+            return
+        self._working, self.state, self._given = None, result.state, result.assignments
+        for sender in sorted(entries):
+            entries[sender].reply(result.assignments.get(sender))
+        self.review()
+
+    def _give_up(self) -> None:
+        """Answer all submissions that there will be no assignment: this node coordinates no more."""
+        given_up = [
+            *(self._working or {}).values(),
+            *(entry for opened in self._open.values() for entry in opened.entries.values()),
+        ]
+        self._working = None
+        self._open.clear()
+        for entry in given_up:
+            entry.reply(None)

@@ -1,0 +1,67 @@
+"""Construction of a node's part in coordinated rounds, as a participant and as the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from p2pfl.node.coordination.backend import MessageCoordinatorBackend
+from p2pfl.node.coordination.coordinator import Desk
+from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.messages import CheckModel
+from p2pfl.node.coordination.participant import Submitting
+from p2pfl.node.coordination.server import CoordinationServer
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.parameters import Layout
+from p2pfl.policy import Step
+
+
+class Coordination(NamedTuple):
+    """A node's part in a coordinated policy.
+
+    Attributes:
+        electing: its part in electing a coordinator.
+        step: of the policy, to be made while this node is the coordinator.
+    """
+
+    electing: Electing
+    step: Step
+
+
+class CoordinationRoles(NamedTuple):
+    """A node's roles in coordinated rounds.
+
+    Attributes:
+        client: submits to the coordinator.
+        server: takes the submissions of others while this node is the coordinator.
+        coordinator: gathers the submissions of a round and has its step run.
+    """
+
+    client: Submitting
+    server: CoordinationServer
+    coordinator: Desk
+
+
+def make_coordination_roles(
+    contacts: PeerManager,
+    coordination: Coordination,
+    layout: Layout,
+    *,
+    settings: Settings,
+    newest: Callable[[], int],
+    check: CheckModel,
+) -> CoordinationRoles:
+    """Return a node's roles in coordinated rounds.
+
+    Args:
+        newest: returns the latest round that is credible: enough of the other nodes are in it.
+    """
+    electing, deadline = coordination.electing, settings.deadline
+    backend = MessageCoordinatorBackend(
+        contacts, electing, layout, newest=newest, step=coordination.step, robust=settings.robust
+    )
+    coordinator = Desk(backend, deadline)
+    client = Submitting(contacts, electing, coordinator, size=layout.size, deadline=deadline, check=check)
+    server = CoordinationServer(contacts, electing, coordinator, size=layout.size, check=check)
+    return CoordinationRoles(client, server, coordinator)

@@ -1,0 +1,174 @@
+"""A participant's side of coordinated rounds: it submits its model to the coordinator and waits for the assignment.
+
+A participant that loses its coordinator submits again to the successor, with the model that it began from. Where none is
+elected in time, the round ends without a joint step. The coordinator's side is in node/coordination/server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from functools import partial
+from typing import NamedTuple
+
+from p2pfl.node.coordination.coordinator import Desk, Entry
+from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.messages import CheckModel, read_assignment, submission_payload
+from p2pfl.node.exchange.rules import without_known_start
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.policy import Assignment, Submission
+from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
+
+
+class _Pending(NamedTuple):
+    """A submission that waits for its answer."""
+
+    number: int
+    round: int
+    coordinator: str
+    term: Term
+    answer: Future[Assignment | None]
+
+
+class Submitting:
+    """
+    Args:
+        coordinator: takes this node's submissions in the terms in which it coordinates itself.
+        size: P, the number of shared parameters.
+        deadline: seconds to wait for an assignment, elections included.
+
+    Attributes:
+        expired: number of deadlines that have passed.
+    """
+
+    def __init__(
+        self,
+        contacts: PeerManager,
+        electing: Electing,
+        coordinator: Desk,
+        *,
+        size: int,
+        deadline: float,
+        check: CheckModel,
+    ) -> None:
+        self._contacts = contacts
+        self._electing = electing
+        self._coordinator = coordinator
+        self._size = size
+        self._deadline = deadline
+        self._check = check
+        self.expired = 0
+        self._pending: _Pending | None = None
+        self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
+        loop = asyncio.get_running_loop()
+        expires = loop.time() + self._deadline
+        known, self._assigned_in = self._assigned_in, None
+        try:
+            while (left := expires - loop.time()) > 0:
+                seconds = min(left, self._electing.patience)
+                if not await self._contacts.until(self._can_submit, seconds) and seconds < left:
+                    return None  # no coordinator is elected: the round goes on alone
+                if self._can_submit():
+                    pending = self._submit_once(submission, known)
+                    if await self._answered(pending, expires - loop.time()):
+                        assignment = pending.answer.result()
+                        self._assigned_in = None if assignment is None else pending.term
+                        return assignment
+        finally:
+            self._pending = None
+        self.expired += 1
+        return None
+
+    def _can_submit(self) -> bool:
+        """Return whether there is a coordinator that can be reached."""
+        name = self._electing.coordinator
+        return name == self._contacts.name or (name in self._contacts.peers and self._contacts.peers[name].introduced)
+
+    def _submit_once(self, submission: Submission, known: Term | None) -> _Pending:
+        name, term = self._electing.coordinator, self._electing.term
+        assert name is not None
+        submission = without_known_start(submission, known, term)
+        number, loop = next(self._contacts.numbers), asyncio.get_running_loop()
+        pending = self._pending = _Pending(number, submission.round, name, term, loop.create_future())
+        if name == self._contacts.name:
+            self._coordinator.take(term, Entry(submission, partial(self._take_own, pending)))
+        else:
+            self._send(self._contacts.peers[name], pending, submission)
+        return pending
+
+    async def _answered(self, pending: _Pending, seconds: float) -> bool:
+        """Wait until a submission is answered. Return False when that will not happen, or may not."""
+        contacts, name = self._contacts, pending.coordinator
+        link = None if name == contacts.name else contacts.peers[name].link
+
+        def over() -> bool:
+            there = self._electing.coordinator == name and self._electing.term == pending.term
+            lost = name != contacts.name and (name not in contacts.peers or contacts.peers[name].link is not link)
+            return pending.answer.done() or not there or lost
+
+        await contacts.until(over, seconds)
+        return pending.answer.done()
+
+    def _send(self, peer: Peer, pending: _Pending, submission: Submission) -> None:
+        message = m.Submit(
+            request=pending.number,
+            round=pending.round,
+            epoch=pending.term.epoch,
+            term=pending.term.number,
+            n_samples=submission.n_samples,
+            start=submission.start is not None,
+        )
+        payload = submission_payload(submission)
+        try:
+            self._contacts.say(peer, message, payload)
+        except TransportError:
+            self._contacts.rejected["link lost"] += 1
+            return
+        self._contacts.traffic.sent_models += 1
+        self._contacts.traffic.sent_submit += OVERHEAD + payload.size
+
+    def _take_own(self, pending: _Pending, assignment: Assignment | None) -> None:
+        """Take an assignment that this node has made for itself."""
+        if self._electing.leads(pending.term):
+            self._resolve(pending, assignment)
+
+    def _resolve(self, pending: _Pending, assignment: Assignment | None) -> None:
+        if not pending.answer.done():
+            pending.answer.set_result(assignment)
+            self._contacts.moved()
+
+    def take_assigned(self, peer: Peer, opened: Opened, message: m.Assigned) -> None:
+        """Take the coordinator's answer.
+
+        Raises:
+            ProtocolError: the sender is not the coordinator, or was not asked, or its answer is malformed.
+        """
+        traffic = self._contacts.traffic
+        traffic.received_assigned += OVERHEAD + len(opened.payload)
+        traffic.received_models += message.given
+        term, pending = Term(message.epoch, message.term), self._pending
+        if term < self._electing.term:
+            raise ProtocolError("lower term", f"an assignment of term {term}, which is over")
+        if pending is None or message.request != pending.number:
+            return  # it came too late
+        asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
+        if not asked or not self._electing.obeys(peer.name, term):
+            raise ProtocolError("not asked for", f"an assignment for round {message.round} of term {term}")
+        if not message.given:
+            self._resolve(pending, None)
+            if len(opened.payload):
+                raise ProtocolError("wrong length", "a model with an assignment that has none")
+            return
+        try:
+            assignment = read_assignment(opened, self._size, self._check, self._electing.votes)
+        except ProtocolError:
+            self._resolve(pending, None)
+            raise
+        self._resolve(pending, assignment)

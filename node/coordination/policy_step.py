@@ -1,0 +1,87 @@
+"""The policy's step, made of submissions that members sent: one that breaks it costs no other member the round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from p2pfl.algorithms.robust_aggregation import protect_submissions
+from p2pfl.parameters import Layout, problem
+from p2pfl.policy import Assignment, Robust, Step, Submission
+
+
+class StepResult(NamedTuple):
+    """Result of one step of a coordinated policy; `dropped` maps each rejected sender to the error of its submission."""
+
+    assignments: Mapping[str, Assignment]
+    state: Mapping[str, Any]
+    dropped: Mapping[str, Exception]
+
+
+def run_protected_step(
+    step: Step,
+    submissions: Sequence[Submission],
+    state: Mapping[str, Any],
+    layout: Layout,
+    *,
+    coordinator: str,
+    robust: Robust,
+    trusted: bool = False,
+) -> StepResult:
+    """Run a policy's step on submissions that are protected as the federation has agreed; see
+    p2pfl.algorithms.robust_aggregation.
+
+    Args:
+        coordinator: name of the node that runs the step.
+        trusted: let errors of the step through instead of dropping submissions.
+
+    Raises:
+        Exception: see `run_step`.
+    """
+    if robust != "none":
+        submissions = protect_submissions(submissions, coordinator)
+    if trusted:
+        return StepResult(*_run_checked(step, submissions, state, layout), {})
+    return run_step(step, submissions, state, layout, coordinator)
+
+
+def run_step(
+    step: Step, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout, coordinator: str
+) -> StepResult:
+    """Run a policy's step, if need be without the submissions that make it raise.
+
+    Where it raises, it runs again with one submission more at a time, the coordinator's own first, and leaves out those with
+    which it raises. So no participant can cost the others their round.
+
+    Args:
+        coordinator: name of the node that runs the step.
+
+    Raises:
+        Exception: the step raises it with the coordinator's own submission alone: a fault of the policy.
+    """
+    with suppress(Exception):  # a step is the policy's own code, and may raise anything on nonsense
+        return StepResult(*_run_checked(step, submissions, state, layout), {})
+    kept: list[Submission] = []
+    result: tuple[Mapping[str, Assignment], Mapping[str, Any]] = {}, state
+    dropped: dict[str, Exception] = {}
+    for submission in sorted(submissions, key=lambda s: (s.sender != coordinator, s.sender)):
+        try:
+            result = _run_checked(step, [*kept, submission], state, layout)
+        except Exception as error:
+            if submission.sender == coordinator:
+                raise
+            dropped[submission.sender] = error
+        else:
+            kept.append(submission)
+    return StepResult(*result, dropped)
+
+
+def _run_checked(
+    step: Step, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
+) -> tuple[Mapping[str, Assignment], Mapping[str, Any]]:
+    assignments, after = step(submissions, state, layout)
+    for id, assignment in assignments.items():
+        if wrong := problem(assignment.params, layout.size):
+            raise ValueError(f"the step assigns {id} {wrong}")
+    return assignments, after

@@ -1,0 +1,79 @@
+"""The coordinator's side of coordinated rounds: it takes submissions and answers them by messages."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from p2pfl.node.coordination.coordinator import Desk, Entry
+from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.messages import CheckModel, assignment_payload, read_submission
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.policy import Assignment, Submission
+from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Opened
+
+
+class CoordinationServer:
+    """
+    Args:
+        coordinator: gathers the submissions of a round and has its step run.
+        size: P, the number of shared parameters.
+    """
+
+    def __init__(
+        self, contacts: PeerManager, electing: Electing, coordinator: Desk, *, size: int, check: CheckModel
+    ) -> None:
+        self._contacts = contacts
+        self._electing = electing
+        self._coordinator = coordinator
+        self._size = size
+        self._check = check
+
+    def take_submit(self, peer: Peer, opened: Opened, message: m.Submit) -> None:
+        """Take a member's submission.
+
+        Raises:
+            ProtocolError: it is for another coordinator, or no step can be made with it.
+        """
+        traffic = self._contacts.traffic
+        traffic.received_submit += OVERHEAD + len(opened.payload)
+        traffic.received_models += 1
+        term = Term(message.epoch, message.term)
+        if term < self._electing.term:
+            raise ProtocolError("lower term", f"a submission in term {term}, which is over")
+        if not self._electing.coordinates(term):
+            raise ProtocolError("not the coordinator", f"a submission in term {term}")
+        if not self._electing.votes(peer.name):  # the model of an observer counts for no node
+            self._reply(peer, message, None)
+            return
+        try:
+            submission = self._read(peer, opened, message)
+        except ProtocolError:
+            self._coordinator.refuse(term, peer.name)
+            self._reply(peer, message, None)
+            raise
+        self._coordinator.take(term, Entry(submission, partial(self._reply, peer, message)))
+
+    def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
+        samples = peer.about.get("n_samples")
+        if message.n_samples != samples:
+            raise ProtocolError("differs", f"{message.n_samples} samples, {samples} at the introduction")
+        return read_submission(peer.name, opened, message, self._size, self._check)
+
+    def _reply(self, peer: Peer, submit: m.Submit, assignment: Assignment | None) -> None:
+        """Send an assignment or, for None, that there will be none."""
+        if not self._electing.leads(Term(submit.epoch, submit.term)):
+            return  # the participant submits again, to the successor
+        given = assignment is not None
+        message = m.Assigned(submit.request, submit.round, submit.epoch, submit.term, given)
+        payload = EMPTY if assignment is None else assignment_payload(assignment)
+        try:
+            self._contacts.say(peer, message, payload)
+        except TransportError:
+            self._contacts.rejected["link lost"] += 1
+            return
+        self._contacts.traffic.sent_models += given
+        self._contacts.traffic.sent_assigned += OVERHEAD + payload.size

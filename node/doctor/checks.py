@@ -1,0 +1,166 @@
+"""Checks of a node: each returns its finding, and the remedy, in one line.
+
+Checks take what they look at as plain arguments, change nothing, and raise nothing that the user could mend. Those of the
+network are in p2pfl.node.doctor.network_checks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder import config as folders
+from p2pfl.parameters import Layout
+from p2pfl.protocols.errors import IdentityError
+from p2pfl.protocols.identity import Identity
+from p2pfl.system.atomic_files import reason
+
+OLDEST = 2026  # no clock is right that shows an earlier year
+TIMESYNC = Path("/run/systemd/timesync")
+LEAST_FREE = 100_000_000  # bytes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Finding of a check.
+
+    Attributes:
+        check: what was looked at, in a word.
+        ok: True, False, or None where it may be meant so.
+        said: what was found.
+        mend: what to do; "" where there is nothing to do.
+    """
+
+    check: str
+    ok: bool | None
+    said: str
+    mend: str = ""
+
+
+def report(findings: Iterable[Finding]) -> list[str]:
+    """Return a line for each finding."""
+    marks = {True: "ok   ", False: "wrong", None: "note "}
+    return [f"{marks[f.ok]}  {f.check}: {f.said}" + (f"; {f.mend}" if f.mend else "") for f in findings]
+
+
+# The folder
+
+
+def check_key(folder: Path) -> Finding:
+    """Look at the node's private key."""
+    path = folder / folders.KEY
+    try:
+        identity = Identity.load(path)
+    except IdentityError as error:
+        again = "bring it back from a backup, or make the node anew with p2pfl-node init"
+        return Finding("key", False, str(error), "" if "chmod" in str(error) else again)
+    return Finding("key", True, f"whole, and for its owner only: {identity.public.hex()}")
+
+
+def check_folder(folder: Path) -> Finding:
+    """Look whether other users of the machine can enter the node's folder."""
+    open_to = folders.open_to_others(folder)
+    if open_to:
+        said, _, mend = open_to.partition("; ")
+        return Finding(
+            "folder", None, f"{said}: they may read what is in it, or hold its locks so that the node stops", mend
+        )
+    return Finding("folder", True, "for its owner only: no other user can read it or hold its locks")
+
+
+def check_disk(folder: Path, needed: int = 0) -> Finding:
+    """Look whether checkpoints can be written.
+
+    Args:
+        needed: bytes that the node will write; at least four times its newest checkpoint, and 100 MB, are asked for.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+        free = shutil.disk_usage(folder).free
+        checkpoint = folder / folders.CHECKPOINT
+        needed = max(needed, LEAST_FREE, 4 * (checkpoint.stat().st_size if checkpoint.exists() else 0))
+    except OSError as error:
+        return Finding("disk", False, f"{folder} cannot be written: {reason(error)}", "free some space, or check its owner")
+    if free < needed:
+        said = f"{free / 1e6:,.0f} MB are free in {folder}, the node may need {needed / 1e6:,.0f} MB"
+        return Finding("disk", False, said, "free some space, or move the folder to another disk")
+    return Finding("disk", True, f"{free / 1e9:,.1f} GB are free")
+
+
+def check_federation(folder: Path) -> Finding:
+    """Look at the federation file and the membership, and whether this node is a member."""
+    from p2pfl.node.federation.membership_file import load_federation
+
+    try:
+        membership = load_federation(folder)
+        own = Identity.load(folder / folders.KEY).public
+    except ConfigurationError as error:
+        return Finding("federation", False, str(error), "bring the file back from a backup, or join again")
+    except IdentityError:
+        return Finding("federation", None, "not looked at without the node's key")
+    if membership is None:
+        return Finding(
+            "federation", None, "this node belongs to none", "p2pfl-node federation create makes one, join enters one"
+        )
+    name, why = membership.file.name, membership.refusal(own)
+    if why == "revoked":
+        mend = "ask who holds the admission key; p2pfl-node request makes a request with a new key"
+        return Finding("federation", False, f"this node's key was removed from {name}", mend)
+    if why:
+        mend = "ask who holds the admission key for an invitation, and join again"
+        return Finding("federation", False, f"this node is not a member of {name}", mend)
+    return Finding("federation", True, f"{name}, members: {len(membership.members)}, epoch: {membership.epoch}")
+
+
+def check_layout(make: Callable[[], Layout], agreed: str) -> Finding:
+    """Look whether the node's task makes the model that the federation has agreed on.
+
+    Args:
+        make: makes the task and returns its layout; may raise ConfigurationError.
+        agreed: the fingerprint of the federation's layout, in hexadecimal.
+    """
+    try:
+        layout = make()
+    except ConfigurationError as error:
+        return Finding("task", False, str(error), "mend that in the node's configuration")
+    own = layout.fingerprint.hex()
+    if own != agreed:
+        said = f"the task makes a model of layout {own}, the federation has {agreed}"
+        return Finding("task", False, said, "use the version of the task and of its options that the others have")
+    return Finding("task", True, f"{layout.size} values in {len(layout.shapes)} tensors, as agreed")
+
+
+def check_clock(
+    wall: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+    timesync: Path = TIMESYNC,
+) -> Finding:
+    """Look at the clock, which invitations expire by. Nothing else of a node depends on it.
+
+    Args:
+        wall, monotonic: return seconds.
+        pause: waits so many seconds.
+        timesync: the folder of systemd's time synchronisation.
+    """
+    mend = "set the clock, or turn its synchronisation on: timedatectl set-ntp true"
+    year = datetime.fromtimestamp(wall(), UTC).year
+    if not OLDEST <= year < OLDEST + 50:
+        return Finding("clock", False, f"it shows the year {year}; invitations are taken for expired or not", mend)
+    before = wall() - monotonic()
+    pause(0.2)
+    moved = wall() - monotonic() - before
+    if abs(moved) > 0.1:
+        return Finding("clock", None, f"it was moved by {moved:+.1f} s just now; invitations expire by it", mend)
+    if (timesync / "synchronized").exists():
+        return Finding("clock", True, "synchronised")
+    if timesync.exists():
+        return Finding("clock", None, "not synchronised yet; invitations expire by it", mend)
+    return Finding("clock", True, f"plausible: {datetime.fromtimestamp(wall(), UTC):%Y-%m-%d %H:%M} UTC")

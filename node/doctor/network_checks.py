@@ -1,0 +1,177 @@
+"""Checks of a node's network: its port, multicast in the local network, a broker (see p2pfl.node.doctor.checks)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from p2pfl.node.doctor.checks import Finding
+from p2pfl.protocols.addresses import is_loopback, split_address
+from p2pfl.protocols.errors import AddressError
+from p2pfl.system.atomic_files import reason
+
+if TYPE_CHECKING:
+    import aiomqtt
+
+GROUP = "224.0.0.251"  # that of multicast DNS, for which routers and firewalls have their rules
+BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+def check_port(listen: str, running: bool = False) -> Finding:
+    """Look whether the node can listen at its address, and others reach it there.
+
+    Args:
+        running: whether a process runs this node, which then has the port.
+    """
+    try:
+        host, port = split_address(listen)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        if not running:
+            for family, _, _, _, address in found[:1]:
+                with socket.create_server((address[0], address[1]), family=family):
+                    pass
+    except AddressError as error:
+        return Finding("port", False, f"listen: {error}", "change listen in the node's configuration")
+    except OSError as error:
+        return Finding("port", False, f"cannot listen at {listen}: {_why(error)}", _port_mend(error))
+    if all(is_loopback(str(address[0])) for *_, address in found):
+        mend = f'for others set listen = ":{port}" and open the port in the firewall'
+        return Finding("port", None, f"{listen} is reached from this machine only", mend)
+    return Finding("port", True, f"{listen} {'is this node' if running else 'is free'}")
+
+
+def _why(error: OSError) -> str:
+    """Return the system's error text, without the address that socket.create_server adds."""
+    number = error.errno or 0
+    return os.strerror(number) if number in errno.errorcode else reason(error)  # the others are of getaddrinfo
+
+
+def _port_mend(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another program has the port: end it (ss -ltnp shows it), or change listen"
+    if error.errno == errno.EACCES:
+        return "choose a port of 1024 or above"
+    return "no interface has this address: choose one that `ip addr` shows, or none for all"
+
+
+def check_multicast(addresses: Sequence[str] | None = None) -> Finding:
+    """Look whether nodes in the local network can be found by multicast DNS; nothing leaves this machine.
+
+    Args:
+        addresses: IPv4 addresses of the interfaces to try; all by default.
+    """
+    problems = {address: _multicast_problem(address) for address in (_own_addresses() if addresses is None else addresses)}
+    works = [address for address, problem in problems.items() if not problem]
+    failed = [f"{address}: {problem}" for address, problem in problems.items() if problem]
+    mend = "turn multicast on for the interface and let UDP port 5353 through, or give peers' addresses in the configuration"
+    if not works:
+        return Finding("multicast", False, f"does not work ({'; '.join(failed) or 'no interface has an address'})", mend)
+    if all(is_loopback(address) for address in works):
+        said = "works on loopback only" + (f" ({'; '.join(failed)})" if failed else "")
+        return Finding("multicast", None, f"{said}: nodes of this machine find each other", mend)
+    if failed:
+        return Finding("multicast", None, f"works at {', '.join(works)}, not at {'; '.join(failed)}", mend)
+    return Finding("multicast", True, f"works at {', '.join(works)}, as far as this machine can tell")
+
+
+def _own_addresses() -> list[str]:
+    import ifaddr
+
+    return [ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if isinstance(ip.ip, str)]
+
+
+def _multicast_problem(address: str) -> str:
+    """Send a datagram to the group at an interface; return why it did not come back, or ""."""
+    interface, text = socket.inet_aton(address), os.urandom(16)
+    try:
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        ):
+            receiver.bind(("", 0))
+            receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + interface)
+            receiver.settimeout(1.0)
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, interface)
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0)
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+            sender.sendto(text, (GROUP, receiver.getsockname()[1]))
+            with suppress(TimeoutError):
+                while receiver.recv(64) != text:
+                    pass
+                return ""
+            return "nothing comes back"
+    except OSError as error:
+        return reason(error)
+
+
+def check_broker(url: str, topic: str = "", password: str | None = None, seconds: float = 5.0) -> Finding:
+    """Check that a broker answers, accepts this node's credentials, and delivers messages.
+
+    Args:
+        url: mqtt://[user@]host[:port] or mqtts://...; a password in it is never shown.
+        topic: one that this node may publish to and subscribe to; by default one of its own making.
+        password: by default that in the environment variable P2PFL_MQTT_PASSWORD, or in the URL.
+        seconds: to wait for the connection, and for the echo.
+    """
+    form = "the address of a broker is of the form mqtt://host:1883 or mqtts://user@host:8883"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or BROKER_PORTS.get(parts.scheme, 0)
+    except ValueError:
+        host, port = None, 0
+    if not host or not port:
+        return Finding("broker", False, "its address cannot be understood", form)
+    where = f"{host}:{port}"
+    try:
+        socket.create_connection((host, port), timeout=seconds).close()
+    except OSError as error:
+        mend = "start it, or mend its address; a firewall may be in between"
+        return Finding("broker", False, f"{where} does not answer: {reason(error)}", mend)
+    try:
+        import aiomqtt
+    except ImportError:
+        return Finding("broker", None, f"{where} answers; what it permits was not tried", "pip install 'p2pfl-node[mqtt]'")
+    secret = password or os.environ.get("P2PFL_MQTT_PASSWORD") or unquote(parts.password or "") or None
+    topic = topic or f"p2pfl/doctor/{os.urandom(16).hex()}"
+    try:
+        connect = partial(
+            aiomqtt.Client,
+            host,
+            port,
+            username=unquote(parts.username) if parts.username else None,
+            password=secret,
+            tls_context=ssl.create_default_context() if parts.scheme == "mqtts" else None,
+            timeout=seconds,
+        )
+        came = asyncio.run(_echo(connect, topic, seconds))
+    except (aiomqtt.MqttError, OSError) as error:
+        mend = "check user name and P2PFL_MQTT_PASSWORD, and for mqtts the broker's certificate"
+        return Finding("broker", False, f"{where} refuses the connection: {' '.join(str(error).split())}", mend)
+    if not came:
+        mend = f"let this node publish and subscribe to {topic} in the broker's access rules"
+        return Finding("broker", False, f"{where} does not deliver what is published", mend)
+    return Finding("broker", True, f"{where} delivers what is published")
+
+
+async def _echo(connect: Callable[[], aiomqtt.Client], topic: str, seconds: float) -> bool:
+    """Publish a message to a topic and return whether the broker delivers it to this client."""
+    text = os.urandom(16)
+    async with connect() as client:
+        try:
+            async with asyncio.timeout(seconds):
+                await client.subscribe(topic)
+                await client.publish(topic, text)
+                async for message in client.messages:
+                    if message.payload == text:
+                        return True
+        except TimeoutError:
+            pass
+    return False

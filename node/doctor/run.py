@@ -1,0 +1,55 @@
+"""All checks of `p2pfl-node doctor`, from the folder to the network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.doctor.checks import (
+    Finding,
+    check_clock,
+    check_disk,
+    check_federation,
+    check_folder,
+    check_key,
+    check_layout,
+)
+from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
+from p2pfl.node.folder import config
+from p2pfl.node.runtime import loading
+from p2pfl.protocols.errors import IdentityError
+from p2pfl.protocols.identity import Identity
+from p2pfl.system.atomic_files import is_folder_locked
+from p2pfl.system.size_limit import READING
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Return the findings in a node's folder, on its machine and in its network."""
+    findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), check_federation(folder)]
+    try:
+        ready = loading.load(folder)
+    except ConfigurationError as error:
+        return [*findings, Finding("configuration", False, str(error), f"correct {folder / config.CONFIG}")]
+    own = ready.config
+    findings.append(check_port(own.listen, running=is_folder_locked(folder)))
+    if own.mdns:
+        findings.append(check_multicast())
+    if own.broker:
+        topic = ""
+        if ready.membership is not None:
+            key = _own_key(folder)
+            topic = f"p2pfl/{ready.membership.federation.hex()}/{key}/{key}"
+        findings.append(check_broker(own.broker, topic, os.environ.get("P2PFL_MQTT_PASSWORD")))
+    if ready.agreement is not None:
+        findings.append(
+            check_layout(lambda: loading.task_of(ready, copies=READING).layout.shared, ready.agreement.model.layout)
+        )
+    return findings
+
+
+def _own_key(folder: Path) -> str:
+    try:
+        return Identity.load(folder / config.KEY).public.hex()
+    except IdentityError:
+        return "unknown"

@@ -1,0 +1,51 @@
+"""Early stopping and best-on-validation (Listo Zec et al., section 3.2): which of a node's models is its result."""
+
+from __future__ import annotations
+
+from math import inf, isnan
+from typing import Any
+
+from p2pfl.node.checkpoint import unpack
+from p2pfl.parameters import Parameters
+
+
+class Judge:
+    """Remembers the model with the least validation loss, and how many rounds ago that was.
+
+    Attributes:
+        best: that model, or None before the first one; without validation data, the newest.
+        round: its round.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.best: Parameters | None = None
+        self.round = 0
+        self.loss = inf
+        self._newest = 0
+
+    def see(self, round: int, params: Parameters, loss: float | None) -> bool:
+        """Take note of a round's model and its validation loss (None: no such data). Return True if it is the best."""
+        self._newest = round
+        if loss is None:
+            better = True
+        else:
+            better = loss < self.loss or (self.best is None and not isnan(loss))
+        if better or self.best is None:
+            # A row of a stack would keep all of the stack in memory.
+            self.best, self.round = params if params.base is None else params.copy(), round
+            self.loss = inf if loss is None or isnan(loss) else loss
+        return better
+
+    @property
+    def stop(self) -> bool:
+        """Whether patience has run out."""
+        return self.patience > 0 and self._newest - self.round >= self.patience
+
+    def state(self) -> dict[str, Any]:
+        best = b"" if self.best is None else self.best.tobytes()
+        return {"best": best, "round": self.round, "loss": self.loss, "newest": self._newest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.best = unpack(state["best"]) if state["best"] else None
+        self.round, self.loss, self._newest = state["round"], state["loss"], state["newest"]

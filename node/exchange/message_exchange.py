@@ -1,0 +1,299 @@
+"""An exchange by messages, over any links (see p2pfl.node.exchange.base.Exchange).
+
+Requests carry a number by which their answer is known. Serving and asking stand in modules of their own; here they are put
+together with the peers, the rounds, and the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import TaskGroup
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.election_runner import Elected, Electing
+from p2pfl.node.coordination.factory import Coordination, CoordinationRoles, make_coordination_roles
+from p2pfl.node.exchange.base import Detached, ExchangeHost
+from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.losses import LossClient, LossFunction, LossServer
+from p2pfl.node.exchange.model_client import ModelClient
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_server import ModelServer
+from p2pfl.node.exchange.norm_limit import NormLimit
+from p2pfl.node.exchange.peer_requests import PeerRequests
+from p2pfl.node.exchange.published_models import Outbox
+from p2pfl.node.exchange.publisher import Publisher
+from p2pfl.node.exchange.rounds.adaptive_timeout import Deadlines
+from p2pfl.node.exchange.rounds.pacer import Pacer
+from p2pfl.node.exchange.rounds.pacing import Pacing
+from p2pfl.node.exchange.rounds.participants import Participants
+from p2pfl.node.exchange.rounds.probation import Probation
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
+from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
+
+GONE_AFTER = 3  # unanswered probes after which no node waits for a peer to finish
+
+
+class MessageExchange:
+    """
+    Args:
+        coding: encoding of models.
+        loss: computes the mean loss of a whole model on the own training data, for peers that ask; None where the policy
+            asks for none, and no peer is answered.
+        coordination: the node's part in a coordinated policy, if it has one.
+
+    Attributes:
+        contacts: links with the peers.
+        requests: models and losses that peers are asked for.
+        models: models that peers ask for.
+        losses: losses that peers ask for.
+        limit: of the norm of a model.
+    """
+
+    def __init__(
+        self,
+        config: ExchangeConfig,
+        coding: Coding,
+        loss: LossFunction | None = None,
+        coordination: Coordination | None = None,
+    ) -> None:
+        settings = config.settings
+        self.name = config.peering.name
+        self.coding = coding
+        self.outbox = Outbox(settings.mode == "synchronous")
+        self.contacts = PeerManager(config.peering, self)
+        self.roster = self.contacts.roster
+        self.traffic = self.contacts.traffic
+        self.rejected = self.contacts.rejected
+        self.electing: Electing | None = None if coordination is None else coordination.electing
+        self.deadlines = Deadlines(settings.deadline, settings.adaptive)
+        self.limit = NormLimit()
+        self._settings = settings
+        self._host: ExchangeHost = Detached()
+        self._probation = Probation(config.strict)
+        self._publisher = Publisher(self.name, config.n_samples, coding, lambda: asyncio.get_running_loop().time())
+        participants = Participants(self.contacts, config.askers, self.electing)
+        pacing = Pacing(settings.rounds, not config.observer, config.sparse)
+        self.pacer = Pacer(
+            self.contacts,
+            participants=participants,
+            pacing=pacing,
+            probation=self._probation,
+            outbox=self.outbox,
+            deadline=settings.deadline,
+        )
+        self.requests = PeerRequests(self.contacts, self.deadlines, self._probation)
+        self._model_client = ModelClient(
+            self.contacts,
+            self.requests,
+            coding=coding,
+            settings=settings,
+            limit=self.limit,
+            pacing=pacing,
+            probation=self._probation,
+        )
+        self._loss_client = LossClient(self.contacts, self.requests)
+        self.models = ModelServer(self.contacts, participants, self.outbox, coding)
+        self.losses = LossServer(
+            self.contacts,
+            participants,
+            settings=settings,
+            size=coding.layout.size,
+            loss=None if loss is None else lambda params: loss(self._host.complete(params)),
+        )
+        self.coordination = None if coordination is None else self._join(coordination, participants)
+
+    @property
+    def peers(self) -> Mapping[str, Peer]:
+        return self.contacts.peers
+
+    @property
+    def round(self) -> int:
+        return self.contacts.round
+
+    @property
+    def expired(self) -> int:
+        """Number of deadlines that have passed."""
+        submitting = 0 if self.coordination is None else self.coordination.client.expired
+        return self.requests.expired + self.pacer.expired + submitting
+
+    # Life
+
+    async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
+        """Be reachable, and wait for the neighbours, at most one deadline.
+
+        Raises:
+            ConfigurationError: every peer is kept out, as it has other settings.
+        """
+        contacts, pacer = self.contacts, self.pacer
+        self._host = host
+        contacts.round = max(self.outbox.round, contacts.round)
+        contacts.final = self.outbox.final
+        await contacts.start(tasks)
+        if self.electing is not None:
+            contacts.begin(self.electing.run(), f"{self.name} takes part in elections")
+        if contacts.round == 0:  # the members that must be there before anyone begins
+            needed = self._settings.members - 1
+            await contacts.until(lambda: pacer.leaving or len(contacts.introduced()) >= needed or kept_out(self.peers), inf)
+        await contacts.until(
+            lambda: pacer.leaving or all(p.introduced or p.problem for p in self.peers.values()), self._settings.deadline
+        )
+        for peer in self.peers.values():
+            if not peer.introduced:
+                contacts.suspect(peer, peer.problem or self.roster.suspected.get(peer.name, "not there at the start"))
+        if kept_out(self.peers):
+            problems = "; ".join(f"{name}: {peer.problem}" for name, peer in self.peers.items())
+            raise ConfigurationError(f"no peer can be learned with: {problems}")
+
+    def finish(self) -> None:
+        self.outbox.final = self.contacts.final = True
+        self.models.serve_waiting()
+        for peer in self.contacts.introduced():
+            self.contacts.tell(peer, m.Bye(self.round, leaving=False))
+
+    def leave(self) -> None:
+        self.pacer.leave()
+
+    async def others_done(self) -> None:
+        """Wait until no neighbour that is there needs this node any more."""
+
+        def done(peer: Peer) -> bool:
+            gone = peer.name in self.roster.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
+            return peer.stopped or gone
+
+        await self.contacts.until(lambda: all(done(peer) for peer in self.peers.values()), inf)
+
+    async def close(self) -> None:
+        await self.contacts.close()
+
+    # For the node
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        return self.contacts.about if id == self.name else self.peers[id].about
+
+    async def next_round(self, finished: int) -> int:
+        round = await self.pacer.next_round(finished)
+        if round <= finished and self.coordination is not None:
+            self.coordination.coordinator.rewind(round)
+        return round
+
+    async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
+        if round > self.round:
+            if self._settings.mode == "synchronous":
+                await self.pacer.wait_for_slower(round)
+            self.pacer.reach(round)
+        if (round, stage) not in self.outbox.models:  # else it was published before a restart, and is served as it was
+            model = self._publisher.make(round, stage, params, extras)
+            await self._host.save_model(model)
+            self.outbox.add(model)
+        self.limit.note(params)
+        self.models.serve_waiting()
+
+    async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
+        return await self._model_client.fetch(ids, round, stages)
+
+    def expected(self, id: str, round: int) -> int:
+        return self.coding.expected(id, round)
+
+    async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
+        return await self._loss_client.score(ids, round, params)
+
+    # The coordinator, where the policy has one
+
+    def _join(self, coordination: Coordination, participants: Participants) -> CoordinationRoles:
+        coordination.electing.send, coordination.electing.on_change = self._say_in_election, self._elected
+        return make_coordination_roles(
+            self.contacts,
+            coordination,
+            self.coding.layout,
+            settings=self._settings,
+            newest=participants.common_round,
+            check=self.limit.check,
+        )
+
+    def resume(self, round: int, params: Parameters) -> None:
+        if self.coordination is None:
+            raise ConfigurationError("this policy needs a coordinator, and this node takes no part in electing one")
+        self.contacts.round = round
+        self.limit.note(params)
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        if self.coordination is None:
+            raise ConfigurationError("only a coordinated policy may call joint: one that has a method step")
+        self.limit.note(submission.params)
+        self.pacer.reach(submission.round)
+        return await self.coordination.client.submit(submission)
+
+    def _say_in_election(self, name: str, message: m.Electing) -> None:
+        peer = self.peers.get(name)
+        if peer is not None and peer.introduced:
+            self.contacts.tell(peer, message)
+
+    def _elected(self, elected: Elected) -> None:
+        self._host.elected(elected)
+        self.contacts.moved()
+
+    # News of peers (see p2pfl.node.peering.peer_table.PeerEvents)
+
+    def handle(self, peer: Peer, opened: Opened) -> None:
+        message, payload = opened.message, opened.payload
+        size, traffic = OVERHEAD + len(payload), self.traffic
+        match message:
+            case m.Get():
+                traffic.received_get += size
+                traffic.received_preparation += 0 if message.round else size
+                self.models.serve(peer, message)
+            case m.Answer():
+                traffic.received_update += size
+                traffic.received_models += 1
+                traffic.received_preparation += 0 if message.round else size
+                self._model_client.take(peer, message, payload)
+            case m.Score():
+                traffic.received_score += size
+                self.losses.serve(peer, message, payload)
+            case m.Scored():
+                traffic.received_scored += size
+                self._loss_client.take(peer, message)
+            case _ if self.electing is None or self.coordination is None:
+                raise ProtocolError("election", "there is no coordinator here")
+            case m.Submit():
+                self.coordination.server.take_submit(peer, opened, message)
+            case m.Assigned():
+                self.coordination.client.take_assigned(peer, opened, message)
+            case m.Vote() | m.Voted() | m.Leading() | m.Following():
+                self.electing.receive(peer.name, message)
+
+    def drained(self, peer: Peer) -> None:
+        self.models.drained(peer)
+
+    def may_return(self, peer: Peer) -> bool:
+        return not self._probation.owes(peer.name)
+
+    def late(self, peer: Peer) -> None:
+        self._probation.answered(peer.name)
+
+    def moved(self) -> None:
+        if self.coordination is not None:
+            self.coordination.coordinator.review()
+
+
+def kept_out(peers: Mapping[str, Peer]) -> bool:
+    """Return whether a node has peers, and all have other settings than it has."""
+    return bool(peers) and all(peer.problem for peer in peers.values())
+
+
+def payload_limit(size: int, coordinated: bool = False) -> int:
+    """Return the most bytes that a payload of nodes with P parameters may have.
+
+    Args:
+        coordinated: their policy has a coordinator, to which they submit two models at once.
+    """
+    return max(4 * size * (1 + coordinated) + EXTRAS_LIMIT, m.Terms.LIMIT)

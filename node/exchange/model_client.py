@@ -1,0 +1,125 @@
+"""Models fetched from peers: requests, and checks of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from p2pfl.node.exchange.model_encoding import WHOLE, Coding
+from p2pfl.node.exchange.norm_limit import NormLimit
+from p2pfl.node.exchange.peer_requests import PeerRequests
+from p2pfl.node.exchange.rounds.pacing import Pacing
+from p2pfl.node.exchange.rounds.probation import Probation
+from p2pfl.node.exchange.rules import without_stale
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.peer import Asked, Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.policy import Stage, Update
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.payload import decode_extras
+
+
+class ModelClient:
+    """
+    Args:
+        limit: of the norm of a model.
+    """
+
+    def __init__(
+        self,
+        contacts: PeerManager,
+        requests: PeerRequests,
+        *,
+        coding: Coding,
+        settings: Settings,
+        limit: NormLimit,
+        pacing: Pacing,
+        probation: Probation,
+    ) -> None:
+        self._contacts = contacts
+        self._requests = requests
+        self._coding = coding
+        self._settings = settings
+        self._limit = limit
+        self._pacing = pacing
+        self._probation = probation
+
+    async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
+        """Return the models of (round, stage) at `ids`, sorted by id."""
+        copies, traffic = self._coding.ask(sorted(ids)), self._contacts.traffic
+
+        def ask(peer: Peer, number: int) -> None:
+            stage = stages if isinstance(stages, str) else stages[peer.name]
+            copy = copies.get(peer.name)
+            peer.asked[number] = Asked(round, stage, copy)
+            self._contacts.say(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
+            traffic.sent_get += OVERHEAD
+            traffic.sent_preparation += 0 if round else OVERHEAD
+
+        self._ask_in_background(ids, round, stages)
+        updates: list[Update] = await self._requests.ask(ids, round, ask)
+        return without_stale(updates, self._settings)
+
+    def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
+        """Ask the peers for a model that are on probation, without waiting for it."""
+        contacts = self._contacts
+        for peer in contacts.introduced():
+            if self._probation.owes(peer.name) and peer.name in contacts.roster.neighbours and peer.name not in ids:
+                number = next(contacts.numbers)
+                peer.note_overdue(number)
+                stage = stages if isinstance(stages, str) else "trained"
+                contacts.tell(peer, m.Get(number, round, stage, WHOLE))
+                contacts.traffic.sent_get += OVERHEAD
+
+    def take(self, peer: Peer, answer: m.Answer, payload: memoryview) -> None:
+        """Take a model that a peer has sent.
+
+        Raises:
+            ProtocolError: it is malformed, or another one than the node has asked for.
+        """
+        if answer.request not in peer.requests:  # it came too late
+            self._contacts.resolve(peer, answer.request, None)
+            return
+        try:
+            update = self._update(peer, answer, payload)
+        except ProtocolError:
+            peer.resolve(answer.request, None)
+            raise
+        self._coding.keep(peer.name, answer.round, update.params)
+        peer.age = answer.age
+        if answer.round == self._contacts.round:
+            self._pacing.exchanged()
+        if answer.final:
+            peer.stopped = True
+        peer.resolve(answer.request, update)
+
+    def _update(self, peer: Peer, answer: m.Answer, payload: memoryview) -> Update:
+        """Return the model of an answer."""
+        asked = peer.asked.get(answer.request)
+        if asked is None:
+            raise ProtocolError("not asked for", "a model, where a loss was")
+        self._check(peer, asked, answer)
+        params, rest = self._coding.decode(payload, answer.base, asked.known)
+        extras = decode_extras(rest)
+        self._limit.check(params)
+        return Update(
+            peer.name,
+            answer.round,
+            answer.stage,
+            params,
+            answer.n_samples,
+            extras,
+            answer.final,
+            answer.age,
+            OVERHEAD + len(payload),
+        )
+
+    def _check(self, peer: Peer, asked: Asked, answer: m.Answer) -> None:
+        """Refuse another model than the one that was asked for, and another number of samples than was introduced."""
+        newest = answer.final or (self._settings.mode == "asynchronous" and asked.stage != "prepared")
+        if answer.stage != asked.stage or (answer.round != asked.round and not newest):
+            found = f"{answer.stage} of round {answer.round}"
+            raise ProtocolError("not asked for", f"{found}, not {asked.stage} of {asked.round}")
+        if answer.n_samples != peer.about.get("n_samples"):
+            raise ProtocolError("differs", f"{answer.n_samples} samples, {peer.about.get('n_samples')} at the introduction")

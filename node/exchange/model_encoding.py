@@ -1,0 +1,144 @@
+"""How a node's models travel: its codec, what its peers have of it, and what it has of them.
+
+With all codecs but `top-k` every peer is sent the same bytes. With that one a request says of which earlier model the asking
+node still has a copy, and the answer is what has changed since, where that is less than the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from p2pfl.compression.codecs import Codec, DecodeError, Float32, TopK
+from p2pfl.compression.sparse_updates import (
+    REMEMBERED,
+    Copies,
+    Copy,
+    Public,
+    Step,
+    decode_entries,
+    encode_entries,
+    entries_size,
+    tag,
+)
+from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.node.exchange.published_models import Published
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire.envelope import OVERHEAD
+
+WHOLE = b""  # in place of the tag of a model: nothing is known
+
+
+class Coding:
+    """
+    Args:
+        initial: the model that all nodes begin with; only `top-k` needs it.
+    """
+
+    def __init__(self, codec: Codec, layout: Layout, initial: Parameters | None = None) -> None:
+        self.codec = codec
+        self.layout = layout
+        self.whole = codec.size(layout)
+        self._public: Public | None = None
+        self._copies: Copies | None = None
+        if isinstance(codec, TopK):
+            if initial is None:
+                raise ConfigurationError("the codec top-k needs the common initial model")
+            self._public = Public(codec.count(layout), initial)
+            self._copies = Copies(codec.copies, initial)
+
+    @property
+    def differences(self) -> bool:
+        """Whether the bytes of a model depend on who gets it."""
+        return self._public is not None
+
+    # What peers have of this node
+
+    def publish(self, params: Parameters) -> tuple[Parameters, bytes]:
+        """Return a model as peers get it, float32 [P], and its tag, or WHOLE where no differences from it are sent.
+
+        Raises:
+            RunError: the codec cannot put it, as it has values that are not finite.
+        """
+        if self._public is None and isinstance(self.codec, Float32):
+            return params, WHOLE
+        if not np.isfinite(params).all():
+            raise RunError("a model with values that are not finite was to be published")
+        if self._public is not None:
+            step = self._public.publish(params)
+            return self._public.params, step.tag
+        return self.codec.decode(self.codec.encode(params, self.layout), self.layout), WHOLE
+
+    def base(self, model: Published, known: bytes) -> bytes:
+        """Return the tag of the model from which a difference is sent to a peer that knows that one; WHOLE to send all."""
+        return known if self.size(model, known) < self.whole else WHOLE
+
+    def size(self, model: Published, known: bytes) -> int:
+        """Return the bytes that the parameters of `model` take on their way to a peer that knows another one."""
+        changed = None if self._public is None else self._public.between(known, model.tag)
+        return self.whole if changed is None else min(self.whole, entries_size(len(changed), self.layout.size))
+
+    def encode(self, model: Published, base: bytes) -> bytes | memoryview:
+        """Return these bytes."""
+        params = model.update.params
+        changed = None if self._public is None or base == WHOLE else self._public.between(base, model.tag)
+        return self.codec.encode(params, self.layout) if changed is None else encode_entries(params, changed)
+
+    def state(self) -> list[Step]:
+        return [] if self._public is None else self._public.steps
+
+    def restore(self, steps: Sequence[Step], models: Collection[Published]) -> None:
+        """Take up the state of an earlier life, with what it had published."""
+        if self._public is not None and steps:
+            params = next((model.update.params for model in models if model.tag == steps[-1].tag), self._public.params)
+            if tag(params) == steps[-1].tag:
+                self._public.restore(steps, params)
+
+    # What this node has of its peers
+
+    def ask(self, ids: Sequence[str]) -> dict[str, Copy]:
+        """Return what is kept of the peers that are about to be asked, and make room for what they will send."""
+        if self._copies is None:
+            return {}
+        self._copies.ask(ids)
+        return {id: self._copies.of(id) for id in ids}
+
+    def decode(self, payload: memoryview, base: bytes, copy: Copy | None) -> tuple[Parameters, memoryview]:
+        """Return the model at the start of a payload, float32 [P], and what follows it.
+
+        Args:
+            base: the tag of the model from which the payload is a difference, or WHOLE.
+            copy: what the sender was told to be known.
+
+        Raises:
+            ProtocolError: there is none, or it is a difference from something else.
+        """
+        try:
+            if base == WHOLE:
+                return self.codec.decode(payload[: self.whole], self.layout), payload[self.whole :]
+            if copy is None or base != copy.tag:
+                raise ProtocolError("not asked for", "a difference from a model that is not known")
+            params, end = decode_entries(payload, copy.params)
+            return params, payload[end:]
+        except DecodeError as error:
+            raise ProtocolError(error.cause, str(error)) from error
+
+    def keep(self, id: str, round: int, params: Parameters, known: bytes = WHOLE) -> None:
+        """Keep what a peer has sent, whose tag may be known already."""
+        if self._copies is not None:
+            self._copies.keep(id, Copy(known or tag(params), params, round))
+
+    def expected(self, id: str, round: int) -> int:
+        """Return the bytes of the frame that will bring a peer's model of a round, without extras.
+
+        With `top-k` it is at most so many where peers publish once a round, and often so many where they do not.
+        """
+        if self._copies is None or not isinstance(self.codec, TopK):
+            return OVERHEAD + self.whole
+        publications = max(1, round - self._copies.of(id).round)
+        count = self.codec.count(self.layout) * publications
+        small = publications <= REMEMBERED and count < self.layout.size
+        size = entries_size(count, self.layout.size) if small else self.whole
+        return OVERHEAD + min(self.whole, size)

@@ -1,0 +1,109 @@
+"""Models served to peers.
+
+A model is sent to a peer while it reads what it was sent before; of the models that must wait for that, only the newest is
+kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.published_models import Absence, Outbox, Published
+from p2pfl.node.exchange.rounds.participants import Participants
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.policy import Stage
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
+from p2pfl.protocols.wire.payload import encode_extras
+
+MODELS_IN_FLIGHT = 2  # to one peer
+WAITING_REQUESTS = 4  # no honest peer waits for more models that are not published yet
+
+Refusal = Absence | Literal["not allowed", "busy"]
+
+
+class ModelServer:
+    """
+    Attributes:
+        payloads: encoded models by round, stage, and the tag of the model that they are differences from.
+    """
+
+    def __init__(self, contacts: PeerManager, participants: Participants, outbox: Outbox, coding: Coding) -> None:
+        self.payloads: dict[tuple[int, Stage, bytes], Payload] = {}
+        self._contacts = contacts
+        self._participants = participants
+        self._outbox = outbox
+        self._coding = coding
+
+    def serve(self, peer: Peer, get: m.Get) -> None:
+        """Answer a request, now or when its model is published.
+
+        Raises:
+            TransportError: the peer is not connected any more.
+        """
+        if not self._participants.may_ask(peer):
+            self._refuse(peer, get, "not allowed")
+            return
+        found = self._outbox.find(get.round, get.stage)
+        if found != "wait":
+            self._answer(peer, get, found)
+            return
+        peer.waiting[get.round, get.stage] = get
+        if len(peer.waiting) > WAITING_REQUESTS:  # the newest request replaces the oldest
+            del peer.waiting[min(peer.waiting, key=lambda key: peer.waiting[key].request)]
+
+    def serve_waiting(self) -> None:
+        """Answer requests that waited for what was just published."""
+        for peer in self._contacts.introduced():
+            for key in list(peer.waiting):
+                found = self._outbox.find(*key)
+                if found != "wait":
+                    self._try_answer(peer, peer.waiting.pop(key), found)
+
+    def drained(self, peer: Peer) -> None:
+        """Send the model that waited until a peer has read most of what it was sent."""
+        if peer.queued is not None:
+            (get, key), peer.queued = peer.queued, None
+            self._try_answer(peer, get, self._outbox.models.get(key, "gone"))
+
+    def _try_answer(self, peer: Peer, get: m.Get, found: Published | Absence) -> None:
+        try:
+            self._answer(peer, get, found)
+        except TransportError:
+            self._contacts.rejected["link lost"] += 1
+
+    def _answer(self, peer: Peer, get: m.Get, found: Published | Absence) -> None:
+        """Send a model; or keep it until the peer has read the ones before, instead of an older one that was kept."""
+        if not isinstance(found, Published):
+            self._refuse(peer, get, found)
+            return
+        update = found.update
+        if peer.link is not None and peer.link.backlog > (MODELS_IN_FLIGHT - 1) * update.size:
+            superseded, peer.queued = peer.queued, (get, (update.round, update.stage))
+            if superseded is not None:
+                self._refuse(peer, superseded[0], "busy")
+            return
+        base = self._coding.base(found, get.known)
+        payload = self._payload(found, base)
+        sent = self._outbox.as_sent(update, found.age(asyncio.get_running_loop().time()))
+        answer = m.Answer(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
+        self._contacts.say(peer, answer, payload)
+        traffic, size = self._contacts.traffic, OVERHEAD + payload.size
+        traffic.sent_models += 1
+        traffic.sent_update += size
+        traffic.sent_preparation += 0 if update.round else size
+
+    def _refuse(self, peer: Peer, get: m.Get, reason: Refusal) -> None:
+        self._contacts.say(peer, m.Absent(get.request, self._contacts.round, reason))
+
+    def _payload(self, model: Published, base: bytes) -> Payload:
+        """Return the payload for all peers that know the model `base`; it is made once."""
+        key = model.update.round, model.update.stage, base
+        if key not in self.payloads:
+            self.payloads = {k: v for k, v in self.payloads.items() if k[:2] in self._outbox.models}
+            self.payloads[key] = Payload.of(self._coding.encode(model, base), encode_extras(model.update.extras))
+        return self.payloads[key]

@@ -1,0 +1,38 @@
+"""Refusal of models that are so large that their mean with the own ones would be useless."""
+
+from __future__ import annotations
+
+from math import isfinite, sqrt
+
+import numpy as np
+
+from p2pfl.parameters import Parameters
+from p2pfl.protocols.errors import ProtocolError
+
+LARGEST_RATIO = 1000.0  # between the norm of a peer's model and that of the own one
+
+
+class NormLimit:
+    """
+    Attributes:
+        own: greatest norm of the node's own models.
+    """
+
+    def __init__(self) -> None:
+        self.own = 0.0
+
+    def note(self, params: Parameters) -> None:
+        """Take note of an own model."""
+        self.own = max(self.own, norm(params))
+
+    def check(self, params: Parameters) -> None:
+        """Raise ProtocolError for a peer's model that is too large."""
+        if norm(params) > LARGEST_RATIO * (1.0 + self.own):
+            raise ProtocolError("too large", f"a norm of {norm(params):.3g}, our own is {self.own:.3g}")
+
+
+def norm(params: Parameters) -> float:
+    """Return the Euclidean norm."""
+    with np.errstate(over="ignore"):
+        square = float(np.dot(params, params))
+    return sqrt(square) if isfinite(square) else float(np.linalg.norm(params.astype(np.float64)))

@@ -1,0 +1,78 @@
+"""Requests to several peers, whose answers are awaited for one deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from p2pfl.node.exchange.rounds.adaptive_timeout import Deadlines
+from p2pfl.node.exchange.rounds.probation import Probation
+from p2pfl.node.exchange.rules import late_answer
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.protocols.errors import TransportError
+
+
+class PeerRequests:
+    """
+    Attributes:
+        expired: number of deadlines that have passed.
+    """
+
+    def __init__(self, contacts: PeerManager, deadlines: Deadlines, probation: Probation) -> None:
+        self.expired = 0
+        self._contacts = contacts
+        self._deadlines = deadlines
+        self._probation = probation
+
+    async def ask(self, ids: Sequence[str], round: int, send: Callable[[Peer, int], None]) -> list[Any]:
+        """Ask each of `ids` something; return the answers in the order of ids, without those that did not come in time.
+
+        Args:
+            send: sends the request with a number to a peer.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        asked: list[tuple[Peer, int, Future[Any]]] = []
+        for id in sorted(ids):
+            peer = self._contacts.peers.get(id)
+            if peer is None:  # it is no member any more
+                continue
+            number, answer = next(self._contacts.numbers), loop.create_future()
+            asked.append((peer, number, answer))
+            peer.requests[number] = answer
+            try:
+                send(peer, number)
+            except TransportError as error:
+                answer.set_result(None)
+                self._contacts.suspect(peer, str(error))
+            else:
+                answer.add_done_callback(partial(self._measure, id, begun))
+        if not asked:
+            return []
+        seconds = self._deadlines.wait([peer.name for peer, *_ in asked])
+        _, late = await asyncio.wait([answer for *_, answer in asked], timeout=seconds)
+        self.expired += bool(late)
+        for peer, number, answer in asked:
+            peer.requests.pop(number, None)
+            peer.asked.pop(number, None)
+            if answer in late:
+                self._miss(peer, number, round)
+        answers = [answer.result() for *_, answer in asked if answer not in late]
+        return [answer for answer in answers if answer is not None]
+
+    def _miss(self, peer: Peer, number: int, round: int) -> None:
+        """Suspect a peer that has not answered in time."""
+        self._deadlines.missed(peer.name)
+        if self._probation.strict:
+            self._probation.missed(peer.name, len(self._contacts.peers))
+            peer.note_overdue(number)
+        self._contacts.suspect(peer, late_answer(round))
+
+    def _measure(self, name: str, begun: float, answer: Future[Any]) -> None:
+        if not answer.cancelled() and answer.result() is not None:
+            self._probation.answered(name)
+            self._deadlines.answered(name, asyncio.get_running_loop().time() - begun)

@@ -1,0 +1,39 @@
+"""Published models: what peers get of a node's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.published_models import Published
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Extras, Stage, Update
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.payload import encode_extras
+
+
+class Publisher:
+    """Encoder of a node's own models.
+
+    Args:
+        name: the node's.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, name: str, n_samples: int, coding: Coding, clock: Callable[[], float]) -> None:
+        self._name = name
+        self._n_samples = n_samples
+        self._coding = coding
+        self._clock = clock
+        self._size = OVERHEAD + coding.whole
+
+    def make(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> Published:
+        """Return a model, float32 [P], as peers get it: with its size in bytes as a frame, whole, and the time of now.
+
+        Raises:
+            Failed: the codec cannot encode it, as it has values that are not finite.
+        """
+        public, tag = self._coding.publish(params)
+        size = self._size + (len(encode_extras(extras)) if extras else 0)
+        update = Update(self._name, round, stage, public, self._n_samples, extras, False, 0.0, size)
+        return Published(update, self._clock(), tag)

@@ -1,0 +1,126 @@
+"""A synchronous node's pace by messages: its next round, and its waiting for slower peers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from p2pfl.node.exchange.published_models import Outbox
+from p2pfl.node.exchange.rounds.pacing import PACING_SHARE, Pacing, is_awaited
+from p2pfl.node.exchange.rounds.participants import Participants
+from p2pfl.node.exchange.rounds.probation import Probation
+from p2pfl.node.exchange.rules import late_round
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.protocols.wire import messages as m
+
+FAR_AHEAD = 10  # rounds beyond which a peer's round is counted as one that is not believed
+
+
+class Pacer:
+    """
+    Args:
+        deadline: seconds.
+
+    Attributes:
+        expired: number of deadlines that have passed.
+        far_ahead: number of rounds of this node in which a peer claimed a round far beyond, by peer.
+        leaving: the node is about to stop, and waits for no peer.
+    """
+
+    def __init__(
+        self,
+        contacts: PeerManager,
+        *,
+        participants: Participants,
+        pacing: Pacing,
+        probation: Probation,
+        outbox: Outbox,
+        deadline: float,
+    ) -> None:
+        self.expired = 0
+        self.far_ahead: Counter[str] = Counter()
+        self.leaving = False
+        self._contacts = contacts
+        self._participants = participants
+        self._pacing = pacing
+        self._probation = probation
+        self._outbox = outbox
+        self._deadline = deadline
+
+    def leave(self) -> None:
+        """Wait for no peer any more."""
+        self.leaving = True
+        self._contacts.moved()
+
+    # The next round
+
+    async def next_round(self, finished: int) -> int:
+        """Return the round that follows `finished`; see p2pfl.node.exchange.base.Exchange."""
+
+        def following() -> int:
+            return self._pacing.following(finished, self._contacts.round, self._participants.rounds())
+
+        def enough() -> bool:
+            return self.leaving or following() > finished
+
+        self._note_far_rounds(max(finished, self._contacts.round))
+        if following() == finished - 1:  # they come up in a moment, if they were slow only once
+            await self._contacts.until(enough, self._deadline)
+        if self._probation.strict and following() <= finished:
+            await self._check_rounds(enough)
+        round = following()
+        if self.leaving:
+            return finished + 1
+        announced = self._pacing.enter(round, finished, self._contacts.round, self._outbox)
+        if announced is not None:
+            self._announce(announced)
+        return round
+
+    async def _check_rounds(self, enough: Callable[[], bool]) -> None:
+        """Ask the others where they are: what is known may be from before an outage. One deadline for their answers."""
+        contacts, participants = self._contacts, self._participants
+        asked: set[str] = set()
+        while not enough() and (unasked := [peer for peer in participants.present() if peer.name not in asked]):
+            asked.update(peer.name for peer in unasked)
+            for peer in unasked:
+                contacts.check(peer)
+            await contacts.until(
+                lambda: enough() or not any(peer.checking for peer in participants.present()), self._deadline
+            )
+
+    def _note_far_rounds(self, own: int) -> None:
+        """Count peers whose round is further ahead than most participants', and this node, by far."""
+        furthest = max(own, self._participants.common_round()) + FAR_AHEAD
+        ahead = [peer for peer in self._contacts.introduced() if not peer.stopped and peer.round > furthest]
+        self.far_ahead.update(peer.name for peer in ahead)
+
+    # Announcements
+
+    def reach(self, round: int) -> None:
+        """Announce a round, if it is a new one."""
+        if round > self._contacts.round:
+            self._announce(round)
+
+    def _announce(self, round: int) -> None:
+        self._contacts.round = round
+        for peer in self._contacts.introduced():
+            self._contacts.tell(peer, m.Have(round))
+
+    # Slower peers
+
+    async def wait_for_slower(self, round: int) -> None:
+        """Wait until every neighbour that keeps up has reached the round before; not for observers.
+
+        Nodes wait for half a deadline at most, so that those who wait for this node do not lose it meanwhile.
+        """
+
+        def behind() -> list[Peer]:
+            live = [p for p in self._contacts.introduced() if not (p.stopped or p.name in self._contacts.roster.suspected)]
+            return [p for p in live if self._participants.is_waited_for(p) and is_awaited(p.round, round)]
+
+        if not await self._contacts.until(lambda: not behind(), self._deadline * PACING_SHARE):
+            self.expired += 1
+            for peer in behind():
+                self._probation.missed(peer.name, len(self._contacts.peers))
+                self._contacts.suspect(peer, late_round(round - 1))

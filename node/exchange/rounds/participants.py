@@ -1,0 +1,57 @@
+"""Peers whose round counts, and those that may ask for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.exchange.rounds.pacing import common_round
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_manager import PeerManager
+
+SILENT_AFTER = 2  # unanswered probes after which the round of a suspected peer counts no more
+
+
+class Participants:
+    """
+    Args:
+        askers: names of the peers that may fetch from this node; None: all.
+        electing: elections of a coordinator, where the policy is coordinated: then every peer with a vote counts. Else the
+            peers count that this node may fetch from.
+    """
+
+    def __init__(self, contacts: PeerManager, askers: Collection[str] | None, electing: Electing | None) -> None:
+        self._contacts = contacts
+        self._askers = None if askers is None else frozenset(askers)
+        self._electing = electing
+
+    def counts(self, peer: Peer) -> bool:
+        """Return whether a peer is a participant, whose round counts."""
+        if self._electing is not None:
+            return self._electing.votes(peer.name)
+        return peer.name in self._contacts.roster.neighbours
+
+    def may_ask(self, peer: Peer) -> bool:
+        """Return whether a peer may ask for a model of this node."""
+        return self._askers is None or peer.name in self._askers
+
+    def is_waited_for(self, peer: Peer) -> bool:
+        """Return whether a peer may ask for a model of this node, and is no observer."""
+        return self.counts(peer) if self._askers is None else peer.name in self._askers
+
+    def present(self) -> list[Peer]:
+        """Return the participants that are there and have not stopped, however slow they are."""
+        suspected = self._contacts.roster.suspected
+        there = [peer for peer in self._contacts.introduced() if not peer.stopped and self.counts(peer)]
+        return [peer for peer in there if peer.name not in suspected or peer.unanswered < SILENT_AFTER]
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of the participants that are there."""
+        return [peer.round for peer in self.present()]
+
+    def common_round(self) -> int:
+        """Return the latest round that can be believed, of this node and the participants.
+
+        See p2pfl.node.exchange.rounds.pacing..
+        """
+        return common_round([self._contacts.round, *self.rounds()])

@@ -1,0 +1,253 @@
+"""Membership of a federation: founded by its first member, granted by hand, revoked.
+
+Tokens are in p2pfl.node.federation.invitations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import admission_key
+from p2pfl.node.federation.admission_key import as_configuration
+from p2pfl.node.federation.agreement import Approve, approve_all, check_agreement
+from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, member_of, write_federation
+from p2pfl.node.folder import config
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.invitation import Invitation, Joined, Request, decode_admission, encode_admission
+from p2pfl.protocols.membership.log import Membership, Role
+from p2pfl.system.atomic_files import PRIVATE, is_folder_locked, replace_file, sync_folder
+
+
+@contextmanager
+def adding(folder: Path) -> Iterator[Membership]:
+    """Yield the log to be added to, while no other process adds to it; the new entries are on the disk afterwards.
+
+    Raises:
+        ConfigurationError: the node belongs to no federation, or a file is damaged or cannot be written.
+    """
+    with as_configuration():
+        membership = member_of(folder)
+        with MembershipFile(folder).adding(membership):
+            yield membership
+
+
+# Making a federation
+
+
+def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, passphrase: bytes | None = None) -> Federation:
+    """Found a federation, with an admission key and a backup of it; this node is its first member.
+
+    Args:
+        passphrase: encrypts the key and its copy.
+
+    Raises:
+        ConfigurationError: the node belongs to a federation already, the copy would overwrite a file, the passphrase is too
+            short, or a file cannot be written.
+    """
+    name = config.load(folder).name
+    if (folder / FEDERATION).exists():
+        raise ConfigurationError(f"{folder} belongs to a federation already; a node belongs to one")
+    with as_configuration():
+        own = Identity.load(folder / config.KEY)
+        admission = admission_key.create(folder, backup, passphrase)
+        try:
+            membership = Membership(Federation.sign(tables, admission))
+            membership.append(admission, "add", name, own.public)
+        except BaseException:
+            admission_key.discard(folder, backup)
+            raise
+        write_federation(folder, membership)
+    return membership.file
+
+
+def rotate(folder: Path, backup: Path, passphrase: bytes | None = None, new_passphrase: bytes | None = None) -> None:
+    """Hand over to a new admission key. The old one is kept as a file of its own, and decides nothing any more.
+
+    Args:
+        passphrase: of the old key, if it is encrypted.
+        new_passphrase: encrypts the new key and its copy.
+
+    Raises:
+        ConfigurationError: there is no admission key here, a passphrase is wrong, or a file cannot be written.
+    """
+    with adding(folder) as log:
+        old = admission_key.load(folder, log, passphrase)
+        new = admission_key.create_successor(folder, backup, new_passphrase)
+        log.append(old, "hand-over", "", new.public)
+    with adding(folder) as log:
+        admission_key.load(folder, log, new_passphrase)  # puts the new one in the place of the old one
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Return the agreement and the members of a node's federation."""
+    membership = member_of(folder)
+    members = [{"name": member.name, "role": member.role, "key": member.key.hex()} for member in membership.members.values()]
+    return {
+        "federation": membership.file.name,
+        "id": membership.federation.hex(),
+        "admission key": membership.admission.hex(),
+        "epoch": membership.epoch,
+        "members": members,
+        "agreed": {key: value for key, value in membership.file.tables.items() if key != "name"},
+    }
+
+
+# Becoming a member
+
+
+def accept(
+    folder: Path,
+    joined: Joined,
+    invitation: Invitation,
+    own: NodeConfig,
+    key: bytes,
+    *,
+    approve: Approve = approve_all,
+) -> str:
+    """Keep the answer of the inviting node; return the federation's name.
+
+    Args:
+        approve: is asked before anything is kept.
+
+    Raises:
+        ConfigurationError: it is not the federation of the token, names another task or policy than this node's
+            configuration, asks for what it may not, or is not approved.
+    """
+    with as_configuration():
+        federation = Federation.parse(joined.file)
+        if federation.id != invitation.federation:
+            raise FederationError("the answer is of another federation than the token")
+        membership = _read(federation, joined.log)
+        if invitation.admission not in membership.admissions:
+            raise FederationError("the federation's admission key is another one than the token names")
+        return _keep(folder, membership, own, key, approve)
+
+
+def accept_bundle(folder: Path, text: str, own: NodeConfig, key: bytes, *, approve: Approve = approve_all) -> str:
+    """Keep the bundle that `admit` has written; return the federation's name.
+
+    Raises:
+        ConfigurationError: as `accept`.
+    """
+    with as_configuration():
+        joined = decode_admission(text)
+        return _keep(folder, _read(Federation.parse(joined.file), joined.log), own, key, approve)
+
+
+def _read(federation: Federation, log: bytes) -> Membership:
+    try:
+        return Membership(federation, log)
+    except ProtocolError as error:
+        raise FederationError(str(error)) from error
+
+
+def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, approve: Approve) -> str:
+    member = membership.member(own.name)
+    if member is None or member.key != key:
+        raise FederationError(f"this node, {own.name}, is not among the members with its key")
+    approve(own, check_agreement(own, membership.file))
+    write_federation(folder, membership)
+    return membership.file.name
+
+
+# By hand
+
+
+def request(folder: Path, new_key: bool = False) -> str:
+    """Return a line with which a member with the admission key can admit this node.
+
+    Args:
+        new_key: make a new key, and ask that it takes the place of the present one, which is kept as a file of its own. The
+            node belongs to no federation until it has joined again.
+
+    Raises:
+        ConfigurationError: there is no key, or a new one cannot be made.
+    """
+    own = config.load(folder)
+    with as_configuration():
+        identity = Identity.load(folder / config.KEY)
+        if not new_key:
+            return Request.make(identity, own.name)
+        if is_folder_locked(folder):
+            raise ConfigurationError(f"{folder} is in use: stop the node before it gets another key")
+        aside = folder / f"{config.KEY}.old"
+        if aside.exists():
+            raise ConfigurationError(f"{aside} exists; move it away first")
+        fresh = folder / f"{config.KEY}.new"
+        fresh.unlink(missing_ok=True)
+        new = Identity.create(fresh)
+        line = Request.make(new, own.name, identity)
+        replace_file(aside, [(folder / config.KEY).read_bytes()], mode=PRIVATE)
+        fresh.replace(folder / config.KEY)
+        for name in (FEDERATION, MEMBERSHIP):  # it joins again
+            if (folder / name).exists():
+                (folder / name).replace(folder / f"{name}.old")
+        sync_folder(folder)
+        return line
+
+
+def admit(
+    folder: Path, line: str, role: Role, out: Path, *, passphrase: bytes | None = None, reuse_name: bool = False
+) -> str:
+    """Admit the node that has printed a request; write the bundle that it joins with, and return its name.
+
+    Args:
+        passphrase: of the admission key, if it is encrypted.
+        reuse_name: the name may be one that a former member had.
+
+    Raises:
+        ConfigurationError: there is no admission key here, its passphrase is wrong, the request is no good, or its name is
+            taken.
+    """
+    with as_configuration():
+        asked = Request.parse(line)
+        with adding(folder) as log:
+            admission = admission_key.load(folder, log, passphrase)
+            known = log.member(asked.name)
+            if known is None or known.key not in (asked.key, asked.replaces):
+                if log.refusal(asked.key) == "stranger":  # otherwise the key is what is wrong
+                    check_name_is_free(log, asked.name, reuse_name)
+                log.append(admission, "add", asked.name, asked.key, role)
+            elif known.key == asked.replaces:
+                log.append(admission, "replace", asked.name, asked.key)
+        replace_file(out, [encode_admission(Joined(log.file.data, log.encode())).encode()])
+    return asked.name
+
+
+def check_name_is_free(log: Membership, name: str, reuse: bool) -> None:
+    """Raise FederationError if a new member may not have a name.
+
+    Args:
+        reuse: it may be the name of a former member, under which peers may remember things.
+    """
+    if log.member(name) is not None:
+        raise FederationError(f"there is a member named {name} already")
+    if log.had(name) and not reuse:
+        raise FederationError(
+            f"{name} is the name of a former member, under which peers may remember things; take another name, or give it"
+            " again with --reuse-name"
+        )
+
+
+def revoke(folder: Path, name: str, passphrase: bytes | None = None) -> None:
+    """End a membership.
+
+    Args:
+        passphrase: of the admission key, if it is encrypted.
+
+    Raises:
+        ConfigurationError: there is no admission key here, its passphrase is wrong, or there is no such member.
+    """
+    with adding(folder) as log:
+        admission = admission_key.load(folder, log, passphrase)
+        member = log.member(name)
+        if member is None:
+            raise FederationError(f"there is no member named {name}; there are {', '.join(log.members)}")
+        log.append(admission, "remove", name, member.key)

@@ -1,0 +1,278 @@
+"""Agreement of a federation's members: the content of its signed file, and the consequences for a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from p2pfl.compression.codecs import make_codec
+from p2pfl.config import toml_config
+from p2pfl.config.local_options import check_shared
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.settings import Settings
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Robust
+from p2pfl.protocols.election.types import Timing
+from p2pfl.task import Task
+
+if TYPE_CHECKING:
+    from p2pfl.protocols.membership.federation_file import Federation
+
+AGREED = ("rounds", "seed", "members", "mode", "deadline", "adaptive", "max_staleness", "patience", "robust", "codec")
+Edges = Literal["all"] | tuple[tuple[str, str], ...]
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shared part of the members' models.
+
+    Attributes:
+        layout: fingerprint of the shared layout.
+        values: how many it has.
+        initial: hash of the initial ones.
+    """
+
+    layout: str
+    values: int
+    initial: str
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        edges: pairs of names that may exchange models; "all" lets everyone exchange with everyone.
+        rounds, ...: see p2pfl.node.folder.settings.Settings.
+    """
+
+    name: str
+    rounds: int
+    seed: int
+    members: int
+    mode: Literal["synchronous", "asynchronous"]
+    deadline: float
+    adaptive: bool
+    max_staleness: float
+    patience: int
+    robust: Robust
+    edges: Edges
+    task: dict[str, Any]
+    policy: dict[str, Any]
+    model: Model
+    codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
+
+
+Approve = Callable[[NodeConfig, Agreement], None]
+"""Raises ConfigurationError if a node's owner does not want what a federation asks for."""
+
+
+def approve_all(own: NodeConfig, agreement: Agreement) -> None:
+    """Want whatever a federation asks for."""
+
+
+def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
+    """Return the agreement of a federation whose members are all configured as this node.
+
+    Raises:
+        ConfigurationError: the task or the policy has an option that is a node's own business.
+    """
+    _check_options(config.task, config.policy)
+    settings = msgspec.to_builtins({key: getattr(config, key) for key in AGREED})
+    model = _model(task, task.initial(config.seed))
+    pairs = edges if edges == "all" else [list(pair) for pair in edges]
+    return {
+        "name": name,
+        **settings,
+        "edges": pairs,
+        "task": config.task,
+        "policy": config.policy,
+        "model": msgspec.to_builtins(model),
+    }
+
+
+def read(federation: Federation) -> Agreement:
+    """Return the agreement in a federation's signed file.
+
+    Raises:
+        ConfigurationError: it was made by another version of p2pfl, or says what makes no sense, or what is a node's own
+            business: a file of its machine, or its preference.
+    """
+    where = f"the federation {federation.name}"
+    agreement = toml_config.typed(where, federation.tables, Agreement)
+    for kind in ("task", "policy"):
+        toml_config.named(f"{where}: {kind}", getattr(agreement, kind))
+    msgspec.convert({key: getattr(agreement, key) for key in AGREED}, Settings, from_attributes=True).check()
+    if agreement.model.values < 1:
+        raise ConfigurationError(f"{where}: model.values must be 1 or more, got {agreement.model.values}")
+    try:
+        _check_options(agreement.task, agreement.policy)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    return agreement
+
+
+def _check_options(task: Mapping[str, Any], policy: Mapping[str, Any]) -> None:
+    name, options = toml_config.named("task", task)
+    check_shared("task", name, options)
+    check_shared("policy", "", toml_config.named("policy", policy)[1])
+
+
+def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
+    """Return the agreement of the federation that a node is to join; nothing is imported.
+
+    Raises:
+        ConfigurationError: as `read` and `applied`.
+    """
+    agreement = read(federation)
+    applied(own, agreement)
+    return agreement
+
+
+def applied(config: NodeConfig, agreement: Agreement) -> NodeConfig:
+    """Return a node's configuration with the values of the federation's agreement.
+
+    Raises:
+        ConfigurationError: the node's own configuration names another task or policy. What a federation names is never
+            imported unless the node's owner has named it too.
+    """
+    for kind in ("task", "policy"):
+        own, theirs = getattr(config, kind)["name"], getattr(agreement, kind)["name"]
+        if own != theirs:
+            raise ConfigurationError(
+                f"{kind} differs: this node's configuration names {own!r}, the federation {agreement.name} {theirs!r}"
+            )
+    values = {key: getattr(agreement, key) for key in (*AGREED, "task", "policy")}
+    return msgspec.structs.replace(config, **values)
+
+
+def same_model(agreement: Agreement, task: Task, initial: Parameters) -> None:
+    """Raise ConfigurationError if this node's task makes another model than the federation's."""
+    ours = _model(task, initial)
+    for key, words in (("values", "number of parameters"), ("layout", "layout"), ("initial", "initial model")):
+        mine, theirs = getattr(ours, key), getattr(agreement.model, key)
+        if mine != theirs:
+            layouts = f" (layouts {ours.layout} and {agreement.model.layout})" if key == "values" else ""
+            raise ConfigurationError(
+                f"the {words} differs: this node's task makes {mine}, the federation's {theirs}{layouts}"
+            )
+
+
+def _model(task: Task, initial: Parameters) -> Model:
+    layout = task.layout
+    return Model(layout.shared.fingerprint.hex(), layout.shared.size, digest(layout.cut(initial)))
+
+
+def check_edges(edges: Sequence[Sequence[str]]) -> Edges:
+    """Return pairs of names as edges.
+
+    Raises:
+        ConfigurationError: one is no pair of two different names.
+    """
+    for pair in edges:
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise ConfigurationError(f"an edge is a pair of two names such as alice-bob, not {'-'.join(pair)!r}")
+    return tuple((pair[0], pair[1]) for pair in edges)
+
+
+LARGEST_LIST = 2**20  # bytes of a file of edges
+
+
+def read_edges(path: Path) -> list[list[str]]:
+    """Return the pairs of names in a file: two on each line, with blanks or a comma between them; from `#` on is a comment.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is too large; `check_edges` looks at the pairs.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_LIST + 1)
+        text = content.decode()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: it is not UTF-8 text") from error
+    if len(content) > LARGEST_LIST:
+        raise ConfigurationError(f"{path} has more than {LARGEST_LIST} bytes")
+    pairs = [line.partition("#")[0].replace(",", " ").split() for line in text.splitlines()]
+    return [pair for pair in pairs if pair]
+
+
+def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
+    """Return with which of the members a node may exchange models."""
+    others = set(members) - {name}
+    if edges == "all":
+        return others
+    return others & {b if a == name else a for a, b in edges if name in (a, b)}
+
+
+def terms(
+    layout: Layout, settings: Settings, initial: str, edges: Edges = "all", timing: Timing | None = None
+) -> dict[str, str]:
+    """Return in words the settings that both ends of a link must share: decisions, their times and inputs, and failures.
+
+    Args:
+        timing: of the elections, where the policy is coordinated.
+
+    The list follows tables 6.2 and 6.3 of Hartmann, Multi-objective learning in federation (University of Luxembourg, 2026):
+    what a protocol of federated learning should make known before models are exchanged.
+    """
+    synchronous = settings.mode == "synchronous"
+    waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
+    topology = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
+    coordinated = {} if timing is None else _coordinated(timing)
+    return {
+        "system topology": f"no server; {topology}",
+        "coordinator": "none",
+        "layout": f"{layout.size} values in {len(layout.shapes)} tensors ({layout.fingerprint.hex()})",
+        "initial model": initial,
+        "seed": str(settings.seed),
+        "round mode": settings.mode,
+        "rounds": str(settings.rounds),
+        "local submission trigger": "the end of a round's training, and a peer's request",
+        "local submission format": make_codec(*toml_config.named("codec", settings.codec)).words,
+        "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
+        "joint aggregation behaviour": "none; every node aggregates for itself",
+        "integration of a received model": "as the policy says, in place of the local model",
+        "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
+        "failure handling": f"{waits}, goes on without a silent peer until it is heard",
+        "robust aggregation": settings.robust,
+        "early stopping": f"after {settings.patience} rounds" if settings.patience else "never",
+    } | coordinated
+
+
+def _coordinated(timing: Timing) -> dict[str, str]:
+    """Return the settings that differ where the policy has a coordinator."""
+    times = f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
+    return {
+        "coordinator": f"elected by a majority of the members; {times}",
+        "local submission trigger": "the end of a round's training",
+        "local aggregation behaviour": "takes what the coordinator assigns",
+        "joint aggregation behaviour": "the policy's step, made by the coordinator of what has come after half of the wait",
+        "model collection": "submitted to the coordinator, whatever the topology is",
+    }
+
+
+def describe(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return a configuration table in words, such as {"policy.tau": "30.0"}; a long value by its hash."""
+    words = {}
+    for key, value in options.items():
+        text = repr(value)
+        if len(text) > LONGEST_TERM:
+            text = f"{text[:40]}... ({_hash(text)})"
+        words[f"{prefix}.{key}"[:64]] = text
+    return words
+
+
+LONGEST_TERM = 200
+
+
+def digest(params: Parameters) -> str:
+    """Return the hash of a model's shared part, as it is written in the federation's file."""
+    return sha256(params.tobytes()).hexdigest()
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]

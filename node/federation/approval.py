@@ -1,0 +1,82 @@
+"""Comparison of a federation's options with the configuration of a node that is to join."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from p2pfl.config import toml_config
+from p2pfl.config.registry import resolve
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation.agreement import Agreement
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.runtime.loading import find_own_modules
+from p2pfl.policies import POLICIES
+from p2pfl.system.printable import printable
+from p2pfl.task import TASKS
+
+NOTHING = "nothing"
+_KINDS: Mapping[str, tuple[Mapping[str, str], str]] = {
+    "task": (TASKS, "p2pfl.tasks"),
+    "policy": (POLICIES, "p2pfl.policies"),
+}
+
+
+class Difference(NamedTuple):
+    """An option that a federation has otherwise than a node's configuration.
+
+    Attributes:
+        key: such as "task.samples".
+        theirs, ours: in words; `NOTHING` where there is neither a value nor a default.
+    """
+
+    key: str
+    theirs: str
+    ours: str
+
+
+def summary(agreement: Agreement) -> list[str]:
+    """Return a federation's settings as lines for people."""
+    lines = [f"the federation {agreement.name} asks for:"]
+    for kind in _KINDS:
+        name, options = toml_config.named(kind, getattr(agreement, kind))
+        words = ", ".join(f"{printable(key)} = {value!r}" for key, value in options.items())
+        lines.append(f"  {kind} {printable(name)}{': ' + words if words else ''}")
+    values = agreement.model.values
+    return [*lines, f"  a model of {values:,} values ({4 * values / 1e6:,.2f} MB), {agreement.rounds} rounds"]
+
+
+def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Difference]:
+    """Return which options of task and policy a federation has otherwise than a node's configuration.
+
+    An option that one of them does not have counts with the default of the task or policy, which is imported for that: its
+    owner has named it too (see p2pfl.node.federation.agreement.applied).
+    """
+    found = []
+    for kind in _KINDS:
+        name, theirs = toml_config.named(kind, getattr(agreement, kind))
+        _, ours = toml_config.named(kind, getattr(own, kind))
+        if theirs == ours:
+            continue
+        find_own_modules(folder, own)
+        default = _defaults(kind, name)
+        for key in sorted({*theirs, *ours}):
+            here, there = (options.get(key, default.get(key, Parameter.empty)) for options in (ours, theirs))
+            if here != there:
+                found.append(Difference(printable(f"{kind}.{key}"), _shown(there), _shown(here)))
+    return found
+
+
+def _defaults(kind: str, name: str) -> dict[str, Any]:
+    """Return the options of a task or policy that have a default; none where it cannot be imported."""
+    try:
+        parameters = signature(resolve(kind, name, *_KINDS[kind])).parameters.values()
+    except (ConfigurationError, ValueError):
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not Parameter.empty}
+
+
+def _shown(value: Any) -> str:
+    return NOTHING if value is Parameter.empty else repr(value)

@@ -1,0 +1,119 @@
+"""Answers of a running node to newcomers that bring a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import admission_key, passphrases
+from p2pfl.node.federation.admission import adding
+from p2pfl.node.federation.invitations import Clock, boot_clock
+from p2pfl.node.federation.token_redeemer import TokenRedeemer
+from p2pfl.node.peering.links.newcomers import JoinReply
+from p2pfl.protocols.addresses import network
+from p2pfl.protocols.errors import FederationError, IdentityError, ProtocolError
+from p2pfl.protocols.membership.federation_file import NAME
+from p2pfl.protocols.membership.invitation import Join, Joined, JoinRefused, decode_join, encode_join
+from p2pfl.protocols.membership.log import LIMIT, Membership
+from p2pfl.protocols.rate_limit import Allowance
+
+AT_ONCE = 4  # requests of newcomers in work; with more, the others are refused as "busy"
+REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and how many more each second
+
+
+class InvitationService:
+    """Answers newcomers that bring a token to a running node.
+
+    A refusal costs one small file and a look at the memory. Files are read and written in threads: neither a slow disk
+    nor another process that holds the lock of the log keeps the node from its other work.
+
+    Args:
+        membership: the node's. It gets an entry once that is on the disk, and its callbacks pass it on.
+        booted: returns seconds since the machine was started.
+    """
+
+    def __init__(
+        self,
+        redeemer: TokenRedeemer,
+        membership: Membership,
+        *,
+        booted: Clock = boot_clock,
+    ) -> None:
+        self._redeemer = redeemer
+        self._membership = membership
+        self._booted = booted
+        self._working = 0
+        self._refusals = Allowance(RECOVERY, REFUSALS)
+
+    async def answer(self, key: bytes, frame: bytes, host: str) -> JoinReply:
+        """Return the answer to a newcomer that has proven `key` and asks to join.
+
+        Args:
+            host: an IP address; or, as of a broker, any other text for those whose address is not known.
+        """
+        who, now = network(host), self._booted()
+        if self._working >= AT_ONCE or self._refusals.left(who, now) < 1:
+            return _refusal(ProtocolError("busy", "too many questions of newcomers; try again in a while"))
+        self._working += 1
+        try:
+            if await self._admit(key, decode_join(frame)):
+                self._refusals.take(who, now)  # the long answer once more
+        except ProtocolError as error:
+            self._refusals.take(who, now)
+            return _refusal(error)
+        except (FederationError, IdentityError, ConfigurationError, OSError) as error:
+            self._refusals.take(who, now)
+            refused = JoinRefused("the inviting node cannot do it now; its owner can see why")
+            return JoinReply(encode_join(refused), "join failed", str(error))
+        finally:
+            self._working -= 1
+        return JoinReply(encode_join(Joined(self._membership.file.data, self._membership.encode())))
+
+    async def _admit(self, key: bytes, join: Join) -> bool:
+        """Make a newcomer a member; return whether it was one already, and has lost the answer."""
+        if not NAME.fullmatch(join.name):
+            raise ProtocolError("malformed", "a name has letters, digits, '.', '_' and '-', 64 at most")
+        redeemer = self._redeemer
+        note = await asyncio.to_thread(redeemer.read_note, join.secret)
+        if redeemer.has_news():  # a command has added something, or this node has not read the file yet
+            await self._with_log(redeemer.read_news)
+        if redeemer.may_come_back(note, self._membership, key, join.name):
+            return True
+        await self._with_log(partial(redeemer.redeem, key=key, join=join))
+        return False
+
+    async def _with_log(self, work: Callable[[Membership], None]) -> None:
+        """Do file work in a thread, with a copy of the log, and take in its new entries."""
+        log = self._membership.copy()
+        await asyncio.to_thread(work, log)
+        self._membership.extend(log.after(self._membership.epoch, LIMIT))
+
+
+def _refusal(error: ProtocolError) -> JoinReply:
+    return JoinReply(encode_join(JoinRefused(str(error)[:256])), error.cause, str(error))
+
+
+def open_service(
+    folder: Path, membership: Membership, passphrase_file: str, say: Callable[[str], None]
+) -> InvitationService | None:
+    """Return the service of a node, and let newcomers ask; None if it has no admission key, or cannot decrypt it.
+
+    Args:
+        say: prints a line if the key cannot be decrypted.
+    """
+    if not admission_key.may_admit(folder):
+        return None
+    try:
+        passphrase = None
+        if admission_key.is_encrypted(folder):
+            passphrase = passphrases.present(folder / admission_key.ADMISSION, passphrase_file)
+            with adding(folder) as log:
+                admission_key.load(folder, log, passphrase)
+    except ConfigurationError as error:
+        say(f"this node cannot answer tokens: {error}; p2pfl-node admit still works")
+        return None
+    membership.invites = True
+    return InvitationService(TokenRedeemer(folder, passphrase), membership)

@@ -1,0 +1,172 @@
+"""Become a member: dial the inviting node, show it the token, and keep the federation's files that it answers with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import admission
+from p2pfl.node.federation.agreement import Approve, approve_all
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.folder import config
+from p2pfl.node.folder.config import BROKERS, NodeConfig
+from p2pfl.node.runtime.connectivity import BROKER, own_addresses, through_broker
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.invitation import (
+    MOST_ADDRESSES,
+    Invitation,
+    Join,
+    Joined,
+    JoinRefused,
+    decode_answer,
+    encode_join,
+)
+from p2pfl.protocols.transport import Link, Transport
+from p2pfl.protocols.transports.tls import TlsTransport
+from p2pfl.protocols.transports.tls_link import ANSWER
+from p2pfl.system.printable import printable
+
+ANSWERING = 20.0  # seconds for the answer
+PAUSE = 2.0  # seconds until a node is asked again that has too many questions to answer
+
+
+class _NoMember:
+    """Gate of a node that is no member yet: it lets nobody in."""
+
+    epoch = 0
+    invites = False
+
+    def __init__(self, federation: bytes) -> None:
+        self.federation = federation
+
+    def refusal(self, key: bytes) -> str:
+        return "stranger"
+
+    def after(self, epoch: int, limit: int) -> bytes:
+        return b""
+
+    def extend(self, entries: bytes) -> int:
+        return 0
+
+
+class _AnswerWaiter:
+    """Waits for one answer."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def received(self, link: Link, frame: memoryview) -> None:
+        if not self.answer.done():
+            self.answer.set_result(bytes(frame))
+
+    def drained(self, link: Link) -> None: ...
+
+    def lost(self, link: Link, reason: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(TransportError(reason))
+
+    def refused(self, cause: str, detail: str) -> None: ...
+
+
+def addresses(folder: Path, given: Sequence[str]) -> list[str]:
+    """Return the addresses that an invited node dials: as given, or as configured, or those of this machine.
+
+    Raises:
+        ConfigurationError: nobody else could reach it there, or one is malformed.
+    """
+    own = config.load(folder)
+    try:
+        for address in given:
+            if not BROKERS.match(address):
+                split_address(address)
+        _, port = split_address(own.listen)
+    except AddressError as error:
+        raise ConfigurationError(str(error)) from error
+    if given:
+        return list(given)
+    if not port:
+        raise ConfigurationError("node.toml listens on port 0, which is another one at every start; name a port")
+    found = own_addresses(own, own.listen)
+    if own.broker:
+        found.append(_without_user(own.broker))
+    if not found:
+        raise ConfigurationError("this machine has no address that others could reach; name one with --address")
+    return [*found[: MOST_ADDRESSES - 1], found[-1]] if len(found) > MOST_ADDRESSES else found
+
+
+def _without_user(broker: str) -> str:
+    """Return a broker's URL without its user: the one who joins logs in as itself."""
+    scheme, _, rest = broker.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def join(folder: Path, token: str, approve: Approve = approve_all) -> str:
+    """Become a member, with a token or an admission; return the federation's name.
+
+    Args:
+        approve: is asked before anything is kept.
+
+    Raises:
+        ConfigurationError: the token is wrong or for a node of another name, no node answers, the inviting node refuses, or
+            the federation has another task or policy than this node's configuration names, asks for what it may not, or is
+            not approved.
+    """
+    own = config.load(folder)
+    if load_federation(folder) is not None:
+        raise ConfigurationError(f"{folder} belongs to a federation already; a node belongs to one")
+    try:
+        identity = Identity.load(folder / config.KEY)
+        if not token.lstrip().startswith("p2pfl-invite-"):
+            return admission.accept_bundle(folder, token, own, identity.public, approve=approve)
+        invitation = Invitation.parse(token)
+        if invitation.member != own.name:
+            raise ConfigurationError(
+                f"the token is for a node named {invitation.member}; {folder / config.CONFIG} names this one {own.name}"
+            )
+        joined = asyncio.run(_ask(invitation, identity, own))
+        return admission.accept(folder, joined, invitation, own, identity.public, approve=approve)
+    except (FederationError, IdentityError, TransportError) as error:
+        raise ConfigurationError(f"cannot join: {error}") from error
+
+
+async def _ask(invitation: Invitation, identity: Identity, own: NodeConfig) -> Joined:
+    """Ask the inviting node at each of its addresses, and again while it has too many questions to answer."""
+    problems = []
+    for address in invitation.addresses:
+        try:
+            async with asyncio.timeout(ANSWERING):
+                while isinstance(answer := await _ask_at(address, invitation, identity, own), JoinRefused):
+                    if not answer.reason.startswith("busy"):
+                        raise ConfigurationError(f"cannot join: {printable(answer.reason)}")
+                    await asyncio.sleep(PAUSE)
+                return answer
+        except (TransportError, TimeoutError) as error:
+            problems.append(str(error) or f"{address} does not answer, or is busy")
+    raise TransportError(f"the inviting node must be running, and be reached: {'; '.join(problems)}")
+
+
+async def _ask_at(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> Joined | JoinRefused:
+    waiter = _AnswerWaiter()
+    transport, where = _transport_for(address, invitation, identity, own)
+    try:
+        if isinstance(transport, TlsTransport):
+            transport.use(waiter)
+        else:
+            await transport.listen(waiter)
+        link = await transport.dial(where, invitation.inviter, joining=True)
+        link.send([encode_join(Join(invitation.secret, own.name))])
+        return decode_answer(await waiter.answer)
+    finally:
+        await transport.close()
+
+
+def _transport_for(address: str, invitation: Invitation, identity: Identity, own: NodeConfig) -> tuple[Transport, str]:
+    """Return a transport for one of the addresses of an invitation, and the address to dial with it."""
+    gate = _NoMember(invitation.federation)
+    if not address.startswith("mqtt"):
+        return TlsTransport("127.0.0.1:0", identity, gate, ANSWER), address
+    return through_broker(own.broker or address, identity, gate, ANSWER, greeting=ANSWER), BROKER

@@ -1,0 +1,156 @@
+"""A node's federation on the disk: its signed file, and the membership log, which commands and a running node both write.
+
+federation.toml     what the members have agreed on, signed
+membership          the log of who is one, signed entry by entry
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.log import Membership, count_entries
+from p2pfl.system.atomic_files import (
+    LOCK_PATIENCE,
+    PRIVATE,
+    DamagedFileError,
+    exclusive,
+    read_sealed,
+    reason,
+    replace_file,
+    write_sealed,
+)
+from p2pfl.system.failpoints import reached
+
+FEDERATION, MEMBERSHIP = "federation.toml", "membership"
+_MAGIC = b"p2pfl membership 1\n"
+_NO_FILE = 0, 0, 0
+
+
+class MembershipFile:
+    """The membership log on the disk. Of what several processes write, nothing is lost.
+
+    Args:
+        patience: seconds to wait for another process that writes.
+
+    Attributes:
+        epoch: the number of entries in the file, when it was last read or written.
+    """
+
+    def __init__(self, folder: Path, patience: float = LOCK_PATIENCE) -> None:
+        self.epoch = 0
+        self._path = folder / MEMBERSHIP
+        self._patience = patience
+        self._seen = _NO_FILE
+
+    def save(self, membership: Membership) -> None:
+        """Write the log; when this returns it is on the disk. `membership` takes in what other processes have added.
+
+        Raises:
+            OSError: it cannot be written, or another process holds the lock.
+            ConfigurationError: what is there is damaged, or differs.
+        """
+        with self.adding(membership):
+            pass
+
+    @contextmanager
+    def adding(self, membership: Membership) -> Iterator[None]:
+        """Let `membership` be added to while no other process adds to the log. It begins with what is on the disk.
+
+        When the block ends, what was added is on the disk. An error in the block leaves the file as it was.
+
+        Raises:
+            OSError: it cannot be written, or another process holds the lock.
+            ConfigurationError: what is there is damaged, or differs.
+        """
+        with exclusive(self._path.with_name(self._path.name + ".lock"), self._patience):
+            self.merge(membership)
+            yield
+            if membership.epoch > self.epoch:
+                write_sealed(self._path, _MAGIC, membership.encode())
+                self.epoch, self._seen = membership.epoch, self._stamp()
+                reached("membership-saved")
+
+    def merge(self, membership: Membership) -> None:
+        """Take in what is on the disk, if that may be new. Only new entries are verified.
+
+        Raises:
+            ConfigurationError: it cannot be read, is damaged, is the log of another federation, or differs.
+        """
+        stamp = self._stamp()  # before it is read: what is written in between is read again
+        if stamp == self._seen and membership.epoch >= self.epoch:
+            return
+        try:
+            content = read_sealed(self._path, _MAGIC)
+        except FileNotFoundError:
+            self.epoch = 0
+            return
+        except DamagedFileError as error:
+            raise ConfigurationError(str(error)) from error
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {self._path}: {reason(error)}") from error
+        try:
+            membership.extend(content)
+            self.epoch, self._seen = count_entries(content), stamp
+        except ProtocolError as error:
+            raise ConfigurationError(f"{self._path}: {error}") from error
+
+    def changed(self) -> bool:
+        """Return whether the file may hold what this object has neither read nor written."""
+        return self._stamp() != self._seen
+
+    def _stamp(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return _NO_FILE
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def load_federation(folder: Path) -> Membership | None:
+    """Return the membership of a node's federation, or None if it belongs to none.
+
+    Raises:
+        ConfigurationError: a file is damaged, missing, or of another federation.
+    """
+    try:
+        data = (folder / FEDERATION).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {folder / FEDERATION}: {reason(error)}") from error
+    try:
+        membership = Membership(Federation.parse(data))
+    except FederationError as error:
+        raise ConfigurationError(f"{folder / FEDERATION}: {error}") from error
+    if not (folder / MEMBERSHIP).exists():
+        raise ConfigurationError(f"{folder / MEMBERSHIP} is missing; bring it back, or join again in a new folder")
+    MembershipFile(folder).merge(membership)
+    return membership
+
+
+def member_of(folder: Path) -> Membership:
+    """Return the membership of a node's federation.
+
+    Raises:
+        ConfigurationError: as `load_federation`, or the node belongs to none.
+    """
+    membership = load_federation(folder)
+    if membership is None:
+        raise ConfigurationError(f"{folder} belongs to no federation; p2pfl-node federation create makes one")
+    return membership
+
+
+def write_federation(folder: Path, membership: Membership) -> None:
+    """Make a node a member: keep its federation's log, and then the file that says that it has one.
+
+    Raises:
+        OSError: a file cannot be written.
+        ConfigurationError: there is another log already.
+    """
+    MembershipFile(folder).save(membership)
+    replace_file(folder / FEDERATION, [membership.file.data], mode=PRIVATE)

@@ -1,0 +1,100 @@
+"""Synchronisation of a node's peers with its membership log, and of the log with its file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile
+from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.runtime.loading import Setup
+from p2pfl.protocols.membership.log import LIMIT
+from p2pfl.system.atomic_files import Tries
+
+LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs, and between attempts to write
+
+
+class RevokedError(ConfigurationError):
+    """This node is no member of its federation any more."""
+
+
+class Members:
+    """Keeps a node's membership log, its file, its peers and its elections alike.
+
+    Args:
+        key: the public one of this node.
+        neighbourhood: derives from the log who is a peer, and who elects.
+        contacts: the peers.
+        electing: this node's part in elections, where its policy is coordinated.
+        say: prints a line about each member that comes or goes.
+    """
+
+    def __init__(
+        self,
+        ready: Setup,
+        key: bytes,
+        neighbourhood: Neighbourhood,
+        contacts: PeerManager,
+        electing: Electing | None = None,
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        assert ready.membership is not None
+        self._key = key
+        self._log = ready.membership
+        self._neighbourhood = neighbourhood
+        self._contacts = contacts
+        self._electing = electing
+        self._file = MembershipFile(ready.folder)
+        self._tries = Tries(ready.folder / MEMBERSHIP, "the membership log", say)
+        self._grown = asyncio.Event()
+        self._say = say
+        self._log.on_change.append(self._changed)
+
+    async def run(self) -> None:
+        """Keep the log and its file alike, for ever: commands write to the file, and peers tell of entries.
+
+        What cannot be written is kept in memory, and written as soon as that is possible.
+
+        Raises:
+            Revoked: this node is no member any more.
+        """
+        while True:
+            self._grown.clear()
+            if self._file.changed() or self._file.epoch != self._log.epoch:
+                await self._synchronise()
+            if self._log.refusal(self._key):
+                raise RevokedError("this node was revoked: it is no member of its federation any more")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOKING):
+                    await self._grown.wait()
+
+    async def _synchronise(self) -> None:
+        """Take in what is in the file, and write what is not. The node does other things in the meantime."""
+        whole = self._log.copy()
+        await asyncio.to_thread(self._file.merge, whole)
+        if whole.epoch != self._file.epoch:
+            with self._tries.go_on():
+                await asyncio.to_thread(self._file.save, whole)
+        self._log.extend(whole.after(self._log.epoch, LIMIT))
+
+    def _changed(self) -> None:
+        """Act on new entries of the log, pass them on to the peers, and have them written."""
+        contacts = self._contacts
+        self._grown.set()
+        now = self._neighbourhood.members()
+        for name, peer in list(contacts.peers.items()):
+            if name not in now or now[name].key != peer.key:
+                contacts.remove(name, "revoked")
+                self._say(f"{name} is no member any more, since epoch {self._log.epoch} at the latest")
+        for name, member in now.items():
+            if name not in contacts.peers:
+                contacts.add(name, member, self._neighbourhood.learned_from(name))
+                self._say(f"{name} is a member, since epoch {self._log.epoch} at the latest")
+        if self._electing is not None:
+            self._electing.change(self._neighbourhood.electorate())
+        contacts.gossip_membership()

@@ -1,0 +1,267 @@
+"""A node's folder, for its owner only: its configuration, its key, and its state.
+
+node.toml     written by `init`, edited by its owner
+key.pem       the private key, mode 0600
+federation.toml, membership   what the members have agreed on, and who they are: signed (see p2pfl.node.federation.admission)
+checkpoint    the state after the last round; beside it the two before
+boot          how often the node has started; beside it the count before
+vote          the newest term of an election and this node's vote in it (see p2pfl.node.coordination.election_runner), where
+there are elections status.json   what `status` shows
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2pfl.config import toml_config
+from p2pfl.config.registry import locate
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder import incarnation
+from p2pfl.node.folder.settings import Settings
+from p2pfl.policies import POLICIES
+from p2pfl.policy import Budget, Robust
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.errors import AddressError, IdentityError
+from p2pfl.protocols.identity import Identity
+from p2pfl.system.atomic_files import PRIVATE, PRIVATE_FOLDER, replace_file
+from p2pfl.task import TASKS, Part
+
+CONFIG, KEY, CHECKPOINT, BOOT, STATUS = "node.toml", "key.pem", "checkpoint", "boot", "status.json"
+VOTE = "vote"
+BROKERS = re.compile(r"mqtts?://[^/\s]+")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Content of node.toml. For a member, the federation's agreement replaces the settings that all must have alike.
+
+    Attributes:
+        name: by which the federation knows this node.
+        listen: host:port; without a host, on all addresses.
+        advertise: addresses by which others reach this node, if they are not those of this machine.
+        part: which part of a task's built-in data is this node's, such as "0/3".
+        data: a file of the node's own, for tasks that take one.
+        root: the folder of the data sets, for tasks that read them, if it is not the environment variable P2PFL_DATA.
+        initial: a safetensors file to start from, for tasks that take one; all nodes of a federation need the same content.
+        preference: the node's own weights of a task's objectives, for tasks of several; nobody is told.
+        passphrase_file: a file with the passphrase of the admission key, where that is here and encrypted.
+        mdns: whether to look for members on the local network, and be found there.
+        direct: whether to listen, and to dial members where they can be reached without the broker.
+        broker: an MQTT broker through which members may be reached, "mqtt://host:1883" or "mqtts://host:8883".
+        status_port: where a browser, and Prometheus, may see what the node does (see p2pfl.node.status.endpoints); 0 takes
+            a free
+            port, -1 shows nothing.
+        status_host: an address of this machine for it; one that is not on loopback shows it to others.
+        task, policy: each a table with a `name`, and options.
+        budget: what this node may receive; models beyond it are left out.
+        addresses: of members, by name, that need not be looked for.
+    """
+
+    name: str
+    listen: str
+    advertise: tuple[str, ...] = ()
+    part: str = "0/1"
+    data: str = ""
+    root: str = ""
+    initial: str = ""
+    preference: tuple[float, ...] = ()
+    passphrase_file: str = ""
+    mdns: bool = True
+    direct: bool = True
+    broker: str = ""
+    robust: Robust = "median-clip"
+    status_port: int = -1
+    status_host: str = "127.0.0.1"
+    task: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "digits"})
+    policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "dac"})
+    budget: Budget = Budget()
+    addresses: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def check(self) -> None:
+        super().check()
+        for name in (self.name, *self.addresses):
+            check_name(name)
+        Part.parse(self.part)
+        locate("task", toml_config.named("task", self.task)[0], TASKS, "p2pfl.tasks")
+        if "preference" in self.task:
+            raise ConfigurationError(
+                "task.preference would be told to the other members, as all of the task's options are; write"
+                " preference = [...] outside of the table [task]"
+            )
+        if "root" in self.task:
+            raise ConfigurationError(
+                "task.root is a folder of this machine, and the task's options are agreed on with the other members; write"
+                ' root = "..." outside of the table [task]'
+            )
+        locate("policy", toml_config.named("policy", self.policy)[0], POLICIES, "p2pfl.policies")
+        try:
+            for address in (self.listen, *self.advertise, *self.addresses.values()):
+                split_address(address)
+        except AddressError as error:
+            raise ConfigurationError(str(error)) from error
+        if not -1 <= self.status_port < 65536:
+            raise ConfigurationError(f"status_port must be from 0 to 65535, or -1 for none, got {self.status_port}")
+        if not self.status_host:
+            raise ConfigurationError("status_host must be an address of this machine, such as 127.0.0.1")
+        if self.status_port < 0 and self.status_host != "127.0.0.1":
+            raise ConfigurationError("status_host shows nothing without status_port, such as --status-port 4180")
+        if self.broker and not BROKERS.fullmatch(self.broker):
+            raise ConfigurationError("broker is not of the form mqtt://host:1883")
+
+    def task_options(self) -> dict[str, Any]:
+        """Return the options of the task, with the node's own files and preference if it has them."""
+        _, options = toml_config.named("task", self.task)
+        own = {"data": self.data, "root": self.root, "initial": self.initial, "preference": self.preference}
+        return options | {key: value for key, value in own.items() if value}
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigurationError for a name that is not fit for files, logs and tables."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"name {name!r} may have letters, digits, '.', '_' and '-' only, 64 at most")
+
+
+def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
+    """Read the configuration in a node's folder, with "key=value" changes applied.
+
+    Raises:
+        ConfigurationError: it is missing or wrong.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        raise ConfigurationError(f"{folder} is not a node's folder: it has no {CONFIG}; make one with p2pfl-node init")
+    config = toml_config.typed(str(path), toml_config.changed(toml_config.read(path), changes), NodeConfig)
+    with said_of(path):
+        config.check()
+    return config
+
+
+@contextmanager
+def said_of(path: Path) -> Iterator[None]:
+    """Name the file in a ConfigurationError that its content raises."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def create(
+    folder: Path,
+    name: str,
+    listen: str = ":4100",
+    part: str = "0/1",
+    *,
+    task: str = "digits",
+    policy: str = "dac",
+    data: str = "",
+    broker: str = "",
+    root: str = "",
+) -> Identity:
+    """Make a node's folder, for its owner only, with a key and a configuration for the owner to complete.
+
+    Raises:
+        ConfigurationError: the folder holds a node already, or cannot be made, or the configuration would be wrong; then
+            nothing is written. (A "package.module:factory" need not exist yet.)
+    """
+    own = NodeConfig(name=name, listen=listen, part=part, data=data, broker=broker, root=root)
+    msgspec.structs.replace(own, task={"name": task}, policy={"name": policy}).check()
+    if (folder / CONFIG).exists():
+        raise ConfigurationError(f"{folder} holds a node already")
+    values = {"name": name, "listen": listen, "part": part, "data": data, "root": root, "broker": broker}
+    values |= {"task": task, "policy": policy}
+    text = _TEMPLATE.format(**{key: json.dumps(value) for key, value in values.items()})
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        identity = Identity.create(folder / KEY)
+        replace_file(folder / CONFIG, [text.encode()], mode=PRIVATE)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make {folder}: {error.strerror}") from error
+    except IdentityError as error:
+        raise ConfigurationError(str(error)) from error
+    return identity
+
+
+def open_to_others(folder: Path) -> str:
+    """Return the access that other users of this machine have to a node's folder, and the command that ends it; or "".
+
+    They can neither read nor lock a file in a folder of mode 0700, whatever the mode of the file.
+    """
+    if os.name != "posix":
+        return ""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError:
+        return ""
+    if not mode & 0o077:
+        return ""
+    return f"other users of this machine can enter {folder} (mode {mode:04o}); run: chmod -R go= {folder}"
+
+
+def next_boot(folder: Path, say: Callable[[str], None] = lambda line: None) -> int:
+    """Count a start of this node (see p2pfl.node.folder.incarnation.count_start)."""
+    return incarnation.count_start(folder / BOOT, say)
+
+
+_TEMPLATE = """\
+# A p2pfl node.
+
+name = {name}        # by which the others know this node
+listen = {listen}          # host:port for other members; without a host, on all addresses of this machine
+advertise = []             # addresses by which others reach this node, if not by those of this machine
+part = {part}               # which part of a built-in data set is this node's
+data = {data}                  # its own data: data.npz or data.csv for "classification", a schema file for "fairness"
+root = {root}                  # the folder of published data sets, if it is not the environment variable P2PFL_DATA
+initial = ""               # a safetensors file to start from, for a task that takes one; the same content at all nodes
+preference = []            # the node's own weights of the task's objectives, if it has several; nobody is told
+passphrase_file = ""       # a file with the passphrase of the admission key, where that is here and encrypted
+device = "cpu"             # cpu, cuda, mps, or auto
+mdns = true                # look for members on the local network, and be found there
+direct = true              # listen, and dial members that can be reached without the broker
+broker = {broker}                # an MQTT broker for members that cannot reach each other, mqtt://host:1883
+status_port = -1           # where browsers and Prometheus see what the node does, such as 4180; 0 takes a free one, -1 none
+status_host = "127.0.0.1"  # and at which address of this machine: one that others reach shows it to them
+evaluate_every = 1         # rounds between evaluations on validation and test data; 0 evaluates the last model only
+
+# What follows is the federation's business: `federation create` takes it from here, and a node that joins takes it from
+# the federation's signed file, whatever it says here. But a task and a policy are run only if they are named here too, and
+# files and the preference are taken from above only.
+
+rounds = 10                # how often the node trains and learns with peers
+seed = 0                   # with the name, the round and the purpose it makes every random draw
+members = 1                # how many, this node included, must be there before the first round
+mode = "synchronous"       # wait for models of the same round; "asynchronous" takes the newest that there is
+deadline = 30.0            # seconds to wait for a peer before going on without it
+adaptive = true            # wait no longer than a few times what a peer usually takes
+max_staleness = inf        # seconds; an asynchronous node leaves out models that are older
+robust = "median-clip"     # against members that lie: clip their models to the median distance; "none" takes all as it comes
+patience = 0               # rounds without a better validation loss before learning stops; 0 never
+
+[task]
+name = {task}            # digits, images, ... (init --help names all), or your own "package.module:factory"
+
+[policy]
+name = {policy}               # dac, dpfl, fedpref, ... (init --help names all), or your own "package.module:factory"
+
+[codec]                    # how models travel
+name = "float32"           # as they are; float16, bfloat16, int8, top-k
+
+# The rest is this node's own business again.
+
+[budget]                   # what it may receive, whatever the policy asks for; 0 is no limit
+models = 0                 # models in a round
+held = 0                   # received models that are held at once
+bytes = 0                  # bytes of models in a round
+
+[addresses]                # of members that need not be looked for
+# bob = "192.168.1.6:4100"
+"""

@@ -1,0 +1,81 @@
+"""How often a node has started. With it the numbers of its messages are never used twice.
+
+The count is in a sealed file, and the one before it in another beside it: where the newest is damaged, the node goes on
+from a number far beyond what it can have held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl.system.failpoints import reached
+
+MAGIC = b"p2pfl boot 1\n"
+JUMP = 2**20  # starts that a damaged file may have counted since the one before it
+
+
+def count_start(path: Path, say: Callable[[str], None] = lambda line: None) -> int:
+    """Count a start and return how many there were, this one included; when it returns, the count is on the disk.
+
+    Args:
+        path: the newest count; the one before it is beside it.
+        say: is told when a damaged count was made up for.
+
+    Raises:
+        ConfigurationError: no count is whole, or it cannot be read or written.
+    """
+    before = path.with_name(f"{path.name}.1")
+    try:
+        last = _last(path, before, say)
+        _write(before, last)
+        _write(path, last + 1)
+    except OSError as error:
+        raise ConfigurationError(f"cannot count this start in {path}: {reason(error)}") from error
+    reached("boot-counted")
+    return last + 1
+
+
+def count_past(path: Path, known: int) -> None:
+    """Have the next start count far more than `known`, which another process with this node's key has counted.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    try:
+        _write(path, known + JUMP)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {reason(error)}") from error
+
+
+def _last(path: Path, before: Path, say: Callable[[str], None]) -> int:
+    """Return a number that is not less than any that was counted; 0 if there was none."""
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        if not before.exists():
+            return 0
+    except DamagedFileError:
+        pass
+    try:
+        last = _read(before) + JUMP
+    except (FileNotFoundError, DamagedFileError):
+        raise ConfigurationError(
+            f"{path} is damaged, and there is no whole {before.name} beside it: nobody knows which numbers this node's"
+            " messages have had. Make a new node with p2pfl-node init, with a key of its own"
+        ) from None
+    say(f"{path} is damaged or missing: counting on from {last}, which is beyond it")
+    return last
+
+
+def _read(path: Path) -> int:
+    content = read_sealed(path, MAGIC)
+    if not content.isdigit():
+        raise DamagedFileError(f"{path} is damaged: it holds no number")
+    return int(content)
+
+
+def _write(path: Path, count: int) -> None:
+    write_sealed(path, MAGIC, str(count).encode())

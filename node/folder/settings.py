@@ -1,0 +1,65 @@
+"""Settings of a node's rounds: the keys that a node's configuration and a simulation's scenario have in common."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, Literal
+
+import msgspec
+
+from p2pfl.compression.codecs import make_codec
+from p2pfl.config import toml_config
+from p2pfl.errors import ConfigurationError
+from p2pfl.policy import Robust
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        rounds: how many rounds a node does.
+        seed: of the federation: with a node's name, the round and a purpose it makes every random draw.
+        mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` ones take the
+            newest that there is.
+        members: how many, this node included, must be there before the first round begins.
+        deadline: seconds to wait for a peer before going on without it; inf waits for ever.
+        adaptive: wait for no longer than a few times what a peer usually takes; never for longer than `deadline`.
+        max_staleness: seconds; an asynchronous node leaves out models that are older.
+        patience: rounds without a better validation loss before a node stops learning (it goes on serving its model); 0
+            never stops.
+        evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
+        device: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. Results differ in their last bits.
+        robust: protection against members that lie: `median-clip` clips models to the median distance from the own one, caps
+            the numbers of samples that peers claim, and answers with coarse losses; `none` takes everything as it comes.
+        codec: how models travel: a table with a `name` of p2pfl.compression.codecs, and options; by default as they are.
+    """
+
+    rounds: int = 10
+    seed: int = 0
+    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    members: int = 1
+    deadline: float = 30.0
+    adaptive: bool = False
+    max_staleness: float = inf
+    patience: int = 0
+    evaluate_every: int = 1
+    device: str = "cpu"
+    robust: Robust = "none"
+    codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
+
+    def check(self) -> None:
+        """Raise ConfigurationError for a value that makes no sense."""
+        for key in ("rounds", "seed", "members", "patience", "evaluate_every"):
+            if getattr(self, key) < 0:
+                raise ConfigurationError(f"{key} must be 0 or more, got {getattr(self, key)}")
+        for key in ("deadline", "max_staleness"):
+            if not getattr(self, key) > 0:
+                raise ConfigurationError(f"{key} must be more than 0 seconds, got {getattr(self, key)}")
+        make_codec(*toml_config.named("codec", self.codec))
+
+
+def check_coordinated(settings: Settings) -> None:
+    """Raise ConfigurationError where a coordinated policy cannot run with some settings."""
+    if settings.mode != "synchronous":
+        raise ConfigurationError('a coordinated policy needs mode = "synchronous", as its steps are by rounds')
+    if settings.codec.get("name") != "float32":
+        raise ConfigurationError('a coordinated policy sends models as they are: codec.name must be "float32"')

@@ -1,0 +1,56 @@
+"""Detection of two processes, or two copies of a folder, that use the key of one node."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from weakref import WeakSet
+
+from p2pfl.errors import P2pflError
+from p2pfl.node.peering.background_tasks import BackgroundTasks
+from p2pfl.node.peering.config import PeeringConfig
+from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.peer import Peer
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Opened, Payload
+
+
+class IncarnationConflictError(P2pflError):
+    """A peer has a later frame of this node's key, which this process has not signed.
+
+    Attributes:
+        boot: of that frame.
+    """
+
+    def __init__(self, boot: int) -> None:
+        super().__init__(f"a frame of start {boot} of this node is known to others")
+        self.boot = boot
+
+
+class IncarnationCheck:
+    """Shows peers the newest frame of their key when they repeat old numbers, and checks what they show to this node."""
+
+    def __init__(self, config: PeeringConfig, messenger: Messenger, tasks: BackgroundTasks) -> None:
+        self._name = config.name
+        self._door = config.door
+        self._sealer = config.sealer
+        self._messenger = messenger
+        self._tasks = tasks
+        self._shown: WeakSet[Link] = WeakSet()
+
+    def show_newest(self, link: Link, peer: Peer) -> None:
+        """Send the newest frame of a peer's key over a link, once: the peer's folder may be a copy, or restored."""
+        if link not in self._shown:
+            self._shown.add(link)
+            with suppress(TransportError):
+                self._messenger.send_over(link, peer, m.Conflict(), Payload.of(self._door.newest(peer.key)))
+
+    def receive(self, opened: Opened) -> None:
+        """End the node with IncarnationConflict if another process has signed the frame that a peer shows.
+
+        Raises:
+            ProtocolError: it is no frame of this node's key.
+        """
+        if (boot := self._sealer.foreign(opened.payload)) is not None:
+            self._tasks.fail(IncarnationConflictError(boot), f"{self._name} has started elsewhere")

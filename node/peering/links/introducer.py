@@ -1,0 +1,101 @@
+"""Introduction of peers to each other: the hello with everything that must be equal on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from p2pfl.node.peering.config import LocalState, PeeringConfig
+from p2pfl.node.peering.links.membership_gossip import MembershipGossip
+from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Opened, Payload
+from p2pfl.system.printable import printable
+
+SETTLED = 5.0  # seconds after which nothing is on its way over a link that was replaced
+
+
+class Introducer:
+    """Introduces this node over new links, and accepts peers that agree with it.
+
+    Where the settings of both sides differ, each keeps the other out and names the difference.
+    """
+
+    def __init__(
+        self,
+        config: PeeringConfig,
+        local: LocalState,
+        table: PeerTable,
+        messenger: Messenger,
+        gossip: MembershipGossip,
+    ) -> None:
+        self._config = config
+        self._local = local
+        self._table = table
+        self._messenger = messenger
+        self._gossip = gossip
+
+    def parameters(self) -> Payload:
+        """Return the payload of a hello: what must be equal, and the state of this node."""
+        local, version = self._local, self._config.membership_version
+        return Payload.of(m.Terms(dict(self._config.agreed), local.about, local.round, local.final, version).encode())
+
+    def greet(self, link: Link, peer: Peer) -> None:
+        """Send a hello over a new link.
+
+        Raises:
+            TransportError: the link is closed.
+        """
+        self._messenger.send_over(link, peer, m.Hello(), self.parameters())
+
+    def receive(self, peer: Peer, link: Link, opened: Opened) -> None:
+        """Handle a hello, or the answer to one.
+
+        Raises:
+            ProtocolError: it is malformed, or the peer differs in what must be equal.
+        """
+        if peer.boot != opened.boot:  # what an earlier life of it was asked is lost
+            peer.boot = opened.boot
+            peer.give_up()
+        terms, answer = m.decode_terms(opened.payload), isinstance(opened.message, m.Hello)
+        if answer:
+            self._messenger.send_over(link, peer, m.Welcome(), self.parameters())
+        if problem := difference(self._config.agreed, terms.agreed):
+            peer.problem = problem
+            self._table.suspect(peer, problem)
+            raise ProtocolError("differs", problem)
+        peer.problem = ""
+        self._choose_link(peer, link, answer)
+        peer.known = True
+        peer.about, peer.stopped = terms.about, terms.stopped
+        peer.round, peer.checking = terms.round, 0  # also back: a peer that has lost its disk starts anew
+        peer.epoch = terms.epoch
+        self._table.watch(peer)
+        self._table.heard(peer)
+        self._gossip.greet(peer)
+        self._table.changes.notify()
+
+    def _choose_link(self, peer: Peer, link: Link, answer: bool) -> None:
+        """Use a new link with a peer, unless it is slower than the one before and was dialled from here."""
+        link.trust()
+        before = peer.link
+        slower = before is not None and before.direct and not link.direct
+        if answer or not slower:  # the answer through the broker may come after a direct link was made
+            peer.link = link
+        if before is not None and link.direct and not before.direct:
+            asyncio.get_running_loop().call_later(SETTLED, before.close)
+        elif answer and slower:  # whether it cannot be reached directly any more, or has dialled both ways at once
+            peer.trouble.set()
+
+
+def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Return a sentence on what two nodes do not agree on, with both values; "" if they agree."""
+    for key in sorted({*ours, *theirs}):
+        mine, other = ours.get(key, "not set"), theirs.get(key, "not set")
+        if mine != other:
+            return f"{printable(key)} differs: ours is {mine}, theirs {printable(other)}"
+    return ""

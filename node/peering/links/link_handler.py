@@ -1,0 +1,138 @@
+"""Handling of links and their frames: authentication, refusals, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+from p2pfl.node.peering.background_tasks import BackgroundTasks
+from p2pfl.node.peering.config import PeeringConfig
+from p2pfl.node.peering.links.incarnations import IncarnationCheck
+from p2pfl.node.peering.links.message_router import MessageRouter
+from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.links.newcomers import JoinReply, Newcomers
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peer_table import PeerEvents, PeerTable
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.transport import Link
+
+
+class LinkHandler:
+    """Handler of a transport (see p2pfl.protocols.transport.Handler).
+
+    It verifies every frame, counts what is refused by its cause and its sender, and hands on the rest.
+    """
+
+    def __init__(
+        self,
+        config: PeeringConfig,
+        events: PeerEvents,
+        *,
+        table: PeerTable,
+        messenger: Messenger,
+        tasks: BackgroundTasks,
+        incarnations: IncarnationCheck,
+        router: MessageRouter,
+    ) -> None:
+        self._name = config.name
+        self._door = config.door
+        self._transport = config.transport
+        self._options = config.options
+        self._events = events
+        self._table = table
+        self._rejected = messenger.rejected
+        self._tasks = tasks
+        self._incarnations = incarnations
+        self._router = router
+        self._newcomers = Newcomers(config.options.answer_join)
+
+    def received(self, link: Link, frame: memoryview) -> None:
+        """Handle a frame. Nothing is raised: its errors are counted."""
+        try:
+            if link.joining:
+                answer = self._newcomers.ask(link, frame)
+                self.serve(link, self._answer(link, answer), f"{self._name} answers one who wants to join")
+                return
+            self._expect_member(link)
+            opened = self._door.open(frame, link.session, link.key)
+            peer = self._table.peers[opened.sender]
+            peer.bytes_in += len(frame)
+            self._router.receive(peer, link, opened)
+        except ProtocolError as error:
+            self._refuse(link, error)
+        except TransportError:
+            self._rejected["link lost"] += 1
+        except Exception as error:
+            self._fail(link, error)
+
+    def drained(self, link: Link) -> None:
+        """Report that a peer has read most of what it was sent."""
+        for peer in self._with(link):
+            self._events.drained(peer)
+
+    def lost(self, link: Link, reason: str) -> None:
+        """Take the peer at the other end of a link for gone."""
+        for peer in self._with(link):
+            self._table.disconnect(peer, reason)
+
+    def refused(self, cause: str, detail: str) -> None:
+        """Count somebody who was kept out; print the first one of each cause."""
+        self._rejected[cause] += 1
+        if self._rejected[cause] == 1:  # the status counts the rest
+            self._options.say(f"refused, {detail}")
+
+    def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run the work that a frame of a link has asked for; an error in it ends that link only."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except TransportError:
+                self._rejected["link lost"] += 1
+            except Exception as error:
+                self._fail(link, error)
+
+        self._tasks.spawn(guarded(), name)
+
+    def _with(self, link: Link) -> list[Peer]:
+        return [peer for peer in self._table.peers.values() if peer.link is link]
+
+    async def _answer(self, link: Link, answer: Awaitable[JoinReply]) -> None:
+        """Send the answer to a newcomer."""
+        reply = await answer
+        if reply.cause:
+            self.refused(reply.cause, reply.detail)
+        link.send([reply.frame])
+
+    def _expect_member(self, link: Link) -> None:
+        """Close a link of one whose membership has ended since: a peer may have more links than the one in use."""
+        gate = self._options.gate
+        if gate is not None and link.key is not None and (cause := gate.refusal(link.key)):
+            link.close()
+            raise ProtocolError(cause, f"{link.key.hex()} is no member any more")
+
+    def _refuse(self, link: Link, error: ProtocolError) -> None:
+        """Count a refused frame by its cause and its sender. A member that sends many invalid ones is kept out."""
+        self._rejected[error.cause] += 1
+        peer = self._table.with_key(link.key)
+        if peer is None:
+            return
+        peer.offences[error.cause] += 1
+        if error.cause == "replay":
+            self._incarnations.show_newest(link, peer)
+        guard = self._options.guard
+        if guard is not None and guard.offend(peer.key, error.cause):
+            self._transport.expel(peer.key)
+            seconds = guard.seconds_left(peer.key)
+            self._table.disconnect(peer, f"kept out for {seconds:.0f} s, as it sent nonsense ({error.cause})")
+
+    def _fail(self, link: Link | None, error: Exception) -> None:
+        """End a link after an unexpected error at one of its frames; or the node, where nobody counts faults."""
+        on_fault = self._options.on_fault
+        if on_fault is None:
+            self._tasks.fail(error, f"{self._name} handles a frame")
+            return
+        on_fault("links", error)
+        if link is not None:
+            link.close()
+            self.lost(link, "a message of it could not be handled")

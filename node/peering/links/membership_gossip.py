@@ -1,0 +1,58 @@
+"""Exchange of entries of the membership log with peers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.peer import Peer
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.rate_limit import Allowance
+from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Opened, Payload
+
+NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions a second of one peer that are answered with news of the membership
+
+
+class MembershipGossip:
+    """Sends peers the entries that they lack, and takes in theirs.
+
+    Args:
+        gate: holds the log; None where there is none.
+    """
+
+    def __init__(self, gate: Gate | None, messenger: Messenger) -> None:
+        self._gate = gate
+        self._messenger = messenger
+        self._news = Allowance(NEWS_RATE, NEWS_BURST)
+
+    def send(self, peer: Peer) -> None:
+        """Send a peer the entries that it is not known to have."""
+        if self._gate is None:
+            return
+        try:
+            while peer.epoch < self._gate.epoch:  # a long log takes several messages
+                news = self._gate.after(peer.epoch, m.Entries.LIMIT)
+                self._messenger.send(peer, m.Entries(self._gate.epoch), Payload.of(news))
+                peer.epoch += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
+        except TransportError:
+            self._messenger.rejected["link lost"] += 1
+
+    def greet(self, peer: Peer) -> None:
+        """Send the entries that a peer lacks when it was introduced, but not as often as it likes."""
+        if self._news.take(peer.key, asyncio.get_running_loop().time()):
+            self.send(peer)
+
+    def receive(self, peer: Peer, message: m.Entries, opened: Opened) -> None:
+        """Take in the entries of a peer.
+
+        Raises:
+            ProtocolError: there is no log here, or they are malformed or not signed.
+        """
+        peer.epoch = max(peer.epoch, message.epoch)
+        if self._gate is None:
+            raise ProtocolError("membership", "there is no log here")
+        self._gate.extend(bytes(opened.payload))

@@ -1,0 +1,243 @@
+"""Peers of a node: who there is, and messages to and from them.
+
+A peer is silent until it was introduced: both sides name the settings that must be equal
+    (p2pfl.node.peering.links.introducer). Each frame is
+verified at one place (p2pfl.node.peering.links.link_handler) and goes to the part that handles it
+(p2pfl.node.peering.links.message_router). Peers that are not
+there are dialled (p2pfl.node.peering.links.dialler), and silent ones are probed (p2pfl.node.peering.prober). Messages about
+learning go to the exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Task, TaskGroup
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any
+
+from p2pfl.node.peering.background_tasks import BackgroundTasks
+from p2pfl.node.peering.config import LocalState, PeeringConfig
+from p2pfl.node.peering.links.dialler import Dialler
+from p2pfl.node.peering.links.incarnations import IncarnationCheck
+from p2pfl.node.peering.links.introducer import Introducer
+from p2pfl.node.peering.links.link_handler import LinkHandler
+from p2pfl.node.peering.links.membership_gossip import MembershipGossip
+from p2pfl.node.peering.links.message_router import MessageRouter
+from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.peer import Member, Peer
+from p2pfl.node.peering.peer_table import PeerEvents, PeerTable
+from p2pfl.node.peering.prober import Prober
+from p2pfl.node.peering.traffic import Traffic
+from p2pfl.protocols.transport import Link
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import EMPTY, Payload
+
+
+class PeerManager:
+    """Keeps a node in touch with its peers.
+
+    Args:
+        events: receives what peers say about learning.
+
+    Attributes:
+        about: public facts of this node.
+        roster: the peers that it may learn with.
+        traffic: counts what is sent and received.
+        rejected: counts frames by the cause for which they were refused or lost.
+        numbers: of requests.
+        broker: the current problem of the broker; "" if there is none.
+        listening: is set once peers can dial this node.
+        introducer: introduces this node over new links.
+        links: handles the frames of its transport.
+    """
+
+    def __init__(self, config: PeeringConfig, events: PeerEvents) -> None:
+        self.name = config.name
+        self.transport, self.sealer, self.door = config.transport, config.sealer, config.door
+        self.traffic = Traffic()
+        self.broker = ""
+        self.listening = asyncio.Event()
+        self._local = local = LocalState(config.name, config.about)
+        self._table = table = PeerTable(config, local, events)
+        self._tasks = tasks = BackgroundTasks()
+        self._messenger = messenger = Messenger(config.sealer, table.roster, self.traffic)
+        self._gossip = gossip = MembershipGossip(config.options.gate, messenger)
+        self._prober = prober = Prober(local, table, messenger)
+        self.introducer = introducer = Introducer(config, local, table, messenger, gossip)
+        self._dialler = Dialler(config, table, messenger, introducer, tasks)
+        incarnations = IncarnationCheck(config, messenger, tasks)
+        router = MessageRouter(
+            events,
+            table,
+            self.traffic,
+            introducer=introducer,
+            incarnations=incarnations,
+            prober=prober,
+            gossip=gossip,
+        )
+        self.links = LinkHandler(
+            config,
+            events,
+            table=table,
+            messenger=messenger,
+            tasks=tasks,
+            incarnations=incarnations,
+            router=router,
+        )
+        self.about, self.roster = local.about, table.roster
+        self.rejected, self.numbers = messenger.rejected, messenger.numbers
+        self._probes = config.options.period < inf
+        if config.options.discovery is not None:
+            config.options.discovery.subscribe(self)
+
+    # Life
+
+    async def start(self, tasks: TaskGroup) -> None:
+        """Listen, and get in touch with all peers.
+
+        Raises:
+            TransportError: the address cannot be listened on.
+        """
+        self._tasks.start(tasks)
+        await self.transport.listen(self.links)
+        self.listening.set()
+        for peer in self.peers.values():
+            self._dialler.keep(peer)
+        if self._probes:
+            self.begin(self._prober.run(), f"{self.name} watches its peers")
+
+    async def close(self) -> None:
+        """Take leave of all peers, and close their links."""
+        for peer in self.introduced():
+            self.tell(peer, m.Bye(self.round, leaving=True))
+        self._tasks.cancel()
+        await self.transport.close()
+
+    @property
+    def round(self) -> int:
+        """The newest round that this node has reached."""
+        return self._local.round
+
+    @round.setter  # noqa: A003 (a word of the field)
+    def round(self, round: int) -> None:
+        self._local.round = round
+
+    @property
+    def final(self) -> bool:
+        """Whether the model of this node is final."""
+        return self._local.final
+
+    @final.setter
+    def final(self, final: bool) -> None:
+        self._local.final = final
+
+    # Who there is
+
+    @property
+    def peers(self) -> dict[str, Peer]:
+        """The neighbours by name, sorted."""
+        return self._table.peers
+
+    def introduced(self) -> list[Peer]:
+        """Return the peers that are connected and introduced."""
+        return self._table.introduced()
+
+    def add(self, name: str, member: Member, source: bool = True) -> None:
+        """Get in touch with a member from now on. Nothing happens if it is a peer already.
+
+        Args:
+            source: this node may learn from it.
+        """
+        if name in self.peers and self.peers[name].key == member.key:
+            return
+        if name in self.peers:
+            self.remove(name, "has another key now")
+        self.door.admit(name, member.key)
+        self._dialler.keep(self._table.add(name, member, source))
+
+    def remove(self, name: str, reason: str) -> None:
+        """Cut off a former member, and what is on its way from it."""
+        peer = self._table.remove(name)
+        self.door.expel(peer.key)
+        self._dialler.forget(peer)
+        if peer.link is not None:
+            self.rejected[reason] += 1
+            peer.link.close()
+            peer.link = None
+        self.transport.expel(peer.key)  # it may have more links than the one in use
+        peer.problem = reason
+        peer.give_up()
+        self.moved()
+
+    def gossip_membership(self) -> None:
+        """Send the peers the entries of the membership log that they lack."""
+        for peer in self.introduced():
+            self._gossip.send(peer)
+
+    # Reports about members (see p2pfl.node.peering.discovery.DiscoveryEvents)
+
+    def knows(self, beginning: bytes) -> bool:
+        """Return whether a neighbour's key begins with these bytes."""
+        return self._table.knows(beginning)
+
+    def found(self, key: bytes, address: str, source: str) -> None:
+        """Note an address where a member may be."""
+        if (peer := self._table.with_key(key)) is not None:
+            self._dialler.found(peer, address, source)
+
+    def hinted(self, key: bytes) -> None:
+        """Ask a member for a sign of life, as it may be gone."""
+        if (peer := self._table.with_key(key)) is not None and peer.introduced:
+            self._messenger.ping(peer)
+
+    def broker_changed(self, problem: str) -> None:
+        """Note the current problem of the broker, and have it shown."""
+        self.broker = problem
+        self.roster.on_change()
+
+    # Suspicion
+
+    def suspect(self, peer: Peer, reason: str) -> None:
+        """Wait for a peer no longer until it is heard again."""
+        self._table.suspect(peer, reason)
+
+    def check(self, peer: Peer) -> None:
+        """Ask a peer for its current round: a frame that was long on its way may have named an older one."""
+        self._prober.check(peer)
+
+    # Messages
+
+    def resolve(self, peer: Peer, number: int, answer: Any) -> None:
+        """Give the answer to a request, or None if there will be none, whether anybody still waits for it or not."""
+        self._table.resolve(peer, number, answer)
+
+    def say(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
+        """Send a message to a peer that was introduced.
+
+        Raises:
+            TransportError: the peer is not connected.
+        """
+        self._messenger.send(peer, message, payload)
+
+    def tell(self, peer: Peer, message: m.Message) -> None:
+        """Send a message that may be lost."""
+        self._messenger.try_send(peer, message)
+
+    # Waiting
+
+    def moved(self) -> None:
+        """Report a change that somebody may wait for."""
+        self._table.changes.notify()
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until a change makes `condition` true. Return False if that took longer than `seconds`."""
+        return await self._table.changes.until(condition, seconds)
+
+    def begin(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task[None]:
+        """Run a coroutine until the node ends; an error in it ends the node."""
+        return self._tasks.spawn(coroutine, name)
+
+    def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run the work that a frame of a link has asked for; an error in it ends that link only."""
+        self.links.serve(link, work, name)

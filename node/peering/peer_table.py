@@ -1,0 +1,150 @@
+"""Neighbours of a node, and its opinion of each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import Any, Protocol
+
+from p2pfl.node.peering.change_notifier import ChangeNotifier
+from p2pfl.node.peering.config import LocalState, PeeringConfig
+from p2pfl.node.peering.failure_detector import FailureDetector
+from p2pfl.node.peering.peer import Member, Peer
+from p2pfl.node.peering.peer_view import Roster
+from p2pfl.protocols.wire.envelope import Opened
+from p2pfl.random_streams import Draws
+from p2pfl.system.printable import printable
+
+
+class PeerEvents(Protocol):
+    """Receiver of what peers say about learning, and of changes among them: the exchange."""
+
+    def handle(self, peer: Peer, opened: Opened) -> None:
+        """Handle a message of an introduced peer about learning or about elections.
+
+        Raises:
+            ProtocolError: the peer must not send it.
+        """
+
+    def may_return(self, peer: Peer) -> bool:
+        """Return whether this node may wait again for a suspected peer that was heard and keeps up."""
+
+    def late(self, peer: Peer) -> None:
+        """Note that a peer has answered a request that nobody waits for any more."""
+
+    def drained(self, peer: Peer) -> None:
+        """Note that a peer has read most of what it was sent."""
+
+    def moved(self) -> None:
+        """Note a change that somebody may wait for: of the peers that are there, or of their rounds."""
+
+
+class PeerTable:
+    """The neighbours by name and key; which of them are connected, suspected, or behind.
+
+    Attributes:
+        peers: by name, sorted. Replaced when one is added, so that others can iterate over it.
+        roster: those that this node may learn with.
+        detector: judges who is alive.
+        changes: is notified of every change.
+    """
+
+    def __init__(self, config: PeeringConfig, local: LocalState, events: PeerEvents) -> None:
+        neighbours, period = config.neighbours, config.options.period
+        self.peers = {id: Peer(id, neighbours[id]) for id in sorted(neighbours)}
+        self.roster = Roster(neighbours if config.sources is None else config.sources)
+        self.detector = FailureDetector(
+            Draws(config.seed, config.name).generator(0, "probing"), period if period < inf else 1.0
+        )
+        self.changes = ChangeNotifier(events.moved)
+        self._names = {peer.key: peer.name for peer in self.peers.values()}
+        self._local = local
+        self._events = events
+        self._asynchronous = config.asynchronous
+
+    # Who there is
+
+    def introduced(self) -> list[Peer]:
+        """Return the peers that are connected and introduced."""
+        return [peer for peer in self.peers.values() if peer.introduced]
+
+    def with_key(self, key: bytes | None) -> Peer | None:
+        """Return the neighbour with a key; None if there is none."""
+        name = self._names.get(key or b"")
+        return None if name is None else self.peers[name]
+
+    def knows(self, beginning: bytes) -> bool:
+        """Return whether a neighbour's key begins with these bytes."""
+        return any(key.startswith(beginning) for key in self._names)
+
+    def add(self, name: str, member: Member, source: bool) -> Peer:
+        """Add a neighbour, which is suspected until it is introduced.
+
+        Args:
+            source: this node may learn from it.
+        """
+        peer = Peer(name, member)
+        self.peers = dict(sorted([*self.peers.items(), (name, peer)]))
+        self._names[member.key] = name
+        if source:
+            self.roster.add(name)
+        self.roster.suspect(name, "not connected yet")
+        return peer
+
+    def remove(self, name: str) -> Peer:
+        """Remove a neighbour."""
+        peer = self.peers.pop(name)
+        self._names.pop(peer.key, None)
+        self.roster.remove(name)
+        self.detector.unwatch(name)
+        return peer
+
+    # What this node thinks of them
+
+    def is_suspected(self, peer: Peer) -> bool:
+        """Return whether this node does not wait for a peer."""
+        return peer.name in self.roster.suspected
+
+    def suspect(self, peer: Peer, reason: str) -> None:
+        """Wait for a peer no longer until it is heard again."""
+        self.roster.suspect(peer.name, printable(reason))
+        peer.trouble.set()
+        self.changes.notify()
+
+    def disconnect(self, peer: Peer, reason: str) -> None:
+        """Take a peer for gone: its link has ended, or is to be given up."""
+        peer.link = None
+        self.detector.unwatch(peer.name)
+        self.suspect(peer, reason)
+        peer.give_up()
+        self.changes.notify()
+
+    def watch(self, peer: Peer) -> None:
+        """Begin to judge whether a peer is alive, as it was introduced."""
+        self.detector.watch(peer.name, asyncio.get_running_loop().time())
+
+    def heard(self, peer: Peer) -> None:
+        """Note an authentic frame of a peer. A suspicion ends if the peer keeps up, so that no deadline is lost."""
+        peer.unanswered = 0
+        self.detector.heard(peer.name, asyncio.get_running_loop().time())
+        if not self.is_suspected(peer):
+            return
+        if not (peer.stopped or self._asynchronous or peer.round >= self._local.round - 1):
+            self.roster.suspect(peer.name, f"is in round {peer.round}, behind")
+        elif self._events.may_return(peer):
+            self.roster.heard(peer.name)
+            self.changes.notify()
+
+    def set_round(self, peer: Peer, round: int) -> None:
+        """Note the round of a peer."""
+        if round != peer.round:
+            peer.round = round
+            self.changes.notify()
+
+    def resolve(self, peer: Peer, number: int, answer: Any) -> None:
+        """Give the answer to a request, or None if there will be none, whether anybody still waits for it or not."""
+        if number in peer.overdue:
+            peer.overdue.remove(number)
+            self._events.late(peer)
+            self.heard(peer)
+        peer.resolve(number, answer)

@@ -1,0 +1,290 @@
+"""The two windows of a policy: `Me`, its own node, and `NodePeers`, all that it may do to the outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+from msgspec.structs import replace
+
+from p2pfl import policy
+from p2pfl.algorithms.robust_aggregation import MedianClip, cap_updates
+from p2pfl.budget import Ledger
+from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.node.exchange.base import Exchange
+from p2pfl.node.trainer import Trainer
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Assignment, Budget, Extras, Robust, Stage, Submission, Update
+from p2pfl.private_parameters import Border
+from p2pfl.protocols.wire.payload import encode_extras
+from p2pfl.queries import Query, R, Train
+from p2pfl.random_streams import Draws, common_order
+
+DIVERGED_IN_A_ROW = 3  # trainings, after which the node ends
+ASSIGNMENTS = 9  # of the coordinator, whose distances bound that of the next one
+
+
+class Observer(Protocol):
+    """Who watches what a node does with its peers."""
+
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
+
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
+
+    def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
+        """Report that the node keeps its model, as the next one has values that are not finite.
+
+        Args:
+            senders: of the models that it was made of.
+        """
+
+
+class Me(policy.Me):
+    """The policy's own node; see p2pfl.policy.Me. What it takes and gives are shared values, [S]; its trainer gets all.
+
+    Args:
+        initial: all values of the common initial model, [P].
+        layout: of all values.
+        lenient: go on with the model from before where training diverges, instead of ending with DivergenceError; a node
+            that does not is simulated.
+    """
+
+    __slots__ = (
+        "border",
+        "budget",
+        "diverged",
+        "draws",
+        "id",
+        "initial",
+        "layout",
+        "lenient",
+        "n_samples",
+        "observer",
+        "params",
+        "robust",
+        "round",
+        "rounds",
+        "trainer",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        draws: Draws,
+        trainer: Trainer,
+        initial: Parameters,
+        layout: Layout,
+        n_samples: int,
+        budget: Budget,
+        rounds: int,
+        robust: Robust = "none",
+        lenient: bool = False,
+    ) -> None:
+        self.id = id
+        self.observer: Observer | None = None
+        self.lenient = lenient
+        self.diverged = 0  # trainings in a row
+        self.draws = draws
+        self.trainer = trainer
+        self.border = Border(layout, initial)
+        self.params = self.initial = layout.cut(initial)
+        self.layout = layout.shared
+        self.n_samples = n_samples
+        self.budget = budget
+        self.round = 0
+        self.rounds = rounds
+        self.robust = robust
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return self.draws.generator(self.round, purpose)
+
+    def compute(self, query: Query[R]) -> Awaitable[R]:
+        if self.lenient and isinstance(query, Train):
+            return cast("Awaitable[R]", self._train_leniently(query))
+        return self._compute(query)
+
+    def _compute(self, query: Query[R]) -> Awaitable[R]:
+        return self._with_private_part(query) if self.border.layout.private else self.trainer.submit(query)
+
+    async def _with_private_part(self, query: Query[R]) -> R:
+        return query.restrict(await self.trainer.submit(query.complete(self.border)), self.border)
+
+    async def _train_leniently(self, query: Train) -> Parameters:
+        """Train; where that gives values that are not finite, return the model that it began with, a few times in a row."""
+        before = self.border.whole(query.params)
+        try:
+            trained = await self._compute(query)
+            if not np.isfinite(self.border.whole(trained)).all():
+                raise DivergenceError(self.id, self.round)
+        except DivergenceError as error:
+            self.border.keep(before)
+            self.diverged += 1
+            if self.diverged > DIVERGED_IN_A_ROW:
+                raise
+            if self.observer is not None:
+                self.observer.discarded(self.id, self.round, str(error), ())
+            return query.params
+        self.diverged = 0
+        return trained
+
+    @property
+    def whole(self) -> Parameters:
+        """All values, [P]."""
+        return self.border.whole(self.params)
+
+    def restore(self, whole: Parameters) -> None:
+        """Go on from all values, [P]."""
+        self.params = self.border.keep(whole)
+
+
+class NodePeers:
+    """What a policy may do to the outside, held to the node's budget; see p2pfl.policy.Peers.
+
+    Args:
+        refuse: see p2pfl.budget.Ledger.
+        asks_scores: whether the policy may ask for losses.
+
+    Attributes:
+        ledger: what was received, and its budget.
+        published: what was published in this round, by stage, with the private part as it was then; [P].
+        clip: protects the node's own model, where the federation has agreed on it; see p2pfl.algorithms.robust_aggregation.
+        capped: how often a peer claimed more samples than count.
+    """
+
+    def __init__(
+        self,
+        me: Me,
+        exchange: Exchange,
+        seed: int,
+        names: Sequence[str],
+        refuse: bool = False,
+        asks_scores: bool = False,
+    ) -> None:
+        self._me = me
+        self._exchange = exchange
+        self._seed = seed
+        self._asks_scores = asks_scores
+        self._names = tuple(names)
+        self._neighbours: tuple[str, ...] = exchange.roster.neighbours
+        self.observer: Observer | None = None
+        self.ledger = Ledger(me.budget, refuse)
+        self._extras = 0  # bytes of those that were published last
+        self._beyond: dict[str, int] = {}  # by peer: bytes of its last model that were not expected
+        self._own: Parameters | None = None  # the model that was published last in this round
+        self.clip = MedianClip() if me.robust == "median-clip" else None
+        self._assigned = MedianClip()
+        self.capped: Counter[str] = Counter()
+        self.published: dict[Stage, Parameters] = {}
+
+    def begin_round(self) -> None:
+        self.ledger.begin_round()
+        self.published = {}
+        self._own = None
+
+    @property
+    def own(self) -> Parameters:
+        """The shared values that the node published last in this round; before that, those after the last round; [S]."""
+        return self._me.params if self._own is None else self._own
+
+    @property
+    def models_in(self) -> int:
+        """Models received in this round."""
+        return self.ledger.models
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self._exchange.roster.ids
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        return self._exchange.about(id)
+
+    def order(self, round: int) -> Mapping[str, int]:
+        neighbours = self._exchange.roster.neighbours
+        if neighbours is not self._neighbours:  # somebody has become a member since
+            self._neighbours, self._names = neighbours, tuple(sorted({*self._names, *neighbours}))
+        return common_order(self._seed, round, self._names)
+
+    async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
+        self.published[stage] = self._me.border.whole(params)
+        self._own = params
+        if self._me.budget.bytes:
+            self._extras = len(encode_extras(extras)) if extras else 0
+        await self._exchange.publish(self._me.round, stage, params, extras or {})
+        if self.observer is not None:
+            self.observer.published(self._me.id, self._me.round, stage, params)
+
+    async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
+        places = self.ledger.reserve(ids, self._expected)
+        if not places.ids:
+            return []
+        try:
+            updates = await self._exchange.fetch(places.ids, self._me.round, stage)
+        finally:
+            self.ledger.release(places)
+        if self.clip is not None and updates:
+            updates = await self._protected(self.clip, updates)
+        if self.ledger.refuses and self._me.budget.bytes:
+            self._note_sizes(updates)
+        updates = self.ledger.take(updates)
+        if self.observer is not None:
+            self.observer.received(self._me.id, self._me.round, updates)
+        return updates
+
+    async def _protected(self, clip: MedianClip, updates: Sequence[Update]) -> list[Update]:
+        """Return updates with clipped models and capped numbers of samples."""
+        me, own = self._me, self.own
+        capped = cap_updates(me.n_samples, updates)
+        self.capped.update(u.sender for u, after in zip(updates, capped, strict=True) if after is not u)
+        senders, models, samples = zip(*((u.sender, u.params, u.n_samples) for u in capped), strict=True)
+        clip.forget(self._exchange.roster.neighbours)
+        kept = await me.trainer.run(lambda: clip.clip(own, me.initial, senders, models, samples))
+        return [u if params is u.params else replace(u, params=params) for u, params in zip(capped, kept, strict=True)]
+
+    def fit(self, ids: Sequence[str]) -> Sequence[str]:
+        return self.ledger.fit(self._me.rng, ids, self._expected)
+
+    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+        if not self._asks_scores:
+            raise ConfigurationError("a policy that calls scores must have asks_scores = True, or no peer answers")
+        return await self._exchange.score(ids, self._me.round, params) if ids else {}
+
+    async def joint(
+        self,
+        params: Parameters,
+        *,
+        extras: Extras | None = None,
+        previous: Extras | None = None,
+        start: Parameters | None = None,
+    ) -> Assignment | None:
+        me = self._me
+        self.published["trained"] = me.border.whole(params)
+        if self.observer is not None:
+            self.observer.published(me.id, me.round, "trained", params)
+        if not self.ledger.admits(
+            self._expected(me.id)
+        ):  # it learns alone, as it must not receive what it would be assigned
+            return None
+        submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
+        assignment = await self._exchange.submit(submission)
+        if assignment is not None:
+            if self.clip is not None:
+                given, name = assignment.params, str(me.round % ASSIGNMENTS)
+                (kept,) = await me.trainer.run(lambda: self._assigned.clip(params, me.initial, [name], [given]))
+                assignment = replace(assignment, params=kept)
+            self.ledger.charge(assignment.size)
+            if self.observer is not None:
+                self.observer.assigned(me.id, me.round, assignment)
+        return assignment
+
+    def _note_sizes(self, updates: Sequence[Update]) -> None:
+        """Expect of peers what they sent last, if it was more than they were expected to send."""
+        for update in updates:
+            self._beyond[update.sender] = max(0, update.size - self._exchange.expected(update.sender, self._me.round))
+
+    def _expected(self, id: str) -> int:
+        """Bytes of a peer's model, if its extras are as long as the own ones, or as its last ones."""
+        return self._exchange.expected(id, self._me.round) + max(self._extras, self._beyond.get(id, 0))

@@ -1,0 +1,211 @@
+"""Assembly of a running node from its folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.coordination.election_runner import Electing, FileVotes, MemoryVotes, timing_of
+from p2pfl.node.coordination.factory import Coordination
+from p2pfl.node.exchange.config import NeighbourRoles
+from p2pfl.node.exchange.factory import federation_id, max_frame, message_exchange
+from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.federation import agreement
+from p2pfl.node.federation.agreement import Agreement
+from p2pfl.node.federation.invitation_service import open_service
+from p2pfl.node.federation.membership_sync import Members
+from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.folder import config as folders
+from p2pfl.node.node import Node
+from p2pfl.node.peering.config import PeeringOptions
+from p2pfl.node.peering.discovery import Discovery
+from p2pfl.node.peering.guard import Guard
+from p2pfl.node.runtime import loading
+from p2pfl.node.runtime.connectivity import Reach
+from p2pfl.node.runtime.loading import Setup
+from p2pfl.node.runtime.supervisor import Supervisor
+from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.trainer import ThreadTrainer
+from p2pfl.policy import Coordinated, asks_scores
+from p2pfl.protocols.election.types import Electorate
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.random_streams import Draws
+from p2pfl.task import Task
+
+Say = Callable[[str], None]
+PROBING = 1.0  # seconds between probes of peers that are silent
+
+
+class Parts(NamedTuple):
+    """Parts of a running node.
+
+    Attributes:
+        reach, members: None for a node that belongs to no federation.
+        about: facts that the status shows.
+    """
+
+    node: Node
+    exchange: MessageExchange
+    board: StatusBoard
+    reach: Reach | None
+    members: Members | None
+    about: dict[str, str]
+
+
+class _Connected(NamedTuple):
+    exchange: MessageExchange
+    reach: Reach | None = None
+    members: Members | None = None
+
+
+class Assembly:
+    """Makes the parts of a node; its event loop must run.
+
+    Args:
+        say: prints a line.
+        close: receives what must be closed when the node ends.
+        supervisor: counts the faults of its parts.
+
+    Raises:
+        ConfigurationError: the configuration is wrong, or a file of the folder cannot be read or written.
+        IdentityError: the key cannot be used.
+    """
+
+    def __init__(self, ready: Setup, say: Say, close: ExitStack, supervisor: Supervisor) -> None:
+        self._ready = ready
+        self._config = config = ready.config
+        self._say = say
+        self._supervisor = supervisor
+        self._identity = Identity.load(ready.folder / folders.KEY)
+        self._task: Task = loading.task_of(ready)
+        self._initial = self._task.initial(config.seed)
+        if ready.agreement is not None:
+            agreement.same_model(ready.agreement, self._task, self._initial)
+        self._policy = loading.policy_of(ready)
+        self._coordinated = isinstance(self._policy, Coordinated)
+        with folders.said_of(ready.folder / folders.CONFIG):
+            self._trainer = ThreadTrainer(self._task.learner(Draws(config.seed, config.name), config.device))
+        close.callback(self._trainer.close)
+
+    def parts(self) -> Parts:
+        """Return the parts of the node. To be called once: it counts a start."""
+        ready, config, say = self._ready, self._config, self._say
+        boot = folders.next_boot(ready.folder, say)
+        if ready.membership is None or ready.agreement is None:
+            exchange, reach, members = self._alone(boot)
+        else:
+            exchange, reach, members = self._connect(ready.membership, ready.agreement, boot)
+        board = StatusBoard(ready.folder / folders.STATUS, exchange, say, faults=self._supervisor.faults)
+        node = Node(
+            config.name,
+            [config.name] if ready.membership is None else list(ready.membership.members),
+            task=self._task,
+            policy=self._policy,
+            trainer=self._trainer,
+            exchange=exchange,
+            settings=config,
+            store=FileStore(ready.folder / folders.CHECKPOINT, say),
+            observer=board,
+            budget=config.budget,
+            lenient=True,
+            initial=self._initial,
+        )
+        about = {"task": config.task["name"], "policy": config.policy["name"]}
+        if ready.agreement is not None:
+            about["federation"] = ready.agreement.name
+        return Parts(node, exchange, board, reach, members, about)
+
+    def _alone(self, boot: int) -> _Connected:
+        """Return the exchange of a node without a federation: it listens on nothing."""
+        name = self._config.name
+        electing = Electing(name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), boot=1, seed=self._config.seed)
+        exchange = message_exchange(
+            name,
+            NeighbourRoles(members={}),
+            transport=MemoryNetwork().transport(name),
+            federation=federation_id(name),
+            agreed={},
+            coordination=self._coordination(electing),
+            **self._learning(boot),
+        )
+        return _Connected(exchange)
+
+    def _connect(self, membership: Membership, agreed: Agreement, boot: int) -> _Connected:
+        """Return what reaches the other members of a federation."""
+        ready, config, size = self._ready, self._config, self._task.layout.shared.size
+        guard = Guard(membership, asyncio.get_running_loop().time)
+        discovery = Discovery()
+        reach = Reach(
+            config,
+            self._identity,
+            gate=guard,
+            most=max_frame(size, self._coordinated),
+            boot=boot,
+            discovery=discovery,
+            supervisor=self._supervisor,
+            say=self._say,
+        )
+        neighbourhood = Neighbourhood(ready, reach.addresses, self._coordinated)
+        service = open_service(ready.folder, membership, config.passphrase_file, self._say)
+        options = PeeringOptions(
+            gate=guard,
+            guard=guard,
+            period=PROBING,
+            discovery=discovery,
+            answer_join=None if service is None else service.answer,
+            on_fault=self._supervisor.fault,
+            say=self._say,
+        )
+        peers = neighbourhood.members()
+        roles = NeighbourRoles(
+            members=peers,
+            sources=[name for name in peers if neighbourhood.learned_from(name)],
+            askers=neighbourhood.askers() if self._coordinated else None,
+            observer=config.name in membership.members and membership.members[config.name].role == "observer",
+            sparse=agreed.edges != "all",
+        )
+        exchange = message_exchange(
+            config.name,
+            roles,
+            transport=reach.transport,
+            federation=membership.federation,
+            agreed=agreement.describe("task", config.task) | agreement.describe("policy", config.policy),
+            edges=agreed.edges,
+            options=options,
+            coordination=self._coordination(self._electing(neighbourhood.electorate(), boot)),
+            **self._learning(boot),
+        )
+        electing, key = exchange.electing, self._identity.public
+        return _Connected(exchange, reach, Members(ready, key, neighbourhood, exchange.contacts, electing, say=self._say))
+
+    def _electing(self, electorate: Electorate, boot: int) -> Electing:
+        config = self._config
+        return Electing(
+            config.name,
+            electorate,
+            FileVotes(self._ready.folder / folders.VOTE, self._say),
+            boot=boot,
+            seed=config.seed,
+            say=self._say,
+            timing=timing_of(self._task.layout.shared.size, config.deadline),
+        )
+
+    def _coordination(self, electing: Electing) -> Coordination | None:
+        return Coordination(electing, self._policy.step) if isinstance(self._policy, Coordinated) else None
+
+    def _learning(self, boot: int) -> dict[str, Any]:
+        """Return the arguments of every exchange of this node."""
+        return {
+            "identity": self._identity,
+            "boot": boot,
+            "task": self._task,
+            "trainer": self._trainer,
+            "settings": self._config,
+            "initial": agreement.digest(self._task.layout.cut(self._initial)),
+            "scores": asks_scores(self._policy),
+        }

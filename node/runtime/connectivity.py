@@ -1,0 +1,142 @@
+"""Connectivity of a node as it is configured: its transports, and the search for members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.peering.discovery import Discovery
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.runtime.supervisor import Supervisor
+from p2pfl.protocols.addresses import is_loopback, join_address, needs_scope, split_address
+from p2pfl.protocols.discovery.mdns import MdnsFinder, interface_hosts
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transport import Gate, Transport
+from p2pfl.protocols.transports.multi import Several
+from p2pfl.protocols.transports.tls import TlsTransport
+
+if TYPE_CHECKING:
+    from p2pfl.protocols.mqtt.transport import MqttTransport
+
+REPORTING = 5.0  # seconds between looks at what is wrong with finding members
+BROKER = "mqtt:"  # the address of every member, through the broker
+
+
+class Reach:
+    """The transports of a node, and the search for members.
+
+    Args:
+        gate: decides whom the transports let in.
+        most: the most bytes of a frame.
+        boot: how often the node has started.
+        discovery: receives reports about members and about the broker.
+        supervisor: runs the link with the broker.
+        say: prints a line about each problem.
+
+    Attributes:
+        addresses: those that are the same for every member.
+
+    Raises:
+        ConfigurationError: nobody could reach the node.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        *,
+        gate: Gate,
+        most: int,
+        boot: int,
+        discovery: Discovery,
+        supervisor: Supervisor,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._key = identity.public
+        self._federation = gate.federation
+        self._discovery = discovery
+        self._say = say
+        self._tls = TlsTransport(config.listen, identity, gate, most)
+        self.transport: Transport = self._tls
+        self.addresses: tuple[str, ...] = ()
+        if config.broker:
+            broker = through_broker(
+                config.broker,
+                identity,
+                gate,
+                most,
+                boot=boot,
+                addresses=self._own_addresses,
+                found=lambda key, address: discovery.found(key, address, "broker"),
+                hinted=discovery.hinted,
+                on_problem=self._report_broker,
+                keep=partial(supervisor.run, "broker"),
+                on_fault=partial(supervisor.fault, "links"),
+            )
+            self.transport = Several({"tcp": self._tls, "mqtt": broker}) if config.direct else Several({"mqtt": broker})
+            self.addresses = (BROKER,)
+        elif not config.direct:
+            raise ConfigurationError("a node with direct = false needs a broker, or it reaches nobody")
+
+    def _report_broker(self, problem: str) -> None:
+        self._say(problem or "the broker delivers again")
+        self._discovery.broker_changed(problem)
+
+    def _own_addresses(self) -> list[str]:
+        """Return where this node can be reached without the broker, for others who hear of it through the broker."""
+        if not self._config.direct:
+            return []
+        return [f"tcp://{address}" for address in own_addresses(self._config, self._tls.address)]
+
+    async def search(self, contacts: PeerManager) -> None:
+        """Look for peers on the local network, for ever; return at once if the configuration does not want that."""
+        await contacts.listening.wait()
+        _, port = split_address(self._tls.address)
+        if self._config.mdns and self._config.direct:
+            mdns = MdnsFinder(self._key, self._federation, port, self._tls.hosts, expected=contacts.knows)
+            await mdns.start(lambda key, address: self._discovery.found(key, address, "mdns"))
+            reporting = asyncio.create_task(self._report(mdns))
+            try:
+                await mdns.failed()
+            finally:
+                reporting.cancel()
+                await mdns.close()
+
+    async def _report(self, mdns: MdnsFinder) -> None:
+        """Say when nobody can be found on the local network, and when that is over."""
+        said = ""
+        while True:
+            await asyncio.sleep(REPORTING)
+            if mdns.problem != said:
+                said = mdns.problem
+                self._say(f"local network: {said or 'members can be found again'}")
+
+
+def through_broker(url: str, identity: Identity, gate: Gate, most: int, **options: Any) -> MqttTransport:
+    """Return a transport through a broker; `options` are those of p2pfl.protocols.mqtt.transport.MqttTransport.
+
+    Raises:
+        ConfigurationError: aiomqtt is not installed.
+        AddressError: the URL is none of a broker.
+    """
+    try:
+        from p2pfl.protocols.mqtt.broker_client import AiomqttBus
+        from p2pfl.protocols.mqtt.transport import MqttTransport
+    except ImportError as error:
+        raise ConfigurationError("a broker needs aiomqtt: pip install 'p2pfl-node[mqtt]'") from error
+    return MqttTransport(AiomqttBus(url), identity, gate, most, **options)
+
+
+def own_addresses(config: NodeConfig, listening: str) -> list[str]:
+    """Return where others may reach a node: as its owner says, or at the addresses of its machine."""
+    if config.advertise:
+        return list(config.advertise)
+    host, port = split_address(listening)
+    if host and host not in ("0.0.0.0", "::"):
+        return [join_address(host, port)]
+    return [join_address(each, port) for each in interface_hosts() if not (is_loopback(each) or needs_scope(each))]

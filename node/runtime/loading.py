@@ -1,0 +1,102 @@
+"""A node before it runs: its configuration, its federation, and the task that they name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from p2pfl.config import toml_config
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import agreement
+from p2pfl.node.federation.agreement import AGREED, Agreement
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.folder import config
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.settings import check_coordinated
+from p2pfl.policies import make_policy
+from p2pfl.policy import Coordinated, Policy
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.system.available_memory import free_memory
+from p2pfl.system.size_limit import TRAINING, check_size, within
+from p2pfl.task import Part, Task, make_task
+
+
+class Setup(NamedTuple):
+    """
+    Attributes:
+        config: with what the federation has agreed on.
+        membership: who is a member; None if the node belongs to no federation.
+    """
+
+    folder: Path
+    config: NodeConfig
+    membership: Membership | None
+    agreement: Agreement | None
+
+
+def load(folder: Path, changes: Sequence[str] = ()) -> Setup:
+    """Load a node's folder, with "key=value" changes of node.toml applied.
+
+    Raises:
+        ConfigurationError: something is missing, damaged or wrong, or the federation names another task or policy, or what
+            is a node's own business.
+    """
+    own = config.load(folder, changes)
+    membership = load_federation(folder)
+    if membership is None:
+        return Setup(folder, own, None, None)
+    agreed = agreement.read(membership.file)
+    for change in changes:
+        key = toml_config.parse_change(change)[0].partition(".")[0]
+        if key in (*AGREED, "task", "policy"):
+            raise ConfigurationError(f"{key} is what the federation {agreed.name} has agreed on; it cannot be changed here")
+    with config.said_of(folder / config.CONFIG):
+        return Setup(folder, agreement.applied(own, agreed), membership, agreed)
+
+
+def policy_of(setup: Setup) -> Policy:
+    """Make a node's policy.
+
+    Raises:
+        ConfigurationError: it cannot be made, or not with these settings.
+    """
+    own = setup.config
+    find_own_modules(setup.folder, own)
+    with config.said_of(setup.folder / config.CONFIG):
+        policy = make_policy(*toml_config.named("policy", own.policy))
+        if isinstance(policy, Coordinated):
+            check_coordinated(own)
+    return policy
+
+
+def task_of(setup: Setup, memory: int | None = None, copies: int = TRAINING) -> Task:
+    """Make a node's task, if there is room for its model.
+
+    Args:
+        memory: bytes that this node may take; by default what the machine has to spare.
+        copies: of the model's values that must find room; see p2pfl.system.size_limit.
+
+    Raises:
+        ConfigurationError: it cannot be made, or its model or the federation's is too large for this machine.
+    """
+    own = setup.config
+    memory = free_memory() if memory is None else memory
+    if setup.agreement is not None:
+        check_size(f"the model of the federation {setup.agreement.name}", setup.agreement.model.values, memory, copies)
+    find_own_modules(setup.folder, own)
+    with config.said_of(setup.folder / config.CONFIG), within(memory, copies):
+        try:
+            task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
+            task.layout  # noqa: B018  made here, where its size is looked at first
+        except MemoryError as error:
+            raise ConfigurationError("the task needs more memory than this machine has") from error
+    return task
+
+
+def find_own_modules(folder: Path, own: NodeConfig) -> None:
+    """Have modules in a node's folder found, after all others, if its owner has named one as "package.module:factory"."""
+    named = (own.task["name"], own.policy["name"])
+    if any(":" in name for name in named) and (path := str(folder.resolve())) not in sys.path:
+        sys.path.append(path)

@@ -1,0 +1,206 @@
+"""Process of one node: its folder, its signals, its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.election_runner import FileVotes
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.folder import config as folders
+from p2pfl.node.folder import incarnation
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.node import Node, first_error
+from p2pfl.node.peering.links.incarnations import IncarnationConflictError
+from p2pfl.node.runtime import loading
+from p2pfl.node.runtime.assembly import Assembly, Parts
+from p2pfl.node.runtime.loading import Setup
+from p2pfl.node.runtime.supervisor import Supervisor
+from p2pfl.node.status.endpoints import open_to_others, status_page
+from p2pfl.node.status.observer import StatusBoard
+from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
+from p2pfl.system.atomic_files import lock_folder
+from p2pfl.system.console import INTERRUPTED
+from p2pfl.web.http_server import Page
+
+Say = Callable[[str], None]
+FRESH = 10.0  # seconds; not so often that it wears out the card of a small machine
+
+
+def run(folder: Path, changes: Sequence[str], say: Say, until_done: bool = False) -> int:
+    """Run the node of a folder, until it is told to stop; return the exit code.
+
+    Args:
+        until_done: end when its rounds are done and no peer needs it any more.
+
+    Raises:
+        ConfigurationError: the configuration is wrong, the key is readable by others, the port is in use.
+    """
+    loading.load(folder, changes)  # errors in it come before the lock
+    with lock_folder(folder):
+        try:
+            return _run_once(folder, changes, say, until_done)
+        except IncarnationConflictError as conflict:
+            _renumber(folder, conflict.boot, say)
+        try:
+            return _run_once(folder, changes, say, until_done)
+        except IncarnationConflictError:
+            raise ConfigurationError(
+                f"another process uses the key of this node: {folder}, or a copy of it, runs elsewhere. Stop one of them;"
+                " a second node needs a folder and a key of its own (p2pfl-node init)"
+            ) from None
+
+
+def _run_once(folder: Path, changes: Sequence[str], say: Say, until_done: bool) -> int:
+    loop_factory = None
+    with suppress(ImportError):  # not on Windows
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    ready = loading.load(folder, changes)
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        try:
+            return runner.run(_run(ready, say, until_done))
+        except (IdentityError, AddressError, FederationError, TransportError) as error:  # of the last: cannot listen
+            raise ConfigurationError(str(error)) from error
+
+
+def _renumber(folder: Path, known: int, say: Say) -> None:
+    """Go on after a conflict of incarnations, with numbers that no frame of this key has had."""
+    incarnation.count_past(folder / folders.BOOT, known)
+    membership = load_federation(folder)
+    if membership is not None and (folder / folders.VOTE).exists():
+        FileVotes(folder / folders.VOTE, say).distrust(membership.epoch)
+    say(
+        f"peers know messages of this node that are later than its folder: {folder} was restored from an older copy, or"
+        " another process uses its key. The node starts again with new message numbers"
+    )
+
+
+async def _run(ready: Setup, say: Say, until_done: bool) -> int:
+    supervisor = Supervisor(say)
+    asyncio.get_running_loop().set_exception_handler(supervisor.stray)
+    with ExitStack() as close:
+        parts = Assembly(ready, say, close, supervisor).parts()
+        node, board = parts.node, parts.board
+        page = await _show(ready.config, parts, say)
+        board.begin(node, parts.about)
+        leave = _on_signals(node, board, say)
+        try:
+            async with asyncio.TaskGroup() as beside:
+                tasks = [beside.create_task(work) for work in _beside(parts, page, ready.folder, supervisor)]
+                await node.run(lambda: _serve(parts, leave, until_done or parts.members is None))
+                for task in tasks:
+                    task.cancel()
+        except asyncio.CancelledError:
+            board.ended("stopped")
+            return INTERRUPTED
+        except BaseException as failure:
+            error = first_error(failure)
+            if isinstance(error, IncarnationConflictError):
+                raise error from None
+            board.ended("failed", str(error) or type(error).__name__)
+            raise error from None
+        finally:
+            if page is not None:
+                await supervisor.clean_up("page", page.close())
+        if leave.is_set() and not node.done:
+            board.ended("stopped")
+            say(f"stopped after round {node.round}; run again to go on")
+            return INTERRUPTED
+        board.ended("finished")
+        return 0
+
+
+async def _show(config: NodeConfig, parts: Parts, say: Say) -> Page | None:
+    """Start the status page for browsers and Prometheus, if it is configured."""
+    if config.status_port < 0:
+        return None
+    page = status_page(parts.board, config.status_host, config.status_port)
+    address = await page.start()
+    parts.about["page"] = address
+    warning = " (not on loopback: whoever reaches this address sees it)" if open_to_others(config.status_host) else ""
+    say(f"status page: {address}{warning}")
+    return page
+
+
+def _beside(parts: Parts, page: Page | None, folder: Path, supervisor: Supervisor) -> list[Coroutine[Any, Any, None]]:
+    """Return the work beside the rounds: find members, follow the membership, show the state of the node.
+
+    Only an error in the second of them, which is about what the node is, may end the node.
+    """
+    run, contacts = supervisor.run, parts.exchange.contacts
+    works = [_keep_fresh(parts.board), run("status socket", lambda: parts.board.answer(folder))]
+    if page is not None:
+        works.append(run("page", _page_again(page, supervisor)))
+    if parts.reach is not None:
+        works.append(run("mdns", partial(parts.reach.search, contacts)))
+    if parts.members is not None:
+        works.append(parts.members.run())
+    return works
+
+
+def _page_again(page: Page, supervisor: Supervisor) -> Callable[[], Awaitable[None]]:
+    """Return work that waits for a page to fail; when it is called again, it first restarts the page."""
+    started = True
+
+    async def work() -> None:
+        nonlocal started
+        if not started:
+            await supervisor.clean_up("page", page.close())
+            await page.start()
+        started = False
+        await page.failed()
+
+    return work
+
+
+async def _keep_fresh(board: StatusBoard) -> None:
+    """Write the status regularly, also while nothing happens."""
+    while True:
+        await asyncio.sleep(FRESH)
+        board.write()
+
+
+async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
+    """Answer peers until told to stop; or, if asked to, until none of them needs this node any more."""
+    if until_done:
+        waits = [asyncio.create_task(parts.exchange.others_done()), asyncio.create_task(leave.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return
+    parts.board.serving()
+    await leave.wait()
+
+
+def _on_signals(node: Node, board: StatusBoard, say: Say) -> asyncio.Event:
+    """Stop after the round in progress on the first Ctrl-C or SIGTERM, at once on the second."""
+    leave = asyncio.Event()
+
+    def stop() -> None:
+        if leave.is_set():
+            board.ended("stopped")
+            say("stopped at once; run again to go on after the last finished round")
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)  # Python itself would wait for the thread that trains
+        leave.set()
+        node.stop()
+        if not node.done:
+            say("stopping after this round (once more to stop at once)")
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, RuntimeError):  # Windows has no signal handlers on a loop
+            loop.add_signal_handler(number, stop)
+    return leave

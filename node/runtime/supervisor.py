@@ -1,0 +1,81 @@
+"""Supervision of the parts of a node that talk to the outside: an error in one of them ends nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import AbstractEventLoop
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import PurePath
+from traceback import extract_tb
+from typing import Any
+
+from p2pfl.node.node import first_error
+from p2pfl.system.printable import printable
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a part starts again; each time twice as long
+STRAY = "callbacks"  # the part of errors that nobody waits for
+
+
+class Supervisor:
+    """Restarts parts that fail, and counts their errors.
+
+    Args:
+        say: prints a line.
+
+    Attributes:
+        faults: errors that escaped a part, by its name.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.faults: Counter[str] = Counter()
+        self._say = say
+        self._said: set[tuple[str, str]] = set()
+
+    async def run(self, part: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work of a part; do it again, after a growing pause, as long as it ends with an error.
+
+        The pauses begin anew when the part has worked for longer than the longest of them. Time is that of the event loop.
+        """
+        clock = asyncio.get_running_loop().time
+        pause = FIRST_PAUSE
+        while True:
+            begun = clock()
+            try:
+                await work()
+                return
+            except Exception as error:
+                self.fault(part, error)
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # what failed is the clean-up
+                    raise asyncio.CancelledError from None
+            if clock() - begun > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def clean_up(self, part: str, work: Awaitable[None]) -> None:
+        """Do the last work of a part; an error in it is counted, and masks no other."""
+        try:
+            await work
+        except Exception as error:
+            self.fault(part, error)
+
+    def fault(self, part: str, error: BaseException) -> None:
+        """Count an error that escaped a part; say it, if it is the first of its kind."""
+        self.faults[part] += 1
+        error = first_error(error)
+        kind = type(error).__name__
+        if (part, kind) not in self._said:
+            self._said.add((part, kind))
+            self._say(f"fault of {part}, which the node survives: {kind}: {printable(str(error))}{_place(error)}")
+
+    def stray(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Count an error that the event loop would only log (see asyncio's set_exception_handler)."""
+        self.fault(STRAY, context.get("exception") or RuntimeError(context["message"]))
+
+
+def _place(error: BaseException) -> str:
+    """Return the file and line that raised an error."""
+    frames = extract_tb(error.__traceback__)
+    return f" ({PurePath(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -1,0 +1,58 @@
+"""A node's status over HTTP: a page that follows it, the same as JSON, and metrics for Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.status.observer import StatusBoard
+from p2pfl.protocols.addresses import is_loopback
+from p2pfl.web.http_server import ASSETS, EXTRA, Page, Shown, asset
+
+NEWEST = 50  # rounds that a page which follows the node asks for again and again
+
+OWN = Path(__file__).parent / "web"
+FILES = {
+    "/": OWN / "status.html",
+    "/status.js": OWN / "status.js",
+    **{f"/{name}": ASSETS / name for name in ("live.js", "charts.js", "style.css", "status.css", "icon.svg")},
+}
+
+
+def status_page(board: StatusBoard, host: str, port: int) -> Page:
+    """Return the page of a node, to be started.
+
+    It has / (for people), /status.json (what `p2pfl-node status --json` prints, as of now), /status.json?newest (the same
+    with the newest rounds only) and /metrics.
+
+    Raises:
+        ConfigurationError: prometheus-client is missing.
+    """
+    try:
+        metrics.text({})
+    except ImportError as error:
+        raise ConfigurationError(EXTRA) from error
+
+    shown = {path: asset(file) for path, file in FILES.items()}
+    shown["/status.json"] = Shown("application/json", lambda: _json(board.fresh()))
+    shown["/status.json?newest"] = Shown("application/json", lambda: _json(_newest(board.fresh())))
+    shown["/metrics"] = Shown(metrics.CONTENT_TYPE, lambda: metrics.text(board.fresh()))
+    return Page(shown, host, port)
+
+
+def open_to_others(host: str) -> bool:
+    """Return whether a page at this host can be read from other machines."""
+    return not is_loopback(host)
+
+
+def _newest(state: dict[str, Any]) -> dict[str, Any]:
+    return state | {"history": state["history"][-NEWEST:]}
+
+
+def _json(state: dict[str, Any]) -> bytes:
+    """Return a status as JSON, with null for values that are not finite: browsers know no NaN."""
+    return msgspec.json.encode(state, enc_hook=float)

@@ -1,0 +1,203 @@
+"""Observer of a node: it logs a line for each round, and keeps the status that files, pages and commands show."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from p2pfl.node.coordination.election_runner import UNKNOWN, Elected
+from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.node import Node
+from p2pfl.node.status import snapshot as snapshot
+from p2pfl.node.status import status_socket
+from p2pfl.node.status.peer_changes import PeerChanges
+from p2pfl.node.status.reader import read_history
+from p2pfl.node.status.status_file import StatusFile
+from p2pfl.node.status.text import describe_result, describe_round
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Assignment, Merge, Stage, Update
+
+ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file for rounds, or for peers that come and go
+MOST_ROUNDS = 1000  # that are kept
+
+
+class StatusBoard:
+    """Observer of a node (see p2pfl.node.node.Observer).
+
+    Args:
+        path: the file to keep up to date.
+        say: prints a line.
+        clock: seconds of a monotonic clock, for durations.
+        wall: seconds since 1970, for moments that are shown.
+        faults: errors that the node has survived, by part; see p2pfl.node.runtime.supervisor.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        exchange: MessageExchange,
+        say: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        faults: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._file = StatusFile(path, say, clock, self.fresh)
+        self._clock = clock
+        self._wall = wall
+        self._faults = faults
+        self._changes = PeerChanges(say)
+        self._exchange = exchange
+        self._say = say
+        self._before = (0, 0)
+        self._refused = 0
+        self._discarded: Counter[str] = Counter()
+        self._missing: Mapping[str, str] = {}
+        self._earlier = read_history(path)
+        self._node: Node | None = None
+        self._ended = clock()  # the last round
+        self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
+        exchange.roster.on_change = self._peers_changed
+
+    def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Show a node from now on.
+
+        Args:
+            about: names of its task, its policy and the like, by key.
+        """
+        self._node = node
+        self._ended = self._clock()
+        self.state |= {
+            **about,
+            **snapshot.node_facts(node),
+            "state": "running",
+            "started": self._wall(),
+            "round": node.round,
+        }
+        self.write()
+
+    def restored(self, node: Node) -> None:
+        """Continue the history of the node's last run, up to the round that was stored."""
+        rows = [row for row in self._earlier if row["round"] <= node.round]
+        self.state |= {"round": node.round, "history": rows}
+        self.write()
+
+    def skipped(self, node: Node, finished: int, following: int) -> None:
+        """Report that the node goes forward or back to the round of most participants."""
+        where = f"round {following}, where most members are"
+        if following > finished:
+            self._say(f"skips from round {finished} to {where}")
+        else:
+            self._say(f"goes back from round {finished} to {where}")
+            self.state["history"] = [row for row in self.state["history"] if row["round"] < following]
+            self.state["round"] = following - 1
+        self.write()
+
+    def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
+        """Report a model that was discarded, and count the peers whose models went into it."""
+        self._discarded.update(senders or [id])
+        self._say(f"round {round}: {reason}; the model of before is kept")
+
+    def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
+
+    def received(self, id: str, round: int, updates: Sequence[Update]) -> None: ...
+
+    def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
+
+    def elected(self, node: Node, elected: Elected) -> None:
+        """Log the coordinator's name; or, where there was one, why there is none."""
+        if elected.coordinator is not None:
+            self._say(f"{elected.coordinator} coordinates, in term {elected.term}")
+        elif elected.problem != UNKNOWN and not node.done:
+            self._say(elected.problem)
+        self.write()
+
+    def merged(self, node: Node, merge: Merge) -> None:
+        traffic, begun = node.exchange.traffic, self._ended
+        before, self._before = self._before, (traffic.received_in_rounds, traffic.sent_in_rounds)
+        self._ended = self._clock()
+        row = snapshot.round_row(
+            node,
+            merge,
+            at=self._wall(),
+            seconds=self._ended - begun,
+            bytes_in=self._before[0] - before[0],
+            bytes_out=self._before[1] - before[1],
+        )
+        self._say_refused(node)
+        self.state["round"] = node.round
+        self.state["history"] = [*self.state["history"], row][-MOST_ROUNDS:]
+        if not node.settings.evaluate_every:
+            self._say(describe_round(row, node.settings.rounds, node.task.metric))
+        self._file.write(ROUNDS_APART)
+
+    def _say_refused(self, node: Node) -> None:
+        """Log how many models of this round the budget has kept out, and why."""
+        ledger = node.peers.ledger
+        if ledger.refused > self._refused:
+            self._say(f"{ledger.refused - self._refused} models left out by the budget: {ledger.refusal}")
+        self._refused = ledger.refused
+
+    def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
+        shown = (row for row in reversed(self.state["history"]) if row["round"] == round)
+        row: dict[str, Any] = next(shown, {"round": round})
+        row |= snapshot.evaluation(node, stages)
+        self._say(describe_round(row, node.settings.rounds, node.task.metric))
+        self._file.write(ROUNDS_APART)
+
+    def finished(self, node: Node, result: Mapping[str, float]) -> None:
+        self.state |= {"state": "finished", "result": dict(result), "best_round": node.judge.round}
+        self._say(describe_result(result, node.judge.round))
+        self.write()
+
+    def serving(self) -> None:
+        """Note that all rounds are done, and that the node answers its peers until it is stopped."""
+        self.state |= {"state": "serving"}
+        self._say("all rounds are done; serving until stopped (Ctrl-C)")
+        self.write()
+
+    def ended(self, state: str, reason: str = "") -> None:
+        """Note the end of the node, and its reason."""
+        self.state |= {"state": state, "reason": reason}
+        self.write()
+
+    def write(self) -> None:
+        self._file.write()
+
+    async def answer(self, folder: Path) -> None:
+        """Answer requests for the status in the node's folder, until cancelled; see p2pfl.node.status.status_socket."""
+        await status_socket.answer(folder, lambda: json.dumps(self.fresh()).encode())
+
+    def fresh(self) -> dict[str, Any]:
+        """Return the present status."""
+        self.refresh()
+        return self.state
+
+    def refresh(self) -> None:
+        """Update the entries that change between rounds."""
+        if (node := self._node) is not None:
+            self.state |= {"disk": node.disk or self._file.problem, "stored": node.stored}
+            self.state |= snapshot.budget_state(node.peers.ledger)
+            self.state |= snapshot.suspicious_state(self._exchange, node.peers, self._discarded)
+        self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
+
+    def _peers_changed(self) -> None:
+        """Log the peers that are missing, and those that are back. A peer that has done its rounds may leave unnoticed."""
+        missing = {
+            name: reason
+            for name, reason in self._exchange.roster.suspected.items()
+            if not self._exchange.peers[name].stopped
+        }
+        for name in missing.keys() - self._missing.keys():
+            self._changes.left(name, missing[name])
+        for name in self._missing.keys() - self._exchange.roster.suspected.keys():
+            if name in self._exchange.peers:  # else it is no member any more
+                self._changes.back(name)
+        self._missing = missing
+        self._file.write(PEERS_APART)

@@ -1,0 +1,166 @@
+"""Metrics of a node for Prometheus, made from its status."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PEER_STATES = ("connecting", "connected", "suspected", "not connected", "done")  # shown even where no peer is in them
+NODE_STATES = ("starting", "running", "serving", "finished", "stopped", "failed")
+
+
+def text(state: Mapping[str, Any]) -> bytes:
+    """Return a status (see p2pfl.node.status.observer) in the text format of Prometheus.
+
+    Raises:
+        ImportError: prometheus-client is missing.
+    """
+    from prometheus_client import generate_latest
+    from prometheus_client.registry import Collector, CollectorRegistry
+
+    class Once(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return _metrics(state)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Once())
+    return generate_latest(registry)
+
+
+def _metrics(state: Mapping[str, Any]) -> Iterator[Metric]:
+    yield from _of_node(state)
+    yield from _of_traffic(state)
+    yield from _of_peers(state.get("peers", ()))
+    yield from _of_last_round(state.get("history", ()))
+    yield from _of_budget(state)
+    yield from _scores(state)
+
+
+def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
+    about = {key: str(state.get(key, "")) for key in ("name", "federation", "task", "policy", "version")}
+    yield _gauge("p2pfl_info", "1, for what the node is.", tuple(about), [(tuple(about.values()), 1)])
+    now = state.get("state")
+    names = dict.fromkeys((*NODE_STATES, *([now] if now else [])))
+    yield _gauge("p2pfl_state", "1 for what the node does now.", ("state",), [((name,), name == now) for name in names])
+    yield _value("p2pfl_round", "The round that the node is in, or has finished.", state.get("round", 0))
+    yield _value("p2pfl_stored_round", "The round whose checkpoint is on the disk.", state.get("stored", 0))
+    yield _value("p2pfl_rounds", "How many rounds the node is to do.", state.get("rounds", 0))
+    yield _value("p2pfl_disk_problem", "1 while checkpoints or the status cannot be written.", bool(state.get("disk")))
+    yield _value("p2pfl_broker_problem", "1 while the broker does not deliver.", bool(state.get("broker")))
+    if election := state.get("election"):
+        there = [((str(election["coordinator"]),), 1)] if election["coordinator"] else []
+        yield _gauge("p2pfl_coordinator", "1, for the member that coordinates.", ("name",), there)
+        alone = bool(election["problem"]) and now == "running"  # who is done needs nobody
+        yield _value("p2pfl_coordinator_problem", "1 while nobody coordinates.", alone)
+        yield _value(
+            "p2pfl_election_term", "The newest term's number in its epoch.", int(election["term"].partition(".")[2])
+        )
+
+
+def _of_traffic(state: Mapping[str, Any]) -> Iterator[Metric]:
+    sent, models = [], []
+    for direction, counts in state.get("traffic", {}).items():
+        for kind, count in counts.items():
+            if kind == "models":
+                models.append(((direction,), count))
+            else:
+                sent.append(((direction, kind), count))
+    yield _counter("p2pfl_traffic_bytes", "Bytes of envelopes, by direction and kind.", ("direction", "kind"), sent)
+    yield _counter("p2pfl_models", "Models sent and received.", ("direction",), models)
+    rejected = [((cause,), count) for cause, count in state.get("rejected", {}).items()]
+    yield _counter("p2pfl_rejected", "Messages that were refused, by cause.", ("cause",), rejected)
+    suspicious = [
+        ((name, what), count) for what, names in state.get("suspicious", {}).items() for name, count in names.items()
+    ]
+    about = "Claims and models of a peer that were limited or not believed, by kind."
+    yield _counter("p2pfl_suspicious", about, ("peer", "kind"), suspicious)
+    faults = [((part,), count) for part, count in state.get("faults", {}).items()]
+    yield _counter("p2pfl_faults", "Errors that the node has survived, by the part that they escaped.", ("part",), faults)
+    expired = [((), state.get("deadlines_expired", 0))]
+    yield _counter("p2pfl_deadlines_expired", "Waits for a peer that ended at the deadline.", (), expired)
+
+
+def _of_peers(peers: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    peers = list(peers)
+    found = Counter(peer["state"] for peer in peers)
+    states = dict.fromkeys((*PEER_STATES, *found))
+    counts = [((name,), found[name]) for name in states]
+    yield _gauge("p2pfl_peers", "Peers, by what this node thinks of them.", ("state",), counts)
+    each = [((peer["name"], name), name == peer["state"]) for peer in peers for name in states]
+    yield _gauge("p2pfl_peer_state", "1 for what this node thinks of a peer.", ("peer", "state"), each)
+    rounds = [((peer["name"],), peer["round"]) for peer in peers if "round" in peer]
+    yield _gauge("p2pfl_peer_round", "The round that a peer is in, as last heard.", ("peer",), rounds)
+    ages = [((peer["name"],), peer["staleness"]) for peer in peers if peer.get("staleness") is not None]
+    yield _gauge("p2pfl_peer_staleness_seconds", "Age of a peer's last model when it was sent.", ("peer",), ages)
+    for name, key in (("p2pfl_peer_received_bytes", "bytes_in"), ("p2pfl_peer_sent_bytes", "bytes_out")):
+        sizes = [((peer["name"],), peer[key]) for peer in peers if key in peer]
+        yield _counter(name, "Bytes of all envelopes, by peer.", ("peer",), sizes)
+    refused = [((peer["name"], cause), n) for peer in peers for cause, n in peer.get("offences", {}).items()]
+    yield _counter("p2pfl_peer_offences", "Refused messages of a peer, by cause.", ("peer", "cause"), refused)
+
+
+def _of_last_round(history: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Yield the metrics of the newest finished round."""
+    last: Mapping[str, Any] = max(history, key=lambda row: int(row["round"]), default={})
+    weights = [((name,), weight) for name, weight in last.get("weights", {}).items()]
+    about = "How much each node's model counted in the last round, this node's included."
+    yield _gauge("p2pfl_chosen_weight", about, ("peer",), weights)
+    if "seconds" in last:
+        yield _value("p2pfl_round_seconds", "How long the last round took.", last["seconds"])
+    if "models" in last:
+        yield _value("p2pfl_round_models", "Models received in the last round.", last["models"])
+    sizes = [((way,), last[key]) for way, key in (("received", "bytes_in"), ("sent", "bytes_out")) if key in last]
+    about = "Bytes that carried learning in the last round, by direction."
+    yield _gauge("p2pfl_round_bytes", about, ("direction",), sizes)
+
+
+def _of_budget(state: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the limits that are set, and their use in the round in progress or in the last one."""
+    budget = state.get("budget", {})
+    limits = [((what,), row["limit"]) for what, row in budget.items()]
+    used = [((what,), row["used"]) for what, row in budget.items()]
+    yield _gauge("p2pfl_budget_limit", "What the node may receive in a round, or hold at once.", ("what",), limits)
+    yield _gauge("p2pfl_budget_used", "What it has received in this round, or holds.", ("what",), used)
+    refused = [((), state.get("refused_by_budget", 0))]
+    yield _counter("p2pfl_budget_refused", "Models that were left out by the budget.", (), refused)
+
+
+def _scores(state: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the newest evaluation; the task names its metric."""
+    metric = re.sub(r"\W", "_", str(state.get("metric", "")), flags=re.ASCII)
+    for split in ("validation", "test"):
+        values = [row[split] for row in state.get("history", ()) if row.get(split) is not None]
+        if values:
+            about = f"The {metric} of the newest evaluated model on {split} data."
+            yield _value(f"p2pfl_{split}_{metric}", about, values[-1])
+
+
+_Rows = Iterable[tuple[tuple[str, ...], float]]
+
+
+def _value(name: str, about: str, value: float) -> Metric:
+    return _gauge(name, about, (), [((), value)])
+
+
+def _gauge(name: str, about: str, labels: tuple[str, ...], rows: _Rows) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, float(number))
+    return family
+
+
+def _counter(name: str, about: str, labels: tuple[str, ...], rows: _Rows) -> Metric:
+    from prometheus_client.core import CounterMetricFamily
+
+    family = CounterMetricFamily(name, about, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, float(number))
+    return family

@@ -1,0 +1,85 @@
+"""Status of a node's folder: from the node itself where it runs and answers, else from its status file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder.config import STATUS
+from p2pfl.node.status import status_socket
+from p2pfl.system.atomic_files import is_folder_locked
+
+RUNNING = ("starting", "running", "serving")  # states of a node whose process runs
+
+
+def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, Any] | None:
+    """Return the present status of a folder's node, from the node itself if it runs and answers; else from the file.
+
+    Args:
+        wall: returns seconds since 1970.
+
+    Returns:
+        The status, with its `age` in seconds if it comes from the file; None if the node never ran.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is damaged.
+    """
+    if is_folder_locked(folder) and (answer := status_socket.ask(folder)) is not None and _is_status(answer):
+        return answer
+    status = read(folder / STATUS)
+    if status is not None and isinstance(status.get("updated"), int | float):
+        status["age"] = max(0.0, wall() - status["updated"])  # the clock may have been set back
+    return status
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return the content of a status file, or None if there is none. The state of a node that was killed is "gone".
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is damaged.
+    """
+    status = None
+    try:
+        with suppress(ValueError, RecursionError):
+            status = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    if not _is_status(status):
+        raise ConfigurationError(f"{path} is damaged; it is only for show, and the node's next run writes it anew")
+    # The number alone says little: since a restart of the machine it may be another process. A node holds its folder's lock.
+    if status["state"] in RUNNING and not (_is_alive(status["pid"]) and is_folder_locked(path.parent)):
+        status["state"] = "gone"
+    return status
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """Return the rounds in a status file; none if there is no file that can be read."""
+    try:
+        status = read(path)
+    except ConfigurationError:
+        return []
+    rows = [] if status is None else status["history"]
+    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("round"), int)]
+
+
+def _is_status(found: Any) -> TypeGuard[dict[str, Any]]:
+    kinds = {"state": str, "pid": int, "history": list}
+    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,125 @@
+"""Parts of a node's status, read from the node: values that JSON can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from p2pfl._version import __version__
+from p2pfl.budget import Ledger
+from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.node import SPLITS, Node
+from p2pfl.node.peering.peer import Peer
+from p2pfl.node.policy_api import NodePeers
+from p2pfl.policy import Merge, Stage
+
+
+def node_facts(node: Node) -> dict[str, Any]:
+    """Return the facts about a node that do not change."""
+    return {
+        "version": __version__,
+        "name": node.name,
+        "rounds": node.settings.rounds,
+        "metric": node.task.metric,
+        "higher_is_better": node.task.higher_is_better,
+        "judged": node.policy.judged,
+    }
+
+
+def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
+    """Return the state of a node's peers, and counts of what was exchanged with them."""
+    state: dict[str, Any] = {
+        "peers": [peer_state(peer, exchange.roster.suspected.get(name, "")) for name, peer in exchange.peers.items()],
+        "traffic": exchange.traffic.as_dict(),
+        "rejected": dict(exchange.rejected),
+        "broker": exchange.contacts.broker,
+        "deadlines_expired": exchange.expired,
+    }
+    if exchange.electing is not None:
+        seen = exchange.electing.seen
+        state["election"] = {"coordinator": seen.coordinator, "term": str(seen.term), "problem": seen.problem}
+    return state
+
+
+def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
+    """Return the state of a peer.
+
+    Args:
+        reason: why it is missing; "" where it is not.
+    """
+    if reason:
+        known = peer.introduced or peer.known
+        state = "done" if peer.stopped else "suspected" if known else "not connected"
+    else:
+        state = "connected" if peer.introduced else "connecting"
+    return {
+        "name": peer.name,
+        "state": state,
+        "reason": reason,
+        "round": peer.round,
+        "link": "" if peer.link is None else "direct" if peer.link.direct else "broker",
+        "addresses": dict(peer.addresses),
+        "staleness": peer.age,
+        "offences": dict(peer.offences),
+        "bytes_in": peer.bytes_in,
+        "bytes_out": peer.bytes_out,
+    }
+
+
+def budget_state(ledger: Ledger) -> dict[str, Any]:
+    """Return the limits that are set, and their use in the round in progress or in the last one."""
+    used = {"models": ledger.models, "held": ledger.held, "bytes": ledger.bytes}
+    limits = {what: getattr(ledger.budget, what) for what in used}
+    budget = {what: {"limit": limit, "used": used[what]} for what, limit in limits.items() if limit}
+    return {"budget": budget, "refused_by_budget": ledger.refused}
+
+
+def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Mapping[str, int]) -> dict[str, Any]:
+    """Return counts of what peers did that may be a lie, by kind and by name.
+
+    Args:
+        discarded: models that were not finite, by the name of the peer.
+    """
+    counts: dict[str, Mapping[str, int]] = {
+        "outliers": peers.clip.outliers if peers.clip is not None else {},
+        "capped samples": peers.capped,
+        "over the budget": peers.ledger.oversized,
+        "not finite": discarded,
+        "losses told": exchange.losses.given,
+        "far ahead": exchange.pacer.far_ahead,
+    }
+    return {"suspicious": {what: dict(by_name) for what, by_name in counts.items() if by_name}}
+
+
+def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: int, bytes_out: int) -> dict[str, Any]:
+    """Return the row of a finished round.
+
+    Args:
+        at: seconds since 1970.
+        seconds: since the round before ended.
+        bytes_in, bytes_out: that carried learning in this round.
+    """
+    row: dict[str, Any] = {
+        "round": node.round,
+        "at": round(at, 3),
+        "seconds": round(seconds, 3),
+        "models": node.peers.models_in,
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+        "weights": {id: round(weight, 4) for id, weight in merge.weights.items()},
+    }
+    if node.me.budget.bytes:
+        row["budget_bytes"] = node.peers.ledger.bytes
+    return row
+
+
+def evaluation(node: Node, stages: Mapping[Stage, Mapping[str, float]]) -> dict[str, Any]:
+    """Return the metrics of an evaluated round: those of the stage that the policy reports, and those of every stage."""
+    reported, metric = stages.get(node.policy.judged, stages["merged"]), node.task.metric
+    return {
+        "validation": reported.get(f"validation_{metric}"),
+        "test": reported.get(f"test_{metric}"),
+        "stages": {
+            stage: {split: metrics.get(f"{split}_{metric}") for split in SPLITS} for stage, metrics in stages.items()
+        },
+    }

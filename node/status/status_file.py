@@ -1,0 +1,70 @@
+"""Status file of a node, replaced as a whole, and not too often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from asyncio import TimerHandle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from p2pfl.system.atomic_files import PRIVATE, Tries, replace_file
+
+SHOWN = 200  # rounds in the file, which is written again and again; the node's page shows more
+
+
+class StatusFile:
+    """
+    Args:
+        say: is told when it cannot be written, and when it can be again.
+        clock: seconds of a monotonic clock.
+        make: returns the status as it is now.
+    """
+
+    def __init__(
+        self, path: Path, say: Callable[[str], None], clock: Callable[[], float], make: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._path = path
+        self._tries = Tries(path, "its status", say)
+        self._clock = clock
+        self._make = make
+        self._written = float("-inf")
+        self._timer: TimerHandle | None = None
+        self._due = float("inf")  # when the timer ends
+
+    @property
+    def problem(self) -> str:
+        """Why it could not be written the last time; "" if it could."""
+        return self._tries.problem
+
+    def write(self, apart: float = 0.0) -> None:
+        """Write the status: now, or once `apart` seconds have passed since it was written last."""
+        now = self._clock()
+        due = max(now, self._written + apart)
+        loop = _running_loop() if due > now else None
+        if loop is None:
+            self._write()
+        elif due < self._due:
+            self._cancel()
+            self._due, self._timer = due, loop.call_later(due - now, self._write)
+
+    def _write(self) -> None:
+        self._cancel()
+        self._written = self._clock()
+        state = self._make()
+        with self._tries.go_on():
+            shown = {**state, "history": state["history"][-SHOWN:]}
+            replace_file(self._path, [json.dumps(shown).encode()], durable=False, mode=PRIVATE)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._due = None, float("inf")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,137 @@
+"""How a model treats the samples of each label in each group, and how samples are weighted to treat groups alike.
+
+Arrays have a row for each label, 0 and 1, and a column for each of A groups, [2, A]. Cells without samples take no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+from msgspec.structs import replace
+
+from p2pfl.parameters import Parameters
+from p2pfl.private_parameters import Border
+from p2pfl.queries import Query
+
+MOST_GROUPS = 2**10
+MOST_WEIGHT = 2.0  # of a sample that is balanced; that of the other label of its group then is 0
+MOST_LOSS = float(np.finfo(np.float32).max)  # of a sample: losses are computed in float32, and finite
+
+
+class Tally(NamedTuple):
+    """What a model makes of a node's training samples.
+
+    Attributes:
+        counts: how many samples there are, int64 [2, A].
+        positive: how many of them are decided to be of label 1, int64 [2, A].
+        losses: the sum of their losses, float64 [2, A].
+    """
+
+    counts: np.ndarray
+    positive: np.ndarray
+    losses: np.ndarray
+
+    @property
+    def right(self) -> int:
+        """How many samples are decided rightly."""
+        return int((self.counts[0] - self.positive[0]).sum() + self.positive[1].sum())
+
+
+class CountGroups(Query[Tally], frozen=True, gc=False):
+    """Return how a model treats each label in each group of the node's training samples."""
+
+    name: ClassVar[str] = "tally"
+    hint: ClassVar[str] = "a task whose samples have labels and groups, such as `fairness`"
+
+    params: Parameters
+
+    def complete(self, private: Border) -> Self:
+        return replace(self, params=private.whole(self.params))
+
+
+def total(tallies: Sequence[Tally]) -> Tally:
+    """Return the tally of all samples together.
+
+    Raises:
+        ValueError: they are not of the same groups.
+    """
+    if len({each.counts.shape for each in tallies}) > 1:
+        raise ValueError("submissions are not of the same groups")
+    counts, positive, losses = (np.sum(parts, axis=0) for parts in zip(*tallies, strict=True))
+    return Tally(counts, positive, losses)
+
+
+def disparity(tally: Tally) -> float:
+    """Return how far a group's share of positive decisions is from that of all, at most; PraFFL, eq. 2."""
+    sizes = tally.counts.sum(0)
+    there = sizes > 0
+    rates = tally.positive.sum(0)[there] / sizes[there]
+    return float(np.abs(rates - tally.positive.sum() / sizes.sum()).max())
+
+
+def even(groups: int) -> np.ndarray:
+    """Return the weights of samples that all count alike, [2, A]."""
+    return np.ones((2, groups))
+
+
+def balanced(weights: np.ndarray, tally: Tally, step: float) -> np.ndarray:
+    """Return the weights of samples after a step towards equal shares of positive decisions (demographic parity).
+
+    FedFB's step for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"), after
+    FairBatch (Roh et al. 2021). With l_{ya} the mean over group a of the losses of its samples of label y, f_a = (l_{0a} -
+    l_{1a} + P(y=1 | a)) less the same of the first group is how many more positive decisions group a has, the loss standing
+    for the error. Then lambda_a, by which the samples of label 0 count, grows by `step` * f_a, that of the first group
+    shrinks by `step` times the sum of all f_a, and each stays from 0 to 2 p_a, p_a being the group's share of the samples;
+    those of label 1 count by 2 p_a - lambda_a. Weights here are these divided by p_a.
+    """
+    sizes = tally.counts.sum(0)
+    there = np.flatnonzero(sizes)
+    rates = (tally.losses[0] - tally.losses[1] + tally.counts[1])[there] / sizes[there]
+    change = rates - rates[0]
+    change[0] = -change.sum()
+    negative = weights[0].copy()
+    negative[there] += step * change * sizes.sum() / sizes[there]
+    negative = negative.clip(0, MOST_WEIGHT)
+    return np.stack([negative, MOST_WEIGHT - negative])
+
+
+def against_the_worst(weights: np.ndarray, tally: Tally, rate: float) -> np.ndarray:
+    """Return the weights after a step towards those of the greatest weighted loss: times exp(rate * mean loss of the cell).
+
+    The mean weight of all samples is 1 again.
+    """
+    there = tally.counts > 0
+    means = np.where(there, tally.losses / np.maximum(tally.counts, 1), 0.0)
+    raised = weights * np.exp(rate * (means - means.max()))
+    mean = float((raised * tally.counts).sum() / tally.counts.sum())
+    return np.where(there, raised / mean, weights) if mean > 0 else weights
+
+
+def packed(tally: Tally, *names: str) -> dict[str, np.ndarray]:
+    """Return some of a tally as extras, beside its counts."""
+    return {"counts": tally.counts} | {name: getattr(tally, name) for name in names}
+
+
+def unpacked(extras: Mapping[str, np.ndarray], n_samples: int) -> Tally:
+    """Return the tally that a participant's extras say; what they do not say is 0.
+
+    Raises:
+        ValueError: they cannot be that of so many samples.
+    """
+    counts = extras.get("counts")
+    if counts is None or counts.dtype != np.int64 or counts.ndim != 2 or not 1 <= counts.shape[1] <= MOST_GROUPS:
+        raise ValueError("a submission says no tally of samples by label and group")
+    positive, losses = extras.get("positive", np.zeros_like(counts)), extras.get("losses", np.zeros(counts.shape))
+    if len(counts) != 2 or counts.min() < 0 or counts.max() > n_samples or counts.sum() != n_samples:
+        raise ValueError(f"a tally is not of {n_samples} samples")
+    if positive.dtype != np.int64 or positive.shape != counts.shape or ((positive < 0) | (positive > counts)).any():
+        raise ValueError("a tally has more positive decisions than samples, or less than none")
+    if (
+        losses.dtype != np.float64
+        or losses.shape != counts.shape
+        or not ((losses >= 0) & (losses <= counts * MOST_LOSS)).all()
+    ):
+        raise ValueError("a tally's losses are finite, and not negative, and those of no samples are 0")
+    return Tally(counts, positive, losses)

@@ -1,0 +1,242 @@
+"""How parameters are put into bytes for peers: as they are, rounded to fewer bits, or as what has changed most.
+
+What a peer gets is decode(encode(w)). Each codec says how far that may be from w; of all but `top-k` encoding it again gives
+the same bytes, so that nothing is lost twice. They compute alike, bit for bit, on every platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Protocol
+
+import numpy as np
+
+from p2pfl.config.registry import build
+from p2pfl.errors import P2pflError, unknown
+from p2pfl.parameters import Layout, Parameters
+
+Data = bytes | memoryview
+
+
+class DecodeError(P2pflError, ValueError):
+    """Bytes that are no model.
+
+    Attributes:
+        cause: `wrong length`, `malformed` or `not finite`.
+    """
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
+
+
+class Codec(Protocol):
+    """Turns whole models into bytes and back."""
+
+    @property
+    def words(self) -> str:
+        """What it does, as peers are told."""
+
+    def size(self, layout: Layout) -> int:
+        """Return how many bytes a model has, exactly."""
+
+    def encode(self, params: Parameters, layout: Layout) -> Data:
+        """Return the bytes of a model, all of whose values are finite."""
+
+    def decode(self, data: Data, layout: Layout) -> Parameters:
+        """Return the model of some bytes: float32, shape [P], all values finite; perhaps a view of the bytes.
+
+        Raises:
+            DecodeError: it is none; no more memory is taken than a model has.
+        """
+
+
+@dataclass(frozen=True)
+class Float32:
+    """Values as they are, little-endian. No loss; 4 P bytes."""
+
+    @property
+    def words(self) -> str:
+        return "all parameters, float32, not compressed"
+
+    def size(self, layout: Layout) -> int:
+        return 4 * layout.size
+
+    def encode(self, params: Parameters, layout: Layout) -> Data:
+        return params.astype("<f4", copy=False).data.cast("B")
+
+    def decode(self, data: Data, layout: Layout) -> Parameters:
+        _check_length(data, self.size(layout))
+        return finite(np.frombuffer(data, "<f4"))
+
+
+@dataclass(frozen=True)
+class Float16:
+    """IEEE half precision, rounded to nearest even; 2 P bytes.
+
+    Loss: at most 2**-11 of a value, or 2**-25 where it is less than 2**-14. Values beyond 65504 are cut to that.
+    """
+
+    @property
+    def words(self) -> str:
+        return "all parameters, float16"
+
+    def size(self, layout: Layout) -> int:
+        return 2 * layout.size
+
+    def encode(self, params: Parameters, layout: Layout) -> Data:
+        return np.clip(params, -65504.0, 65504.0).astype("<f2").data.cast("B")
+
+    def decode(self, data: Data, layout: Layout) -> Parameters:
+        _check_length(data, self.size(layout))
+        return finite(np.frombuffer(data, "<f2").astype(np.float32))
+
+
+@dataclass(frozen=True)
+class BFloat16:
+    """The upper half of a float32, rounded to nearest even; 2 P bytes.
+
+    Loss: at most 2**-8 of a value, or 2**-134 where it is less than 2**-126. What would round to infinity (beyond 3.39e38)
+    is cut to the greatest finite value.
+    """
+
+    @property
+    def words(self) -> str:
+        return "all parameters, bfloat16"
+
+    def size(self, layout: Layout) -> int:
+        return 2 * layout.size
+
+    def encode(self, params: Parameters, layout: Layout) -> Data:
+        bits = params.view(np.uint32)
+        half = ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+        half -= (half & 0x7FFF) == 0x7F80
+        return half.astype("<u2", copy=False).data.cast("B")
+
+    def decode(self, data: Data, layout: Layout) -> Parameters:
+        _check_length(data, self.size(layout))
+        bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+        return finite(bits.view(np.float32))
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Whole numbers from -127 to 127 for each tensor, times a scale of its own; P + 4 T bytes for T tensors.
+
+    What travels first is the greatest magnitude of each tensor (float32); the scale is a 127th of it, so the greatest value
+    comes out exact. Rounded half to even, in float64.
+
+    Loss: at most half a scale, max|tensor| / 254, and 2**-24 of the value.
+    """
+
+    @property
+    def words(self) -> str:
+        return "all parameters, int8 with a scale for each tensor"
+
+    def size(self, layout: Layout) -> int:
+        return 4 * len(layout.shapes) + layout.size
+
+    def encode(self, params: Parameters, layout: Layout) -> Data:
+        greatest = np.zeros(len(layout.shapes), "<f4")
+        numbers = np.zeros(layout.size, np.int8)
+        for k, (_, start, stop, _) in enumerate(layout.places):
+            tensor = params[start:stop]
+            greatest[k] = np.abs(tensor).max(initial=0.0)
+            if greatest[k] > 0:
+                numbers[start:stop] = np.rint(tensor.astype(np.float64) * 127 / np.float64(greatest[k]))
+        return greatest.tobytes() + numbers.tobytes()
+
+    def decode(self, data: Data, layout: Layout) -> Parameters:
+        _check_length(data, self.size(layout))
+        count = len(layout.shapes)
+        greatest = finite(np.frombuffer(data[: 4 * count], "<f4"))
+        numbers = np.frombuffer(data[4 * count :], np.int8)
+        if (greatest < 0).any() or (numbers == -128).any():
+            raise DecodeError("malformed", "a scale below 0, or a number below -127")
+        params = np.empty(layout.size, np.float32)
+        for k, (_, start, stop, _) in enumerate(layout.places):
+            params[start:stop] = numbers[start:stop].astype(np.float64) * np.float64(greatest[k]) / 127
+        return params
+
+
+@dataclass(frozen=True)
+class TopK(Float32):
+    """The values that have changed most, and the rest when they have: q and w^ of CHOCO-SGD (Koloskova et al., 2019,
+    "Decentralized stochastic optimization and gossip algorithms with compressed communication", algorithm 2, lines 4 to 6).
+
+    A node has a public copy w^ of its model w, which starts as the common initial model. With each publication the
+    k = ceil(share * P) entries of largest `|w - w^|` of w^ become those of w, exactly; what was left out stays in the
+    difference, which is the error feedback. Peers have w^, never w. A peer that has an earlier w^ is sent the entries that
+    have changed since, any other one the whole w^ as float32 (see p2pfl.compression.sparse_updates). How models are
+    averaged is up to the
+    policy: the consensus step of the paper (line 9) is not taken.
+
+    Loss: unbounded in one publication. A value that is left out long enough comes to be the largest: if w stays, w^ is equal
+    to it after ceil(1 / share) publications.
+
+    Memory: a node keeps a model for each of the `copies` peers that it has asked last (4 P bytes each), which `budget.held`
+    does not count; one that it has not kept, or that is more than 8 publications old, is sent whole the next time.
+
+    Attributes:
+        share: of the entries, sent with a publication.
+        copies: of peers' models, kept to be changed.
+    """
+
+    share: float = 0.1
+    copies: int = 32
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be more than 0 and at most 1, got {self.share}")
+        if self.copies < 0:
+            raise ValueError(f"copies must be 0 or more, got {self.copies}")
+
+    @property
+    def words(self) -> str:
+        return f"the {self.share:g} of the parameters that have changed most, float32"
+
+    def count(self, layout: Layout) -> int:
+        """Return k, the most entries that change with one publication."""
+        return ceil(self.share * layout.size)
+
+
+CODECS: Mapping[str, Callable[..., Codec]] = {
+    "float32": Float32,
+    "float16": Float16,
+    "bfloat16": BFloat16,
+    "int8": Int8,
+    "top-k": TopK,
+}
+
+
+def make_codec(name: str, options: Mapping[str, Any]) -> Codec:
+    """Return the codec that a configuration names.
+
+    Raises:
+        ConfigurationError: there is no such codec, or it has no such option.
+    """
+    if name not in CODECS:
+        raise unknown("codec", name, CODECS)
+    codec: Codec = build("codec", CODECS[name], options)
+    return codec
+
+
+def finite(values: Parameters) -> Parameters:
+    """Return some float32 values, shape [N].
+
+    Raises:
+        DecodeError: one is not finite.
+    """
+    # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = np.dot(values, values)
+    if not np.isfinite(square) and not np.isfinite(values).all():
+        raise DecodeError("not finite", "the model has values that are not finite")
+    return values
+
+
+def _check_length(data: Data, size: int) -> None:
+    if len(data) != size:
+        raise DecodeError("wrong length", f"{len(data)} bytes for a model of {size}")

@@ -1,0 +1,187 @@
+"""Models as differences from earlier ones: which entries of a model its peers get next, their bytes, and who has what.
+
+A model is named by its content, eight bytes of its hash. So whoever asks for what has changed since a model that the sender
+never had (it has lost its disk, say) is understood to have nothing.
+
+    entries = count (uint32) | which | values (float32)
+
+`which` is the smaller of: the indices, ascending, uint32 each; or a bit for each of the P entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from p2pfl.compression.codecs import Data, DecodeError, finite
+from p2pfl.parameters import Parameters
+
+Indices = NDArray[np.uint32]  # ascending
+
+REMEMBERED = 8  # publications; who has an older model is sent the whole one
+TAG = 8  # bytes
+
+
+def tag(params: Parameters) -> bytes:
+    """Return the 8 bytes that stand for a model: the start of its BLAKE3 hash."""
+    return blake3(params.astype("<f4", copy=False).data.cast("B")).digest(TAG)
+
+
+def largest(difference: Parameters, k: int) -> Indices:
+    """Return the indices of the k entries of largest magnitude, without those that are 0; of equal ones the first."""
+    magnitudes = np.abs(difference)
+    least = np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k]
+    if least == 0:
+        return np.flatnonzero(magnitudes).astype(np.uint32)
+    chosen = magnitudes > least
+    chosen[np.flatnonzero(magnitudes == least)[: k - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen).astype(np.uint32)
+
+
+class Step(NamedTuple):
+    """A publication: the model that came of it, and which of its entries differ from the model before."""
+
+    tag: bytes
+    changed: Indices
+
+
+class Public:
+    """What a node has published so far, as its peers know it (w^).
+
+    Args:
+        k: how many entries change with a publication, at most.
+        start: the model that all nodes have.
+
+    Attributes:
+        params: w^, float32 [P].
+        steps: the last ones, the start among them at first; what has changed with the first of them serves nobody.
+    """
+
+    def __init__(self, k: int, start: Parameters) -> None:
+        self.k = k
+        self.params = start
+        self.steps = [Step(tag(start), np.zeros(0, np.uint32))]
+        self._between: dict[tuple[bytes, bytes], Indices] = {}  # asked for by many peers
+
+    def publish(self, params: Parameters) -> Step:
+        """Let the entries of w^ that are furthest from `params`, float32 [P], become equal to them."""
+        with np.errstate(over="ignore"):
+            changed = largest(params - self.params, self.k)
+        public = self.params.copy()
+        public[changed] = params[changed]
+        self.params = public
+        self.steps = [*self.steps[-REMEMBERED:], Step(tag(public), changed)]
+        self._between = {}
+        return self.steps[-1]
+
+    def between(self, one: bytes, other: bytes) -> Indices | None:
+        """Return which entries may differ between two published models; None where one is not remembered."""
+        if (one, other) in self._between:
+            return self._between[one, other]
+        places = {step.tag: place for place, step in enumerate(self.steps)}
+        if one not in places or other not in places:
+            return None  # and nothing is kept of it: peers may name as many models as they like
+        first, last = sorted((places[one], places[other]))
+        changed = [step.changed for step in self.steps[first + 1 : last + 1]]
+        self._between[one, other] = np.unique(np.concatenate(changed)) if changed else np.zeros(0, np.uint32)
+        return self._between[one, other]
+
+    def restore(self, steps: Sequence[Step], params: Parameters) -> None:
+        """Take up the steps of an earlier life, of which `params` came last."""
+        self.steps = list(steps)
+        self.params = params
+        self._between = {}
+
+
+def entries_size(count: int, size: int) -> int:
+    """Return the bytes of so many entries of a model of P = `size` values."""
+    return 4 + min(4 * count, -(-size // 8)) + 4 * count
+
+
+def encode_entries(params: Parameters, indices: Indices) -> bytes:
+    """Return the bytes of some entries of a model."""
+    if _listed(len(indices), len(params)):
+        which = indices.astype("<u4", copy=False).tobytes()
+    else:
+        bits = np.zeros(len(params), bool)
+        bits[indices] = True
+        which = np.packbits(bits, bitorder="little").tobytes()
+    return len(indices).to_bytes(4, "little") + which + params[indices].astype("<f4", copy=False).tobytes()
+
+
+def decode_entries(data: Data, base: Parameters) -> tuple[Parameters, int]:
+    """Return a model: `base`, float32 [P], with the entries at the start of `data`; and how many bytes they took.
+
+    Raises:
+        DecodeError: there are none such.
+    """
+    size = len(base)
+    count = int.from_bytes(data[:4], "little")
+    if len(data) < 4 or count > size or len(data) < entries_size(count, size):
+        raise DecodeError("wrong length", f"{len(data)} bytes for {count} of {size} entries")
+    end = entries_size(count, size)
+    which, values = data[4 : end - 4 * count], finite(np.frombuffer(data[end - 4 * count : end], "<f4"))
+    params = base.copy()
+    params[_listed_indices(which, size) if _listed(count, size) else _marked_indices(which, count, size)] = values
+    return params, end
+
+
+def _listed(count: int, size: int) -> bool:
+    return 4 * count <= -(-size // 8)
+
+
+def _listed_indices(data: Data, size: int) -> Indices:
+    indices = np.frombuffer(data, "<u4")
+    if len(indices) and (indices[-1] >= size or (indices[1:] <= indices[:-1]).any()):
+        raise DecodeError("malformed", "indices that do not ascend, or are beyond the model")
+    return indices
+
+
+def _marked_indices(data: Data, count: int, size: int) -> NDArray[np.intp]:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    indices = np.flatnonzero(bits)
+    if len(indices) != count or indices[-1] >= size:
+        raise DecodeError("malformed", f"{len(indices)} entries are marked, or one beyond the model; {count} were announced")
+    return indices
+
+
+class Copy(NamedTuple):
+    """A peer's model as it was last received."""
+
+    tag: bytes
+    params: Parameters
+    round: int
+
+
+class Copies:
+    """The models that a node has of the peers that it has asked last.
+
+    Args:
+        most: of them.
+        start: the model that all nodes have.
+    """
+
+    def __init__(self, most: int, start: Parameters) -> None:
+        self._most = most
+        self._start = Copy(tag(start), start, 0)
+        self._kept: dict[str, Copy] = {}  # who was asked last comes last
+
+    def of(self, id: str) -> Copy:
+        """Return what there is of a peer: its last model that was kept, or the one that all nodes have."""
+        return self._kept.get(id, self._start)
+
+    def ask(self, ids: Sequence[str]) -> None:
+        """Note that peers are about to be asked, in this order, and give up those that were not for longest."""
+        for id in ids:
+            self._kept[id] = self._kept.pop(id, self._start)
+        for id in list(self._kept)[: max(0, len(self._kept) - self._most)]:
+            del self._kept[id]
+
+    def keep(self, id: str, copy: Copy) -> None:
+        """Take what a peer has sent, unless it was given up meanwhile."""
+        if id in self._kept:
+            self._kept[id] = copy

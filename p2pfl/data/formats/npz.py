@@ -1,0 +1,96 @@
+"""Arrays of numbers from a NumPy archive (.npz), without trusting what it says of its size.
+
+An archive is a zip file with a member NAME.npy for each array: a magic string, a header with type and shape, the values
+(NumPy enhancement proposal 1). Only members that are asked for are read, and their headers are checked before memory is
+taken. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from p2pfl.data.formats.reading import DEFLATE_RATIO
+from p2pfl.errors import ConfigurationError
+from p2pfl.system.available_memory import check_memory
+
+MOST_DIMENSIONS = 32
+KINDS = "biuf"  # of dtypes: bool, int, unsigned int, float
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, RuntimeError)
+
+
+class _Array(NamedTuple):
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return those of the named arrays that an archive has.
+
+    Raises:
+        ConfigurationError: it is damaged or no archive of plain arrays, one of them is not of numbers, or together they do
+            not fit into memory.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                there = {*archive.namelist()}
+                members = {name: archive.getinfo(f"{name}.npy") for name in names if f"{name}.npy" in there}
+                found = {name: _header(path, name, archive, member) for name, member in members.items()}
+                # What uses them makes float32 of them.
+                check_memory(f"{path}", sum(array.size + 4 * prod(array.shape) for array in found.values()))
+                return {name: _values(archive, member) for name, member in members.items()}
+        except _BROKEN as error:
+            reason = "is damaged, or no file of plain arrays as numpy.savez writes it"
+            raise ConfigurationError(f"{path} {reason}") from error
+
+
+def _header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Array:
+    """Return what an array is, once the archive's directory and the array's header agree."""
+    if member.file_size > DEFLATE_RATIO * member.compress_size or member.compress_type not in (
+        zipfile.ZIP_STORED,
+        zipfile.ZIP_DEFLATED,
+    ):
+        raise zipfile.BadZipFile
+    with archive.open(member) as content:
+        array = _read_header(content)
+        begin = content.tell()
+    if array.dtype.kind not in KINDS:
+        raise ConfigurationError(f"{path}: {name} is {array.dtype}, and must be of numbers")
+    if begin + array.size != member.file_size:
+        raise ConfigurationError(
+            f"{path}: the header of {name} announces {array.size:,} bytes, but there are {member.file_size - begin:,}"
+        )
+    return array
+
+
+def _read_header(content: IO[bytes]) -> _Array:
+    version = np.lib.format.read_magic(content)
+    if version != (1, 0):  # others are for headers of more than 64 kB, which arrays of numbers do not have
+        raise ValueError
+    try:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(content)
+    except Exception as error:  # a header is a Python literal, and Python's parsers raise all kinds
+        raise ValueError from error
+    if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
+        raise ValueError
+    return _Array(dtype, shape)
+
+
+def _values(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(member) as content:
+        array: np.ndarray = np.lib.format.read_array(content, allow_pickle=False)
+        return array

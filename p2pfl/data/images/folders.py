@@ -1,0 +1,94 @@
+"""The two parts of an image set from the files in a folder, whichever set it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from p2pfl.data.formats import cifar, idx
+from p2pfl.errors import ConfigurationError
+
+_PART = {"train": "train", "test": "(?:t10k|test)"}
+
+
+class Images(NamedTuple):
+    """One part of a data set.
+
+    Attributes:
+        x: uint8 [n, c, h, w].
+        y: int64 [n].
+        writers: who wrote each, int64 [n], if that is known.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    writers: np.ndarray | None = None
+
+
+def read_idx(folder: Path) -> tuple[Images, Images] | None:
+    """Read the four IDX files of a folder; None if it has no such files."""
+    kinds = {"images": "idx[34]", "labels": "idx1"}
+    parts = {}
+    for part, word in _PART.items():
+        paths = {kind: the_one(folder, rf"(?:.*[-_])?{word}-{kind}[-.]{idx_}-ubyte") for kind, idx_ in kinds.items()}
+        if not any(paths.values()):
+            continue
+        for kind, path in paths.items():
+            if path is None:
+                raise ConfigurationError(f"{folder} has no file of the {kind} of the {part} part")
+        x, y = (idx.read(path) for path in paths.values() if path)
+        x = x[:, None] if x.ndim == 3 else x
+        if x.dtype != np.uint8 or x.ndim != 4 or y.ndim != 1 or y.dtype.kind not in "iu":
+            raise ConfigurationError(f"{folder}: the {part} part is not of byte images and whole labels")
+        parts[part] = Images(x, y.astype(np.int64))
+    if not parts:
+        return None
+    if len(parts) < 2:
+        raise ConfigurationError(f"{folder} has no {'test' if 'train' in parts else 'training'} part")
+    return parts["train"], parts["test"]
+
+
+def read_cifar(folder: Path) -> tuple[Images, Images] | None:
+    """Read the binary files of a CIFAR set, as many batches as there are; None if the folder has none."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    for label_bytes, train, test in (
+        (1, r"data_batch_.*\.bin(\.gz)?", r"test_batch.*\.bin(\.gz)?"),
+        (2, r"train\.bin(\.gz)?", r"test\.bin(\.gz)?"),
+    ):
+        found = [[path for path in files if re.fullmatch(pattern, path.name)] for pattern in (train, test)]
+        if all(found):
+            batches = [[cifar.read(path, label_bytes) for path in paths] for paths in found]
+            first, second = (
+                Images(np.concatenate([x for x, _ in part]), np.concatenate([y[:, -1] for _, y in part])) for part in batches
+            )
+            return first, second
+        if any(found):
+            raise ConfigurationError(f"{folder} has no {'test' if found[0] else 'training'} part")
+    if any(re.fullmatch(r"data_batch_\d", path.name) for path in files) or {"train", "test"} <= {p.name for p in files}:
+        raise ConfigurationError(f"{folder} holds the pickled Python form, which is not read; take the binary version")
+    return None
+
+
+def the_one(folder: Path, pattern: str) -> Path | None:
+    """Return the one file with such a name, preferring a plain one to a packed one of the same name."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    found = sorted(name for name in names if re.fullmatch(rf"{pattern}(\.gz)?", name))
+    plain = sorted({name.removesuffix(".gz") for name in found})
+    if len(plain) > 1:
+        raise ConfigurationError(f"{folder} holds several sets ({', '.join(plain)}); give each a folder of its own")
+    return folder / found[0] if found else None
+
+
+def check(folder: Path, train: Images, test: Images) -> None:
+    for part, (x, y, _) in (("training", train), ("test", test)):
+        if len(x) != len(y):
+            raise ConfigurationError(f"{folder}: the {part} part has {len(x):,} images, but {len(y):,} labels")
+        if not x.size:
+            raise ConfigurationError(f"{folder}: the {part} part is empty")
+        if y.min() < 0:
+            raise ConfigurationError(f"{folder}: the {part} part has the label {y.min()}")
+    if train.x.shape[1:] != test.x.shape[1:]:
+        raise ConfigurationError(f"{folder}: training and test images differ in shape")

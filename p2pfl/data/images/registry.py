@@ -1,0 +1,163 @@
+"""Image data sets by name: where their files are, and whether these are what they should be.
+
+A name is a folder of the data root, which is the option `root` or else the environment variable P2PFL_DATA. Any folder will
+do that holds IDX files (`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and `t10k-` or `test-` for the test part; a
+prefix and `.gz` are allowed) or CIFAR's binary files (`data_batch_*.bin` and `test_batch*.bin`, or `train.bin` and
+`test.bin`). Of the sets in KNOWN the numbers and shapes are checked; of the CIFAR sets fewer batches than all will do.
+`digits` needs no file.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from p2pfl.data.formats import idx
+from p2pfl.data.images import digits
+from p2pfl.data.images.catalog import KNOWN, WRITERS, Known
+from p2pfl.data.images.folders import Images, check, read_cifar, read_idx, the_one
+from p2pfl.errors import ConfigurationError, MissingRequirementError
+from p2pfl.random_streams import Draws
+
+ROOT = "P2PFL_DATA"
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """
+    Attributes:
+        classes: how many; labels are below it.
+        top: the greatest value that a pixel can have.
+        mean, std: of each channel over the training part (of the digits: over both), with pixels from 0 to 1.
+    """
+
+    name: str
+    classes: int
+    top: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    train: Images
+    test: Images
+
+
+NAMES = ("digits", *KNOWN, "qmnist")
+
+
+def data_root(root: str, needed_by: str) -> Path:
+    """Return the folder that holds the data sets.
+
+    Raises:
+        MissingRequirementError: none is named.
+        ConfigurationError: it is no folder.
+    """
+    name = root or os.environ.get(ROOT, "")
+    if not name:
+        raise MissingRequirementError(
+            f"{needed_by} needs the folder that holds it: name it by the environment variable {ROOT}, or the option `root`"
+        )
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        raise ConfigurationError(f"{'root' if root else ROOT} names {name}, which is no folder")
+    return path
+
+
+def load(name: str, root: str = "") -> ImageSet:
+    """Return a data set: one of NAMES, or any folder of the data root. It is read once per process, and not to be written.
+
+    Raises:
+        ConfigurationError: the name is a path, or the set is missing, damaged or not what it should be; the text says where
+            the official files come from.
+    """
+    if name == "digits":
+        return _digits()
+    if not name or "/" in name or "\\" in name or name in (".", ".."):
+        raise ConfigurationError(f"a data set is named by its folder in the data root, not by a path such as {name!r}")
+    return _load(name, data_root(root, f"the data set {name!r}"))
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, root: Path) -> ImageSet:
+    if name == "qmnist":
+        return _with_writers(_load("mnist", root), root)
+    known = KNOWN.get(name)
+    folder = next((root / f for f in (known.folders if known else (name,)) if (root / f).is_dir()), root / name)
+    where = f"; {known.title} comes from {known.home}: {known.files}" if known else ""
+    try:
+        train, test = read_idx(folder) or read_cifar(folder) or (None, None)
+        if train is None or test is None:
+            if not folder.is_dir():
+                raise MissingRequirementError(f"there is no {folder}")
+            raise ConfigurationError(f"{folder} holds neither IDX files nor CIFAR's binary files")
+        check(folder, train, test)
+        if known:
+            _check_known(folder, known, train, test)
+            return ImageSet(name, known.classes, 255, known.mean, known.std, train, test)
+    except ConfigurationError as error:
+        raise type(error)(f"{error}{where}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: {error.strerror}") from error
+    mean, std = _moments(train.x)
+    return ImageSet(name, int(max(train.y.max(), test.y.max())) + 1, 255, mean, std, train, test)
+
+
+def _check_known(folder: Path, known: Known, train: Images, test: Images) -> None:
+    if train.x.shape[1:] != known.shape:
+        raise ConfigurationError(
+            f"{folder}: images are {list(train.x.shape[1:])}, those of {known.title} {list(known.shape)}"
+        )
+    for part, (_, y, _), count in (("training", train, known.train), ("test", test, known.test)):
+        if len(y) > count or (len(y) < count and not known.batches):
+            raise ConfigurationError(f"{folder}: {len(y):,} {part} images, {known.title} has {count:,}")
+        if y.max() >= known.classes:
+            raise ConfigurationError(
+                f"{folder}: the label {y.max()} of a {part} image; {known.title} has {known.classes} classes"
+            )
+
+
+def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
+    """Join QMNIST's tables to MNIST's images, row by row: column 0 is the class, column 2 the writer.
+
+    MNIST's test images are the first 10,000 of QMNIST's.
+    """
+    folder = next((root / f for f in ("qmnist_writers", "qmnist") if (root / f).is_dir()), root / "qmnist")
+    joined = []
+    for part, images in (("train", mnist.train), ("test", mnist.test)):
+        path = the_one(folder, rf"qmnist-{part}-labels-idx2-int")
+        if path is None:
+            raise MissingRequirementError(
+                f"{folder} lacks qmnist-{part}-labels-idx2-int.gz; QMNIST's tables come from {WRITERS}"
+            )
+        table = idx.read(path)
+        if table.ndim != 2 or table.shape[1] < 3 or table.dtype.kind not in "iu":
+            raise ConfigurationError(f"{path} is no table of QMNIST; its tables come from {WRITERS}")
+        if len(table) < len(images.y) or (table[: len(images.y), 0] != images.y).any():
+            raise ConfigurationError(f"{path} is not of the images in the folder mnist: classes differ")
+        joined.append(images._replace(writers=table[: len(images.y), 2].astype(np.int64)))
+    return ImageSet("qmnist", mnist.classes, mnist.top, mnist.mean, mnist.std, joined[0], joined[1])
+
+
+@lru_cache(maxsize=1)
+def _digits() -> ImageSet:
+    """scikit-learn's handwritten digits; a fifth of them, always the same, is the test part."""
+    pixels, labels = digits.read()
+    x, y = pixels.reshape(-1, 1, 8, 8).astype(np.uint8), labels.astype(np.int64)
+    order = Draws(0, "data/digits").generator(0, "test part").permutation(len(y))
+    test, train = np.sort(order[: len(y) // 5]), np.sort(order[len(y) // 5 :])
+    return ImageSet("digits", 10, 16, (0.3053,), (0.3760,), Images(x[train], y[train]), Images(x[test], y[test]))
+
+
+def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the deviation of each channel, from how often each value occurs; rounded to four places."""
+    mean, std = [], []
+    values = np.arange(256) / 255
+    for channel in range(x.shape[1]):
+        counts = np.bincount(x[:, channel].reshape(-1), minlength=256)
+        average = (counts * values).sum() / counts.sum()
+        deviation = np.sqrt((counts * (values - average) ** 2).sum() / counts.sum())
+        mean.append(round(float(average), 4))
+        std.append(max(round(float(deviation), 4), 1e-4))
+    return tuple(mean), tuple(std)

@@ -1,0 +1,167 @@
+"""Who has what: the samples, group and shift of each node, from a few options and a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from p2pfl.config.registry import build, named
+from p2pfl.data.images.registry import ImageSet
+from p2pfl.data.partition.partition import PARTITIONS, class_pools
+from p2pfl.data.partition.shifts import SHIFTS, Shift
+from p2pfl.data.partition.splits import by_class, check_sizes, draw_test, histogram, hold_out
+from p2pfl.errors import ConfigurationError
+from p2pfl.random_streams import Draws
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one node has.
+
+    Attributes:
+        source: which of the data sets.
+        train, validation: indices into its training part; disjoint.
+        test: indices into its test part.
+        group: None where there is no shift.
+        angle: by which its images are turned, in degrees.
+        names: what it calls each class, int64 [classes].
+        labels: how many names there are among all nodes.
+    """
+
+    source: int
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    group: int | None
+    angle: float
+    names: np.ndarray
+    labels: int
+
+
+def plan(
+    sets: Sequence[ImageSet],
+    n_nodes: int,
+    seed: int,
+    *,
+    partition: Mapping[str, Any],
+    shift: Mapping[str, Any],
+    samples: int,
+    validation: float,
+    test: int,
+) -> list[Share]:
+    """Divide data sets among nodes.
+
+    A node whose share is too small to hold anything out is validated on a sample that no node trains on, of a class that it
+    has, if there is one: one that nobody has, or else one that another node is validated on.
+
+    Args:
+        sets: one, or for the shift `domain` several of the same shape.
+        partition: { name = one of PARTITIONS, and its options }; it is applied to each pool of samples from which a group of
+            nodes draws (one pool, but for the shifts `domain` and `label-groups`).
+        shift: { name = one of SHIFTS, and its options }.
+        samples, validation: see `splits.hold_out`.
+        test: see `splits.draw_test`.
+
+    Raises:
+        ConfigurationError: an option makes no sense, or a node has no sample to train on.
+    """
+    check_sizes(samples, validation, test)
+    draws = Draws(seed, "images")
+    classes = max(data.classes for data in sets)
+    kind = _shift(sets, n_nodes, classes, draws, shift)
+    shares = _partition(sets, kind, n_nodes, draws, partition)
+    groups = kind.groups.tolist()
+    labels = max((int(names.max()) + 1 for names in kind.names or ()), default=classes)
+    sources = [kind.sources[group] if kind.sources else 0 for group in groups]
+    pools = [by_class(data.test.y, classes) for data in sets]
+    result = []
+    for node, (share, group, source) in enumerate(zip(shares, groups, sources, strict=True)):
+        if not len(share):
+            raise ConfigurationError(
+                f"{n_nodes} nodes are too many for the data: node {node} has no image to train on (group {group})"
+            )
+        own = Draws(seed, f"images/{node}")
+        train, held = hold_out(share, own.generator(0, "splits"), samples, validation)
+        counts = histogram(sets[source].train.y[train], classes)
+        drawn = draw_test(counts, pools[source], own.generator(0, "test"), test)
+        result.append(
+            Share(
+                source,
+                train,
+                held,
+                drawn,
+                None if len(kind.counts) == 1 else group,
+                kind.angles[group] if kind.angles else 0,
+                kind.names[group] if kind.names else np.arange(classes),
+                labels,
+            )
+        )
+    return _validated(result, sets, seed) if validation else result
+
+
+def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: Draws, table: Mapping[str, Any]) -> Shift:
+    factory, options = named("task.shift", table, SHIFTS)
+    given: dict[str, Any] = {"n_nodes": n_nodes, "n_classes": classes, "rng": draws.generator(0, "shift")}
+    if factory is SHIFTS["domain"]:
+        if len(sets) < 2:
+            raise ConfigurationError("the shift domain needs several data sets, such as data = ['mnist', 'fashion-mnist']")
+        if len({id(data.train.x) for data in sets}) < len(sets):
+            raise ConfigurationError("the shift domain needs different data sets: no two nodes train on the same image")
+        shapes = {data.name: list(data.train.x.shape[1:]) for data in sets}
+        if len({str(shape) for shape in shapes.values()}) > 1:
+            raise ConfigurationError(f"the shift domain needs data sets of one shape, got {shapes}")
+        given["sets"] = len(sets)
+    elif len(sets) > 1:
+        raise ConfigurationError('several data sets need shift = { name = "domain" }')
+    shift: Shift = build("task.shift", factory, options, **given)
+    return shift
+
+
+def _partition(
+    sets: Sequence[ImageSet], shift: Shift, n_nodes: int, draws: Draws, table: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """Return each node's indices into the training part of its data set."""
+    factory, options = named("task.partition", table, PARTITIONS)
+    counts = np.array(shift.counts)
+    pools: list[tuple[ImageSet, np.ndarray, int]] = []
+    if shift.classes is not None:
+        labels = sets[0].train.y
+        found = class_pools(labels, shift.classes, counts, draws.generator(0, "pools"))
+        pools = [(sets[0], pool, count) for pool, count in zip(found, shift.counts, strict=True)]
+    elif shift.sources is not None:
+        pools = [(data, np.arange(len(data.train.y)), count) for data, count in zip(sets, shift.counts, strict=True)]
+    else:
+        pools = [(sets[0], np.arange(len(sets[0].train.y)), n_nodes)]
+    shares = []
+    for k, (data, pool, count) in enumerate(pools):
+        if not count:
+            continue
+        given = {"labels": data.train.y[pool], "n_nodes": count, "rng": draws.generator(0, f"partition/{k}")}
+        if factory is PARTITIONS["writer"]:
+            given["writers"] = None if data.train.writers is None else data.train.writers[pool]
+        shares += [pool[share] for share in build("task.partition", factory, options, **given)]
+    return shares
+
+
+def _validated(shares: list[Share], sets: Sequence[ImageSet], seed: int) -> list[Share]:
+    """Give each node that has no validation sample one that nobody trains on, of one of its classes."""
+    result = list(shares)
+    for source, data in enumerate(sets):
+        lacking = [k for k, share in enumerate(shares) if share.source == source and not len(share.validation)]
+        if not lacking:
+            continue
+        near = [share for share in shares if share.source == source]
+        free = np.ones(len(data.train.y), bool)
+        free[np.concatenate([share.train for share in near])] = False
+        held = np.zeros(len(data.train.y), bool)
+        held[np.concatenate([share.validation for share in near])] = True
+        for k in lacking:
+            own = free & np.isin(data.train.y, data.train.y[shares[k].train])
+            choices = np.flatnonzero(own & ~held) if (own & ~held).any() else np.flatnonzero(own)
+            if len(choices):
+                rng = Draws(seed, f"images/{k}").generator(0, "validation")
+                result[k] = replace(shares[k], validation=choices[[rng.integers(len(choices))]])
+    return result

@@ -1,0 +1,145 @@
+"""How rows that belong to groups are divided among nodes: rules, and the splits that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from p2pfl.config.registry import build, named
+from p2pfl.data.partition.largest_remainder import quotas
+from p2pfl.data.partition.splits import hold_out
+from p2pfl.data.tabular.fairness_datasets import LABEL, FairSet
+from p2pfl.errors import ConfigurationError
+from p2pfl.random_streams import Draws
+
+
+class Share(NamedTuple):
+    """Indices of the rows that a node trains, is validated and is tested on: sorted, disjoint."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def divide(
+    data: FairSet,
+    n_nodes: int,
+    seed: int,
+    *,
+    partition: Mapping[str, Any],
+    sensitive: Sequence[str],
+    validation: float,
+    test: float,
+    official: bool,
+) -> list[Share]:
+    """Divide a data set among nodes; no row is at two nodes, and test rows are divided by the same rule as the others.
+
+    Args:
+        partition: { name = one of PARTITIONS, and its options }.
+        sensitive: attributes within whose groups "stratified" divides.
+        validation: the fraction of a node's rows that are not for testing; see p2pfl.data.partition.splits.hold_out.
+        test: the fraction of all rows that are for testing.
+        official: whether a data set's own test part is used instead, if it has one.
+
+    Raises:
+        ConfigurationError: an option makes no sense, or a node has no row to train on.
+    """
+    if not (0 <= validation < 1 and 0 <= test < 1):
+        raise ConfigurationError(f"task.validation and task.test must be from 0 to below 1, got {validation} and {test}")
+    draws = Draws(seed, "fair rows")
+    make, options = named("task.partition", partition, PARTITIONS)
+    given = {"data": data, "n_nodes": n_nodes, "rng": draws.generator(0, "partition")}
+    rule: Rule = build("task.partition", make, options, **given, **({"sensitive": sensitive} if make is stratified else {}))
+    rest, tested = _parts(data, draws, test, official)
+    shares = dealt(rest, rule, n_nodes, draws.generator(0, "rows"))
+    tests = dealt(tested, rule, n_nodes, draws.generator(0, "test rows"))
+    result = []
+    for node, (own, tested) in enumerate(zip(shares, tests, strict=True)):
+        if not len(own):
+            raise ConfigurationError(f"{n_nodes} nodes are too many for the data: node {node} has no row to train on")
+        rng = Draws(seed, f"fair rows/{node}").generator(0, "splits")
+        result.append(Share(*hold_out(own, rng, 0, validation), tested))
+    return result
+
+
+def _parts(data: FairSet, draws: Draws, test: float, official: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows that are for training and validation, and those that are for testing."""
+    n = len(data.labels)
+    if official and data.test is not None:
+        tested = data.test
+    else:
+        tested = np.sort(draws.generator(0, "test part").permutation(n)[: round(test * n)])
+    return np.setdiff1d(np.arange(n), tested, assume_unique=True), tested
+
+
+class Rule(NamedTuple):
+    """The cell of each row, int64 [n], and of each cell what share of it each node has, [cells, nodes]; None: equal ones."""
+
+    cells: np.ndarray
+    weights: np.ndarray | None = None
+
+
+def dealt(index: np.ndarray, rule: Rule, n_nodes: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deal rows out in a random order; return a sorted index array for each node.
+
+    Equal shares differ by one row at most, in all and of each cell; others are rounded by the largest remainder.
+    """
+    order = rng.permutation(index)
+    order = order[np.argsort(rule.cells[order], kind="stable")]
+    if rule.weights is None:
+        return [np.sort(order[node::n_nodes]) for node in range(n_nodes)]
+    parts: list[list[np.ndarray]] = [[] for _ in range(n_nodes)]
+    for cell, weights in enumerate(rule.weights):
+        members = order[rule.cells[order] == cell]
+        for part, share in zip(parts, np.split(members, np.cumsum(quotas(len(members), weights))[:-1]), strict=True):
+            part.append(share)
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def iid(data: FairSet, n_nodes: int, rng: np.random.Generator) -> Rule:
+    """Equal parts of a random order, as in the dissertation's fairness benchmarks (Hartmann, chapter 5)."""
+    return Rule(np.zeros(len(data.labels), np.int64))
+
+
+def stratified(data: FairSet, n_nodes: int, rng: np.random.Generator, sensitive: Sequence[str]) -> Rule:
+    """Equal parts that are alike: each node has as many rows of each label in each group.
+
+    (The dissertation, section 5.4, would have this instead of its own random parts, to lessen the noise.)
+    """
+    keys = np.column_stack([data.labels, *(data.attribute(name).numbers for name in sensitive)])
+    return Rule(np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1))
+
+
+def dirichlet(data: FairSet, n_nodes: int, rng: np.random.Generator, *, alpha: float, by: str = LABEL) -> Rule:
+    """Each label, or group of an attribute, is divided in proportions drawn from Dir(alpha)."""
+    if not 1e-6 <= alpha <= 1e6:
+        raise ConfigurationError(f"task.partition.alpha must be from 1e-6 to 1e6, got {alpha}")
+    cells = data.groups(by)
+    return Rule(cells, rng.dirichlet(np.full(n_nodes, alpha), int(cells.max()) + 1))
+
+
+def proportions(data: FairSet, n_nodes: int, rng: np.random.Generator, *, by: str, shares: list[list[float]]) -> Rule:
+    """Each label, or group of an attribute, is divided in given proportions.
+
+    PraFFL's SYNTHETIC (section A.3.2, b): by = "z", shares = [[.2, .4, .4], [.5, .3, .2]]. The paper does not say how it
+    divides tables; its authors' program: adult by "employer", [[.2, .8], [.8, .2]]; bank by "debtless", [[.2, .6, .2],
+    [.5, .1, .4]]; compas by "older", [[0, 1], [1, 0]].
+
+    Args:
+        shares: a row for each group, with a number of 0 or more for each node.
+    """
+    cells = data.groups(by)
+    groups = 2 if by == LABEL else len(data.attribute(by).groups)
+    fit = len(shares) == groups and all(len(row) == n_nodes for row in shares)
+    if not fit or not all(min(row) >= 0 < sum(row) and isfinite(sum(row)) for row in shares):
+        raise ConfigurationError(
+            f"task.partition.shares must have {groups} rows, one for each group by {by!r}, of {n_nodes} numbers, one for"
+            " each node, of 0 or more"
+        )
+    return Rule(cells, np.array(shares, np.float64))
+
+
+PARTITIONS = {"iid": iid, "stratified": stratified, "dirichlet": dirichlet, "proportions": proportions}

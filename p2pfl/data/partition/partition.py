@@ -1,0 +1,198 @@
+"""Which training samples each node has: pure functions of labels, the number of nodes and a generator.
+
+All return one sorted index array (int64) for each node. A sample is at one node at most, and none is lost, except where a
+function says so. A node that would have nothing takes a sample of the node that has most (of the first, where several have
+as many), whatever its class; so every node has a sample if there are as many samples as nodes. Draws are turned into whole
+numbers before they decide anything, and sorts are stable: the same generator gives the same split on every platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+
+from p2pfl.data.partition.largest_remainder import quotas
+from p2pfl.errors import ConfigurationError
+
+Shares = list[np.ndarray]
+Rng = np.random.Generator
+
+
+def iid(labels: np.ndarray, n_nodes: int, rng: Rng) -> Shares:
+    """Equal parts of a random order; the first nodes have one sample more where they do not come out even."""
+    return _finished(np.array_split(rng.permutation(len(labels)), n_nodes))
+
+
+def dirichlet(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Shares:
+    """Each class is divided among the nodes in proportions drawn from Dir(alpha): the smaller alpha, the fewer classes a
+    node has.
+
+    As in DPFL (Kharrat et al., appendix F.2, alpha = .1), after Yurochkin et al. 2019. Hsu, Qi and Brown 2019
+    (arXiv 1909.06335) draw the proportions of the classes for each node instead. Nodes have very different numbers of
+    samples.
+    """
+    _check_alpha(alpha)
+    parts: list[Shares] = [[] for _ in range(n_nodes)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        _deal(members, quotas(len(members), _proportions(rng, alpha, n_nodes)), parts)
+    return _finished([_joined(part) for part in parts])
+
+
+def pathological(labels: np.ndarray, n_nodes: int, rng: Rng, *, classes: int) -> Shares:
+    """Each node has `classes` of the classes, and each class is divided equally among the nodes that have it.
+
+    As in DPFL (Kharrat et al., appendix F.2, three classes), after McMahan et al. 2017 (arXiv 1602.05629), who deal two
+    shards of samples sorted by label to each node. Classes are dealt so that every one is at (nearly) as many nodes; where a
+    class does not come out even, the nodes that have least so far get one sample more. If all nodes together have fewer
+    classes than there are, the samples of the others are at no node; more classes than there are is all.
+    """
+    if classes < 1:
+        raise ConfigurationError(f"task.partition.classes must be 1 or more, got {classes}")
+    known = np.unique(labels)
+    held = np.zeros(len(known), np.int64)
+    owners: list[list[int]] = [[] for _ in known]
+    for node in range(n_nodes):
+        order = rng.permutation(len(known))
+        for c in order[np.argsort(held[order], kind="stable")][:classes]:  # those that the fewest nodes have
+            held[c] += 1
+            owners[c].append(node)
+    parts: list[Shares] = [[] for _ in range(n_nodes)]
+    sizes = np.zeros(n_nodes, np.int64)
+    for own, label in zip(owners, known, strict=True):
+        if own:
+            nodes = rng.permutation(own)
+            nodes = nodes[np.argsort(sizes[nodes], kind="stable")]
+            shares = np.array_split(rng.permutation(np.flatnonzero(labels == label)), len(nodes))
+            for node, share in zip(nodes.tolist(), shares, strict=True):
+                parts[node].append(share)
+                sizes[node] += len(share)
+    return _finished([_joined(part) for part in parts])
+
+
+def quantity(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Shares:
+    """All classes alike, but numbers of samples in proportions drawn from Dir(alpha) (Li et al. 2022, arXiv 2102.02079)."""
+    _check_alpha(alpha)
+    parts: list[Shares] = [[] for _ in range(n_nodes)]
+    _deal(rng.permutation(len(labels)), quotas(len(labels), _proportions(rng, alpha, n_nodes)), parts)
+    return _finished([_joined(part) for part in parts])
+
+
+def writer(labels: np.ndarray, n_nodes: int, rng: Rng, *, writers: np.ndarray | None) -> Shares:
+    """Each node has all samples of one writer, or of several: the writers, in a random order, are dealt one by one.
+
+    Args:
+        writers: who wrote each sample, int64 [n].
+
+    Raises:
+        ConfigurationError: the data set does not know its writers, or has fewer than there are nodes.
+    """
+    if writers is None:
+        raise ConfigurationError('task.partition "writer" needs a data set that names its writers, such as "qmnist"')
+    known = rng.permutation(np.unique(writers))
+    if len(known) < n_nodes:
+        raise ConfigurationError(f'task.partition "writer": {len(known)} writers are too few for {n_nodes} nodes')
+    return [np.flatnonzero(np.isin(writers, known[node::n_nodes])) for node in range(n_nodes)]
+
+
+def clusters(
+    labels: np.ndarray, n_nodes: int, rng: Rng, *, groups: Sequence[Sequence[int]], sizes: Sequence[float] = ()
+) -> Shares:
+    """Groups of nodes with classes of their own, which are divided equally within the group.
+
+    Args:
+        groups: the classes of each group; see `class_pools`.
+        sizes: how many nodes each has, in proportion; equally many if not given.
+    """
+    counts = group_sizes(n_nodes, len(groups), sizes)
+    pools = class_pools(labels, groups, counts, rng)
+    shares: Shares = []
+    for pool, count in zip(pools, counts.tolist(), strict=True):
+        shares += [pool[share] for share in iid(labels[pool], count, rng)] if count else []
+    return shares
+
+
+PARTITIONS = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "pathological": pathological,
+    "quantity": quantity,
+    "writer": writer,
+    "clusters": clusters,
+}
+
+
+def group_sizes(n_nodes: int, n_groups: int, sizes: Sequence[float] = ()) -> np.ndarray:
+    """Return how many of the nodes are in each group, int64 [n_groups].
+
+    Args:
+        sizes: in these proportions; equally many if not given. While there are enough nodes, no group is empty: it takes
+            one of the largest.
+
+    Raises:
+        ConfigurationError: the sizes are not as many as the groups, or not above 0.
+    """
+    if not n_groups:
+        raise ConfigurationError("a list of groups is empty")
+    if sizes and (len(sizes) != n_groups or not all(size > 0 for size in sizes) or not isfinite(sum(sizes))):
+        raise ConfigurationError(f"`sizes` must be {n_groups} numbers above 0, one for each group, got {list(sizes)}")
+    counts = quotas(n_nodes, sizes or [1] * n_groups)
+    while n_nodes >= n_groups and not counts.all():
+        counts[int(np.argmin(counts))] += 1
+        counts[int(np.argmax(counts))] -= 1
+    return counts
+
+
+def class_pools(labels: np.ndarray, groups: Sequence[Sequence[int]], counts: np.ndarray, rng: Rng) -> Shares:
+    """Return the samples of each group's classes, as sorted index arrays.
+
+    A class that several groups have is divided among them in proportion to their nodes, `counts`. Samples of a class that no
+    group has, or only groups without nodes, are in no pool.
+
+    Raises:
+        ConfigurationError: a group has no class, or one that no sample has.
+    """
+    known = set(np.unique(labels).tolist())
+    for group in groups:
+        if not group or not set(group) <= known:
+            raise ConfigurationError(f"a group's classes must be among {sorted(known)}, got {list(group)}")
+    parts: list[Shares] = [[] for _ in groups]
+    for label in sorted(known):
+        weights = np.array([count if label in group else 0 for group, count in zip(groups, counts, strict=True)])
+        if weights.any():
+            members = rng.permutation(np.flatnonzero(labels == label))
+            _deal(members, quotas(len(members), weights), parts)
+    return [np.sort(_joined(part)) for part in parts]
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 1e-6 <= alpha <= 1e6:
+        raise ConfigurationError(f"task.partition.alpha must be from 1e-6 to 1e6, got {alpha}")
+
+
+def _proportions(rng: Rng, alpha: float, n: int) -> np.ndarray:
+    return rng.dirichlet(np.full(n, alpha)) if n > 1 else np.ones(1)
+
+
+def _deal(samples: np.ndarray, counts: np.ndarray, parts: list[Shares]) -> None:
+    """Append the first counts[0] samples to parts[0], the next counts[1] to parts[1], and so on."""
+    for part, share in zip(parts, np.split(samples, np.cumsum(counts)[:-1]), strict=True):
+        part.append(share)
+
+
+def _joined(parts: Shares) -> np.ndarray:
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _finished(shares: Shares) -> Shares:
+    """Give every node a sample, and sort each node's."""
+    sizes = np.array([len(share) for share in shares])
+    for node in np.flatnonzero(sizes == 0):
+        most = int(np.argmax(sizes))
+        if sizes[most] < 2:
+            break
+        shares[node], shares[most] = shares[most][-1:], shares[most][:-1]
+        sizes[node], sizes[most] = 1, sizes[most] - 1
+    return [np.sort(share) for share in shares]

@@ -1,0 +1,108 @@
+"""Data sets whose rows belong to groups: tables, and PraFFL's SYNTHETIC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from p2pfl.data.rows import Rows
+from p2pfl.data.tabular import table as tables
+from p2pfl.data.tabular.sensitive_attributes import groups_of
+from p2pfl.data.tabular.synthetic import synthetic
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.random_streams import Draws
+
+Encode = Callable[[np.ndarray], np.ndarray]
+"""Indices of rows -> their features, float32 [n, d]."""
+
+SYNTHETIC, SYNTHETIC_ROWS = "synthetic", 5000
+MOST_ROWS = 2**24  # of SYNTHETIC
+LABEL = "label"
+
+
+class Attribute(NamedTuple):
+    """A sensitive attribute: its name, those of its groups, and the group of each row, int64 [n]."""
+
+    name: str
+    groups: tuple[str, ...]
+    numbers: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class FairSet:
+    """
+    Attributes:
+        labels: 0 or 1, int64 [n].
+        test: indices of the official test part; None if there is none.
+        attribute: finds a sensitive attribute by its name.
+        encoder: makes the features of any rows by what it learns of those whose indices it is given.
+        sensitive: the attributes that the data set names itself.
+    """
+
+    labels: np.ndarray
+    test: np.ndarray | None
+    attribute: Callable[[str], Attribute]
+    encoder: Callable[[np.ndarray], Encode]
+    sensitive: tuple[str, ...]
+
+    def groups(self, by: str) -> np.ndarray:
+        """Return the group of each row by an attribute, or by its label; int64 [n]."""
+        return self.labels if by == LABEL else self.attribute(by).numbers
+
+
+def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, tables.Kind] | None = None) -> FairSet:
+    """Return a data set.
+
+    Args:
+        name: "synthetic", or as for p2pfl.data.tabular.table.load.
+        seed: from which SYNTHETIC is drawn.
+        rows: of SYNTHETIC; 0 is PraFFL's 5,000.
+        columns: of a table: changes of what its schema says of columns.
+
+    Raises:
+        ConfigurationError: the table, or its schema, cannot be used.
+    """
+    if name == SYNTHETIC:
+        if columns:
+            raise ConfigurationError(f"task.columns is for tables; {SYNTHETIC!r} has no schema")
+        if not 0 <= rows <= MOST_ROWS:
+            raise ConfigurationError(f"task.rows must be from 0 to {MOST_ROWS:,}, got {rows}")
+        return _drawn(seed, rows or SYNTHETIC_ROWS)
+    if rows:
+        raise ConfigurationError(f"task.rows is for the data set {SYNTHETIC!r}; a table has as many as its files")
+    table = tables.load(name, root, columns)
+    whole = table.train if table.test is None else joined(table.train, table.test)
+
+    def attribute(of: str) -> Attribute:
+        (found,) = groups_of(of, [whole], table.schema.groups)
+        return Attribute(of, found.names, found.numbers)
+
+    def encoder(train: np.ndarray) -> Encode:
+        known = tables.Encoder(whole.take(train))
+        return lambda index: known.transform(whole.take(index))
+
+    test = None if table.test is None else np.arange(len(table.train), len(whole))
+    return FairSet(whole.labels, test, attribute, encoder, table.schema.sensitive)
+
+
+def joined(first: Rows, second: Rows) -> Rows:
+    """Return the rows of both parts of a table, one after the other."""
+    return Rows(
+        {name: np.concatenate([values, second.numbers[name]]) for name, values in first.numbers.items()},
+        {name: np.concatenate([values, second.categories[name]]) for name, values in first.categories.items()},
+        np.concatenate([first.labels, second.labels]),
+    )
+
+
+def _drawn(seed: int, rows: int) -> FairSet:
+    x, y, z = synthetic(Draws(seed, SYNTHETIC).generator(0, "rows"), rows)
+
+    def attribute(name: str) -> Attribute:
+        if name != "z":
+            raise unknown("sensitive attribute", name, ["z"])
+        return Attribute("z", ("0", "1"), z)
+
+    return FairSet(y, None, attribute, lambda train: lambda index: x[index], ("z",))

@@ -1,0 +1,102 @@
+"""A plain classifier without a preference, reported by the measures of PraFFL: what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from p2pfl.algorithms.group_statistics import Tally
+from p2pfl.fairness.metrics import covariance_loss, decided, demographic_parity, mixed, tally_of
+from p2pfl.fairness.praffl_model import ALSO
+from p2pfl.learning.torch_problem import Samples
+from p2pfl.learning.torch_task import TorchTask
+from p2pfl.multiobjective.preferences import checked
+from p2pfl.multiobjective.scalarisation import Objectives
+from p2pfl.queries import Split
+
+
+@dataclass(frozen=True)
+class Loss:
+    """(logits [n, 1], label and group [n, 2]) -> the mean binary cross-entropy, and a penalty of unfairness, [1].
+
+    Targets may have one more column: how much each sample counts in the cross-entropy (see p2pfl.update_rules.Weighted).
+
+    Attributes:
+        groups: how many there are.
+        penalty: by which PraFFL's fairness loss (eq. 3) is multiplied.
+    """
+
+    groups: int
+    penalty: float = 0.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        logits, labels, groups = outputs[:, 0], targets[:, 0], targets[:, 1]
+        own = targets[:, 2] if targets.shape[1] > 2 else None
+        loss = functional.binary_cross_entropy_with_logits(logits, labels, own)
+        if self.penalty:
+            loss = loss + self.penalty * covariance_loss(torch.sigmoid(logits), groups, self.groups)
+        return loss.unsqueeze(0)
+
+
+@dataclass
+class FairClassifier(TorchTask):
+    """A TorchTask whose targets are label and group, float32 [n, 2].
+
+    Reported are `hypervolume`, what the one point of its error and its disparity (eq. 2) dominates, with the reference point
+    (1, 1): (1 - error) (1 - disparity); and the two as the smallest ones.
+
+    Attributes:
+        groups: how many there are.
+        kept: which model of a run is its result: that of the least validation "loss", or of the greatest validation
+            "hypervolume", for those that are trained to be fair.
+    """
+
+    groups: int = 2
+    kept: Literal["loss", "hypervolume"] = "loss"
+    also: tuple[str, ...] = ALSO
+
+    @property
+    def goals(self) -> Mapping[str, bool]:
+        return {}
+
+    def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        decisions, labels = decided(torch.sigmoid(outputs[:, 0])), targets[:, 0]
+        error = (decisions != labels).to(outputs.dtype).mean()
+        disparity = demographic_parity(decisions, labels, targets[:, 1], self.groups, "mean")
+        volume = (1 - error) * (1 - disparity)
+        loss = self.batch_loss(outputs, targets, weights) if self.kept == "loss" else 1 - volume
+        return {"loss": loss, self.metric: volume, "smallest_error": error, "smallest_disparity": disparity}
+
+    def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
+        """Return how a model with these outputs treats each label in each group."""
+        return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.groups)
+
+    def mixed(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+        """Return the logits of several models together; see p2pfl.fairness.metrics."""
+        return mixed(outputs, shares)
+
+
+def classifier(
+    module: Callable[[], nn.Module], data: Mapping[Split, Samples], groups: int, penalty: float = 0.0, **options: Any
+) -> FairClassifier:
+    """Make one.
+
+    Args:
+        penalty: see `Loss`.
+        options: further attributes of FairClassifier.
+    """
+    objectives = Objectives(("loss",), Loss(groups, penalty))
+    return FairClassifier(
+        module,
+        data,
+        metric="hypervolume",
+        objectives=objectives,
+        preference=checked("preference", [1.0], 1),
+        groups=groups,
+        **options,
+    )

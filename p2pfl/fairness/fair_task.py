@@ -1,0 +1,111 @@
+"""Tasks that train relaxed fairness between groups, and report the exact one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from p2pfl.algorithms.group_statistics import Tally
+from p2pfl.fairness.metrics import MEASURES, Against, converged, covariance_loss, decided, mixed, relaxed, tally_of
+from p2pfl.learning.torch_task import TorchTask
+from p2pfl.pareto_metrics import Points
+
+Measure = Literal["demographic-parity", "equal-opportunity", "equalised-odds"]
+Kind = Literal["tanh", "covariance"]
+SHORT = {"demographic-parity": "parity", "equal-opportunity": "opportunity", "equalised-odds": "odds"}  # in columns' names
+
+
+@dataclass(frozen=True)
+class FairLosses:
+    """(logits [n, 1], targets [n, 1 + A]) -> [1 + A]: the accuracy loss, and one loss for each attribute.
+
+    Targets are the label, and the number of the group by each attribute. They may have one more column: how much each
+    sample counts in the accuracy loss (see p2pfl.update_rules.Weighted).
+
+    Attributes:
+        counts: how many groups each attribute has.
+        measure: what is relaxed, where `kind` is "tanh".
+        kind: "tanh" (see p2pfl.fairness.metrics.relaxed), or PraFFL's "covariance".
+        sharpness: c of the relaxation.
+        share: of the accuracy loss, which is added to the others.
+        initial: what the losses are divided by, [1 + A]; nothing if empty.
+    """
+
+    counts: tuple[int, ...]
+    measure: Measure
+    kind: Kind
+    sharpness: float
+    share: float
+    initial: tuple[float, ...] = ()
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        logits, labels = outputs[:, 0], targets[:, 0]
+        own = targets[:, -1] if targets.shape[1] > 1 + len(self.counts) else None
+        accuracy = functional.binary_cross_entropy_with_logits(logits, labels, own)
+        probabilities = torch.sigmoid(logits)
+        losses = [accuracy]
+        for column, count in enumerate(self.counts, 1):
+            losses.append(self._unfairness(probabilities, labels, targets[:, column], count) + self.share * accuracy)
+        found = torch.stack(losses)
+        return found / torch.tensor(self.initial, device=found.device) if self.initial else found
+
+    def _unfairness(self, probabilities: Tensor, labels: Tensor, groups: Tensor, count: int) -> Tensor:
+        if self.kind == "covariance":
+            return covariance_loss(probabilities, groups, count)
+        return MEASURES[self.measure](relaxed(probabilities, self.sharpness), labels, groups, count, "groups")
+
+
+@dataclass
+class FairTask(TorchTask):
+    """A TorchTask that trains relaxed losses, and reports accuracy and fairness of decisions: 1 minus the difference.
+
+    Fairness is reported by measure and attribute: `parity_sex`, `opportunity_race`, `odds_sex`.
+
+    Attributes:
+        attributes: names of the sensitive attributes.
+        counts: how many groups each has.
+        measured: what is reported of each.
+        against: see p2pfl.fairness.metrics.
+    """
+
+    attributes: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+    measured: Measure = "demographic-parity"
+    against: Against = "groups"
+
+    @property
+    def goals(self) -> Mapping[str, bool]:
+        return {"accuracy": True} | {f"{SHORT[self.measured]}_{name}": True for name in self.attributes}
+
+    @property
+    def reference(self) -> tuple[float, ...]:
+        """Nobody judged rightly, and groups that could not be treated more differently: the corner of the hypervolume."""
+        return (0.0,) * (1 + len(self.attributes))
+
+    def converged(self, points: Points) -> NDArray[np.bool_]:
+        """Return which solutions count, [n]: those that are not too fair to have learned anything."""
+        return converged(points[:, 1:])
+
+    def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
+        """Return how a model with these outputs treats each label in each group of the first attribute."""
+        return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
+
+    def mixed(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+        """Return the logits of several models together; see p2pfl.fairness.metrics."""
+        return mixed(outputs, shares)
+
+    def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        loss = self.batch_loss(outputs, targets, weights)
+        decisions, labels = decided(torch.sigmoid(outputs[:, 0])), targets[:, 0]
+        found = {"loss": loss, self.metric: -loss, "accuracy": (decisions == labels).to(loss.dtype).mean()}
+        for column, (name, count) in enumerate(zip(self.attributes, self.counts, strict=True), 1):
+            difference = MEASURES[self.measured](decisions, labels, targets[:, column], count, self.against)
+            found[f"{SHORT[self.measured]}_{name}"] = 1 - difference
+        return found

@@ -1,0 +1,44 @@
+"""PraFFL (Ye, Kou and Tang 2025): one training, after which every preference between performance and fairness has a model.
+
+A model is a communicated part psi, which nodes share and average, and a hypernetwork beta, which turns a preference into the
+head that completes psi, and never leaves its node. How psi is averaged is the policy's business: in the paper all clients
+count alike (eq. 14), with `coordinated-fedavg` by their samples. p2pfl.fairness.praffl_model has the parts,
+p2pfl.fairness.praffl_learner trains and measures them, p2pfl.tasks.praffl has the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from p2pfl.fairness.praffl_learner import PrafflLearner
+from p2pfl.fairness.praffl_model import PrafflProblem, answer, spread
+from p2pfl.parameters import Parameters
+from p2pfl.pareto_metrics import Solutions, non_dominated
+from p2pfl.random_streams import Draws
+
+
+@dataclass
+class PrafflTask(PrafflProblem):
+    """One node of PraFFL; its attributes are those of PrafflProblem."""
+
+    def learner(self, draws: Draws, device: str = "cpu") -> PrafflLearner:
+        return PrafflLearner(self, draws, device)
+
+    def answer(self, params: Parameters, preference: Sequence[float]) -> nn.Sequential:
+        """Return the model for a preference; see `answer`."""
+        return answer(self.layout, params, preference)
+
+    def solutions(self, params: Parameters) -> Solutions | None:
+        """Return error and disparity on the test data, for those preferences whose models no other's dominates."""
+        if "test" not in self.data or not len(self.data["test"].x):
+            return None
+        points = self.learner(Draws(0, "")).points(params, "test")
+        best, first = np.unique(points, axis=0, return_index=True)
+        front = {tuple(point) for point in -non_dominated(-best)}
+        chosen = [k for k in first if tuple(points[k]) in front]
+        preferences = spread(self.training.measured).double().numpy()
+        return Solutions({"error": False, "disparity": False}, preferences[chosen], points[chosen])

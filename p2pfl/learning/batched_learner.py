@@ -1,0 +1,256 @@
+"""Many nodes' training as one tensor program, with the results of training them one by one.
+
+Rows of a stack are nodes. Nodes whose next batch has the same size take their step together; so nothing is padded and no
+sample is masked, and each node sees the batches that it would see alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn import functional
+
+from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.learner import Learner
+from p2pfl.learning.batched_data import RowCache, StackedData
+from p2pfl.learning.batched_gradients import kernel_for
+from p2pfl.learning.batched_training import StackedTraining
+from p2pfl.learning.rule_gradients import plan, shared_values
+from p2pfl.learning.torch_learner import TorchLearner, orders
+from p2pfl.learning.torch_problem import TorchProblem
+from p2pfl.parameters import Parameters, weighted_mean
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, R, Split, Train
+from p2pfl.update_rules import Scalarised
+
+CHUNK = 2**18  # values of inputs evaluated at once: 1 MiB, which stays in the cache
+MOST_CONVOLUTION = 500_000  # FLOP per sample from which on torch's grouped convolutions lose against a loop over nodes
+LARGEST_MIX = 2**26  # values of models that are averaged together: 256 MiB if none occurs twice
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class OneByOne:
+    """Any learners, each asked in turn; by the place of their node."""
+
+    def __init__(self, learners: Sequence[Learner] | Mapping[int, Learner]) -> None:
+        self._learners = learners
+
+    def compute(self, jobs: Sequence[NodeQuery[R]]) -> list[R]:
+        return [self._learners[job.node].compute(job.query) for job in jobs]
+
+
+class Stacked:
+    """TorchLearners of one architecture, computed together.
+
+    Raises:
+        ConfigurationError: the learners' tasks differ in more than their data, or their module cannot be stacked, or would
+            be slower so.
+    """
+
+    def __init__(self, learners: Sequence[TorchLearner], dense: bool = True) -> None:
+        self._task = _common_task(learners)
+        self._learners = learners
+        if learners[0].device.type == "cpu" and convolution_flops(self._task) > MOST_CONVOLUTION:
+            raise ConfigurationError("large convolutions are faster one by one on a CPU")
+        self._draws = [learner.draws for learner in learners]
+        self._device = learners[0].device
+        own = [learner.task.weights(self._device) for learner in learners]
+        self._weights = None if self._task.objectives is None else torch.stack([w for w in own if w is not None])
+        self._kernel = kernel_for(self._task, dense)
+        self._shared = shared_values(self._task.layout, self._device)
+        splits = dict.fromkeys(split for learner in learners for split in learner.data)
+        self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
+        self._trained = self._means = RowCache(np.empty((0, 0), np.float32))
+        self._equal_counts = len(set(self._data["train"].counts.tolist())) == 1
+        self._alone = OneByOne(learners)
+        self._together: dict[str, Callable[[list[int], list[Any]], Sequence[Any]]] = {
+            Train.name: self._train,
+            Mean.name: self._mean,
+            Loss.name: self._losses,
+            Evaluate.name: self._evaluate,
+        }
+
+    def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
+        """Return the learners' answers to queries of one name; of other names than these four, computed one by one."""
+        together = self._together.get(jobs[0].query.name)
+        if together is None:
+            return self._alone.compute(jobs)
+        return together([job.node for job in jobs], [job.query for job in jobs])
+
+    def _train(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
+        """Return the trained models; equal to those of the learners to about 1e-6 relative (sums run in another order)."""
+        results: list[Parameters] = [np.empty(0, np.float32)] * len(queries)
+        groups = defaultdict(list)
+        for k, query in enumerate(queries):
+            key = None if query.rule is None else query.rule.batch_key
+            groups[query.epochs, query.proximal is None, key].append(k)
+        counts = self._data["train"].counts
+        for ks in groups.values():
+            if not self._equal_counts:  # those with more samples first: who has a full batch left is then at the front
+                ks.sort(key=lambda k: (-counts[nodes[k]], nodes[k]))
+            rows = self._train_alike([nodes[k] for k in ks], [queries[k] for k in ks])
+            for k, row in zip(ks, rows, strict=True):
+                results[k] = row
+        return results
+
+    @torch.no_grad()
+    def _train_alike(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
+        """Train models whose queries agree in epochs, kind of rule, and whether they have a proximal term.
+
+        Args:
+            nodes: of each query; those with more samples first.
+        """
+        start = torch.from_numpy(self._means.stack([query.params for query in queries])).to(self._device)
+        data, task = self._data["train"], self._task
+        counts = data.counts[nodes]  # in descending order
+        most = int(counts[0])
+        optimizer, batch_size, epochs = plan(queries[0].rule, task.optimizer, task.batch_size, queries[0].epochs, most)
+        training = StackedTraining(
+            queries,
+            start,
+            n_trained=task.layout.n_trained,
+            kernel=self._kernel,
+            optimizer=optimizer,
+            steps=epochs * -(-most // batch_size),
+            weights=self._weights_of(nodes, queries),
+            shared=self._shared,
+        )
+        permutations = [
+            orders(self._draws[node], query.round, query.purpose, n=count, batch_size=batch_size, epochs=epochs)
+            for node, query, count in zip(nodes, queries, counts.tolist(), strict=True)
+        ]
+        for epoch in range(epochs):
+            order = [p[epoch] for p in permutations]
+            for s in range(counts[0] // batch_size):
+                k = int(np.count_nonzero(counts >= (s + 1) * batch_size))  # nodes with a full batch left: the first k
+                training.step(slice(k), *data.batch(nodes[:k], order[:k], [s * batch_size] * k, batch_size))
+            for size, rows in _by_value(counts % batch_size):
+                picked = rows.tolist()
+                where = slice(None) if len(picked) == len(nodes) else torch.from_numpy(rows)
+                starts = (counts[rows] - size).tolist()
+                training.step(where, *data.batch([nodes[r] for r in picked], [order[r] for r in picked], starts, size))
+        new = training.models
+        finite = new.sum(1).isfinite()
+        if not finite.all():
+            first = int((~finite).nonzero()[0])
+            raise DivergenceError(self._draws[nodes[first]].name, queries[first].round)
+        self._trained = RowCache(new.cpu().numpy())
+        return self._trained.rows
+
+    def _weights_of(self, nodes: list[int], queries: list[Train]) -> Tensor | None:
+        """Return the weights of the objectives in each training, float32 [K, m]; None without objectives."""
+        if scalarised := [query.rule.weights for query in queries if isinstance(query.rule, Scalarised)]:
+            return torch.tensor(np.array(scalarised), dtype=torch.float32, device=self._device)
+        return None if self._weights is None else self._weights[nodes]
+
+    def _mean(self, nodes: list[int], queries: list[Mean]) -> Sequence[Parameters]:
+        """Return the means, as rows of one array where the models are small enough to be put side by side."""
+        models = [model for query in queries for model in query.models]
+        if len(queries) == 1 or len(models) * self._task.layout.size > LARGEST_MIX:
+            return [weighted_mean(query.models, query.weights) for query in queries]
+        array, rows = self._trained.select(models)
+        weights = np.array([weight for query in queries for weight in query.weights], np.float32)
+        starts = np.array([0, *accumulate([len(query.models) for query in queries])])
+        mean = functional.embedding_bag(
+            torch.from_numpy(np.array(rows)),
+            torch.from_numpy(array),
+            torch.from_numpy(starts),
+            mode="sum",
+            per_sample_weights=torch.from_numpy(weights),
+            include_last_offset=True,
+        )
+        self._means = RowCache(mean.numpy())
+        return self._means.rows
+
+    def _losses(self, nodes: list[int], queries: list[Loss]) -> list[np.ndarray]:
+        results = [np.full(len(query.stack), np.nan) for query in queries]
+        for split in {query.split for query in queries} & self._data.keys():
+            rows = [(k, j) for k, query in enumerate(queries) if query.split == split for j in range(len(query.stack))]
+            params = [queries[k].stack[j] for k, j in rows]
+            for row, figures in self._figures(params, [nodes[k] for k, _ in rows], split):
+                k, j = rows[row]
+                results[k][j] = figures["loss"]
+        return results
+
+    def _evaluate(self, nodes: list[int], queries: list[Evaluate]) -> list[list[dict[str, float]]]:
+        results: list[list[dict[str, float]]] = [[{} for _ in query.stack] for query in queries]
+        for k, query in enumerate(queries):
+            if query.memory is not None:  # nodes share no memory
+                results[k] = self._learners[nodes[k]].compute(query)
+        plain = [(k, query) for k, query in enumerate(queries) if query.memory is None]
+        asked = dict.fromkeys(split for _, query in plain for split in query.splits)  # the order of the columns in tables
+        for split in [split for split in asked if split in self._data]:
+            rows = [(k, j) for k, query in plain if split in query.splits for j in range(len(query.stack))]
+            params = [queries[k].stack[j] for k, j in rows]
+            for row, figures in self._figures(params, [nodes[k] for k, _ in rows], split):
+                k, j = rows[row]
+                results[k][j] |= {f"{split}_{name}": value for name, value in figures.items()}
+        return results
+
+    @torch.no_grad()
+    def _figures(
+        self, params: Sequence[Parameters], nodes: Sequence[int], split: Split
+    ) -> Iterable[tuple[int, dict[str, float]]]:
+        """Yield (row, figures by name) of each model on its node's data."""
+        shelf = self._data[split]
+        for count, rows in _by_value(shelf.counts[list(nodes)]):
+            rows = rows[np.argsort(shelf.offsets[[nodes[r] for r in rows]], kind="stable")]  # equal data side by side
+            per_chunk = max(2, CHUNK // (count * shelf.width))
+            for chunk in np.array_split(rows, -(-len(rows) // per_chunk)):
+                picked = chunk.tolist()
+                flat = torch.from_numpy(self._trained.stack([params[r] for r in picked])).to(self._device)
+                x, y = shelf.whole([nodes[r] for r in picked], count)
+                figures = self._figures_of([nodes[r] for r in picked], self._kernel.outputs(flat, x), y)
+                for row, *values in zip(picked, *(column.tolist() for column in figures.values()), strict=True):
+                    yield row, dict(zip(figures, values, strict=True))
+
+    def _figures_of(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return what is reported of outputs and targets of [K, n, ...], by name: [K] each."""
+        if self._weights is not None:
+            return vmap(self._task.figures)(outputs, y, self._weights[list(nodes)])
+        shape, outputs, y = outputs.shape[:2], outputs.flatten(0, 1), y.flatten(0, 1)
+        losses, measures = self._task.loss(outputs, y), self._task.measure(outputs, y)
+        return {"loss": losses.view(shape).mean(1), self._task.metric: measures.view(shape).mean(1)}
+
+
+def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
+    """Return one of the learners' tasks after checking that all are the same but for their data."""
+    first = learners[0].task
+    for learner in learners[1:]:
+        task = learner.task
+        for what, same in (
+            ("layout", task.layout == first.layout),
+            ("module", repr(task.template) == repr(first.template)),
+            ("loss", task.loss == first.loss and task.measure == first.measure),
+            ("objectives", task.objectives == first.objectives),
+            ("optimizer", task.optimizer == first.optimizer),
+            ("batch size", task.batch_size == first.batch_size),
+        ):
+            if not same:
+                raise ConfigurationError(f"nodes cannot be stacked: their tasks differ in {what}")
+    return first
+
+
+def convolution_flops(task: TorchProblem) -> int:
+    """Return how many FLOP a task's module spends on convolutions for one sample."""
+    if not any(isinstance(part, CONVOLUTIONS) for part in task.template.modules()):
+        return 0
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = deepcopy(task.template).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(task.data["train"].x[:1])
+    return int(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0))
+
+
+def _by_value(values: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
+    """Yield (value, positions that have it) for every value but 0, the greatest first."""
+    for value in sorted(set(values.tolist()) - {0}, reverse=True):
+        yield value, np.flatnonzero(values == value)

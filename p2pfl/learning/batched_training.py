@@ -1,0 +1,102 @@
+"""Training steps of many models of one architecture, each along its own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl.learning.batched_gradients import Kernel
+from p2pfl.learning.optimizers import Optimizer
+from p2pfl.learning.rule_gradients import Rows, follow, resting
+from p2pfl.queries import Train
+
+
+class StackedTraining:
+    """K models in training. A step takes the models that have a batch of one size left.
+
+    Args:
+        queries: one for each model. All have a `proximal` or none, and rules of one `batch_key`.
+        start: the models before, [K, P]; not written.
+        n_trained: how many values of a model are trained, from the start.
+        kernel: gives the gradients.
+        optimizer: of all, for at most `steps` steps.
+        weights: of each model's objectives, [K, m]; None without objectives.
+        shared: see p2pfl.learning.rule_gradients.shared_values.
+
+    Attributes:
+        models: after the steps so far, [K, P]; undefined before the first.
+    """
+
+    def __init__(
+        self,
+        queries: Sequence[Train],
+        start: Tensor,
+        *,
+        n_trained: int,
+        kernel: Kernel,
+        optimizer: Optimizer,
+        steps: int,
+        weights: Tensor | None,
+        shared: Tensor | None,
+    ) -> None:
+        rules, device = [query.rule for query in queries], start.device
+        self.models = torch.empty_like(start)
+        self._start = start
+        self._fresh = True  # nothing is in `models` yet
+        self._n = n_trained
+        self._kernel = kernel
+        self._optimizer = optimizer
+        self._weights = weights
+        self._state = optimizer.start(start[:, :n_trained], steps)
+        self._following = follow(rules, start[:, :n_trained], optimizer, steps, shared)
+        self._still = resting(rules[0], shared)
+        self._rest = None if self._still is None else start[:, self._still]
+        self._anchors: Tensor | None = None
+        if pairs := [query.proximal for query in queries if query.proximal is not None]:
+            self._anchors = torch.from_numpy(np.array([anchor for _, anchor in pairs])).to(device)[:, :n_trained]
+            mu = torch.tensor([mu for mu, _ in pairs], device=device).unsqueeze(1)
+            self._mu = mu if shared is None else mu * shared
+
+    def step(self, rows: Rows, x: Tensor, y: Tensor) -> None:
+        """Train the models of some rows, k of them, on a batch each: x and y of [k, b, ...]."""
+        n, start = self._n, self._start
+        whole = len(x) == len(start)
+        if self._fresh and not (whole and n == start.shape[1]):
+            self.models.copy_(start)
+            self._fresh = False
+        part = start if self._fresh else self.models[rows]
+        gradient = self._gradient(part, rows, x, y)
+        states = {name: tensor[rows] for name, tensor in self._state.items()}
+        if whole:
+            self._optimizer.step(part[:, :n], gradient, states, self.models[:, :n])
+            self._hold(self.models, rows)
+            self._fresh = False
+            return
+        self._optimizer.step(part[:, :n], gradient, states, part[:, :n])
+        self._hold(part, rows)
+        if not isinstance(rows, slice):  # then `part` and `states` are copies
+            self.models[rows] = part
+            for name, tensor in states.items():
+                self._state[name][rows] = tensor
+
+    def _gradient(self, part: Tensor, rows: Rows, x: Tensor, y: Tensor) -> Tensor:
+        n, own = self._n, None if self._weights is None else self._weights[rows]
+
+        def slope(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            return self._kernel.gradient(torch.cat([point, part[:, n:]], 1) if n < part.shape[1] else point, x, y, own)
+
+        if self._following is None:
+            gradient = self._kernel.gradient(part, x, y, own)
+        else:
+            gradient = self._following(slope, part[:, :n], x, y, rows)
+        if self._anchors is not None:
+            gradient.add_(self._mu[rows] * (part[:, :n] - self._anchors[rows]))
+        return gradient
+
+    def _hold(self, models: Tensor, rows: Rows) -> None:
+        """Restore the values of models [k, P] that the rule leaves as they are."""
+        if self._still is not None and self._rest is not None:
+            models[:, self._still] = self._rest[rows]

@@ -1,0 +1,80 @@
+"""Models for images, by name: `linear`, `mlp`, `cnn` and `resnet18`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+
+from torch import nn
+
+from p2pfl.errors import ConfigurationError
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
+
+def linear(shape: Shape, classes: int) -> nn.Module:
+    """Logits as a linear function of the pixels."""
+    return mlp(shape, classes, hidden=[])
+
+
+def mlp(shape: Shape, classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
+    """Fully connected layers of the widths `hidden`, with relu between them."""
+    _check("hidden", hidden)
+    return nn.Sequential(nn.Flatten(), *_dense([prod(shape), *hidden, classes]))
+
+
+def cnn(
+    shape: Shape, classes: int, *, channels: Sequence[int] = (6, 16), kernel: int = 5, dense: Sequence[int] = (84,)
+) -> nn.Module:
+    """Blocks of convolution, relu and 2 x 2 maximum pooling, then fully connected layers with relu between them.
+
+    With channels 6 and 16, kernel 5 and dense 120 and 84 it is the network of DPFL (Kharrat et al., appendix F.3), after
+    LeNet-5. Convolutions are not padded: a block makes n pixels to (n - kernel + 1) // 2.
+
+    Args:
+        channels: outputs of each convolution.
+        dense: widths of the layers between the convolutions and the logits.
+
+    Raises:
+        ConfigurationError: a size below 1, or images too small for so many blocks.
+    """
+    _check("channels", channels)
+    _check("dense", dense)
+    _check("kernel", [kernel])
+    before, height, width = shape
+    blocks: list[nn.Module] = []
+    for k, after in enumerate(channels):
+        if min(height, width) < kernel + 1:
+            raise ConfigurationError(
+                f"task.model: images of {shape[1]} x {shape[2]} pixels are too small for {len(channels)} blocks with kernel"
+                f" {kernel}: {height} x {width} are left for block {k + 1}; use fewer channels or a smaller kernel"
+            )
+        blocks += [nn.Conv2d(before, after, kernel), nn.ReLU(), nn.MaxPool2d(2)]
+        before, height, width = after, (height - kernel + 1) // 2, (width - kernel + 1) // 2
+    return nn.Sequential(*blocks, nn.Flatten(), *_dense([before * height * width, *dense, classes]))
+
+
+def resnet18(shape: Shape, classes: int) -> nn.Module:
+    """See p2pfl.learning.resnet."""
+    from p2pfl.learning.resnet import ResNet18
+
+    if min(shape[1:]) < 32:
+        raise ConfigurationError(f"task.model: resnet18 needs images of 32 x 32 pixels or more, got {shape[1]} x {shape[2]}")
+    return ResNet18(shape[0], classes)
+
+
+MODELS = {"linear": linear, "mlp": mlp, "cnn": cnn, "resnet18": resnet18}
+
+
+def _dense(sizes: Sequence[int]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return layers[:-1]
+
+
+def _check(name: str, sizes: Sequence[int]) -> None:
+    if not all(size >= 1 for size in sizes):
+        raise ConfigurationError(f"task.model.{name} must be 1 or more, got {list(sizes)}")

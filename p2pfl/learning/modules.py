@@ -1,0 +1,85 @@
+"""Torch modules as flat vectors: size, layout, values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+from torch import nn
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.system import size_limit
+
+
+def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
+    """Make a module. Where size is limited, its values are counted before memory is taken for them.
+
+    Raises:
+        ConfigurationError: it has more values than there is room for (see p2pfl.system.size_limit).
+    """
+    if size_limit.is_limited():
+        size_limit.check_module_size(count_values(factory))
+    return factory()
+
+
+def count_values(factory: Callable[[], nn.Module]) -> int:
+    """Return how many values a module has; 0 where it cannot be made without memory for them."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            module = factory()
+        return sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
+    except Exception:  # of a user's module; if it is a fault, it comes again when the module is made
+        return 0
+
+
+def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:
+    """Return the layout of a module: trained parameters, then frozen ones and float buffers. Integer buffers stay local.
+
+    Args:
+        private: names of tensors or of submodules that are not shared.
+
+    Raises:
+        ConfigurationError: naming the tensor that cannot be handled, or the private part that does not exist.
+    """
+    name = type(module).__name__
+    trained: list[tuple[str, tuple[int, ...]]] = []
+    rest: list[tuple[str, tuple[int, ...]]] = []
+    for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+            raise ConfigurationError(f"module {name}: {key} has no shape yet (a lazy layer); give its sizes")
+        if isinstance(tensor, nn.Parameter):
+            if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+                raise ConfigurationError(f"module {name}: parameter {key} is {tensor.dtype}, only dense float32 is handled")
+            (trained if tensor.requires_grad else rest).append((key, tuple(tensor.shape)))
+        elif tensor.is_floating_point() or tensor.is_complex():
+            if tensor.dtype != torch.float32:
+                raise ConfigurationError(f"module {name}: buffer {key} is {tensor.dtype}, only float32 is averaged")
+            rest.append((key, tuple(tensor.shape)))
+    if not trained:
+        raise ConfigurationError(f"module {name} has nothing to train")
+    n_trained = sum(prod(shape) for _, shape in trained)
+    return Layout(tuple(trained + rest), n_trained, _named([key for key, _ in trained + rest], private))
+
+
+def _named(tensors: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
+    """Return which of the tensors are meant by names of tensors or submodules, in their order."""
+    found = {part: [key for key in tensors if key == part or key.startswith(f"{part}.")] for part in parts}
+    for part, keys in found.items():
+        if not keys:
+            raise ConfigurationError(f"there is no {part!r} to be kept private; the tensors are: {', '.join(tensors)}")
+    return tuple(key for key in tensors if any(key in keys for keys in found.values()))
+
+
+def last_layer(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters of the layer that comes last."""
+    names = [name for name, _ in module.named_parameters()]
+    layer = names[-1].rpartition(".")[0]
+    return tuple(name for name in names if name.rpartition(".")[0] == layer)
+
+
+def flatten(module: nn.Module, layout: Layout) -> Parameters:
+    """Return a module's tensors as one flat vector."""
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    return layout.join({name: tensors[name].detach().numpy() for name, _ in layout.shapes})

@@ -1,0 +1,163 @@
+"""The gradients that p2pfl.update_rules ask for, of one model or of a stack of them: the lines are the same.
+
+For one model vectors are [n] and batches [b, ...]; for K models [K, n] and [K, b, ...].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.optimizers import SGD, Optimizer
+from p2pfl.parameters import Layout
+from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Only, Rule, Weighted
+
+Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(trained values, inputs, targets) -> the gradient of the mean loss there; it may be overwritten by the next call."""
+
+Rows = slice | Tensor
+"""Which models of the stack take the step; of a single model, `slice(None)`."""
+
+
+class Follow(Protocol):
+    def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
+        """Return along what the models step that are at `point`; it may be overwritten by the next call."""
+
+
+def plan(rule: Rule | None, optimizer: Optimizer, batch_size: int, epochs: int, samples: int) -> tuple[Optimizer, int, int]:
+    """Return the optimiser, the size of the batches and the number of epochs of a training of at most so many samples."""
+    return (SGD(rule.lr), samples, 1) if isinstance(rule, Descent) else (optimizer, batch_size, epochs)
+
+
+def shared_values(layout: Layout, device: torch.device) -> Tensor | None:
+    """Return for each trained value 1 where it is shared and 0 where it is private, [n]; None where all are shared."""
+    values = torch.zeros(layout.size, device=device)
+    for part in layout.shared_slices:
+        values[part] = 1
+    values = values[: layout.n_trained]
+    return None if values.all() else values
+
+
+def resting(rule: Rule | None, shared: Tensor | None) -> Tensor | None:
+    """Return the places of the trained values that a rule leaves as they are; None where it leaves none.
+
+    Args:
+        shared: see `shared_values`.
+
+    Raises:
+        ConfigurationError: it is to train one part alone, and none or all of what is trained is private.
+    """
+    if not isinstance(rule, Only):
+        return None
+    if shared is None or not shared.any():
+        raise ConfigurationError(
+            "the policy trains the private and the shared part apart, and the task's model has not both; with the tasks"
+            ' digits and images, private = "head" keeps the last layer private'
+        )
+    return (shared == (rule.part == "private")).nonzero().squeeze(1)
+
+
+def follow(
+    rules: Sequence[Rule | None], like: Tensor, optimizer: Optimizer, steps: int, shared: Tensor | None = None
+) -> Follow | None:
+    """Return what gives the gradients of rules of one kind; None where they are those at the models themselves.
+
+    Args:
+        rules: one, or one for each model of the stack.
+        like: the trained values, [n] or [K, n].
+        steps: that there will be at most.
+        shared: see `shared_values`.
+    """
+    if lookahead := [rule for rule in rules if isinstance(rule, Lookahead)]:
+        return _Lookahead(_column([rule.lr for rule in lookahead], like))
+    if mixtures := [rule for rule in rules if isinstance(rule, Mixture)]:
+        alpha = _column([rule.alpha for rule in mixtures], like)
+        if shared is not None:  # the private part is that of the model that is trained
+            alpha = 1 - (1 - alpha) * shared
+        return _Mixture(alpha, _vectors([rule.shared for rule in mixtures], like), optimizer, steps)
+    if aligned := [rule for rule in rules if isinstance(rule, Aligned)]:
+        anchors = _vectors([rule.anchor for rule in aligned], like)
+        return _Aligned(_column([rule.weight for rule in aligned], like), anchors, shared)
+    if weighted := [rule for rule in rules if isinstance(rule, Weighted)]:
+        tables = torch.from_numpy(np.array([rule.weights for rule in weighted], np.float32)).to(like.device).flatten(1)
+        return _Weighted(tables if like.dim() == 2 else tables[0])
+    return None
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    column = torch.tensor(values, dtype=torch.float32, device=like.device)
+    return column.unsqueeze(1) if like.dim() == 2 else column
+
+
+def _vectors(models: Sequence[np.ndarray], like: Tensor) -> Tensor:
+    stack = torch.from_numpy(np.array(models))[:, : like.shape[-1]].to(like.device)
+    return stack.clone() if like.dim() == 2 else stack[0].clone()
+
+
+class _Lookahead:
+    def __init__(self, lr: Tensor) -> None:
+        self._lr = lr
+
+    def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
+        axis = point.dim() - 1
+        size = x.shape[axis]
+        half = (size + 1) // 2
+        ahead = point - self._lr[rows] * gradient(point, x.narrow(axis, 0, half), y.narrow(axis, 0, half))
+        return gradient(ahead, x.narrow(axis, size - half, half), y.narrow(axis, size - half, half))
+
+
+class _Mixture:
+    def __init__(self, alpha: Tensor, shared: Tensor, optimizer: Optimizer, steps: int) -> None:
+        self._alpha = alpha
+        self._shared = shared
+        self._optimizer = optimizer
+        self._state = optimizer.start(shared, steps)
+
+    def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
+        alpha, shared = self._alpha[rows], self._shared[rows]
+        result = alpha * gradient(torch.lerp(shared, point, alpha), x, y)
+        states = {name: tensor[rows] for name, tensor in self._state.items()}
+        self._optimizer.step(shared, gradient(shared, x, y), states, shared)
+        if not isinstance(rows, slice):  # then these are copies
+            self._shared[rows] = shared
+            for name, tensor in states.items():
+                self._state[name][rows] = tensor
+        return result
+
+
+class _Aligned:
+    def __init__(self, weight: Tensor, anchors: Tensor, part: Tensor | None) -> None:
+        self._weight = weight
+        self._part = part
+        if part is not None:
+            anchors = anchors * part
+        length = anchors.norm(dim=-1, keepdim=True)
+        self._directions = torch.where(length > 0, anchors / length, torch.zeros_like(anchors))
+
+    def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
+        model = point if self._part is None else point * self._part
+        direction, length = self._directions[rows], model.norm(dim=-1, keepdim=True)
+        along = (direction * model).sum(-1, keepdim=True) / length
+        pull = torch.where(length > 0, (direction - along * model / length) / length, torch.zeros_like(model))
+        return gradient(point, x, y).sub_(self._weight[rows] * pull)
+
+
+class _Weighted:
+    """
+    Args:
+        tables: the weights of label 0 in each group, then those of label 1; [2A] or [K, 2A].
+    """
+
+    def __init__(self, tables: Tensor) -> None:
+        self._tables = tables
+        self._groups = tables.shape[-1] // 2
+
+    def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
+        cells = (y[..., 0] * self._groups + y[..., 1]).long()
+        weights = self._tables[rows].gather(-1, cells)
+        return gradient(point, x, torch.cat([y, weights.unsqueeze(-1)], -1))

@@ -1,0 +1,303 @@
+"""One node's training with PyTorch's autograd: the reference on real machines, which the stacked form must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from p2pfl.algorithms.group_statistics import CountGroups, Tally
+from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.learner import Learner, answers
+from p2pfl.learning.losses import cross_entropy
+from p2pfl.learning.optimizers import Optimizer
+from p2pfl.learning.rule_gradients import follow, plan, resting, shared_values
+from p2pfl.learning.torch_problem import TorchProblem
+from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, Slopes
+from p2pfl.multiobjective.preferences import Preference
+from p2pfl.multiobjective.scalarisation import Objectives
+from p2pfl.parameters import Parameters
+from p2pfl.prediction_mixing import Company, Ensemble, Memory, remembered
+from p2pfl.queries import Evaluate, Loss, Split, Train
+from p2pfl.random_streams import Draws
+from p2pfl.update_rules import Only, Rule, Scalarised, Weighted
+
+
+class TorchLearner(Learner):
+    """The learner of a TorchTask on one device."""
+
+    def __init__(self, task: TorchProblem, draws: Draws, device: str = "cpu") -> None:
+        self.task = task
+        self.draws = draws
+        self.device = choose_device(device)
+        self.data = {split: (x.to(self.device), y.to(self.device)) for split, (x, y) in task.data.items()}
+        self._weights = task.weights(self.device)
+        module = task.template.to(self.device)
+        layout = task.layout
+        self._module = module
+        self._trained = [place for place in layout.places if place[2] <= layout.n_trained]
+        self._rest = [place for place in layout.places if place[2] > layout.n_trained]
+        self._shared = shared_values(layout, self.device)
+        travels = {name for name, _ in layout.shapes}
+        # Integer buffers (such as batch norm's count of batches) belong to this node alone and are never sent.
+        self._local = {name: b.clone() for name, b in module.named_buffers() if name not in travels}
+
+    @answers(Train, Rule)
+    def _train(self, query: Train) -> Parameters:
+        rule, proximal = query.rule, query.proximal
+        own = self._weights_of(rule)
+        vector = torch.tensor(query.params, device=self.device)
+        n = self.task.layout.n_trained
+        weights = vector[:n]
+        anchor = None if proximal is None else torch.tensor(proximal[1], device=self.device)[:n]
+        x, y = self.data["train"]
+        optimizer, batch_size, epochs = plan(rule, self.task.optimizer, self.task.batch_size, query.epochs, len(x))
+        steps = epochs * -(-len(x) // batch_size)
+        state = optimizer.start(weights, steps)
+        gradient = self._gradient_by(rule, vector, own, optimizer, steps)
+        still = resting(rule, self._shared)
+        rest = None if still is None else weights[still]
+        self._module.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.draws.torch_seed(query.round, f"{query.purpose} module"))
+            order = orders(self.draws, query.round, query.purpose, n=len(x), batch_size=batch_size, epochs=epochs)
+            for index in batches(order, batch_size):
+                grad = gradient(x[index], y[index])
+                if proximal is not None and anchor is not None:
+                    away = weights - anchor
+                    grad.add_(away if self._shared is None else away * self._shared, alpha=proximal[0])
+                optimizer.step(weights, grad, state, weights)
+                if still is not None and rest is not None:
+                    weights[still] = rest
+        if not vector.sum().isfinite():
+            raise DivergenceError(self.draws.name, query.round)
+        return vector.cpu().numpy()
+
+    def _weights_of(self, rule: Rule | None) -> Tensor | None:
+        """Return the weights of the objectives in a training by a rule, float32 [m]; None without objectives."""
+        if isinstance(rule, Weighted):
+            self._of_groups("tally")
+        if not isinstance(rule, Scalarised):
+            return self._weights
+        self._objectives()
+        return torch.tensor(rule.weights, dtype=torch.float32, device=self.device)
+
+    def _gradient_by(
+        self, rule: Rule | None, vector: Tensor, own: Tensor | None, optimizer: Optimizer, steps: int
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the function from a batch, inputs and targets, to the direction in which a rule steps from `vector`, [n].
+
+        Args:
+            vector: the model that is trained in place, [P].
+            own: the weights of the objectives.
+            steps: that there will be at most.
+        """
+        weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
+        following = follow([rule], weights, optimizer, steps, self._shared)
+        # Leaves that share their memory with a vector: `weights`, which the optimiser changes between the steps, or one for
+        # wherever a rule asks for the gradient. (With one leaf for all, autograd would fill a vector of zeros for each of
+        # its parts.)
+        place = weights if following is None else torch.empty_like(weights)
+        # Values that a rule leaves as they are need no gradient: before a private head, the whole backward pass of the body.
+        parts = self._views(place, self._trained)
+        leaves = {name: view.detach().requires_grad_(self._moves(rule, name)) for name, view in parts.items()}
+        if following is None:
+            return lambda x, y: self._gradient(leaves, buffers, (x, y), own)
+
+        def slope(point: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            place.copy_(point)
+            return self._gradient(leaves, buffers, (x, y), own)
+
+        return lambda x, y: following(slope, weights, x, y, slice(None))
+
+    @answers(Loss)
+    def _losses(self, query: Loss) -> np.ndarray:
+        split = query.split
+        if split not in self.data:
+            return np.full(len(query.stack), np.nan)
+        return np.array([self._evaluate(params, split).get(f"{split}_loss", np.nan) for params in query.stack])
+
+    @answers(Evaluate)
+    def _figures(self, query: Evaluate) -> list[dict[str, float]]:
+        results: list[dict[str, float]] = []
+        for params in query.stack:
+            result: dict[str, float] = {}
+            for split in query.splits:
+                if split in self.data:
+                    result |= self._evaluate(params, split)
+            results.append(result)
+        return results
+
+    @answers(Company)
+    @torch.no_grad()
+    def _mixed_figures(self, query: Evaluate) -> list[dict[str, float]]:
+        """Evaluate mixed predictions. Features are the inputs of the module's last linear layer.
+
+        Raises:
+            ConfigurationError: with a memory, the task is no classification by cross-entropy, or its module has no linear
+                layer; with an ensemble, its samples have no groups.
+        """
+        assert query.memory is not None
+        results: list[dict[str, float]] = []
+        for params in query.stack:
+            mixed = self._mixing(params, query.memory)
+            result: dict[str, float] = {}
+            for split in query.splits:
+                if split in self.data and len(self.data[split][0]):
+                    figures = self.task.figures(mixed(split), self.data[split][1], self._weights)
+                    result |= {f"{split}_{name}": value.item() for name, value in figures.items()}
+            results.append(result)
+        return results
+
+    @answers(CountGroups)
+    @torch.no_grad()
+    def _count_groups(self, query: CountGroups) -> Tally:
+        """Count the training samples.
+
+        Raises:
+            ConfigurationError: the samples have no groups.
+        """
+        x, y = self.data["train"]
+        found: Tally = self._of_groups("tally")(self._outputs(query.params, x), y)
+        return found
+
+    def _of_groups(self, method: str) -> Any:
+        """Return a method that only tasks with groups have."""
+        found = getattr(self.task, method, None)
+        if found is None:
+            raise ConfigurationError(f"the policy needs {CountGroups.hint}")
+        return found
+
+    def _mixing(self, params: Parameters, company: Company) -> Callable[[Split], Tensor]:
+        """Return what makes the outputs of a model for a split, mixed with those of its company."""
+
+        if isinstance(company, Ensemble):
+            mixed, shares = self._of_groups("mixed"), [1 - sum(company.shares), *company.shares]
+            models = [params, *company.models]
+            return lambda split: mixed([self._outputs(model, self.data[split][0]) for model in models], shares)
+        assert isinstance(company, Memory)
+        if self.task.objectives is not None or self.task.loss is not cross_entropy:
+            raise ConfigurationError("a memory of samples needs a classification with cross-entropy")
+        _, known = self._outputs_and_features(params, "train")
+        labels = self.data["train"][1]
+        return lambda split: remembered(company, *self._outputs_and_features(params, split), known, labels)
+
+    @torch.no_grad()
+    def _outputs_and_features(self, params: Parameters, split: Split) -> tuple[Tensor, Tensor]:
+        linear = [part for part in self._module.modules() if isinstance(part, nn.Linear)]
+        if not linear:
+            raise ConfigurationError("a memory of samples needs a module whose last layer is torch.nn.Linear")
+        features: list[Tensor] = []
+        hook = linear[-1].register_forward_pre_hook(lambda _, given: features.append(given[0].flatten(1)))
+        try:
+            outputs = self._outputs(params, self.data[split][0])
+        finally:
+            hook.remove()
+        return outputs, features[-1]
+
+    @answers(DifferentiateObjectives)
+    def _differentiate(self, query: DifferentiateObjectives) -> Slopes:
+        """Differentiate on all training samples at once.
+
+        Raises:
+            ConfigurationError: the task has not several objectives.
+        """
+        objectives, preference = self._objectives()
+        vector = torch.tensor(query.params, device=self.device)
+        leaves = {name: view.detach().requires_grad_() for name, view in self._views(vector, self._trained).items()}
+        x, y = self.data["train"]
+        self._module.eval()
+        outputs = functional_call(self._module, leaves | self._views(vector, self._rest) | self._local, (x,))
+        losses = objectives.losses(outputs, y)
+        gradients = np.zeros((len(losses), len(query.params)), np.float32)
+        for row, loss in zip(gradients, losses, strict=True):
+            parts = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True)
+            row[: self.task.layout.n_trained] = torch.cat([part.flatten() for part in parts]).cpu().numpy()
+        return Slopes(preference, losses.detach().cpu().numpy().astype(np.float64), gradients)
+
+    def _objectives(self) -> tuple[Objectives, Preference]:
+        if self.task.objectives is None or self.task.preference is None:
+            raise ConfigurationError("the policy needs a task of several objectives")
+        return self.task.objectives, self.task.preference
+
+    def _gradient(
+        self, leaves: dict[str, Tensor], buffers: dict[str, Tensor], batch: tuple[Tensor, Tensor], weights: Tensor | None
+    ) -> Tensor:
+        x, y = batch
+        outputs = functional_call(self._module, leaves | buffers | self._local, (x,))
+        loss = self.task.batch_loss(outputs, y, weights)
+        moving = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        grads = iter(torch.autograd.grad(loss, moving, materialize_grads=True))  # 0 for what was not used
+        return torch.cat(
+            [(next(grads) if leaf.requires_grad else torch.zeros_like(leaf)).flatten() for leaf in leaves.values()]
+        )
+
+    def _moves(self, rule: Rule | None, name: str) -> bool:
+        return not isinstance(rule, Only) or (name in self.task.layout.private) == (rule.part == "private")
+
+    @torch.no_grad()
+    def _evaluate(self, params: Parameters, split: Split) -> dict[str, float]:
+        x, y = self.data[split]
+        if not len(x):
+            return {}
+        figures = self.task.figures(self._outputs(params, x), y, self._weights)
+        return {f"{split}_{name}": value.item() for name, value in figures.items()}
+
+    def _outputs(self, params: Parameters, x: Tensor) -> Tensor:
+        vector = torch.tensor(params, device=self.device)
+        tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
+        self._module.eval()
+        outputs: Tensor = functional_call(self._module, tensors, (x,))
+        return outputs
+
+    @staticmethod
+    def _views(vector: Tensor, places: list[tuple[str, int, int, tuple[int, ...]]]) -> dict[str, Tensor]:
+        return {name: vector[start:stop].view(shape) for name, start, stop, shape in places}
+
+
+def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[slice | Tensor]:
+    """Yield the indices of each step's samples, for an order of each epoch; see `orders`."""
+    for permutation in order:
+        if permutation is None:
+            yield slice(None)
+        else:
+            yield from torch.split(torch.from_numpy(permutation), batch_size)
+
+
+def orders(draws: Draws, round: int, purpose: str, *, n: int, batch_size: int, epochs: int) -> list[np.ndarray] | list[None]:
+    """Return a permutation of n samples for each epoch, or None for each where all fit into one batch.
+
+    One batch that holds everything has no order, so none is drawn.
+    """
+    if n <= batch_size:
+        return [None] * epochs
+    rng = draws.generator(round, purpose)
+    return [rng.permutation(n) for _ in range(epochs)]
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the torch device for `auto`, `cpu`, `cuda` or `mps`; `auto` takes the best that there is.
+
+    Raises:
+        ConfigurationError: an unknown or malformed name, or a device that this machine lacks.
+    """
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = {"cuda": cards, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    if name == "auto":
+        return torch.device(next(kind for kind, count in present.items() if count))
+    kind = name.partition(":")[0]
+    if kind not in present:
+        raise ConfigurationError(f"unknown device {name!r}; known: auto, cpu, cuda, mps")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or str(device) != name:  # a great number is not refused, but becomes another
+        raise ConfigurationError(f"device {name!r} is not of the form {kind} or {kind}:0")
+    if (device.index or 0) >= present[kind]:
+        raise ConfigurationError(f"device {name!r} is not available on this machine; auto takes the best that is")
+    return device

@@ -1,0 +1,124 @@
+"""Definition of what a torch module learns: data, losses or objectives, optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
+from p2pfl.learning.modules import flatten, layout_of, make_module
+from p2pfl.learning.optimizers import SGD, Optimizer
+from p2pfl.multiobjective.preferences import Preference, checked
+from p2pfl.multiobjective.scalarisation import Objectives
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.queries import Split
+from p2pfl.random_streams import federation_draws
+
+
+class Samples(NamedTuple):
+    """Inputs [n, ...] and targets [n, ...] as torch tensors on the CPU."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass
+class TorchProblem:
+    """A torch module, its data and its training: a TorchTask without its learner.
+
+    Attributes:
+        module: makes the module; its initial weights are drawn from torch's generator, which is seeded first.
+        data: samples by split; `train` is needed, `validation` drives early stopping, `test` is reported.
+        loss: what is trained and averaged.
+        metric: the name of what is reported.
+        measure: one value of the metric for each sample.
+        optimizer: p2pfl.SGD or p2pfl.Adam, or anything with their `step`; its state dies with the round.
+        batch_size: samples in a step; the last one of an epoch may be smaller.
+        about: public facts that peers are told.
+        objectives: several, in place of `loss` and `measure`; then the metric is minus the scalarised loss.
+        preference: the weights that scalarise them, [m]; they stay on this node.
+        group: the number of the node's group where preferences are given by groups; it is not sent either.
+        private: the parts of the module that stay on this node, by the names of its tensors or of its submodules; see
+            p2pfl.parameters.Layout.
+
+    Raises:
+        ConfigurationError: the module has parameters that cannot be handled, or no training data; and from `layout`:
+            a private part does not exist, or nothing would be left to be shared.
+    """
+
+    module: Callable[[], nn.Module]
+    data: Mapping[Split, Samples]
+    loss: PerSample = cross_entropy
+    metric: str = "accuracy"
+    measure: PerSample = accuracy
+    higher_is_better: bool = True
+    optimizer: Optimizer = field(default_factory=SGD)
+    batch_size: int = 16
+    about: Mapping[str, Any] = field(default_factory=dict)
+    objectives: Objectives | None = None
+    preference: Preference | None = field(default=None, repr=False)
+    group: int | None = field(default=None, repr=False)
+    private: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigurationError(f"batch_size must be 1 or more, got {self.batch_size}")
+        if "train" not in self.data or not len(self.data["train"].x):
+            raise ConfigurationError("the task has no training samples")
+        for split, (x, y) in self.data.items():
+            if len(x) != len(y):
+                raise ConfigurationError(f"{split} data: {len(x)} inputs, but {len(y)} targets")
+            if x.is_floating_point() and not x.isfinite().all():
+                raise ConfigurationError(f"{split} data: an input is not finite")
+
+        if (self.objectives is None) != (self.preference is None):
+            raise ConfigurationError("a task has objectives and a preference, or neither")
+        if self.objectives is not None and self.preference is not None:
+            self.preference = checked("preference", self.preference.tolist(), len(self.objectives.names))
+
+    @property
+    def goals(self) -> Mapping[str, bool]:
+        return {} if self.objectives is None else dict.fromkeys(self.objectives.names, False)
+
+    @property
+    def n_samples(self) -> int:
+        return len(self.data["train"].x)
+
+    def weights(self, device: torch.device) -> Tensor | None:
+        """The preference as float32 [m], or None without objectives."""
+        return None if self.preference is None else torch.tensor(self.preference, dtype=torch.float32, device=device)
+
+    def batch_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """The loss of a batch that is trained, a scalar."""
+        if self.objectives is None or weights is None:
+            return self.loss(outputs, targets).mean()
+        return self.objectives.scalarise(self.objectives.losses(outputs, targets), weights)
+
+    def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """What is reported of a model's outputs for all samples of a split, by name: scalars."""
+        if self.objectives is None or weights is None:
+            return {"loss": self.loss(outputs, targets).mean(), self.metric: self.measure(outputs, targets).mean()}
+        losses = self.objectives.losses(outputs, targets)
+        loss = self.objectives.scalarise(losses, weights)
+        return {"loss": loss, self.metric: -loss, **dict(zip(self.objectives.names, losses.unbind(), strict=True))}
+
+    @cached_property
+    def template(self) -> nn.Module:
+        """A module of this architecture; its weights mean nothing."""
+        with torch.random.fork_rng(devices=[]):
+            return make_module(self.module)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self.template, self.private)
+
+    def initial(self, seed: int) -> Parameters:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
+            return flatten(self.module(), self.layout)

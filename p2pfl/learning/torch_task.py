@@ -1,0 +1,89 @@
+"""Tasks made of a torch module, a loss, an optimiser and arrays: the common case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from p2pfl.learning.losses import accuracy, cross_entropy, squared_error
+from p2pfl.learning.torch_learner import TorchLearner
+from p2pfl.learning.torch_problem import Samples, TorchProblem
+from p2pfl.multiobjective.preferences import Preference
+from p2pfl.multiobjective.scalarisation import Objectives
+from p2pfl.queries import Split
+from p2pfl.random_streams import Draws
+
+
+@dataclass
+class TorchTask(TorchProblem):
+    """A task from a torch module and arrays; its attributes are those of TorchProblem."""
+
+    def learner(self, draws: Draws, device: str = "cpu") -> TorchLearner:
+        return TorchLearner(self, draws, device)
+
+
+def classification(
+    module: Callable[[], nn.Module],
+    train: tuple[Any, Any],
+    validation: tuple[Any, Any] | None = None,
+    test: tuple[Any, Any] | None = None,
+    **options: Any,
+) -> TorchTask:
+    """Make a classification task from arrays: cross-entropy of logits, accuracy.
+
+    Args:
+        module: makes a torch module that turns inputs [n, ...] into logits [n, classes].
+        train, validation, test: (inputs, class numbers) as NumPy arrays or tensors.
+        options: further attributes of TorchTask, such as `optimizer`, `batch_size`, `about`.
+    """
+    data = _data(train, validation, test, target=torch.int64)
+    return TorchTask(module, data, cross_entropy, "accuracy", accuracy, True, **options)
+
+
+def regression(
+    module: Callable[[], nn.Module],
+    train: tuple[Any, Any],
+    validation: tuple[Any, Any] | None = None,
+    test: tuple[Any, Any] | None = None,
+    **options: Any,
+) -> TorchTask:
+    """Make a regression task from arrays: mean squared error. Targets have the shape of the module's outputs, [n, ...]."""
+    data = _data(train, validation, test, target=torch.float32)
+    return TorchTask(module, data, squared_error, "mse", squared_error, False, **options)
+
+
+def multi_objective(
+    module: Callable[[], nn.Module],
+    train: tuple[Any, Any],
+    validation: tuple[Any, Any] | None = None,
+    test: tuple[Any, Any] | None = None,
+    *,
+    objectives: Objectives,
+    preference: Preference,
+    **options: Any,
+) -> TorchTask:
+    """Make a task of several objectives from arrays; the metric is the reward, minus the scalarised loss.
+
+    Args:
+        preference: the node's weights, [m].
+    """
+    data = _data(train, validation, test, target=torch.float32)
+    return TorchTask(
+        module, data, metric="reward", higher_is_better=True, objectives=objectives, preference=preference, **options
+    )
+
+
+def _data(
+    train: tuple[Any, Any], validation: tuple[Any, Any] | None, test: tuple[Any, Any] | None, target: torch.dtype
+) -> dict[Split, Samples]:
+    def samples(pair: tuple[Any, Any]) -> Samples:
+        x, y = (torch.as_tensor(np.asarray(part)) if not isinstance(part, Tensor) else part for part in pair)
+        return Samples(x.float() if x.is_floating_point() else x, y.to(target))
+
+    given: dict[Split, tuple[Any, Any] | None] = {"train": train, "validation": validation, "test": test}
+    return {split: samples(pair) for split, pair in given.items() if pair is not None}

@@ -1,0 +1,4 @@
+"""Several objectives of one model: preferences, scalarisation, MGDA, simulated annealing.
+
+Objectives are minimised; a preference is a point of the simplex.
+"""

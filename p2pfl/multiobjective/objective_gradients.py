@@ -1,0 +1,42 @@
+"""Losses and gradients of a model by objective."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from p2pfl.parameters import Parameters
+from p2pfl.private_parameters import Border
+from p2pfl.queries import Query
+
+
+class Slopes(NamedTuple):
+    """A model as its node sees it.
+
+    Attributes:
+        preference: the node's own, [m]; it is not for others.
+        losses: of each objective on the training data, [m].
+        gradients: of the losses, float32 [m, P]; 0 of what is not trained.
+    """
+
+    preference: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    gradients: NDArray[np.float32]
+
+
+class DifferentiateObjectives(Query[Slopes], frozen=True, gc=False):
+    """Return losses and gradients of each objective on the node's training samples, with the node's preference."""
+
+    name: ClassVar[str] = "slopes"
+    hint: ClassVar[str] = "a task of several objectives that is trained along gradients"
+
+    params: Parameters
+
+    def complete(self, private: Border) -> Self:
+        return replace(self, params=private.whole(self.params))
+
+    def restrict(self, result: Slopes, private: Border) -> Slopes:
+        return result._replace(gradients=np.array([private.cut(gradient) for gradient in result.gradients]))

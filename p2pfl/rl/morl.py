@@ -1,0 +1,56 @@
+"""Reinforcement learning for several rewards: mo-gymnasium's environments with stable-baselines3's DQN and DDPG.
+
+p2pfl.rl.morl_settings says what is learned, and with which settings; p2pfl.rl.morl_learner does it, and imports those
+packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.random_streams import Draws
+from p2pfl.rl.morl_settings import MorlProblem
+
+if TYPE_CHECKING:
+    from p2pfl.rl.morl_learner import MorlLearner
+
+
+@dataclass
+class MorlTask(MorlProblem):
+    """DQN or DDPG of the linearly scalarised reward; its attributes are those of MorlProblem."""
+
+    @property
+    def layout(self) -> Layout:
+        from p2pfl.rl.morl_components import layout
+
+        return layout(self.environment.id, self.settings)
+
+    @property
+    def n_samples(self) -> int:
+        return self.steps
+
+    @property
+    def goals(self) -> Mapping[str, bool]:
+        return dict.fromkeys(self.environment.names, True)
+
+    @property
+    def reference(self) -> tuple[float, ...]:
+        return self.environment.reference
+
+    @property
+    def front(self) -> tuple[tuple[float, ...], ...]:
+        return self.environment.front
+
+    def initial(self, seed: int) -> Parameters:
+        """Return the networks as stable-baselines3 makes them."""
+        from p2pfl.rl.morl_components import initial
+
+        return initial(self.environment.id, self.settings, seed)
+
+    def learner(self, draws: Draws, device: str = "cpu") -> MorlLearner:
+        from p2pfl.rl.morl_learner import MorlLearner
+
+        return MorlLearner(self, draws, device)

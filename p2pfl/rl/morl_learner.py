@@ -1,0 +1,190 @@
+"""The learner of a MorlTask: stable-baselines3 between two aggregations.
+
+Only its public interface is used where there is one, and never its own files, which are pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import stable_baselines3
+import torch
+from gymnasium import spaces
+from mo_gymnasium.wrappers import LinearReward
+from numpy.typing import NDArray
+from torch import Tensor
+
+from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.learner import answers
+from p2pfl.learning.torch_learner import choose_device
+from p2pfl.parameters import Parameters
+from p2pfl.queries import Train
+from p2pfl.random_streams import Draws
+from p2pfl.rl.evaluation import JudgedByReturns
+from p2pfl.rl.morl_components import (
+    flattened,
+    layout,
+    make_algorithm,
+    make_environment,
+    online_networks,
+    optimizers_of,
+    own_randomness,
+    target_networks,
+)
+from p2pfl.rl.morl_settings import DQN, MorlProblem
+
+_BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+_COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # of the last one depends when the target network is renewed
+
+
+class MorlLearner(JudgedByReturns):
+    """See p2pfl.learner; but a training depends on the rounds before, as it learns from their transitions.
+
+    `state` has all that it depends on, and `restore` puts a learner where another one was.
+    """
+
+    def __init__(self, task: MorlProblem, draws: Draws, device: str = "cpu") -> None:
+        super().__init__(task.environment.names, task.preference, task.metric)
+        self.task = task
+        self.draws = draws
+        weighted = LinearReward(make_environment(task.environment.id), task.preference)
+        with own_randomness():
+            self._algorithm = make_algorithm(weighted, task.settings, str(choose_device(device)))
+        self._tensors = dict(online_networks(self._algorithm).named_parameters())
+        self._layout = layout(task.environment.id, task.settings)
+        buffer = self._algorithm.replay_buffer
+        assert buffer is not None
+        self._buffer = buffer
+        self._judge = make_environment(task.environment.id)
+
+    @answers(Train)
+    def _train(self, query: Train) -> Parameters:
+        """Return the networks after `epochs` times the task's steps.
+
+        Args:
+            query: its `proximal`, (mu, anchor), adds mu (w - anchor) to every gradient, after it was clipped.
+        """
+        algorithm, steps = self._algorithm, query.epochs * self.task.steps
+        with own_randomness(), self._pulled(query.proximal):
+            self._load(query.params)
+            if not algorithm.num_timesteps:  # stable-baselines3 made the target network of its own initial values
+                target_networks(algorithm).load_state_dict(online_networks(algorithm).state_dict())
+            env = algorithm.get_env()
+            assert env is not None
+            algorithm.set_env(env)  # gives up the episode under way: the next one is seeded
+            algorithm.set_random_seed(self.draws.torch_seed(query.round, query.purpose) % 2**32)
+            if isinstance(algorithm, stable_baselines3.DQN):
+                algorithm.exploration_schedule = self._exploration(query.round, steps)
+                algorithm.exploration_rate = algorithm.exploration_schedule(1.0)
+            algorithm.learn(steps, reset_num_timesteps=False)
+        trained = flattened(self._tensors, self._layout)
+        if not np.isfinite(trained).all():
+            raise DivergenceError(self.draws.name, query.round)
+        return trained
+
+    def returns(self, params: Parameters) -> NDArray[np.float64]:
+        """Return the sums of the rewards of the greedy policy, [m], not discounted; the mean of equally seeded episodes."""
+        total = np.zeros(len(self.task.environment.names))
+        seeds = self.draws.generator(0, "evaluation").integers(2**31, size=self.task.episodes).tolist()
+        discrete = isinstance(self._judge.action_space, spaces.Discrete)
+        with own_randomness():
+            self._load(params)
+            for seed in seeds:
+                seen, _ = self._judge.reset(seed=seed)
+                over = False
+                while not over:
+                    action = self._algorithm.predict(seen, deterministic=True)[0]
+                    seen, rewards, ended, cut, _ = self._judge.step(action.item() if discrete else action)
+                    total += np.asarray(rewards)
+                    over = ended or cut
+        return total / self.task.episodes
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what stays on the node from round to round: plain arrays, copied."""
+        algorithm, buffer = self._algorithm, self._buffer
+        filled = buffer.buffer_size if buffer.full else buffer.pos
+        arrays = {f"buffer/{name}": getattr(buffer, name)[:filled].copy() for name in _BUFFER}
+        arrays["buffer/place"] = np.array([buffer.pos, buffer.full], np.int64)
+        arrays["counters"] = np.array([getattr(algorithm, name, 0) for name in _COUNTERS], np.int64)
+        for name, tensor in target_networks(algorithm).named_parameters():
+            arrays[f"target/{name}"] = tensor.detach().cpu().numpy().copy()
+        for which, optimizer in optimizers_of(algorithm).items():
+            for number, moments in optimizer.state_dict()["state"].items():
+                for name, tensor in moments.items():
+                    arrays[f"optimizer/{which}/{number}/{name}"] = tensor.cpu().numpy().copy()
+        return arrays
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `state` has returned.
+
+        Raises:
+            ConfigurationError: it was that of other settings, or of another environment.
+        """
+        try:
+            self._restore(state)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                "what the learner kept is of another environment, or of other settings; change these back,"
+                " or move the checkpoint away to start from round 0"
+            ) from error
+
+    def _restore(self, state: Mapping[str, np.ndarray]) -> None:
+        algorithm, buffer = self._algorithm, self._buffer
+        for name in _BUFFER:
+            filled = state[f"buffer/{name}"]
+            getattr(buffer, name)[: len(filled)] = filled
+        buffer.pos, buffer.full = int(state["buffer/place"][0]), bool(state["buffer/place"][1])
+        for name, value in zip(_COUNTERS, state["counters"].tolist(), strict=True):
+            setattr(algorithm, name, value)
+        with torch.no_grad():
+            for name, tensor in target_networks(algorithm).named_parameters():
+                tensor.copy_(torch.from_numpy(np.array(state[f"target/{name}"])))
+        for which, optimizer in optimizers_of(algorithm).items():
+            moments: dict[int, dict[str, Tensor]] = {}
+            for key, array in state.items():
+                if key.startswith(f"optimizer/{which}/"):
+                    number, name = key.removeprefix(f"optimizer/{which}/").split("/")
+                    moments.setdefault(int(number), {})[name] = torch.from_numpy(array.copy())
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+
+    def _load(self, params: Parameters) -> None:
+        with torch.no_grad():
+            for name, array in self._layout.split(params).items():
+                self._tensors[name].copy_(torch.from_numpy(np.array(array)))
+
+    def _exploration(self, round: int, steps: int) -> Callable[[float], float]:
+        """Return the probability of a random action: it depends on the round, and on the step within it."""
+        settings, rounds, begun = self.task.settings, self.task.rounds, self._algorithm.num_timesteps
+        assert isinstance(settings, DQN)
+        fraction, least = settings.exploration_fraction, settings.exploration_final_eps
+
+        def chance(_: float) -> float:  # of stable-baselines3's own progress, which begins anew at each call of `learn`
+            within = min((self._algorithm.num_timesteps - begun) / steps, 1.0)
+            done = (max(round - 1, 0) + within) / rounds
+            return max(1 - (1 - least) * done / fraction, least)
+
+        return chance
+
+    @contextmanager
+    def _pulled(self, proximal: tuple[float, Parameters] | None) -> Iterator[None]:
+        """Add FedProx's term to the gradients meanwhile."""
+        with ExitStack() as close:
+            if proximal is not None:
+                mu, anchor = proximal
+                anchors = {
+                    self._tensors[name]: torch.from_numpy(np.array(array)).to(self._algorithm.device)
+                    for name, array in self._layout.split(anchor).items()
+                }
+
+                def pull(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+                    for group in optimizer.param_groups:
+                        for tensor in group["params"]:
+                            if tensor.grad is not None:
+                                tensor.grad.add_(tensor.detach() - anchors[tensor], alpha=mu)
+
+                for optimizer in optimizers_of(self._algorithm).values():
+                    close.callback(optimizer.register_step_pre_hook(pull).remove)
+            yield

@@ -1,0 +1,149 @@
+"""Definition of what is learned in mo-gymnasium's environments: environment, algorithm, preference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.multiobjective.preferences import Preference
+
+LARGEST_BUFFER = 10_000_000  # transitions
+WIDEST = 4096  # units of a hidden layer
+MOST_LAYERS = 16
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigurationError(f"task.settings.{name} must be 1 or more, got {value}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What DQN and DDPG have in common; the names are stable-baselines3's, which describes them.
+
+    Attributes:
+        buffer_size: transitions that are kept; those of all rounds, until it is full.
+        learning_starts: steps, over all rounds, that are taken at random before anything is learned.
+        train_freq: steps of the environment between two trainings; those of a round are rounded up to a multiple of it.
+        gradient_steps: of a training; -1 is as many as steps were taken.
+        net_arch: widths of the hidden layers.
+    """
+
+    learning_rate: float
+    buffer_size: int
+    learning_starts: int
+    gamma: float
+    train_freq: int
+    gradient_steps: int
+    net_arch: tuple[int, ...]
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("batch_size", self.batch_size)
+        _at_least_one("train_freq", self.train_freq)
+        if not 1 <= self.buffer_size <= LARGEST_BUFFER:
+            raise ConfigurationError(f"task.settings.buffer_size must be from 1 to {LARGEST_BUFFER}, got {self.buffer_size}")
+        if not 0 < self.learning_rate < inf:
+            raise ConfigurationError(f"task.settings.learning_rate must be more than 0, got {self.learning_rate}")
+        if not 0 <= self.gamma <= 1:
+            raise ConfigurationError(f"task.settings.gamma must be from 0 to 1, got {self.gamma}")
+        if self.learning_starts < 0:
+            raise ConfigurationError(f"task.settings.learning_starts must be 0 or more, got {self.learning_starts}")
+        if self.gradient_steps < 1 and self.gradient_steps != -1:
+            raise ConfigurationError(f"task.settings.gradient_steps must be 1 or more, or -1, got {self.gradient_steps}")
+        if not (1 <= len(self.net_arch) <= MOST_LAYERS and all(1 <= width <= WIDEST for width in self.net_arch)):
+            raise ConfigurationError(f"task.settings.net_arch must be 1 to {MOST_LAYERS} widths from 1 to {WIDEST}")
+
+
+@dataclass(frozen=True)
+class DQN(Settings):
+    """Deep Q-learning (Mnih et al. 2015), for a few actions.
+
+    Attributes:
+        target_update_interval: steps, over all rounds, after which the target network becomes the Q-network.
+        exploration_fraction: the share of the run in which the probability of a random action falls linearly from 1.
+        exploration_final_eps: to this.
+    """
+
+    target_update_interval: int
+    exploration_fraction: float
+    exploration_final_eps: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least_one("target_update_interval", self.target_update_interval)
+        if not 0 < self.exploration_fraction <= 1:
+            raise ConfigurationError("task.settings.exploration_fraction must be above 0 and at most 1")
+        if not 0 <= self.exploration_final_eps <= 1:
+            raise ConfigurationError("task.settings.exploration_final_eps must be from 0 to 1")
+
+
+@dataclass(frozen=True)
+class DDPG(Settings):
+    """Deep deterministic policy gradients (Lillicrap et al. 2016), for actions that are numbers.
+
+    Attributes:
+        noise_std: the deviation of the normal noise that is added to an action in training.
+    """
+
+    noise_std: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.noise_std < inf:
+            raise ConfigurationError(f"task.settings.noise_std must be 0 or more, got {self.noise_std}")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment, and how FedPref trains in it.
+
+    Attributes:
+        id: mo-gymnasium's.
+        names: of its rewards.
+        steps: of the environment between two aggregations (tables 8 to 10).
+        rounds: how many (captions of the figures on clustering in Hartmann's dissertation).
+        episodes: whose mean return is reported; one is enough where nothing is random.
+        settings: tables 11 and 12; what they do not name is stable-baselines3's default.
+        reference, front: see p2pfl.task.Task.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    steps: int
+    rounds: int
+    episodes: int
+    settings: DQN | DDPG
+    reference: tuple[float, ...] = ()
+    front: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass
+class MorlProblem:
+    """DQN or DDPG of the linearly scalarised reward: a MorlTask without its learner.
+
+    The model is what acts and is trained by gradients: of DQN the Q-network, of DDPG the actor and the critic. Their target
+    networks, the optimiser's moments and the transitions stay on the node, from round to round: without the
+    transitions of earlier rounds, in the environments where learning starts late, nothing would ever be learned.
+
+    Attributes:
+        preference: the node's weights of the rewards, [m]; they stay on this node.
+        group: the number of the node's group where preferences are given by groups; it is not sent either.
+        steps: of the environment in an epoch; an episode that is under way at the end is given up.
+        rounds: of the run; exploration falls over a share of them.
+        episodes: whose mean is reported.
+    """
+
+    environment: Environment
+    settings: DQN | DDPG
+    preference: Preference = field(repr=False)
+    group: int | None = field(default=None, repr=False)
+    steps: int = 500
+    rounds: int = 28
+    episodes: int = 1
+    metric: str = "reward"
+    higher_is_better: bool = True
+    about: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,55 @@
+"""Argument parsers, one-line errors and exit codes of the commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.system.printable import printable
+
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+
+
+class Help(argparse.HelpFormatter):
+    """Breaks lines at spaces only, so that names such as coordinated-fedavg stay in one piece."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=Help, **options)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(WRONG_USAGE)
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Run a command; turn errors that the user can correct into one line on standard error and an exit code."""
+    try:
+        return command()
+    except ConfigurationError as error:
+        return fail(str(error), WRONG_USAGE)
+    except RunError as error:
+        return fail(str(error), FAILED)
+    except MemoryError:
+        return fail("this takes more memory than there is", FAILED)
+    except KeyboardInterrupt:
+        return fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+
+
+def fail(message: str, code: int = FAILED) -> int:
+    """Print one line on standard error and return the exit code."""
+    print(printable(" ".join(message.split())), file=sys.stderr)
+    return code

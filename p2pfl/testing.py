@@ -1,0 +1,229 @@
+"""Policies on plain dictionaries: no event loop, no clock, no messages. For trying out a policy, and for its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection, Coroutine, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from p2pfl.budget import Ledger
+from p2pfl.errors import BudgetExceededError
+from p2pfl.parameters import Layout, Parameters
+from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Me, Merge, Policy, Robust, Stage, Submission, Update
+from p2pfl.private_parameters import Border
+from p2pfl.queries import Query, R
+from p2pfl.random_streams import Draws, common_order
+from p2pfl.task import Task
+
+T = TypeVar("T")
+
+
+class _Turn:
+    """Awaiting it lets the other nodes go on."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+async def _at_once(value: T) -> T:
+    return value
+
+
+class Desk:
+    """Where all submit: the step of a round is made as soon as all have who are not absent.
+
+    Args:
+        step: of the policy of the node with the lowest id, which coordinates.
+        absent: by round, whose submission does not reach it.
+
+    Attributes:
+        submitted: how many submissions there were.
+        state: what the last step has returned.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], absent: Mapping[int, Collection[str]], layout: Layout) -> None:
+        self.submitted = 0
+        self.state: Mapping[str, Any] = {}
+        self.layout = layout
+        self._policy = policies[min(policies)]
+        self._ids = policies.keys()
+        self._absent = absent
+        self._there: dict[int, dict[str, Submission]] = {}
+        self._made: dict[int, Mapping[str, Assignment]] = {}
+
+    async def joint(self, submission: Submission) -> Assignment | None:
+        round = submission.round
+        if submission.sender in self._absent.get(round, ()):
+            return None
+        there = self._there.setdefault(round, {})
+        there[submission.sender] = submission
+        self.submitted += 1
+        while there.keys() != self._ids - set(self._absent.get(round, ())):
+            await _Turn()
+        if round not in self._made:
+            assert isinstance(self._policy, Coordinated)
+            self._made[round], self.state = self._policy.step(list(there.values()), self.state, self.layout)
+        return self._made[round][submission.sender]
+
+
+class Actor(Me):
+    """One node of a rehearsal: its own `Me`, and its `Peers`, who are the other actors.
+
+    Attributes:
+        published: by (round, stage), what it has published.
+        asked: by round, whom it has asked for models.
+        ledger: what it has received, and its budget.
+        task: its data and model.
+        learner: its computations.
+        desk: the coordinator of all.
+    """
+
+    def __init__(
+        self, id: str, cast: Mapping[str, Actor], *, task: Task, seed: int, budget: Budget, rounds: int, desk: Desk
+    ) -> None:
+        self.id = id
+        self.round = 0
+        self.rounds = rounds
+        self.robust: Robust = "none"
+        self.layout: Layout = task.layout.shared
+        initial = task.initial(seed)
+        self.border = Border(task.layout, initial)
+        self.initial = self.params = task.layout.cut(initial)
+        self.n_samples = task.n_samples
+        self.budget = budget
+        self.ledger = Ledger(budget)
+        self.published: dict[tuple[int, Stage], Update] = {}
+        self.asked: dict[int, list[str]] = {}
+        self._cast = cast
+        self.desk = desk
+        self.task = task
+        self._draws = Draws(seed, id)
+        self.learner = task.learner(self._draws, "cpu")
+
+    # Me
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        return self._draws.generator(self.round, purpose)
+
+    def compute(self, query: Query[R]) -> Awaitable[R]:
+        return _at_once(query.restrict(self.learner.compute(query.complete(self.border)), self.border))
+
+    # Peers
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(id for id in sorted(self._cast) if id != self.id)
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        task = self._cast[id].task
+        return {**task.about, "n_samples": task.n_samples}
+
+    def order(self, round: int) -> Mapping[str, int]:
+        return common_order(self._draws.seed, round, tuple(sorted(self._cast)))
+
+    async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
+        size = params.nbytes + sum(array.nbytes for array in (extras or {}).values())
+        update = Update(self.id, self.round, stage, params, self.n_samples, extras or {}, size=size)
+        self.published[self.round, stage] = update
+
+    async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
+        places = self.ledger.reserve(ids, lambda peer: 4 * self.layout.size)
+        self.asked.setdefault(self.round, []).extend(places.ids)
+        updates = []
+        for id in sorted(places.ids):
+            key = self.round, stage if isinstance(stage, str) else stage[id]
+            while key not in self._cast[id].published:
+                await _Turn()
+            updates.append(self._cast[id].published[key])
+        self.ledger.release(places)
+        return self.ledger.take(updates)
+
+    def fit(self, ids: Sequence[str]) -> Sequence[str]:
+        return self.ledger.fit(self.rng, ids, lambda _: 4 * self.layout.size)
+
+    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+        asked = [(id, self._cast[id]) for id in sorted(ids)]
+        return {id: float(a.learner.loss([a.border.whole(params)], split="train")[0]) for id, a in asked}
+
+    async def joint(
+        self,
+        params: Parameters,
+        *,
+        extras: Extras | None = None,
+        previous: Extras | None = None,
+        start: Parameters | None = None,
+    ) -> Assignment | None:
+        size = 4 * self.layout.size
+        if not self.ledger.admits(size):
+            raise BudgetExceededError(self.ledger.refusal)
+        submission = Submission(self.id, self.round, params, self.n_samples, extras or {}, previous or {}, start)
+        assignment = await self.desk.joint(submission)
+        if assignment is not None and self.id != min(self._cast):
+            self.ledger.charge(size)
+        return assignment
+
+
+def rehearse(
+    policies: Mapping[str, Policy],
+    tasks: Mapping[str, Task],
+    rounds: int,
+    *,
+    seed: int = 0,
+    budget: Budget | Mapping[str, Budget] | None = None,
+    absent: Mapping[int, Collection[str]] | None = None,
+) -> tuple[dict[str, Actor], list[dict[str, Merge]]]:
+    """Run each node's policy for some rounds.
+
+    Args:
+        policies, tasks: by node id.
+        budget: of each node, or by node id.
+        absent: by round, whose submission does not reach the coordinator, which is the node with the lowest id.
+
+    Returns:
+        The nodes as they are at the end, and what each round has made.
+
+    Raises:
+        BudgetExceededError: a policy asks for more than its node's budget allows.
+        RuntimeError: the policies wait for each other for ever.
+    """
+    cast: dict[str, Actor] = {}
+    desk = Desk(policies, absent or {}, tasks[min(policies)].layout.shared)
+    for id in sorted(policies):
+        own = budget.get(id) if isinstance(budget, Mapping) else budget
+        cast[id] = Actor(id, cast, task=tasks[id], seed=seed, budget=own or Budget(), rounds=rounds, desk=desk)
+    _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
+    history = []
+    for round in range(1, rounds + 1):
+        for actor in cast.values():
+            actor.round = round
+            actor.ledger.begin_round()
+        history.append(_take_turns({id: policies[id].round(actor, actor) for id, actor in cast.items()}, cast))
+    return cast, history
+
+
+def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[str, Actor]) -> dict[str, Merge]:
+    """Let coroutines go on in turn until all are done, and take over their parameters."""
+    waiting, merges = dict(parts), {}
+    try:
+        while waiting:
+            before = _done(waiting, cast)
+            for id in list(waiting):
+                try:
+                    waiting[id].send(None)
+                except StopIteration as done:
+                    merges[id] = done.value
+                    cast[id].params = done.value.params
+                    del waiting[id]
+            if _done(waiting, cast) == before:
+                raise RuntimeError(f"{', '.join(waiting)} wait for models that nobody will publish")
+    finally:
+        for part in waiting.values():
+            part.close()
+    return merges
+
+
+def _done(waiting: Mapping[str, Any], cast: Mapping[str, Actor]) -> tuple[int, int, int]:
+    """Return what changes whenever a coroutine gets on."""
+    published = sum(len(actor.published) for actor in cast.values())
+    return len(waiting), published, max(actor.desk.submitted for actor in cast.values())

@@ -1,0 +1,297 @@
+"""The election of a coordinator: messages and the time go in; what must be written and sent comes out.
+
+The election of Raft (Ongaro and Ousterhout 2014, section 5.2) without its log, with pre-vote (Ongaro's dissertation, 9.6), a
+lease (6.4.1) and members that come from the federation's log.
+
+**Terms.** A term is (epoch, number): the epoch of the membership log, then a number that counts elections within it; terms
+are compared in that order. All who know an epoch know the same members, so any two majorities in one epoch have a member in
+common. That member gives one vote in a term, and its vote is on its disk before it is sent: a term has at most one
+coordinator, whatever changes in membership, one at a time or many. What a coordinator says carries its term, and a member
+that knows a later one refuses it.
+
+**Majority** is of all members of the epoch, in sight or not. One node coordinates alone, after its first wait. Two nodes
+have a coordinator while both are up and reach each other, and none otherwise. Three bear the loss of one, four also of one:
+an even number bears no more losses than the odd number below it, and two halves have no coordinator. A minority has none
+either: `coordinator` is None and `problem` says why.
+
+**Who.** Some members may never coordinate; they vote. The order of those who may only decides between members that stand at
+the same time: who is before the other does not support it. Nobody is unseated for it.
+
+**Lease.** A member that answers a coordinator promises to support no other for `Timing.patience` of its own clock. A
+coordinator holds the lease for `Timing.lease` of its own clock, counted from when it sent the newest beat that a majority
+has answered. A member that starts promises the same to nobody, because it does not know what it had promised. So the leases
+of two coordinators of one epoch never overlap in time, as long as no clock runs more than patience / lease (1.25) times as
+fast as another, none jumps or goes back, and `leads` is asked with the time read just then. Clocks need not agree. Across
+epochs it holds when any majority of the one has someone in common with any of the other: when they differ by one entry that
+added or removed a member, but not by one that gave a member another key, or by several entries. There only the terms
+decide. Members are trusted not to lie: one that does can prevent elections, or vote twice.
+
+**A change of membership** begins a new epoch, in which nobody has voted. A coordinator that may go on stands at once, and
+those that had promised to support it do so; others wait as usual. Messages of an epoch that is not known yet are ignored:
+the log travels by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Literal, NamedTuple
+
+from p2pfl.protocols.election.types import LAST, TIMING, Ballot, Electorate, Term, Timing
+from p2pfl.protocols.election.voter import Voter
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire import messages as m
+
+
+class Step(NamedTuple):
+    """Actions to carry out, in this order.
+
+    Attributes:
+        write: to be on the disk before anything is sent; None if nothing has changed.
+        send: recipients, each with its message.
+    """
+
+    write: Ballot | None
+    send: tuple[tuple[str, m.Electing], ...]
+
+
+class Election(Voter):
+    """The election as one member sees it.
+
+    A step is carried out wholly before anything else is asked of the election. If it cannot be written, this object is of
+    no use any more: what it knows is not what the disk holds. Make a new one of what is there, as after a crash.
+
+    Args:
+        me: this node's name.
+        ballot: what was written last; an empty one only where nothing ever was.
+        draw: returns a random number in [0, 1), so that members do not stand at the same time.
+        now: seconds, of a clock that never goes back and runs while the machine sleeps; that of all calls.
+
+    Attributes:
+        role: "standing" is who asks whether it would be elected, "candidate" who asks for votes.
+        ballot: as it was handed out last.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        electorate: Electorate,
+        ballot: Ballot,
+        draw: Callable[[], float],
+        now: float,
+        *,
+        timing: Timing = TIMING,
+    ) -> None:
+        super().__init__(me, electorate, ballot, draw, now, timing=timing)
+        self._heard = 0  # the coordinator's newest beat
+        self._again = inf  # when to ask, or to say, once more
+        self._granted: set[str] = set()
+        self._answered: set[str] = set()  # granted or not
+        self._in_sight = 0  # members that answered the last time, this one included
+        self._since = 0.0  # when the coordination began
+        self._beat_number = 0
+        self._sent: dict[int, float] = {}  # when each beat was
+        self._supported: dict[str, float] = {}  # by member: when the newest beat that it answered was sent
+
+    # What is known
+
+    def leads(self, now: float) -> bool:
+        """Return whether this node may act as the coordinator now. To be asked just before it acts."""
+        return self.role == "coordinator" and now < self._lease_end(now)
+
+    def coordinator(self, now: float) -> str | None:
+        """Return who coordinates, as far as this node knows; None if nobody does, or nobody was heard lately."""
+        if self.role == "coordinator":
+            return self.me if self.leads(now) else None
+        return self._coordinator or None if now < self._promised_until else None
+
+    def problem(self, now: float) -> str:
+        """Return why there is no coordinator, for people; "" if there is one."""
+        total, needed = len(self.electorate.members), self.electorate.majority
+        if self.coordinator(now) is not None:
+            return ""
+        if self.me not in self.electorate.members:
+            return "no coordinator is known here: this node has no vote"
+        if not self.electorate.eligible:
+            return "no coordinator: no member may be one"
+        if self.term.number == LAST:
+            return "no coordinator: the last term was claimed; elections go on when the membership changes"
+        in_sight = max(self._in_sight, len(self._answered))
+        if self._in_sight and in_sight < needed:  # after the first question has had its time
+            return f"no coordinator: {in_sight} of {total} members are in sight, {needed} are needed"
+        return "no coordinator yet"
+
+    def next_tick(self) -> float:
+        """Return when `tick` is to be called next; earlier or later does no harm."""
+        if self.role == "coordinator":
+            return self._again
+        return self._timer if self.role == "follower" else min(self._timer, self._again)
+
+    # What happens
+
+    def tick(self, now: float) -> Step:
+        """Act on the time that has passed."""
+        before = self.ballot
+        if self.role == "coordinator":
+            if now >= max(self._lease_end(now), self._since + self.timing.lease):
+                self._in_sight = 1 + sum(sent + self.timing.lease > now for sent in self._supported.values())
+                self._answered = set()
+                self._become_follower(now)
+            elif now >= self._again:
+                self._beat(now)
+        elif now >= self._timer:
+            self._stand(now)
+        elif self.role != "follower" and now >= self._again:
+            self._ask(now)
+        return self._step(before)
+
+    def receive(self, sender: str, message: m.Electing, now: float) -> Step:
+        """Act on a verified message.
+
+        Raises:
+            ProtocolError: `election`, if no member that follows the rules would have sent it; nothing has changed then.
+        """
+        before = self.ballot
+        if message.epoch == self.term.epoch and sender in self.electorate.members and sender != self.me:
+            term = Term(message.epoch, message.term)
+            self._expect_credible(sender, term, now)
+            match message:
+                case m.Vote():
+                    self._expect_eligible(sender)
+                    self._asked(sender, term, message.trial, now)
+                case m.Voted():
+                    self._voted(sender, term, message, now)
+                case m.Leading():
+                    self._expect_eligible(sender)
+                    self._led(sender, term, message.beat, now)
+                case m.Following():
+                    self._followed(sender, term, message.beat, now)
+        return self._step(before)
+
+    def change(self, electorate: Electorate, now: float) -> Step:
+        """Take over a changed membership, which is on the disk. An epoch that is over already changes nothing."""
+        before = self.ballot
+        if electorate.epoch < self.term.epoch:
+            return self._step(before)
+        led = self.leads(now)
+        self.electorate = electorate
+        if electorate.epoch > self.term.epoch:
+            self._become_follower(now)
+            self.ballot = Ballot(Term(electorate.epoch, 0))
+            self._answered, self._in_sight, self._far = set(), 0, {}
+            if led and self._may_stand(now):
+                self._run(now)
+        return self._step(before)
+
+    def _step(self, before: Ballot) -> Step:
+        send, self._send = tuple(self._send), []
+        return Step(self.ballot if self.ballot != before else None, send)
+
+    # Standing
+
+    def _may_stand(self, now: float) -> bool:
+        free = now >= self._promised_until and self.term.number < LAST
+        return free and self.me in self.electorate.members and self.me in self.electorate.eligible
+
+    def _stand(self, now: float) -> None:
+        """Ask whether this node would be elected. Nothing is bound by it: one that is cut off raises no terms."""
+        if not self._may_stand(now):
+            self._timer = max(now, self._promised_until) + self._pause()
+            return
+        self._in_sight = len(self._answered) or self._in_sight  # who has just lost the lead has asked nobody yet
+        self._canvass("standing", now)
+
+    def _run(self, now: float) -> None:
+        """Ask for votes in a new term."""
+        self._coordinator = ""
+        self.ballot = Ballot(Term(self.term.epoch, self.term.number + 1), self.me)
+        self._canvass("candidate", now)
+
+    def _canvass(self, role: Literal["standing", "candidate"], now: float) -> None:
+        self.role = role
+        self._granted, self._answered = {self.me}, {self.me}
+        self._timer = now + self._pause()
+        self._ask(now)
+        self._count(now)
+
+    def _ask(self, now: float) -> None:
+        """Ask those that have not answered."""
+        trial = self.role == "standing"
+        question = m.Vote(self.term.epoch, self.term.number + trial, trial)
+        self._send += [(name, question) for name in sorted(self.electorate.members - self._answered)]
+        self._again = now + self.timing.beat
+
+    def _count(self, now: float) -> None:
+        """Go on with a majority."""
+        if len(self._granted) >= self.electorate.majority:
+            if self.role == "standing":
+                self._run(now)
+            else:
+                self._lead(now)
+
+    def _voted(self, sender: str, term: Term, answer: m.Voted, now: float) -> None:
+        if not answer.granted and term > self.term:
+            if self.role in ("standing", "candidate"):  # else nobody has asked
+                self._adopt(term, now)
+            return
+        asked_for = Term(self.term.epoch, self.term.number + answer.trial)
+        if self.role != ("standing" if answer.trial else "candidate") or (answer.granted and term != asked_for):
+            return  # an answer to an earlier question
+        self._answered.add(sender)
+        if answer.granted:
+            self._granted.add(sender)
+            self._count(now)
+
+    # Leading and following
+
+    def _lead(self, now: float) -> None:
+        self.role = "coordinator"
+        self._coordinator = self.me
+        self._since = now
+        self._beat_number = 0
+        self._sent, self._supported = {}, {}
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        self._beat_number += 1
+        self._sent = {beat: sent for beat, sent in self._sent.items() if sent + self.timing.lease > now}
+        self._sent[self._beat_number] = now
+        beat = m.Leading(self.term.epoch, self.term.number, self._beat_number)
+        self._send += [(name, beat) for name in sorted(self.electorate.members - {self.me})]
+        self._again = now + self.timing.beat
+
+    def _lease_end(self, now: float) -> float:
+        """Return until when a majority, this node included, supports no other."""
+        others = self.electorate.majority - 1
+        if others == 0:
+            return now + self.timing.lease
+        if len(self._supported) < others:
+            return -inf
+        return sorted(self._supported.values(), reverse=True)[others - 1] + self.timing.lease
+
+    def _led(self, sender: str, term: Term, beat: int, now: float) -> None:
+        if self._stale(term):
+            self._send.append((sender, m.Following(self.term.epoch, self.term.number, 0)))
+            return
+        if term > self.term:
+            self._adopt(term, now)
+        elif self._coordinator not in ("", sender):
+            raise ProtocolError("election", f"{sender} and {self._coordinator} both coordinate term {term}")
+        elif sender == self._coordinator and beat <= self._heard:
+            return  # it was overtaken, and says nothing about now
+        self._heard = beat
+        self.role = "follower"
+        self._coordinator = self._promised_to = sender
+        self._answered, self._in_sight = set(), 0
+        self._promised_until = now + self.timing.patience
+        self._timer = now + self._wait()
+        self._send.append((sender, m.Following(term.epoch, term.number, beat)))
+
+    def _followed(self, sender: str, term: Term, beat: int, now: float) -> None:
+        if term > self.term:
+            self._adopt(term, now)
+        elif term == self.term and self.role == "coordinator":
+            if beat > self._beat_number:
+                raise ProtocolError("election", f"{sender} answers a beat that was never sent")
+            if beat in self._sent:
+                self._supported[sender] = max(self._supported.get(sender, -inf), self._sent[beat])

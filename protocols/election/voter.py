@@ -1,0 +1,123 @@
+"""One member as a voter: what it has promised and voted, and which terms it believes in.
+
+See p2pfl.protocols.election.raft..
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from p2pfl.protocols.election.types import FURTHEST, Ballot, Electorate, Term, Timing
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire import messages as m
+
+
+class Voter:
+    """A member that votes and follows; p2pfl.protocols.election.raft.Election lets it stand and coordinate, too.
+
+    Args and attributes are those of Election.
+    """
+
+    def __init__(
+        self, me: str, electorate: Electorate, ballot: Ballot, draw: Callable[[], float], now: float, *, timing: Timing
+    ) -> None:
+        if electorate.epoch < ballot.term.epoch:  # the log has lost entries: nobody is known until they are here again
+            electorate = Electorate(ballot.term.epoch, frozenset(), ())
+        self.me = me
+        self.electorate = electorate
+        self.timing = timing
+        self.role: Literal["follower", "standing", "candidate", "coordinator"] = "follower"
+        self.ballot = ballot if ballot.term.epoch == electorate.epoch else Ballot(Term(electorate.epoch, 0))
+        self._draw = draw
+        self._send: list[tuple[str, m.Electing]] = []
+        self._coordinator = ""  # of the term, if it was heard
+        self._promised_to = ""
+        self._promised_until = now + timing.patience
+        self._timer = self._promised_until + draw() * timing.patience  # when to stand, or to stand again
+        self._far: dict[str, int] = {}  # by member: the latest term, too far ahead to be believed of it alone
+
+    @property
+    def term(self) -> Term:
+        return self.ballot.term
+
+    def leads(self, now: float) -> bool:
+        """Return whether this node may act as the coordinator now; a voter may not."""
+        return False
+
+    def obeys(self, sender: str, term: Term) -> bool:
+        """Return whether something that a member says as the coordinator of a term is to be followed."""
+        return term == self.term and sender == self._coordinator
+
+    # Terms
+
+    def _stale(self, term: Term) -> bool:
+        return term < self.term
+
+    def _expect_credible(self, sender: str, term: Term, now: float) -> None:
+        """Refuse a term that is far ahead, until a majority of the members, and not fewer than two, have claimed such."""
+        if term.number - self.term.number <= FURTHEST:
+            return
+        self._far[sender] = term.number
+        claims = sorted((n for n in self._far.values() if n - self.term.number > FURTHEST), reverse=True)
+        needed = max(2, self.electorate.majority)
+        if len(claims) >= needed:
+            self._adopt(Term(self.term.epoch, claims[needed - 1]), now)
+        if term.number - self.term.number > FURTHEST:
+            raise ProtocolError("election", f"{sender} claims term {term.number}, far beyond {self.term.number}")
+
+    def _expect_eligible(self, sender: str) -> None:
+        if sender not in self.electorate.eligible:
+            raise ProtocolError("election", f"{sender} may not coordinate")
+
+    def _adopt(self, term: Term, now: float) -> None:
+        """Go to a later term, in which this node has not voted."""
+        self.ballot = Ballot(term)
+        self._become_follower(now)
+
+    def _become_follower(self, now: float) -> None:
+        self.role = "follower"
+        self._coordinator = ""
+        self._timer = now + self._pause()
+
+    # Votes
+
+    def _bound(self, candidate: str, now: float) -> bool:
+        """Return whether this node has promised to support no such candidate now."""
+        return self.leads(now) or (now < self._promised_until and self._promised_to != candidate)
+
+    def _asked(self, sender: str, term: Term, trial: bool, now: float) -> None:
+        granted = self._would_grant(sender, term, now) if trial else self._grant(sender, term, now)
+        told = term if granted else self.term
+        self._send.append((sender, m.Voted(told.epoch, told.number, trial, granted)))
+        if trial and granted and self.role == "standing":  # the preferred one goes first
+            self.role = "follower"
+            self._timer = now + self._pause()
+
+    def _would_grant(self, sender: str, term: Term, now: float) -> bool:
+        order = self.electorate.eligible
+        rival = self.role == "standing" and order.index(self.me) < order.index(sender)
+        return term > self.term and not self._bound(sender, now) and not rival
+
+    def _grant(self, sender: str, term: Term, now: float) -> bool:
+        if self._stale(term) or self._bound(sender, now):
+            return False
+        if term > self.term:
+            self._adopt(term, now)
+        if self.ballot.vote not in ("", sender):
+            return False
+        if not self.ballot.vote:
+            self.ballot = Ballot(self.term, sender)
+            self.role = "follower"
+            self._timer = now + self._wait()
+        return True
+
+    # Waiting
+
+    def _wait(self) -> float:
+        """Return how long a coordinator, or one who may become it, is waited for."""
+        return self.timing.patience * (1 + self._draw())
+
+    def _pause(self) -> float:
+        """Return after how long this node stands again: long enough for answers to come."""
+        return self.timing.patience * (1 + self._draw()) / 2

@@ -1,0 +1,87 @@
+"""The signed file by which a federation is known: what its members have agreed on, as TOML that people can read.
+
+Its last line is a signature, by the federation's admission key, over all that stands before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import tomli_w
+
+from p2pfl.protocols.errors import FederationError
+from p2pfl.protocols.identity import Identity, verify
+
+LIMIT = 65_536  # bytes of the file
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LABEL = b"p2pfl federation 1\0"
+_HEAD = "# A p2pfl federation: what its members have agreed on. It is signed; a change to any byte is noticed.\n\n"
+_LAST_LINE = re.compile(rb"(.*\n)# signature: ([0-9a-f]{128})\n", re.S)
+_ADMISSION = re.compile(rb'^admission = "([0-9a-f]{64})"$', re.M)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """
+    Attributes:
+        data: the whole file.
+        id: 16 bytes, the same for all members.
+        name: for people.
+        admission: the public key that decides who is a member, until it is handed over.
+        tables: what was agreed on.
+    """
+
+    data: bytes = field(repr=False)
+    id: bytes
+    name: str
+    admission: bytes
+    tables: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def sign(cls, tables: Mapping[str, Any], identity: Identity) -> Federation:
+        """Make a federation whose admission key is `identity`.
+
+        Args:
+            tables: what is agreed on, with a `name`.
+
+        Raises:
+            FederationError: the name is missing or malformed, or the file would be too long.
+        """
+        whole = {"admission": identity.public.hex(), "nonce": os.urandom(16).hex(), **tables}
+        content = (_HEAD + tomli_w.dumps(whole)).encode()
+        signature = identity.sign(_LABEL + content)
+        return cls.parse(content + f"# signature: {signature.hex()}\n".encode())
+
+    @classmethod
+    def parse(cls, data: bytes) -> Federation:
+        """Read a federation's file.
+
+        Raises:
+            FederationError: it is not as it was signed, or no such file at all.
+        """
+        if len(data) > LIMIT:
+            raise FederationError(f"a federation's file has at most {LIMIT} bytes, this one {len(data)}")
+        match = _LAST_LINE.fullmatch(data)
+        key = _ADMISSION.search(data) if match else None
+        if match is None or key is None:
+            raise FederationError("this is no federation's file, or it is damaged")
+        content, signature = match.group(1), bytes.fromhex(match.group(2).decode())
+        admission = bytes.fromhex(key.group(1).decode())
+        if not verify(admission, signature, _LABEL + content):
+            raise FederationError("the federation's file is damaged or forged: its signature does not hold")
+        try:
+            tables = tomllib.loads(content.decode())
+        except (ValueError, RecursionError) as error:  # a ValueError may also be a number of too many digits
+            raise FederationError(f"the federation's file is signed, but no TOML: {error}") from error
+        if tables.pop("admission", None) != admission.hex() or not isinstance(tables.pop("nonce", None), str):
+            raise FederationError("the federation's file names its admission key in another place than at its top")
+        name = tables.get("name")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise FederationError(f"{name!r} is no name for a federation: letters, digits, '.', '_' and '-', 64 at most")
+        return cls(data, sha256(_LABEL + content).digest()[:16], name, admission, tables)

@@ -1,0 +1,234 @@
+"""What it takes to become a member: a token and the question that goes with it; or a request and an admission, by hand."""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.identity import Identity, is_weak, verify
+from p2pfl.protocols.membership.federation_file import LIMIT as FILE_LIMIT
+from p2pfl.protocols.membership.federation_file import NAME
+from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
+
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Bytes64 = Annotated[bytes, Meta(min_length=64, max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+
+INVITATION, REQUEST, ADMISSION = "p2pfl-invite-", "p2pfl-request-", "p2pfl-admission-"
+JOIN_LIMIT = 4096  # bytes
+ANSWER_LIMIT = FILE_LIMIT + LOG_LIMIT + 64
+MOST_ADDRESSES, LONGEST_ADDRESS = 8, 256
+_LABEL = b"p2pfl request 1\0"
+T = TypeVar("T")
+
+
+class _Invitation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    federation: Bytes16
+    name: Name
+    admission: Bytes32
+    inviter: Bytes32
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=LONGEST_ADDRESS)], ...], Meta(max_length=MOST_ADDRESSES)]
+    secret: Bytes16
+    expires: Annotated[int, Meta(ge=0, le=2**53)]
+    member: Name
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """A token: good for one node of one name, once, until it expires; anyone who holds it can use it.
+
+    Attributes:
+        federation: 16 bytes.
+        name: the federation's.
+        admission: its admission key when the token was made.
+        inviter: the key of the node that lets the new one in.
+        addresses: where that node is.
+        secret: 16 bytes.
+        expires: seconds since 1970, by the inviter's clock.
+        member: the name that the new member must have.
+    """
+
+    federation: bytes
+    name: str
+    admission: bytes
+    inviter: bytes
+    addresses: tuple[str, ...]
+    secret: bytes = field(repr=False)
+    expires: int
+    member: str
+
+    def encode(self) -> str:
+        """Return the token as a word."""
+        fields = _Invitation(**vars(self))
+        return INVITATION + _pack(msgspec.msgpack.encode(fields))
+
+    @classmethod
+    def parse(cls, text: str) -> Invitation:
+        """Read a token.
+
+        Raises:
+            FederationError: it is none, or was mistyped. The text does not quote it.
+        """
+        fields = _decode(_unpack(text, INVITATION, "an invitation"), _Invitation, "an invitation")
+        if not NAME.fullmatch(fields.member):
+            raise FederationError(f"{fields.member!r} is no name: letters, digits, '.', '_' and '-', 64 at most")
+        if is_weak(fields.admission) or is_weak(fields.inviter):
+            raise FederationError("an invitation with a key without a secret: its signatures prove nothing")
+        return cls(*msgspec.structs.astuple(fields))
+
+
+def new_secret() -> bytes:
+    return os.urandom(16)
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="join"):
+    """What a newcomer says to the node that has invited it, over a link on which both have proven their keys."""
+
+    secret: Bytes16
+    name: Name
+
+    def __repr__(self) -> str:
+        return f"Join({self.name!r})"
+
+
+class Joined(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="joined"):
+    """The answer: the federation's file, and its membership log with the newcomer in it."""
+
+    file: Annotated[bytes, Meta(max_length=FILE_LIMIT)]
+    log: Annotated[bytes, Meta(max_length=LOG_LIMIT)]
+
+
+class JoinRefused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="refused"):
+    reason: Annotated[str, Meta(max_length=256)]
+
+
+def encode_join(message: Join | Joined | JoinRefused) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode_join(data: bytes) -> Join:
+    """Read a newcomer's question.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    if len(data) > JOIN_LIMIT:
+        raise ProtocolError("malformed", f"{len(data)} bytes of one who wants to join")
+    try:
+        return msgspec.msgpack.decode(data, type=Join)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("malformed", "no question of one who wants to join") from error
+
+
+def decode_answer(data: bytes) -> Joined | JoinRefused:
+    """Read the answer to a newcomer's question.
+
+    Raises:
+        FederationError: it is none.
+    """
+    if len(data) > ANSWER_LIMIT:
+        raise FederationError(f"the node that has invited answers with {len(data)} bytes")
+    try:
+        return msgspec.msgpack.decode(data, type=Joined | JoinRefused)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FederationError(f"the node that has invited answers nonsense: {error}") from error
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: Name
+    key: Bytes32
+    replaces: Bytes32 | None
+    signature: Bytes64
+    old_signature: Bytes64 | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """Asks for admission by hand; it holds no secret.
+
+    Attributes:
+        replaces: the member's present key, if `key` shall take its place.
+    """
+
+    name: str
+    key: bytes
+    replaces: bytes | None
+
+    @staticmethod
+    def make(identity: Identity, name: str, old: Identity | None = None) -> str:
+        """Return a request as a word, signed with the key, and with the old one if it is to be replaced."""
+        replaces = None if old is None else old.public
+        content = _content(name, identity.public, replaces)
+        old_signature = None if old is None else old.sign(content)
+        fields = _Request(name, identity.public, replaces, identity.sign(content), old_signature)
+        return REQUEST + _pack(msgspec.msgpack.encode(fields))
+
+    @classmethod
+    def parse(cls, text: str) -> Request:
+        """Read a request.
+
+        Raises:
+            FederationError: it is none, was mistyped, or was not made by who has the keys in it.
+        """
+        fields = _decode(_unpack(text, REQUEST, "a request"), _Request, "a request")
+        if not NAME.fullmatch(fields.name):
+            raise FederationError(f"{fields.name!r} is no name: letters, digits, '.', '_' and '-', 64 at most")
+        content = _content(fields.name, fields.key, fields.replaces)
+        signatures = [(fields.key, fields.signature)]
+        if fields.replaces is not None:
+            signatures.append((fields.replaces, fields.old_signature or b""))
+        if not all(verify(key, signature, content) for key, signature in signatures):
+            raise FederationError("the request was not signed with the keys that it names")
+        return cls(fields.name, fields.key, fields.replaces)
+
+
+def encode_admission(joined: Joined) -> str:
+    """Return what a node that was admitted by hand joins with, as one line."""
+    return ADMISSION + _pack(msgspec.msgpack.encode(joined)) + "\n"
+
+
+def decode_admission(text: str) -> Joined:
+    """Read an admission.
+
+    Raises:
+        FederationError: it is none, or damaged.
+    """
+    return _decode(_unpack(text, ADMISSION, "an admission"), Joined, "an admission")
+
+
+def _content(name: str, key: bytes, replaces: bytes | None) -> bytes:
+    return _LABEL + key + (replaces or bytes(32)) + name.encode()
+
+
+def _pack(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data + sha256(data).digest()[:4]).decode().rstrip("=")
+
+
+def _unpack(text: str, prefix: str, what: str) -> bytes:
+    text = "".join(text.split())  # a mail program may have broken the line
+    if not text.startswith(prefix):
+        raise FederationError(f"this is not {what}, which begins with {prefix}")
+    word = text[len(prefix) :]
+    try:
+        data = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        data = b""
+    content, check = data[:-4], data[-4:]
+    if not content or sha256(content).digest()[:4] != check:
+        raise FederationError(f"{what} was not copied as it is: a part is missing, or something was mistyped")
+    return content
+
+
+def _decode(data: bytes, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise FederationError(f"{what} of another version of p2pfl") from None

@@ -1,0 +1,273 @@
+"""Membership of a federation: a log of entries, each signed by the admission key and naming the one before it.
+
+The log only grows. Every node keeps all of it, hands on what others lack, and believes nothing else: its newest entry's
+number, the epoch, never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from hashlib import sha256
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.identity import Identity, Verifier, is_weak
+from p2pfl.protocols.membership.federation_file import NAME, Federation
+
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Role = Literal["participant", "observer", "coordinator-eligible"]
+Action = Literal["add", "remove", "replace", "hand-over"]
+
+LIMIT = 4 << 20  # bytes of a whole log
+_LABEL = b"p2pfl membership 1\0"
+_NONE = bytes(32)
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        epoch: 1 for the first entry, one more for each that follows.
+        before: SHA-256 of the signed entry before this one; zeros for the first.
+        action: `add` a member; `remove` one; give one another key (`replace`; the old one is revoked); or `hand-over` to
+            another admission key.
+        name: the member's; "" of a hand-over.
+        key: the member's, or the new one, or the admission key's successor.
+    """
+
+    federation: Bytes16
+    epoch: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    before: Bytes32
+    action: Action
+    name: Annotated[str, Meta(max_length=64)]
+    key: Bytes32
+    role: Role
+
+
+class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    entry: Annotated[bytes, Meta(max_length=512)]
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One who may exchange models with others."""
+
+    name: str
+    key: bytes
+    role: Role
+
+
+_entry = msgspec.msgpack.Decoder(Entry)
+_log = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(max_length=2**16)])
+_raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_OVERHEAD = 5  # bytes around the entries of an encoded log, at most
+
+
+class Membership:
+    """The log as one node knows it. A gate of transports (see p2pfl.protocols.transport.Gate).
+
+    Args:
+        entries: of the log, encoded.
+
+    Attributes:
+        file: the federation's.
+        federation: 16 bytes.
+        invites: whether this node lets in those who bring a token.
+        admissions: the admission keys so far; the last one is in force.
+        on_change: called when the log has grown.
+
+    Raises:
+        ProtocolError: the entries are not the federation's log.
+    """
+
+    def __init__(self, file: Federation, entries: bytes = b"") -> None:
+        self.file = file
+        self.federation = file.id
+        self.invites = False
+        self.admissions = [file.admission]
+        self.on_change: list[Callable[[], None]] = []
+        self._members: dict[str, Member] = {}
+        self._sorted: dict[str, Member] | None = None  # made of them when it is asked for
+        self._present: set[bytes] = set()  # keys of members
+        self._seen: set[bytes] = set()  # every key that ever was a member's
+        self._names: set[str] = set()  # every name that ever was a member's
+        self._log: list[bytes] = []  # signed entries, encoded
+        self._known: set[bytes] = set()  # the same
+        self._last = _NONE
+        self._size = _OVERHEAD
+        self._verifiers: dict[bytes, Verifier] = {}  # of admission keys
+        if entries:
+            self.extend(entries)
+
+    @property
+    def epoch(self) -> int:
+        return len(self._log)
+
+    @property
+    def admission(self) -> bytes:
+        return self.admissions[-1]
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """The members by name, in the order of their names. The mapping does not change when the log grows."""
+        if self._sorted is None:
+            self._sorted = dict(sorted(self._members.items()))
+        return self._sorted
+
+    def member(self, name: str) -> Member | None:
+        """Return the member with a name, if there is one."""
+        return self._members.get(name)
+
+    def had(self, name: str) -> bool:
+        """Return whether a name is or was a member's."""
+        return name in self._names
+
+    def copy(self) -> Membership:
+        """Return the same log as one that grows apart from this one, without its callbacks; nothing is verified again."""
+        same = copy(self)
+        vars(same).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict | set)})
+        same.on_change = []
+        return same
+
+    def refusal(self, key: bytes) -> str:
+        if key in self._present:
+            return ""
+        return "revoked" if key in self._seen else "stranger"
+
+    def after(self, epoch: int, limit: int) -> bytes:
+        chosen, size = [], _OVERHEAD
+        for position in range(epoch, len(self._log)):
+            signed = self._log[position]
+            size += len(signed)
+            if size > limit:
+                break
+            chosen.append(msgspec.Raw(signed))
+        return msgspec.msgpack.encode(chosen)
+
+    def encode(self) -> bytes:
+        """Return the whole log."""
+        return self.after(0, LIMIT)
+
+    def extend(self, entries: bytes) -> int:
+        """Take in entries that follow what is known here, and pass over those that are known already.
+
+        Only new entries are verified: the cost is that of their number, however long the log is.
+
+        Raises:
+            ProtocolError: `membership` if they are malformed, leave a gap, are not signed by the admission key, or make no
+                sense; `membership fork` if one differs from the one that is known here with the same number. What stands
+                before such an entry is taken in.
+        """
+        if len(entries) > LIMIT:
+            raise ProtocolError("membership", f"a log of {len(entries)} bytes")
+        try:
+            log = _log.decode(entries)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError("membership", str(error)) from error
+        before = self.epoch
+        try:
+            for signed in log:
+                encoded = msgspec.msgpack.encode(signed)
+                if encoded not in self._known:
+                    self._take(signed, encoded)
+        finally:
+            if self.epoch > before:
+                for changed in list(self.on_change):
+                    changed()
+        return self.epoch - before
+
+    def append(self, identity: Identity, action: Action, name: str, key: bytes, role: Role = "participant") -> None:
+        """Sign a new entry and take it in. (`role` counts when a member is added.)
+
+        Raises:
+            FederationError: `identity` is not the admission key, or the entry makes no sense.
+        """
+        if identity.public != self.admission:
+            raise FederationError("this is not the admission key that is in force")
+        entry = msgspec.msgpack.encode(Entry(self.federation, self.epoch + 1, self._last, action, name, key, role))
+        signed = Signed(entry, identity.sign(_LABEL + entry))
+        try:
+            self.extend(msgspec.msgpack.encode([signed]))
+        except ProtocolError as error:
+            raise FederationError(str(error).partition(": ")[2]) from error
+
+    def _take(self, signed: Signed, encoded: bytes) -> None:
+        try:
+            entry = _entry.decode(signed.entry)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError("membership", str(error)) from error
+        if entry.federation != self.federation:
+            raise ProtocolError("membership", "an entry of another federation")
+        if entry.epoch <= self.epoch:
+            self._check_signature(signed, self.admissions)  # a forger's is no fork
+            raise ProtocolError("membership fork", f"two entries of epoch {entry.epoch}; the first stands")
+        if entry.epoch != self.epoch + 1:
+            raise ProtocolError("membership", f"entry {entry.epoch} after {self.epoch}")
+        if entry.before != self._last:
+            raise ProtocolError("membership", f"entry {entry.epoch} names another one before it")
+        self._check_signature(signed, self.admissions[-1:])
+        if self._size + len(encoded) > LIMIT:
+            raise ProtocolError("membership", "the log is full; make a new federation")
+        self._apply(entry)
+        self._log.append(encoded)
+        self._known.add(encoded)
+        self._last = sha256(encoded).digest()
+        self._size += len(encoded)
+
+    def _check_signature(self, signed: Signed, admissions: Sequence[bytes]) -> None:
+        for key in admissions:
+            if is_weak(key):
+                continue
+            verifier = self._verifiers.get(key) or self._verifiers.setdefault(key, Verifier(key))
+            if verifier.valid(signed.signature, _LABEL + signed.entry):
+                return
+        raise ProtocolError("membership", "an entry that the admission key has not signed")
+
+    def _apply(self, entry: Entry) -> None:
+        name, key, old = entry.name, entry.key, self._members.get(entry.name)
+        if entry.action == "hand-over":
+            if name or key in self.admissions:
+                raise ProtocolError("membership", "a hand-over to a key that was the admission key before, or with a name")
+            _check_strength(key)
+            self.admissions.append(key)
+            return
+        if not NAME.fullmatch(name):
+            raise ProtocolError("membership", f"{name!r} is no name")
+        if entry.action == "add" and old is not None:
+            raise ProtocolError("membership", f"there is a member named {name} already")
+        if entry.action != "add" and old is None:
+            raise ProtocolError("membership", f"there is no member named {name}")
+        if entry.action == "remove" and old is not None and old.key != key:
+            raise ProtocolError("membership", f"{name} has another key")
+        if entry.action != "remove":
+            if key in self._seen:
+                raise ProtocolError("membership", "a key that was a member's is nobody else's, nor its own again")
+            _check_strength(key)
+        self._replace(name, old, None if entry.action == "remove" else Member(name, key, old.role if old else entry.role))
+
+    def _replace(self, name: str, old: Member | None, new: Member | None) -> None:
+        """Put a member in the place of another one of the same name."""
+        self._sorted = None
+        if old is not None:
+            self._present.remove(old.key)
+        if new is None:
+            del self._members[name]
+            return
+        self._members[name] = new
+        self._present.add(new.key)
+        self._seen.add(new.key)
+        self._names.add(name)
+
+
+def count_entries(entries: bytes) -> int:
+    """Return how many entries there are in a log that was taken in."""
+    return len(_raw.decode(entries))
+
+
+def _check_strength(key: bytes) -> None:
+    if is_weak(key):
+        raise ProtocolError("membership", f"{key.hex()} is a key without a secret: its signatures prove nothing")

@@ -1,0 +1,54 @@
+"""Answers to members who dial through a broker."""
+
+from __future__ import annotations
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.mqtt import key_exchange
+from p2pfl.protocols.mqtt.limits import OpeningLimits
+from p2pfl.protocols.mqtt.link import MqttLink
+from p2pfl.protocols.mqtt.link_table import LinkTable
+from p2pfl.protocols.mqtt.packets import ANSWER_PACKET
+from p2pfl.protocols.transport import Gate
+from p2pfl.system.printable import key_name
+
+
+class LinkAcceptor:
+    """Accepts or refuses openings, within limits."""
+
+    def __init__(self, identity: Identity, gate: Gate, limits: OpeningLimits, table: LinkTable) -> None:
+        self._identity = identity
+        self._gate = gate
+        self._limits = limits
+        self._table = table
+
+    def accept(self, sender: bytes, packet: bytes) -> None:
+        """Answer the opening that a packet claims to be."""
+        table = self._table
+        try:
+            opening = key_exchange.decode_opening(packet)
+        except ProtocolError as error:
+            table.refused(error.cause, f"{key_name(sender)}: {error}")
+            return
+        link = table.links.get(opening.id)
+        if link is not None:
+            link.opened_again(packet)
+            return
+        if not self._limits.may_verify(sender):
+            table.refused("too often", f"too many dials in the name of {key_name(sender)}")
+            return
+        try:
+            if opening.dialler != sender:
+                raise ProtocolError("other sender", f"says that it is {key_name(opening.dialler)}")
+            accepted = key_exchange.accept(packet, opening, self._identity, self._gate)
+        except ProtocolError as error:
+            table.refused(error.cause, f"{key_name(sender)}: {error}")
+            if self._limits.may_refuse():
+                answer = key_exchange.refuse(packet, opening, self._identity, self._gate, error)
+                table.bus.publish(table.topics.inbox(sender), bytes([ANSWER_PACKET]) + answer)
+            return
+        if not self._limits.charge(sender, opening.id):
+            table.refused("too often", f"{key_name(sender)} dials too often")
+            return
+        link = MqttLink(table, sender, opening.id, accepted.sealing, dialled=False, joining=opening.joining)
+        link.half_open(packet, bytes([ANSWER_PACKET]) + accepted.packet)

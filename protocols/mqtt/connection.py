@@ -1,0 +1,125 @@
+"""Connection of a node with its broker, made again whenever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from math import inf
+from typing import Any
+
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.mqtt.broker_client import Bus, Listener, Message
+from p2pfl.protocols.mqtt.delivery import ProblemReport
+from p2pfl.protocols.mqtt.packets import Topics
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between attempts to connect
+STOOD = 5.0  # seconds after which a connection is a success, and the next one is tried soon
+CLOSING = 6.0  # seconds for a connection to end, or for an attempt to connect
+
+Keep = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+
+
+class BrokerConnection:
+    """
+    Args:
+        uniform: draws a number between two others, for the pauses between attempts to connect.
+
+    Attributes:
+        failure: why there is no connection; "" if there is one, or none was tried yet.
+    """
+
+    def __init__(self, bus: Bus, topics: Topics, problem: ProblemReport, uniform: Callable[[float, float], float]) -> None:
+        self.failure = ""
+        self._bus = bus
+        self._topics = topics
+        self._problem = problem
+        self._uniform = uniform
+        self._task: asyncio.Task[None] | None = None
+        self._using = False  # the bus connects, or is connected
+        self._up = asyncio.Event()
+        self._since = inf  # when the connection was made
+        self._brief = 0  # connections in a row that did not stand for long
+
+    def start(self, listener: Listener, on_end: Callable[[], None], keep: Keep) -> None:
+        """Begin to connect.
+
+        Args:
+            listener: its `connected` must call `opened`.
+            on_end: called when a connection has ended, or could not be made.
+            keep: runs the work, and may run it again after an error.
+        """
+
+        async def work() -> None:
+            await self._stay_connected(listener, on_end)
+
+        self._task = asyncio.ensure_future(keep(work))
+        self._task.add_done_callback(_raise)
+
+    async def close(self) -> None:
+        await self._bus.close()
+        if self._task is not None:
+            if self._using:
+                await asyncio.wait([self._task], timeout=CLOSING)
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def wait(self) -> None:
+        """Wait for a connection.
+
+        Raises:
+            TransportError: the last attempt has failed.
+        """
+        if self.failure:
+            raise TransportError(self.failure)
+        await self._up.wait()
+
+    def opened(self) -> None:
+        """Note that a connection stands."""
+        self._since, self.failure = asyncio.get_running_loop().time(), ""
+        self._up.set()
+
+    def confirm(self) -> bool:
+        """Note that the broker delivers; return whether its connections last."""
+        if asyncio.get_running_loop().time() - self._since >= STOOD:
+            self._brief = 0
+        return self._brief < 2
+
+    async def _stay_connected(self, listener: Listener, on_end: Callable[[], None]) -> None:
+        will = Message(self._topics.will, b"gone")
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                self._using = True
+                await self._bus.run(will, self._topics.subscriptions, listener)
+                return
+            except TransportError as error:
+                self._using = False
+                if self._ended(str(error), on_end):
+                    pause = FIRST_PAUSE
+            except Exception as error:
+                self._using = False
+                self._ended(f"the link with the broker at {self._bus.name} has failed: {type(error).__name__}", on_end)
+                raise
+            await asyncio.sleep(pause * self._uniform(0.75, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _ended(self, reason: str, on_end: Callable[[], None]) -> bool:
+        """Note why there is no connection; return whether the last one had stood for some time."""
+        stood = asyncio.get_running_loop().time() - self._since >= STOOD
+        made = self._since < inf
+        self._since, self.failure = inf, reason
+        self._up.clear()
+        on_end()
+        self._brief = self._brief + 1 if made and not stood else 0
+        if self._brief > 1:
+            self._problem.set(f"{reason}, again and again: it may not take packets of {CHUNK >> 10} KiB")
+        elif not made:
+            self._problem.set(reason)
+        return stood
+
+
+def _raise(task: asyncio.Task[None]) -> None:
+    """Have an error in a task that nobody waits for end the program, or be reported, as its event loop is used to."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "links through the broker have ended", "exception": error})

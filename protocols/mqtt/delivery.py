@@ -1,0 +1,99 @@
+"""Check that the broker delivers: it acknowledges what its access rules then keep back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from p2pfl.protocols.mqtt.broker_client import Bus
+from p2pfl.protocols.mqtt.packets import ECHO_PACKET, Topics
+from p2pfl.protocols.timer import Timer
+
+ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to oneself, and for one to come back
+
+
+class ProblemReport:
+    """Newest problem with the broker, as text for the user.
+
+    Args:
+        on_change: called with `text` when it has changed.
+
+    Attributes:
+        text: one sentence; "" if no problem is known.
+    """
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self.text = ""
+        self._on_change = on_change
+
+    def set(self, text: str) -> None:
+        if text != self.text:
+            self.text = text
+            self._on_change(text)
+
+
+class DeliveryMonitor:
+    """Packets of a node to itself, and a report when they do not come back.
+
+    Attributes:
+        denied: why it seems that the broker delivers nothing to others; "" if it does not seem so.
+        awaited: topics to which this node has published something that has to come back.
+    """
+
+    def __init__(self, bus: Bus, topics: Topics, problem: ProblemReport) -> None:
+        self.denied = ""
+        self.awaited: set[str] = set()
+        self._bus = bus
+        self._topics = topics
+        self._problem = problem
+        self._expected = b""
+        self._asked = False  # something was published and has not come back
+        self._next, self._deadline = Timer(), Timer()
+
+    def start(self, refresh: Callable[[], None]) -> None:
+        """Publish a packet to this node now, and again and again; `refresh` is called before each."""
+        refresh()
+        self._expected = os.urandom(16)
+        self._asked = True
+        self.awaited.add(self._topics.echo)
+        self._bus.publish(self._topics.echo, bytes([ECHO_PACKET]) + self._expected)
+        self._deadline.start(ECHO_WAIT, self._report)
+        self._next.start(ECHO_EVERY, partial(self.start, refresh))
+
+    def stop(self) -> None:
+        self.awaited.clear()
+        self.denied = ""
+        self._asked = False
+        self._next.cancel()
+        self._deadline.cancel()
+
+    def is_newest(self, echo: bytes) -> bool:
+        """Return whether the content of a packet to this node is that of the newest one."""
+        return echo == self._expected
+
+    def arrived(self, topic: str) -> bool:
+        """Note that something came back; return whether everything has."""
+        self.awaited.discard(topic)
+        if self.awaited or not self._asked:
+            return False
+        self._asked = False
+        self._deadline.cancel()
+        return True
+
+    def deny(self, reason: str) -> None:
+        """Report that a member that is present does not answer."""
+        self.denied = reason
+        self._problem.set(reason)
+
+    def permit(self) -> None:
+        """Withdraw that report: somebody has answered."""
+        if self.denied and self._problem.text == self.denied:
+            self._problem.set("")
+        self.denied = ""
+
+    def _report(self) -> None:
+        self._problem.set(
+            f"the broker at {self._bus.name} does not deliver to topic {min(self.awaited)}: "
+            "it denies publishing or subscribing, check its access rules"
+        )

@@ -1,0 +1,106 @@
+"""Links of one node through a broker: the services that they need, and the bounds on their number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.mqtt.broker_client import Bus
+from p2pfl.protocols.mqtt.link import QUEUE, MqttLink
+from p2pfl.protocols.mqtt.packets import Topics
+from p2pfl.protocols.transport import Handler
+
+STRANGERS = 64  # links that are not trusted; with more, the oldest of the busiest key is ended
+LINKS_PER_KEY = 4
+
+
+class LinkTable:
+    """
+    Args:
+        max_frame: the most bytes of a frame; of a link that is not trusted yet they are `greeting`.
+        on_proven: called when the other side of a link has proven its key.
+
+    Attributes:
+        links: by their ids, also those that are not proven.
+        strangers: links that others have dialled and that are not trusted yet, the oldest first.
+    """
+
+    def __init__(self, bus: Bus, topics: Topics, max_frame: int, greeting: int, on_proven: Callable[[], None]) -> None:
+        self.bus = bus
+        self.topics = topics
+        self.max_frame = max_frame
+        self.greeting = min(greeting, max_frame)
+        self.links: dict[bytes, MqttLink] = {}
+        self.strangers: dict[MqttLink, None] = {}
+        self._on_proven = on_proven
+        self._handler: Handler | None = None
+
+    @property
+    def handler(self) -> Handler:
+        if self._handler is None:
+            raise TransportError("the transport does not listen yet")
+        return self._handler
+
+    def use(self, handler: Handler) -> None:
+        """Have all links call `handler` from now on."""
+        self._handler = handler
+
+    def refused(self, cause: str, detail: str) -> None:
+        self.handler.refused(cause, detail)
+
+    # Services of links
+
+    def enter(self, link: MqttLink) -> None:
+        self.links[link.id] = link
+        if link.dialled:
+            self._on_proven()
+            return
+        self.strangers[link] = None
+        if len(self.strangers) > STRANGERS:
+            busiest = Counter(other.key for other in self.strangers).most_common(1)[0][0]
+            next(other for other in self.strangers if other.key == busiest).fail("made room for another one")
+
+    def prove(self, link: MqttLink) -> None:
+        self._on_proven()
+        same = [other for other in self.links.values() if other.key == link.key and other.proven]
+        if len(same) > LINKS_PER_KEY:
+            same[0].fail("made room for another one")
+
+    def trust(self, link: MqttLink) -> None:
+        self.strangers.pop(link, None)
+
+    def leave(self, link: MqttLink) -> None:
+        self.links.pop(link.id, None)
+        self.strangers.pop(link, None)
+
+    # All of them
+
+    @property
+    def any_proven(self) -> bool:
+        return any(link.proven for link in self.links.values())
+
+    def close(self, key: bytes | None = None) -> None:
+        """Close all links, or those with the one who has `key`."""
+        for link in list(self.links.values()):
+            if key is None or link.key == key:
+                link.close()
+
+    def resume(self) -> None:
+        """Go on after the connection with the broker was made again."""
+        now = asyncio.get_running_loop().time()
+        for link in list(self.links.values()):
+            link.stream.resume(now)
+            link.pump()
+
+    def pause(self) -> None:
+        """Wait for a new connection with the broker."""
+        for link in self.links.values():
+            link.forget_timer()
+
+    def take_turns(self) -> None:
+        """Publish what is due, one packet of each link in turn, until enough waits for the network."""
+        going = list(self.links.values())
+        while going and self.bus.queued < QUEUE:
+            going = [link for link in going if link.pump(1)]

@@ -1,0 +1,373 @@
+"""A stream of whole frames over a channel that loses, repeats, reorders and alters packets, for one link. No I/O.
+
+A frame is cut into chunks, each sealed into a packet of its own:
+
+    data      1 | link 16 | number 8 | frame size 4 | index 4 | sealed (chunk, and after the last one SHA-256 of the frame)
+    control   2 | link 16 | number 8 | sealed (flags 1, next number that is missing 8, which of the 32 after it came 4)
+
+What stands before the seal is sealed along with it. Numbers count chunks over the life of the link and are their nonces; a
+chunk that is sent again is the same packet. Acknowledgements are control packets: whoever carries the packets can neither
+make one nor change one. It learns the sizes of frames and when they are sent.
+
+What cannot be opened raises; what is late or repeated is passed over. At most WINDOW chunks are kept that came before their
+turn, and the frame that they belong to gets its memory when its size is known and allowed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import inf
+from struct import Struct
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.mqtt.key_exchange import CONTROL, DATA, Sealing
+from p2pfl.protocols.reception_limits import patience
+from p2pfl.protocols.transport import Part
+
+DATA_PACKET, CONTROL_PACKET = 1, 2  # the first byte
+CHUNK = (256 << 10) - 512  # bytes of a frame in one packet; with all around them no more than 256 KiB
+WINDOW = 16  # chunks that may be on their way
+FIRST_WINDOW, LEAST_WINDOW = 4, 2  # chunks on their way at first, and when many are lost
+FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT = 1.0, 0.5, 8.0  # seconds for an acknowledgement before a chunk is sent again
+OVERTAKEN = 3  # acknowledged chunks that were sent after it tell that a chunk is lost
+STALLED = 30.0  # seconds without an acknowledgement of what was sent
+PROBE = 6.0  # seconds for an answer when there is a reason to doubt that the other side knows the link
+PING_AGAIN = 1.5  # seconds between questions meanwhile
+_PING, _CLOSE = 1, 2  # flags
+_HEADER = Struct(">B16sQ")
+_DATA_HEADER = Struct(">B16sQII")
+_CONTROL = Struct(">BQI")
+_DIGEST = 32
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A chunk that was not acknowledged yet."""
+
+    packet: bytes
+    size: int  # bytes of its frame that it carries
+    when: float
+    again: bool = False  # it was sent more than once, so its acknowledgement tells nothing about the round trip
+    due: bool = False  # to be sent again
+
+
+class Stream:
+    """
+    Args:
+        id: of the link.
+        limit: the most bytes of a frame that is received. May be changed; it holds for frames that `frame` has not begun.
+        now: the time in seconds, of any clock that never goes back; given to most calls.
+
+    Attributes:
+        heard: how many packets came that the other side has sealed.
+        ended: the other side has closed the link.
+        backlog: bytes of frames that were not acknowledged yet.
+    """
+
+    def __init__(self, sealing: Sealing, id: bytes, limit: int, now: float) -> None:
+        self.id = id
+        self.limit = limit
+        self.heard = 0
+        self.ended = False
+        self.backlog = 0
+        self._sealing = sealing
+        self._outgoing = _Outgoing()
+        self._next_out = 0
+        self._sent: dict[int, _Sent] = {}
+        self._unacknowledged = 0  # the lowest number that the other side does not have
+        self._window = float(FIRST_WINDOW)
+        self._wait = FIRST_WAIT
+        self._round_trip: float | None = None
+        self._deviation = 0.0
+        self._progress = now
+        self._early: dict[int, tuple[int, int, bytes]] = {}  # chunks that wait for one before them: size, index, content
+        self._early_size = 0
+        self._next_in = 0
+        self._incoming: _Incoming | None = None
+        self._came = now  # when the last packet did
+        self._complete_by = inf  # the frame of which some chunks have come
+        self._next_control = 0
+        self._newest_control = -1
+        self._flags = 0
+        self._owes = False  # an acknowledgement
+        self._probed_until = inf
+        self._ping_at = inf
+        self._next_probe = now
+
+    # What is sent
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """Have a frame sent. Its parts must not change afterwards."""
+        self.backlog += self._outgoing.add(parts)
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a frame waits of which not all was sent."""
+        return bool(self._outgoing)
+
+    def acknowledge(self) -> None:
+        """Have a control packet sent even if nothing came: it shows the other side that this one has the keys."""
+        self._owes = True
+
+    def probe(self, now: float) -> None:
+        """Ask for a sign of life; if none comes in time, `failure` says so. To ask often changes nothing."""
+        if now >= self._next_probe:
+            self._next_probe = self._probed_until = now + PROBE
+            self._ping_at = now
+
+    def closing(self) -> bytes:
+        """Return the packet that tells the other side that the link is closed."""
+        self._flags |= _CLOSE
+        return self._control()
+
+    def packet_out(self, now: float, data: bool = True) -> bytes | None:
+        """Return the next packet that is to be sent now, or None; `data`: it may be a large one."""
+        if now >= self._ping_at:
+            self._ping_at = now + PING_AGAIN
+            self._flags |= _PING
+        if self._owes or self._flags:
+            return self._control()
+        self._time_out(now)
+        if not data:
+            return None
+        for sent in self._sent.values():
+            if sent.due:
+                sent.due, sent.again, sent.when = False, True, now
+                return sent.packet
+        if len(self._sent) < int(self._window) and self._outgoing and self._next_out < self._unacknowledged + WINDOW:
+            return self._cut(now)
+        return None
+
+    def _cut(self, now: float) -> bytes:
+        size, index, chunk, length = self._outgoing.cut()
+        header = _DATA_HEADER.pack(DATA_PACKET, self.id, self._next_out, size, index)
+        packet = header + self._sealing.seal(DATA, self._next_out, chunk, header)
+        if not self._sent:
+            self._progress = now
+        self._sent[self._next_out] = _Sent(packet, length, now)
+        self._next_out += 1
+        return packet
+
+    def _control(self) -> bytes:
+        header = _HEADER.pack(CONTROL_PACKET, self.id, self._next_control)
+        came = sum(1 << (number - self._next_in - 1) for number in self._early if number > self._next_in)
+        content = _CONTROL.pack(self._flags, self._next_in, came)
+        packet = header + self._sealing.seal(CONTROL, self._next_control, content, header)
+        self._next_control += 1
+        self._flags, self._owes = 0, False
+        return packet
+
+    def _time_out(self, now: float) -> None:
+        late = [sent for sent in self._sent.values() if not sent.due and sent.when + self._wait <= now]
+        if late:
+            for sent in late:
+                sent.due = True
+            self._wait = min(2 * self._wait, LONGEST_WAIT)
+            self._window = max(LEAST_WINDOW, self._window / 2)
+
+    # What comes
+
+    def packet_in(self, packet: Part, now: float) -> None:
+        """Take in a packet of this link; frames that it completes are had from `frame`.
+
+        Raises:
+            ProtocolError: "malformed" or "wrong seal": the other side has not made it.
+        """
+        self._came = now
+        data = packet[0] == DATA_PACKET
+        header = packet[: (_DATA_HEADER if data else _HEADER).size]
+        if len(packet) <= len(header):
+            raise ProtocolError("malformed", f"a packet of {len(packet)} bytes")
+        sealed = memoryview(packet)[len(header) :]
+        if data:
+            self._data_in(header, sealed)
+        else:
+            self._control_in(header, sealed, now)
+
+    def _data_in(self, header: Part, sealed: memoryview) -> None:
+        _, _, number, size, index = _DATA_HEADER.unpack(header)
+        if number < self._next_in or number in self._early:
+            self._owes = True  # what was said before is lost
+            return
+        # What is early is kept only as far as one frame may be large: before a link is trusted, that is little.
+        if number >= self._next_in + WINDOW or (
+            number > self._next_in and self._early_size + len(sealed) > self.limit + CHUNK
+        ):
+            return
+        chunk = self._sealing.open(DATA, number, sealed, header)
+        self._alive()
+        self._owes = True
+        self._early[number] = size, index, chunk
+        self._early_size += len(chunk)
+
+    def frame(self) -> memoryview | None:
+        """Return the next frame that has come whole, or None.
+
+        Raises:
+            ProtocolError: "malformed" or "too large": the other side has sent nonsense, and cannot go on.
+        """
+        while (early := self._early.pop(self._next_in, None)) is not None:
+            size, index, chunk = early
+            self._early_size -= len(chunk)
+            self._next_in += 1
+            if self._incoming is None:
+                if size > self.limit:
+                    raise ProtocolError("too large", f"a frame of {size} bytes, at most {self.limit} are allowed")
+                self._incoming, self._complete_by = _Incoming(size), self._came + patience(size)
+            if self._incoming.take(size, index, chunk):
+                frame, self._incoming = memoryview(self._incoming.content), None
+                self._complete_by = inf
+                return frame
+        return None
+
+    def _control_in(self, header: Part, sealed: memoryview, now: float) -> None:
+        _, _, number = _HEADER.unpack(header)
+        if number <= self._newest_control:
+            return  # repeated, or overtaken by one that says more
+        content = self._sealing.open(CONTROL, number, sealed, header)
+        if len(content) != _CONTROL.size:
+            raise ProtocolError("malformed", "a control packet of another length")
+        self._newest_control = number
+        self._alive()
+        flags, missing, came = _CONTROL.unpack(content)
+        self._owes |= bool(flags & _PING)
+        self.ended |= bool(flags & _CLOSE)
+        self._acknowledged(missing, came, now)
+
+    def _acknowledged(self, missing: int, came: int, now: float) -> None:
+        new = [n for n in self._sent if n < missing or (n > missing and came >> (n - missing - 1) & 1)]
+        if not new:
+            return
+        for number in new:
+            sent = self._sent.pop(number)
+            self.backlog -= sent.size
+            if not sent.again:
+                self._measured(now - sent.when)
+        self._unacknowledged = min(self._sent, default=self._next_out)
+        self._window = min(self._window + len(new), WINDOW)
+        self._progress = now
+        for number, sent in self._sent.items():
+            if number + OVERTAKEN <= new[-1] and not sent.again:
+                sent.due = True
+
+    def _measured(self, seconds: float) -> None:
+        """Learn how long an acknowledgement takes (RFC 6298)."""
+        if self._round_trip is None:
+            self._round_trip, self._deviation = seconds, seconds / 2
+        else:
+            self._deviation += (abs(self._round_trip - seconds) - self._deviation) / 4
+            self._round_trip += (seconds - self._round_trip) / 8
+        self._wait = min(max(self._round_trip + 4 * self._deviation, SHORTEST_WAIT), LONGEST_WAIT)
+
+    def _alive(self) -> None:
+        self.heard += 1
+        self._probed_until = self._ping_at = inf
+
+    # Time
+
+    def due(self) -> float:
+        """Return when `packet_out` or `failure` must be asked again though nothing came; inf if never."""
+        asked = min(self._ping_at, self._probed_until, self._complete_by)
+        if not self._sent:
+            return asked
+        again = min((sent.when for sent in self._sent.values() if not sent.due), default=inf) + self._wait
+        return min(again, self._progress + STALLED, asked)
+
+    def failure(self, now: float) -> str:
+        """Return why the link should be given up, or ""."""
+        if self._sent and now >= self._progress + STALLED:
+            return "does not read what it is sent"
+        if now >= self._probed_until:
+            return "does not know this link any more"
+        if now >= self._complete_by:
+            return "did not complete a frame in time"
+        return ""
+
+    def resume(self, now: float) -> None:
+        """The channel is back after it was away: what was on its way is sent again, and nobody is blamed for the pause."""
+        for sent in self._sent.values():
+            sent.due = True
+        self._wait = FIRST_WAIT
+        self._progress = now
+        self._probed_until = self._ping_at = inf
+        if self._incoming is not None:
+            self._complete_by = now + patience(len(self._incoming.content))
+        self._owes = True
+
+
+class _Outgoing:
+    """Frames to be sent, cut into chunks without joining their parts first."""
+
+    def __init__(self) -> None:
+        self._frames: deque[tuple[int, deque[memoryview]]] = deque()
+        self._index = 0
+        self._left = 0  # bytes of the first frame
+        self._digest = sha256()
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    def add(self, parts: Sequence[Part]) -> int:
+        """Add a frame; return its size in bytes."""
+        views = deque(memoryview(part).cast("B") for part in parts if len(part))
+        size = sum(len(view) for view in views)
+        if not self._frames:
+            self._left = size
+        self._frames.append((size, views))
+        return size
+
+    def cut(self) -> tuple[int, int, Part, int]:
+        """Return the first frame's size, and of its next chunk the index, the content to be sealed, and the length."""
+        size, views = self._frames[0]
+        length = min(CHUNK, self._left)
+        pieces: list[Part] = []
+        missing = length
+        while missing:
+            view = views.popleft()
+            if len(view) > missing:
+                views.appendleft(view[missing:])
+                view = view[:missing]
+            missing -= len(view)
+            self._digest.update(view)
+            pieces.append(view)
+        index = self._index
+        self._left -= length
+        self._index += 1
+        if not self._left:
+            pieces.append(self._digest.digest())
+            self._frames.popleft()
+            self._index, self._digest = 0, sha256()
+            self._left = self._frames[0][0] if self._frames else 0
+        return size, index, pieces[0] if len(pieces) == 1 else b"".join(pieces), length
+
+
+class _Incoming:
+    """A frame of which some chunks have come, in their order."""
+
+    def __init__(self, size: int) -> None:
+        self.content = bytearray(size)
+        self._filled = 0
+        self._index = 0
+        self._digest = sha256()
+
+    def take(self, size: int, index: int, chunk: bytes) -> bool:
+        """Add a chunk; return whether the frame is whole.
+
+        Raises:
+            ProtocolError("malformed"): the chunk does not belong there.
+        """
+        length = min(CHUNK, len(self.content) - self._filled)
+        last = self._filled + length == len(self.content)
+        if size != len(self.content) or index != self._index or len(chunk) != length + last * _DIGEST:
+            raise ProtocolError("malformed", "a chunk that does not belong to its frame")
+        content = memoryview(chunk)[:length]
+        self._digest.update(content)
+        self.content[self._filled : self._filled + length] = content
+        self._filled += length
+        self._index += 1
+        if last and self._digest.digest() != chunk[length:]:
+            raise ProtocolError("malformed", "a frame that is not the one that was sent")
+        return last

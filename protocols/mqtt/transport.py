@@ -1,0 +1,251 @@
+"""Links through an MQTT broker, which is not trusted with anything but carrying packets.
+
+Every pair of members agrees on keys of its own (p2pfl.protocols.mqtt.key_exchange); frames are cut, sealed, acknowledged
+and sent again
+(p2pfl.protocols.mqtt.reliable_stream). The broker sees who talks with whom, when, and how much. It may lose, repeat,
+reorder and alter packets, or make some up: frames arrive whole, in order and once, or the link ends.
+
+    p2pfl/<federation>/<recipient>/<sender>    packets; a node subscribes to p2pfl/<federation>/<its own key>/+
+    p2pfl/<federation>/presence/<key>          who is there, signed and retained (p2pfl.protocols.mqtt.presence)
+    p2pfl/<federation>/will/<key>              published by the broker when a node is gone: a hint, never more
+
+Federations and keys are in hexadecimal digits. A broker that knows its users can have each of them speak for itself only,
+which keeps others from wasting its time. For Mosquitto, with every node's key as its user name:
+
+    pattern write p2pfl/<federation>/presence/%u
+    pattern write p2pfl/<federation>/will/%u
+    pattern write p2pfl/<federation>/<key>/%u    (for the key of each member)
+    pattern read p2pfl/<federation>/%u/+
+    pattern read p2pfl/<federation>/presence/+
+    pattern read p2pfl/<federation>/will/+
+
+A broker acknowledges what it then does not deliver, and so a node publishes something to itself now and then and says when
+it does not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.mqtt.acceptor import LinkAcceptor
+from p2pfl.protocols.mqtt.broker_client import Bus
+from p2pfl.protocols.mqtt.connection import BrokerConnection, Keep
+from p2pfl.protocols.mqtt.delivery import DeliveryMonitor, ProblemReport
+from p2pfl.protocols.mqtt.dialler import LinkDialler
+from p2pfl.protocols.mqtt.limits import OpeningLimits
+from p2pfl.protocols.mqtt.link import MqttLink
+from p2pfl.protocols.mqtt.link_table import LinkTable
+from p2pfl.protocols.mqtt.packets import (
+    ADDRESS,
+    ANSWER_PACKET,
+    ECHO_PACKET,
+    OPENING_PACKET,
+    PRESENCE,
+    RESET_PACKET,
+    WILL,
+    Topics,
+)
+from p2pfl.protocols.mqtt.presence_exchange import Announcer, PresenceObserver
+from p2pfl.protocols.mqtt.reliable_stream import CONTROL_PACKET, DATA_PACKET
+from p2pfl.protocols.rate_limit import Allowance
+from p2pfl.protocols.transport import Gate, Handler
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.messages import Terms
+from p2pfl.system.printable import key_name
+
+GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is trusted
+LARGEST = 300 << 10  # bytes; larger packets are not looked at
+DIALLING = 10.0  # seconds for a member to answer
+
+
+async def _once(work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+
+
+class MqttTransport:
+    """
+    Args:
+        max_frame: the most bytes of a frame; of a link that is not trusted yet they are `greeting`.
+        boot: how often this node has started.
+        addresses: returns where this node can be reached without the broker; see `announce`.
+        found: called with a member's key and an address where it may be.
+        hinted: called with the key of a member that may be gone.
+        on_problem: called with `problem` when it changes.
+        keep: runs the work that stays connected with the broker, and may run it again after an error.
+        on_fault: called with an error of this program at one packet, which ends the packet's link; None: it is raised.
+        uniform: draws a number between two others, for the pauses between attempts to connect.
+    """
+
+    address = ADDRESS
+
+    def __init__(
+        self,
+        bus: Bus,
+        identity: Identity,
+        gate: Gate,
+        max_frame: int,
+        *,
+        greeting: int = GREETING,
+        boot: int = 0,
+        addresses: Callable[[], Sequence[str]] = tuple,
+        found: Callable[[bytes, str], None] = lambda key, address: None,
+        hinted: Callable[[bytes], None] = lambda key: None,
+        on_problem: Callable[[str], None] = lambda problem: None,
+        keep: Keep = _once,
+        on_fault: Callable[[Exception], None] | None = None,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self.bus = bus
+        self.topics = topics = Topics(gate.federation, identity.public)
+        self._keep = keep
+        self._on_fault = on_fault
+        self._problem = ProblemReport(on_problem)
+        self._delivery = DeliveryMonitor(bus, topics, self._problem)
+        self._connection = BrokerConnection(bus, topics, self._problem, uniform)
+        self._table = LinkTable(bus, topics, max_frame, greeting, self._delivery.permit)
+        limits = OpeningLimits(gate)
+        self._acceptor = LinkAcceptor(identity, gate, limits, self._table)
+        self._dialler = LinkDialler(identity, gate, self._table)
+        self._announcer = Announcer(bus, topics, identity, gate, boot=boot, addresses=addresses, delivery=self._delivery)
+        self._observer = PresenceObserver(
+            identity.public, gate, limits, found=found, hinted=hinted, refused=self._table.refused
+        )
+        self._resets = Allowance(5, 10)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the broker, in one sentence; "" if nothing is known to be."""
+        return self._problem.text
+
+    @property
+    def links(self) -> dict[bytes, MqttLink]:
+        """All links by their ids, also those that are not proven."""
+        return self._table.links
+
+    @property
+    def strangers(self) -> dict[MqttLink, None]:
+        """Links that others have dialled and that are not trusted yet, the oldest first."""
+        return self._table.strangers
+
+    async def listen(self, handler: Handler) -> None:
+        """Begin to connect with the broker, and to accept links; `problem` tells whether it answers."""
+        self._table.use(handler)
+        self._connection.start(self, self._disconnected, self._keep)
+
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> MqttLink:
+        self._table.handler  # noqa: B018 (raises)
+        try:
+            async with asyncio.timeout(DIALLING):
+                await self._connection.wait()
+                return await self._dialler.dial(key, joining)
+        except TimeoutError:
+            reason = self._why_silent(key)
+            if self.bus.connected and self._observer.online(key) and not self._table.any_proven:
+                self._delivery.deny(reason)
+            raise TransportError(reason) from None
+
+    def expel(self, key: bytes) -> None:
+        self._table.close(key)
+
+    def announce(self) -> None:
+        """Publish where this node is; to be called when its addresses have changed."""
+        self._announcer.announce()
+
+    async def close(self) -> None:
+        self._table.close()
+        self._announcer.leave()
+        self._delivery.stop()
+        self._dialler.close()
+        await self._connection.close()
+
+    # Events of the bus
+
+    def connected(self) -> None:
+        self._connection.opened()
+        self._announcer.reset()
+        self._delivery.start(self._announcer.refresh)
+        self._table.resume()
+
+    def _disconnected(self) -> None:
+        self._delivery.stop()
+        self._table.pause()
+
+    def writable(self) -> None:
+        self._table.take_turns()
+
+    def came(self, topic: str, content: bytes) -> None:
+        named = self.topics.parse(topic)
+        if named is None or not 0 < len(content) <= LARGEST:
+            return
+        place, key = named
+        try:
+            self._look_at(topic, place, key, content)
+        except Exception as error:
+            if self._on_fault is None:
+                raise
+            self._on_fault(error)
+            link = self.links.get(content[1:17])
+            if link is not None and link.key == key:
+                link.fail("a packet of it could not be handled")
+
+    def _look_at(self, topic: str, place: str, key: bytes, content: bytes) -> None:
+        if place == PRESENCE and key == self.topics.own:
+            if self._announcer.is_newest(content):
+                self._came_back(topic)
+        elif place == PRESENCE:
+            self._observer.presence(key, content)
+        elif place == WILL:
+            self._observer.will(key)
+        elif place == self.topics.own.hex():
+            self._packet(key, content)
+
+    def _packet(self, sender: bytes, content: bytes) -> None:
+        kind = content[0]
+        if sender == self.topics.own:
+            if kind == ECHO_PACKET and self._delivery.is_newest(content[1:]):
+                self._came_back(self.topics.echo)
+        elif kind in (DATA_PACKET, CONTROL_PACKET):
+            self._sealed(sender, content)
+        elif kind == OPENING_PACKET:
+            self._acceptor.accept(sender, content[1:])
+        elif kind == ANSWER_PACKET:
+            self._dialler.answer(sender, content[1:])
+        elif kind == RESET_PACKET:
+            link = self.links.get(content[1:])
+            if link is not None and link.key == sender and link.proven:
+                link.probe()
+        else:
+            self._table.refused("malformed", f"{key_name(sender)}: a packet of kind {kind}")
+
+    def _sealed(self, sender: bytes, content: bytes) -> None:
+        id = content[1:17]
+        link = self.links.get(id)
+        if link is not None and link.key == sender:
+            link.packet(content)
+            return
+        cause = "unknown session" if link is None else "other sender"
+        self._table.refused(cause, f"{key_name(sender)}: a packet of link {id.hex()}")
+        if link is None and self._resets.take(b"", asyncio.get_running_loop().time()):
+            self.bus.publish(self.topics.inbox(sender), bytes([RESET_PACKET]) + id)
+
+    def _came_back(self, topic: str) -> None:
+        """Note that something came back that this node had published."""
+        if self._delivery.arrived(topic) and self._connection.confirm():
+            self._problem.set(self._delivery.denied)
+
+    def _why_silent(self, key: bytes) -> str:
+        """Return why a member has not answered."""
+        if not self.bus.connected:
+            return self._connection.failure or f"the broker at {self.bus.name} does not answer"
+        if self.problem:
+            return self.problem
+        if self._observer.online(key):
+            return (
+                f"{key_name(key)} is present, but does not answer through the broker at {self.bus.name}: "
+                f"it may deny publishing to {self.topics.inbox(key)}, check its access rules"
+            )
+        return f"{key_name(key)} is not present at the broker at {self.bus.name}"

@@ -1,0 +1,86 @@
+"""The TLS contexts of a node: it shows a certificate that it has signed itself, and takes nobody else's word for a key."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.x509.oid import NameOID
+
+from p2pfl.protocols.identity import Identity
+
+ALPN = "p2pfl/1"
+
+
+def make_certificate(identity: Identity) -> bytes:
+    """Return a self-signed certificate of a node's key, DER.
+
+    The key is part of the name: OpenSSL confuses certificates of equal names. It outlives any clock that is wrong.
+    """
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.public.hex()[:60])])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(Ed25519PublicKey.from_public_bytes(identity.public))
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))
+        .not_valid_after(datetime(2099, 12, 31, tzinfo=UTC))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    )
+    private = serialization.load_pem_private_key(identity.private_pem(), password=None)
+    assert isinstance(private, Ed25519PrivateKey)
+    return builder.sign(private, algorithm=None).public_bytes(serialization.Encoding.DER)
+
+
+def key_of(certificate: bytes | None) -> bytes | None:
+    """Return the Ed25519 key that a certificate, DER, holds; None if there is none."""
+    if not certificate:
+        return None
+    try:
+        key = x509.load_der_x509_certificate(certificate).public_key()
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
+        return None
+    return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None
+
+
+def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
+    """Return the context of the side that is dialled: TLS 1.3 only, no session tickets."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    context.set_alpn_protocols([ALPN])
+    pem = ssl.DER_cert_to_PEM_cert(certificate).encode()
+    _load(context, identity.private_pem() + pem)
+    return context
+
+
+def client_context() -> ssl.SSLContext:
+    """Return the context of the side that dials. It trusts no certificate: `transports.tls` compares the key itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols([ALPN])
+    return context
+
+
+def _load(context: ssl.SSLContext, pem: bytes) -> None:
+    """Give key and certificate to a context, which reads files only: one in memory, where there is such a thing."""
+    if hasattr(os, "memfd_create") and Path("/proc/self/fd").exists():
+        with os.fdopen(os.memfd_create("certificate"), "wb") as file:
+            file.write(pem)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        return
+    with tempfile.TemporaryDirectory() as folder:  # of mode 0700
+        path = Path(folder) / "certificate"
+        path.write_bytes(pem)
+        context.load_cert_chain(path)

@@ -1,0 +1,170 @@
+"""Mutual proof of keys over a TLS connection.
+
+    server  -> client   its certificate, which holds its key; compared with the key that was dialled before a word
+    server  -> client   Challenge
+    client  -> server   Proof: a signature over both nonces, both keys, the federation and the server's certificate
+    server  -> client   Accepted, or Refused
+
+The client proves itself inside the connection because Python's ssl cannot take a client's certificate that it does not know
+beforehand. The signature covers the server's key and certificate, so that a member cannot pass on a proof that it was given.
+No state: the connection and its time limits are p2pfl.protocols.transports.tls's business.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity, verify
+from p2pfl.protocols.transport import Gate
+
+VERSION = 1
+LIMIT = 4096  # bytes of a message before the other side is known
+ENTRIES_LIMIT = 3500  # bytes of the membership log in a proof
+_LABEL = b"p2pfl proof 1\0"
+
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Bytes64 = Annotated[bytes, Meta(min_length=64, max_length=64)]
+UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class _Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class Challenge(_Step, frozen=True, tag="challenge"):
+    """Attributes:
+    epoch: the newest entry of the membership log that the server knows, so that the client can bring it news of itself.
+    """
+
+    version: UInt32
+    nonce: Bytes32
+    epoch: UInt32
+
+
+class Proof(_Step, frozen=True, tag="proof"):
+    """Attributes:
+    joining: the client is no member and wants to become one.
+    entries: of the membership log, those that the server does not know.
+    """
+
+    version: UInt32
+    federation: Bytes16
+    key: Bytes32
+    nonce: Bytes32
+    joining: bool
+    entries: Annotated[bytes, Meta(max_length=ENTRIES_LIMIT)]
+    signature: Bytes64
+
+
+class Accepted(_Step, frozen=True, tag="accepted"):
+    pass
+
+
+class Refused(_Step, frozen=True, tag="refused"):
+    cause: Annotated[str, Meta(max_length=64)]
+    detail: Annotated[str, Meta(max_length=256)]
+
+
+class Proven(NamedTuple):
+    """Result of a proof: the other side, and the 16 bytes by which both ends know the session."""
+
+    key: bytes
+    joining: bool
+    session: bytes
+
+
+Steps = Challenge | Proof | Accepted | Refused
+_decoder: msgspec.msgpack.Decoder[Steps] = msgspec.msgpack.Decoder(Steps)
+
+
+def decode(data: bytes | memoryview) -> Steps:
+    """Read one step.
+
+    Raises:
+        ProtocolError: it is none, or longer than LIMIT.
+    """
+    if len(data) > LIMIT:
+        raise ProtocolError("malformed", f"{len(data)} bytes before the other side is known")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("malformed", str(error)) from error
+
+
+def encode(step: _Step) -> bytes:
+    return msgspec.msgpack.encode(step)
+
+
+def challenge(gate: Gate) -> Challenge:
+    return Challenge(VERSION, os.urandom(32), gate.epoch)
+
+
+def prove(
+    identity: Identity, gate: Gate, challenge: Challenge, server: bytes, certificate: bytes, *, joining: bool
+) -> tuple[Proof, bytes]:
+    """Answer a challenge; return the proof and the session.
+
+    Args:
+        server: the key that was dialled, and that the certificate holds.
+        certificate: DER.
+
+    Raises:
+        ProtocolError: the server speaks another version.
+    """
+    _same_version(challenge.version)
+    nonce = os.urandom(32)
+    content = _content(gate.federation, server, certificate, challenge.nonce, nonce, key=identity.public, joining=joining)
+    entries = gate.after(challenge.epoch, ENTRIES_LIMIT) if challenge.epoch < gate.epoch else b""
+    signature = identity.sign(_LABEL + content)
+    return Proof(VERSION, gate.federation, identity.public, nonce, joining, entries, signature), _session(content)
+
+
+def check(proof: Proof, gate: Gate, challenge: Challenge, server: bytes, certificate: bytes) -> Proven:
+    """Return who has made a proof.
+
+    Raises:
+        ProtocolError: its `cause` is one of version, other federation, not inviting, stranger, revoked, wrong proof, or what
+            is wrong with the membership entries.
+    """
+    _same_version(proof.version)
+    if proof.federation != gate.federation:
+        raise ProtocolError("other federation", f"theirs is {proof.federation.hex()}, ours {gate.federation.hex()}")
+    if proof.joining:
+        if not gate.invites:
+            raise ProtocolError("not inviting", "this node cannot let anyone in")
+    else:
+        if gate.refusal(proof.key) == "stranger" and proof.entries:
+            gate.extend(proof.entries)
+        if cause := gate.refusal(proof.key):
+            raise ProtocolError(cause, f"{proof.key.hex()} is no member at epoch {gate.epoch}")
+    content = _content(
+        gate.federation, server, certificate, challenge.nonce, proof.nonce, key=proof.key, joining=proof.joining
+    )
+    if not verify(proof.key, proof.signature, _LABEL + content):
+        raise ProtocolError("wrong proof", f"claims to be {proof.key.hex()}")
+    return Proven(proof.key, proof.joining, _session(content))
+
+
+def _same_version(theirs: int) -> None:
+    if theirs != VERSION:
+        raise ProtocolError("version", f"theirs is {theirs}, ours {VERSION}")
+
+
+def _content(
+    federation: bytes, server: bytes, certificate: bytes, theirs: bytes, nonce: bytes, *, key: bytes, joining: bool
+) -> bytes:
+    """Return the hash of all that a proof is about. Every part has a fixed length."""
+    return sha256(
+        federation + server + sha256(certificate).digest() + theirs + nonce + key + (b"\1" if joining else b"\0")
+    ).digest()
+
+
+def _session(content: bytes) -> bytes:
+    return sha256(b"p2pfl session 1\0" + content).digest()[:16]

@@ -1,0 +1,154 @@
+"""Links within one process: the network of simulations that send real frames, and of tests.
+
+A `Model` of the network gives the time at which a frame arrives; without one it arrives at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.transport import NO_SESSION, Handler, Link, Part
+
+
+class Model(Protocol):
+    """Delays and losses of a network."""
+
+    def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
+        """Return the time at which a frame of `size` bytes, sent at `now`, has arrived; None if it is lost."""
+
+
+class MemoryNetwork:
+    """A factory of transports that reach each other by name."""
+
+    def __init__(self, model: Model | None = None) -> None:
+        self._model = model
+        self._transports: dict[str, MemoryTransport] = {}
+
+    def transport(self, name: str) -> MemoryTransport:
+        """Return a new transport with the address "memory:<name>"."""
+        return MemoryTransport(self, name)
+
+    def register(self, transport: MemoryTransport) -> None:
+        """Let others reach a transport.
+
+        Raises:
+            TransportError: its address is in use.
+        """
+        if transport.name in self._transports:
+            raise TransportError(f"{transport.address} is in use")
+        self._transports[transport.name] = transport
+
+    def unregister(self, transport: MemoryTransport) -> None:
+        """Let nobody reach a transport any more."""
+        if self._transports.get(transport.name) is transport:
+            del self._transports[transport.name]
+
+    def find(self, address: str) -> MemoryTransport:
+        """Return the transport with an address.
+
+        Raises:
+            TransportError: there is none.
+        """
+        try:
+            return self._transports[address.removeprefix("memory:")]
+        except KeyError:
+            raise TransportError(f"nobody listens at {address}") from None
+
+    def deliver(self, link: MemoryLink, frame: memoryview | None) -> None:
+        """Deliver a frame to the other end of a link, or (None) the news that it was closed."""
+        loop = asyncio.get_running_loop()
+        if self._model is None:
+            loop.call_soon(link.arrive, frame)
+            return
+        when = self._model.arrival(link.local, link.far, len(frame or b""), loop.time())
+        if when is not None:
+            link.newest_arrival = max(link.newest_arrival, when)  # a link keeps the order of its frames
+            loop.call_at(link.newest_arrival, link.arrive, frame)
+
+
+class MemoryTransport:
+    """Transport of one node; made by MemoryNetwork.transport. See p2pfl.protocols.transport.Transport."""
+
+    def __init__(self, network: MemoryNetwork, name: str) -> None:
+        self.name = name
+        self.address = f"memory:{name}"
+        self.network = network
+        self.handler: Handler | None = None
+        self.links: set[MemoryLink] = set()
+
+    async def listen(self, handler: Handler) -> None:
+        self.network.register(self)
+        self.handler = handler
+
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
+        other = self.network.find(address)
+        near, far = MemoryLink(self, other.name, dialled=True), MemoryLink(other, self.name, dialled=False)
+        near.peer, far.peer = far, near
+        self.links.add(near)
+        other.links.add(far)
+        return near
+
+    def expel(self, key: bytes) -> None:
+        """Nothing is proven here, so that no link is known to be of a key."""
+
+    async def close(self) -> None:
+        self.network.unregister(self)
+        for link in list(self.links):
+            link.close()
+
+
+class MemoryLink:
+    """One end of a connection. Who is at the other end is proven by what they sign."""
+
+    key: bytes | None = None
+    session = NO_SESSION
+    direct = True
+    joining = False
+    backlog = progress = 0
+
+    def __init__(self, transport: MemoryTransport, far: str, dialled: bool) -> None:
+        self.local, self.far = transport.name, far
+        self.remote = f"memory:{far}"
+        self.dialled = dialled
+        self.peer: MemoryLink
+        self.newest_arrival = 0.0
+        self._transport = transport
+        self._open = True
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if not self._open:
+            raise TransportError(f"the link to {self.remote} is closed")
+        self._transport.network.deliver(self, memoryview(b"".join(parts)))
+
+    def arrive(self, frame: memoryview | None) -> None:
+        """Hand what was sent from this end to the other end."""
+        self.peer.receive(frame)
+
+    def receive(self, frame: memoryview | None) -> None:
+        """Take in a frame from the other end, or (None) the news that it was closed."""
+        if frame is None:
+            self._lost()
+        elif self._open and self._transport.handler is not None:
+            self._transport.handler.received(self, frame)
+
+    def trust(self) -> None:
+        """There are no strangers within a process."""
+
+    def close(self) -> None:
+        if self._open:
+            self._end()
+            # The other side learns of it after what is still on its way, as it would from a socket.
+            self._transport.network.deliver(self, None)
+
+    def _lost(self) -> None:
+        if self._open:
+            self._end()
+            if self._transport.handler is not None:
+                self._transport.handler.lost(self, "closed by the other side")
+
+    def _end(self) -> None:
+        self._open = False
+        self._transport.links.discard(self)

@@ -1,0 +1,140 @@
+"""Listening sockets that limit connections per host, and of all hosts together.
+
+A connection beyond the limit is reset before TLS: that costs little, and leaves the queue of the operating system to others.
+An IPv6 host counts by its /64.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from p2pfl.protocols.addresses import join_address, network
+from p2pfl.protocols.rate_limit import Allowance
+
+HOST_RATE, HOST_BURST = 20.0, 64  # connections a second of one host, and at once
+RATE, BURST = 100.0, 192  # of all of them
+BACKLOG = 512  # connections that wait in the operating system
+BATCH, PAUSE = 256, 0.02  # so many are looked at in a row; seconds until the next ones if some were dropped
+NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
+_RESET = struct.pack("ii", 1, 0)  # no word of farewell, and nothing of the connection is kept
+
+
+class Listener:
+    """Accepts connections within the limits of this module.
+
+    Args:
+        take: receives a connection, its address and its host.
+        dropped: receives the address of a connection that was dropped.
+        clock: returns seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[socket.socket, str, str], None],
+        dropped: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sockets: list[socket.socket] = []
+        self._take = take
+        self._dropped = dropped
+        self._clock = clock
+        self._hosts, self._all = Allowance(HOST_RATE, HOST_BURST), Allowance(RATE, BURST)
+
+    async def bind(self, host: str, port: int) -> None:
+        """Listen at one address, or, without a host, at all of IPv4 and IPv6.
+
+        Raises:
+            OSError: that cannot be done.
+        """
+        self.sockets = await _bound(host, port)
+
+    def close(self) -> None:
+        for listening in self.sockets:
+            listening.close()
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Accept connections until the socket is closed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno == errno.EBADF or listening.fileno() < 0:
+                    return  # closed
+                await asyncio.sleep(NO_MORE)  # too many open files
+                continue
+            dropped = self.meet(connection, address)
+            for _ in range(BATCH):
+                try:
+                    connection, address = listening.accept()
+                except OSError:  # nobody waits; anything else is met again above
+                    break
+                connection.setblocking(False)
+                dropped |= self.meet(connection, address)
+            # Where many wait, accepting one takes no turn of the loop; nor may a flood of them take most of its time.
+            await asyncio.sleep(PAUSE if dropped else 0)
+
+    def meet(self, connection: socket.socket, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
+        """Hand a connection on, or drop it; return whether it was dropped.
+
+        The event loop reports an unexpected error, and the connection ends: the node goes on listening.
+        """
+        try:
+            return self._admit(connection, address)
+        except Exception as error:
+            connection.close()
+            context = {"message": "a connection that was accepted could not be handed on", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+            return True
+
+    def _admit(self, connection: socket.socket, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
+        host, now = address[0], self._clock()
+        if self._hosts.take(network(host), now) and self._all.take(b"", now):
+            self._take(connection, join_address(address[0], address[1]), host)
+            return False
+        with suppress(OSError):  # it is gone already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        connection.close()
+        self._dropped(join_address(address[0], address[1]))
+        return True
+
+
+async def _bound(host: str, port: int) -> list[socket.socket]:
+    """Return listening sockets: one for a host, and for none one for each of IPv4 and IPv6, if the machine has it."""
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    for name in (host,) if host else ("0.0.0.0", "::"):
+        try:
+            family, kind, number, _, address = (
+                await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            )[0]
+            listening = socket.socket(family, kind, number)
+        except OSError:
+            if sockets:  # a machine without IPv6
+                break
+            raise
+        try:
+            if os.name == "posix":
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except OSError as error:
+            listening.close()
+            if sockets and error.errno != errno.EADDRINUSE:
+                break
+            for other in sockets:
+                other.close()
+            raise
+        sockets.append(listening)
+        port = listening.getsockname()[1]  # the same for both
+    return sockets

@@ -1,0 +1,43 @@
+"""Several transports as one: which of them is dialled, an address says by its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.transport import Handler, Link, Transport
+
+
+class Several:
+    """
+    Args:
+        transports: by the scheme of their addresses, such as "tcp" and "mqtt"; an address without one is the first's.
+    """
+
+    def __init__(self, transports: Mapping[str, Transport]) -> None:
+        self._transports = dict(transports)
+        self._first = next(iter(self._transports))
+
+    @property
+    def address(self) -> str:
+        """Where the first transport can be dialled."""
+        return self._transports[self._first].address
+
+    async def listen(self, handler: Handler) -> None:
+        for transport in self._transports.values():
+            await transport.listen(handler)
+
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
+        scheme, colon, _ = address.partition(":")
+        transport = self._transports.get(scheme if colon and scheme in ("tcp", "mqtt", "memory") else self._first)
+        if transport is None:
+            raise TransportError(f"this node has no way to {address}")
+        return await transport.dial(address, key, joining)
+
+    def expel(self, key: bytes) -> None:
+        for transport in self._transports.values():
+            transport.expel(key)
+
+    async def close(self) -> None:
+        for transport in self._transports.values():
+            await transport.close()

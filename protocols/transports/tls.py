@@ -1,0 +1,247 @@
+"""Frames over TLS 1.3: four bytes of length, then the frame. Both sides have proven their keys
+(p2pfl.protocols.transports.handshake).
+
+What a stranger can cost is bounded: connections that are not proven are few, short and small
+    (p2pfl.protocols.transports.listener), and none
+of them reaches the handler. So is what a member can cost (p2pfl.protocols.reception_limits). A frame is received straight
+into memory of its length, taken once that is known and allowed (p2pfl.protocols.transports.tls_link).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from p2pfl.protocols.addresses import join_address, split_address
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.reception_limits import RATE, Buffers, Reception
+from p2pfl.protocols.timer import Timer
+from p2pfl.protocols.transport import Gate, Handler
+from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
+from p2pfl.protocols.transports.listener import Listener
+from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
+from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof
+
+DIALLING = 3.0  # seconds for an address to answer
+PARTING = 2.0  # seconds for the other side to agree that a connection ends
+STRANGERS = 64  # connections that are not proven or not trusted yet; with more, the oldest of the busiest host is ended
+LINKS_PER_KEY = 4  # that were accepted
+CLOSING = 0.5  # seconds for connections to end with a word of farewell
+LOOKING = 5.0  # seconds between looks at frames that are incomplete
+
+
+class TlsTransport:
+    """Listens at one address.
+
+    Args:
+        address: "host:port"; port 0 takes a free one, which `address` names after `listen`; without a host, on all
+            addresses, IPv4 and IPv6.
+        max_frame: the most bytes of a frame; a longer one ends its connection before memory is taken for it. Of a link that
+            is not trusted yet they are p2pfl.protocols.transports.tls_link.GREETING.
+        rate: frames a second that are received from one member over all its links.
+        clock: returns seconds that never go back.
+
+    Raises:
+        AddressError: the address is malformed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        gate: Gate,
+        max_frame: int,
+        *,
+        rate: float = RATE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host, self._port = split_address(address)
+        self.address = address
+        self.identity = identity
+        self.gate = gate
+        self.max_frame = max_frame
+        self.certificate = make_certificate(identity)
+        self.links: dict[TlsLink, None] = {}  # the oldest first
+        self.connected: set[TlsLink] = set()  # with a connection that has not ended, closed or not
+        self.strangers: dict[TlsLink, None] = {}  # those that are not trusted yet, the oldest first
+        self.buffers = Buffers()
+        self._rate = rate
+        self._clock = clock
+        self._receptions: dict[bytes, Reception[TlsLink]] = {}
+        self._look = Timer()
+        self._listener = Listener(self._accept, self._dropped, clock)
+        self._accepting = server_context(identity, self.certificate)
+        self._dialling = client_context()
+        self._handler: Handler | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def hosts(self) -> list[str]:
+        """The IP addresses that are listened on; 0.0.0.0 and :: stand for all."""
+        return [listening.getsockname()[0] for listening in self._listener.sockets]
+
+    @property
+    def handler(self) -> Handler:
+        if self._handler is None:
+            raise TransportError("the transport does not listen yet")
+        return self._handler
+
+    def use(self, handler: Handler) -> None:
+        """Allow dialling without being there to be dialled."""
+        self._handler = handler
+
+    async def listen(self, handler: Handler) -> None:
+        self._handler = handler
+        try:
+            await self._listener.bind(self._host, self._port)
+        except OSError as error:
+            raise TransportError(f"cannot listen on {self.address}: {words(error)}") from error
+        self.address = join_address(self._host, self._listener.sockets[0].getsockname()[1])
+        for listening in self._listener.sockets:
+            self._begin(self._listener.accept(listening))
+
+    async def dial(self, address: str, key: bytes, joining: bool = False) -> TlsLink:
+        host, port = split_address(address)
+        self.handler  # noqa: B018 (raises)
+        loop = asyncio.get_running_loop()
+        link = TlsLink(self, key, joining)
+        try:
+            async with asyncio.timeout(DIALLING):
+                await loop.create_connection(
+                    lambda: link,
+                    host,
+                    port,
+                    ssl=self._dialling,
+                    ssl_handshake_timeout=DIALLING,
+                    ssl_shutdown_timeout=PARTING,
+                )
+        except TimeoutError:
+            link.close()
+            raise TransportError(f"{join_address(host, port)} does not answer") from None
+        except (OSError, UnicodeError) as error:  # a name that cannot be one
+            link.close()
+            raise TransportError(f"{join_address(host, port)}: {words(error)}") from error
+        try:
+            await link.proven
+        finally:
+            if not link.session_made:
+                link.close()
+        return link
+
+    def expel(self, key: bytes) -> None:
+        for link in [*self.links, *self.strangers]:
+            if link.key == key:
+                link.close()
+        self._receptions.pop(key, None)
+
+    async def close(self) -> None:
+        self._listener.close()
+        self._look.cancel()
+        for link in [*self.links, *self.strangers]:
+            link.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.sleep(0)  # let the connections see that they are closed
+        if self.connected:
+            await asyncio.wait([link.ended for link in self.connected], timeout=CLOSING)
+        for link in list(self.connected):
+            link.abort()
+        await asyncio.sleep(0)
+
+    # Being dialled
+
+    def _accept(self, connection: socket.socket, remote: str, host: str) -> None:
+        link = TlsLink(self)
+        beginning = self._begin(self._begin_tls(link, connection))
+        # Also if it is cancelled before its first step.
+        beginning.add_done_callback(lambda task: connection.close() if task.cancelled() else None)
+        link.accepted(remote, host, beginning)
+
+    def _dropped(self, remote: str) -> None:
+        self.handler.refused("too many connections", f"{remote} connects too often")
+
+    async def _begin_tls(self, link: TlsLink, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                lambda: link,
+                connection,
+                ssl=self._accepting,
+                ssl_handshake_timeout=PATIENCE,
+                ssl_shutdown_timeout=PARTING,
+            )
+        except ssl.SSLError as error:
+            self.handler.refused("no TLS", f"{link.remote}: {words(error)}")
+            link.fail(words(error))
+        except (OSError, TimeoutError) as error:
+            link.fail(words(error))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Services of links
+
+    def server_proof(self) -> ServerProof:
+        return ServerProof(self.identity, self.gate, self.certificate)
+
+    def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
+        return ClientProof(self.identity, self.gate, key, certificate, joining)
+
+    def opened(self, link: TlsLink) -> None:
+        self.connected.add(link)
+
+    def ended(self, link: TlsLink) -> None:
+        self.connected.discard(link)
+
+    def trust(self, link: TlsLink) -> None:
+        self.strangers.pop(link, None)
+
+    def leave(self, link: TlsLink) -> None:
+        self.links.pop(link, None)
+        self.strangers.pop(link, None)
+
+    def meet(self, stranger: TlsLink) -> None:
+        """Take in one more stranger; with too many, the oldest of the host with most of them is sent away."""
+        self.strangers[stranger] = None
+        accepted = [link for link in self.strangers if not link.dialled]
+        if len(accepted) > STRANGERS:
+            host = Counter(link.host for link in accepted).most_common(1)[0][0]
+            next(link for link in accepted if link.host == host).send_away("made room for another one")
+
+    def enter(self, link: TlsLink) -> None:
+        """Take in a link whose other side has proven its key. Of too many of one key, the oldest trusted one is ended.
+
+        Where none of them is trusted it is the new one: a peer that dials several addresses at once uses the first that
+        answers.
+        """
+        self.links[link] = None
+        same = [other for other in self.links if other.key == link.key and not other.dialled]
+        if len(same) > LINKS_PER_KEY:
+            next((other for other in same if other.trusted), link).fail("made room for another one")
+
+    def reception(self, key: bytes) -> Reception[TlsLink]:
+        """Return what a member sends over all its links."""
+        if key not in self._receptions:
+            self._receptions[key] = Reception(self.max_frame, self._clock, self._rate)
+        return self._receptions[key]
+
+    def watch(self) -> None:
+        """Look after a while at the frames that have begun."""
+        if not self._look.pending:
+            self._look.start(LOOKING, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        for reception in list(self._receptions.values()):
+            for link in reception.overdue():
+                link.refuse("incomplete", "did not complete a frame in time")
+        if not all(reception.idle for reception in self._receptions.values()):
+            self.watch()

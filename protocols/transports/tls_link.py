@@ -1,0 +1,347 @@
+"""One connection of p2pfl.protocols.transports.tls, from its first byte on: its frames, its bounds and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol, cast
+
+from p2pfl.protocols.addresses import join_address
+from p2pfl.protocols.errors import ProtocolError, TransportError
+from p2pfl.protocols.reception_limits import Buffers, Reception
+from p2pfl.protocols.timer import Timer
+from p2pfl.protocols.transport import NO_SESSION, Handler, Part
+from p2pfl.protocols.transports import handshake
+from p2pfl.protocols.transports.certificates import key_of
+from p2pfl.protocols.transports.outgoing_pieces import PIECE, Pieces
+from p2pfl.protocols.transports.tls_frames import PREFIX, FrameReader
+from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof, refusal_of
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.messages import Terms
+
+GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is trusted
+ANSWER = 8 << 20  # the most bytes of the answer to one who joins: the federation's file and its membership log
+PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
+STALLED = 30.0  # seconds in which the other side must take PIECES of what it is sent
+PIECES = 4 * PIECE  # bytes that may wait for the network
+BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
+
+
+class LinkOwner(Protocol):
+    """Services that a link needs of its transport.
+
+    Attributes:
+        max_frame: the most bytes of a frame of a trusted link.
+    """
+
+    max_frame: int
+    buffers: Buffers
+
+    @property
+    def handler(self) -> Handler: ...
+
+    def server_proof(self) -> ServerProof:
+        """Return a new proof for a connection that was accepted."""
+
+    def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
+        """Return a new proof for a connection with the one who has `key`."""
+
+    def opened(self, link: TlsLink) -> None:
+        """Note that the link has a connection, which must be ended."""
+
+    def ended(self, link: TlsLink) -> None:
+        """Note that the link's connection has ended."""
+
+    def meet(self, stranger: TlsLink) -> None:
+        """Take in a link that is not proven yet."""
+
+    def enter(self, link: TlsLink) -> None:
+        """Take in a link that is proven."""
+
+    def trust(self, link: TlsLink) -> None:
+        """Note that the link is trusted: it is no stranger any more."""
+
+    def leave(self, link: TlsLink) -> None:
+        """Forget a link that was closed."""
+
+    def reception(self, key: bytes) -> Reception[TlsLink]:
+        """Return the bounds on what a member sends over all its links."""
+
+    def watch(self) -> None:
+        """Look after a while at the frames that have begun."""
+
+
+class TlsLink(asyncio.BufferedProtocol):
+    """
+    Args:
+        key: that was dialled; None for a connection that was accepted.
+    """
+
+    def __init__(self, owner: LinkOwner, key: bytes | None = None, joining: bool = False) -> None:
+        self.remote = "?"
+        self.host = "?"
+        self.key = key
+        self.session = NO_SESSION
+        self.session_made = False
+        self.trusted = False
+        self.dialled = key is not None
+        self.direct = True
+        self.joining = joining
+        self.owner = owner
+        self._tls: asyncio.Transport | None = None
+        self._closed = False
+        self._proof: ServerProof | ClientProof | None = None
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.proven: asyncio.Future[None] = loop.create_future()
+        # Perhaps nobody waits for it any more. A dialling that was given up has cancelled it.
+        self.proven.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._limit = handshake.LIMIT
+        self._reception: Reception[TlsLink] | None = None
+        self._reader = FrameReader()
+        self._pieces = Pieces()
+        self._paused = False
+        self.progress = 0
+        self._expiry, self._stall, self._rest = Timer(), Timer(), Timer()
+        self._beginning: asyncio.Task[None] | None = None
+
+    # What a handler may do
+
+    @property
+    def backlog(self) -> int:
+        if self._tls is None or self._closed:
+            return self._pieces.waiting
+        return self._pieces.waiting + self._tls.get_write_buffer_size()
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if self._tls is None or self._closed or self._tls.is_closing():
+            raise TransportError(f"the connection to {self.remote} is closed")
+        if self.backlog > BACKLOG_FRAMES * self.owner.max_frame:
+            raise TransportError(f"{self.remote} does not read what it is sent")
+        size = sum(len(part) for part in parts)
+        self._pieces.add([size.to_bytes(PREFIX, "big"), *parts])
+        self._pump()
+
+    def trust(self) -> None:
+        self.trusted = True
+        self._limit = self.owner.max_frame
+        self._expiry.cancel()
+        self.owner.trust(self)
+
+    def close(self) -> None:
+        self._closed = True
+        self.owner.leave(self)
+        for timer in (self._expiry, self._stall, self._rest):
+            timer.cancel()
+        if not self.proven.done():
+            self.proven.set_exception(TransportError("closed"))
+        if self._tls is None and self._beginning is not None:
+            self._beginning.cancel()
+        if self._tls is not None:
+            if self._pieces:
+                self._tls.abort()
+            else:
+                self._tls.close()
+        self._pieces.clear()
+        if self._reception is not None:
+            self._reception.forget(self)
+        self._reader.clear()
+
+    def abort(self) -> None:
+        """End the connection without a word."""
+        if self._tls is not None:
+            self._tls.abort()
+
+    def fail(self, reason: str) -> None:
+        """End the connection for a reason that is not this side's wish."""
+        if self._closed:
+            return
+        made = self.session_made
+        if not self.proven.done():
+            self.proven.set_exception(TransportError(f"{self.remote}: {reason}"))
+        self.close()
+        if made:
+            self.owner.handler.lost(self, reason)
+
+    def refuse(self, cause: str, reason: str) -> None:
+        """End the connection for something that the other side should not have done, and have that counted."""
+        if not self._closed:
+            self.owner.handler.refused(cause, f"{self.remote} {reason}")
+            self.fail(reason)
+
+    # Its beginning
+
+    def accepted(self, remote: str, host: str, beginning: asyncio.Task[None]) -> None:
+        """Note who has dialled; TLS begins."""
+        self.remote, self.host, self._beginning = remote, host, beginning
+        self._is_stranger()
+
+    def _is_stranger(self) -> None:
+        self._expiry.start(PATIENCE, partial(self.send_away, "was not introduced in time"))
+        self.owner.meet(self)
+
+    def send_away(self, reason: str) -> None:
+        """End the connection of a stranger."""
+        if not self.dialled and not self.session_made:
+            self.owner.handler.refused("not proven", f"{self.remote} {reason}")
+            self.abort()  # without waiting for its consent
+        self.fail(reason)
+
+    def _say(self, step: bytes) -> None:
+        """Send a step of the handshake."""
+        if self._tls is not None:
+            self._tls.write(len(step).to_bytes(PREFIX, "big") + step)
+
+    def _prove(self, step: memoryview) -> None:
+        """Take in a step of the handshake."""
+        if self._proof is None:
+            return
+        try:
+            progress = self._proof.step(step)
+        except ProtocolError as error:
+            self.owner.handler.refused(error.cause, f"{self.remote}: {error}")
+            if not self.dialled:
+                self._say(refusal_of(error))
+            self.fail(str(error))
+            return
+        if progress.refusal:
+            self.fail(f"keeps this node out: {progress.refusal}")
+            return
+        if progress.reply:
+            self._say(progress.reply)
+        if progress.proven is not None:
+            self._stands(progress.proven)
+
+    def _stands(self, proven: handshake.Proven) -> None:
+        """Begin the session: both sides have proven their keys."""
+        self.key, self.joining = proven.key, proven.joining
+        self.session, self.session_made = proven.session, True
+        self._limit = min(GREETING, self.owner.max_frame)
+        if self.joining:
+            self._limit = ANSWER if self.dialled else handshake.LIMIT
+        else:
+            self._reception = self.owner.reception(proven.key)
+        if not self.proven.done():
+            self.proven.set_result(None)
+        self.owner.enter(self)
+
+    # What asyncio calls. An error here must end this link only.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._tls = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self.owner.opened(self)
+        self._tls.set_write_buffer_limits(high=PIECES)
+        if self._closed:
+            self._tls.abort()
+            return
+        try:
+            self._set_up(self._tls)
+        except (TypeError, OSError):  # the other side is gone already
+            self.fail("closed by the other side")
+        except Exception as error:
+            self._fault(error)
+
+    def _set_up(self, tls: asyncio.Transport) -> None:
+        connection = tls.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # what a slow network does not take, waits here, where it is seen
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
+        if self.key is None:
+            self._proof = proof = self.owner.server_proof()
+            self._say(proof.begin())
+            return
+        self.host, port = tls.get_extra_info("peername")[:2]
+        self.remote = join_address(self.host, port)
+        self._is_stranger()
+        certificate = _certificate(tls)
+        if key_of(certificate) != self.key:
+            self.refuse("wrong key", "has another key than the one that was dialled")
+            return
+        self._proof = self.owner.client_proof(self.key, certificate, self.joining)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.progress += 1
+        if self._closed:
+            return
+        if self._reader.advance(nbytes):
+            try:
+                self._came()
+            except Exception as error:
+                self._fault(error)
+
+    def _came(self) -> None:
+        """Go on with a length, or with a frame, that is complete."""
+        if not self._reader.in_frame:
+            self._begin(self._reader.size())
+            return
+        frame = self._reader.take()
+        if not self.session_made:
+            self._prove(frame)
+            return
+        if self._reception is not None and (seconds := self._reception.complete(self)) and self._tls is not None:
+            self._tls.pause_reading()  # the other side then sends no more than fits on the way
+            self._rest.start(seconds, self._tls.resume_reading)
+        self.owner.handler.received(self, frame)
+
+    def _begin(self, size: int) -> None:
+        if not 0 < size <= self._limit:
+            if not self.session_made:
+                self.owner.handler.refused("malformed", f"{self.remote} announced {size} bytes")
+            self.fail(f"announced a frame of {size} bytes, at most {self._limit} are allowed")
+            return
+        if self._reception is not None:
+            for other in self._reception.begin(self, size):
+                other.refuse("incomplete", "did not complete a frame before it began others")
+            self.owner.watch()
+        self._reader.begin(self.owner.buffers.take(size))
+
+    def _fault(self, error: Exception) -> None:
+        self.refuse("fault", f"could not be answered: {error!r}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.owner.ended(self)
+        self.ended.set_result(None)
+        self.fail(words(error) if error else "closed by the other side")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._stall.start(STALLED, partial(self.fail, "does not read what it is sent"))
+
+    def resume_writing(self) -> None:
+        self.progress += 1
+        self._paused = False
+        self._stall.cancel()
+        try:
+            self._pump()
+            if not self._pieces and self.session_made and not self._closed:
+                self.owner.handler.drained(self)
+        except Exception as error:
+            self._fault(error)
+
+    def _pump(self) -> None:
+        tls = self._tls
+        while self._pieces and not self._paused and tls is not None:
+            tls.write(self._pieces.next())
+
+
+def _certificate(tls: asyncio.Transport) -> bytes:
+    """Return the other side's certificate, DER; b"" for none."""
+    shown = tls.get_extra_info("ssl_object")
+    return (shown.getpeercert(binary_form=True) if shown is not None else None) or b""
+
+
+def words(error: BaseException) -> str:
+    """Return in a few words why there is no connection."""
+    if isinstance(error, ssl.SSLError):
+        return "no TLS: " + (error.reason or "handshake failed").lower().replace("_", " ")
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__

@@ -1,0 +1,104 @@
+"""Both sides' proofs of their keys as state machines: steps come in, answers come out.
+
+See p2pfl.protocols.transports.handshake..
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.transports import handshake
+from p2pfl.system.printable import printable
+
+
+class Progress(NamedTuple):
+    """Result of one step.
+
+    Attributes:
+        reply: step to send; b"" for none.
+        proven: the other side and the session, once both sides have proven their keys.
+        refusal: why the other side keeps this one out; "" if it does not.
+    """
+
+    reply: bytes = b""
+    proven: handshake.Proven | None = None
+    refusal: str = ""
+
+
+class ServerProof:
+    """The side that was dialled: it challenges the other one.
+
+    Args:
+        certificate: its own, DER.
+    """
+
+    def __init__(self, identity: Identity, gate: Gate, certificate: bytes) -> None:
+        self._identity = identity
+        self._gate = gate
+        self._certificate = certificate
+        self._challenge = handshake.challenge(gate)
+
+    def begin(self) -> bytes:
+        """Return the first step to send."""
+        return handshake.encode(self._challenge)
+
+    def step(self, data: memoryview) -> Progress:
+        """Check the proof of the other side.
+
+        Raises:
+            ProtocolError: it proves nothing; see p2pfl.protocols.transports.handshake.check.
+        """
+        step = handshake.decode(data)
+        if not isinstance(step, handshake.Proof):
+            raise _out_of_order()
+        proven = handshake.check(step, self._gate, self._challenge, self._identity.public, self._certificate)
+        return Progress(handshake.encode(handshake.Accepted()), proven)
+
+
+class ClientProof:
+    """The side that has dialled: it answers a challenge.
+
+    Args:
+        server: the key that was dialled, and that the certificate holds.
+        certificate: of the server, DER.
+        joining: this node is no member and wants to become one.
+    """
+
+    def __init__(self, identity: Identity, gate: Gate, server: bytes, certificate: bytes, joining: bool) -> None:
+        self._identity = identity
+        self._gate = gate
+        self._server = server
+        self._certificate = certificate
+        self._joining = joining
+        self._session: bytes | None = None  # once the challenge was answered
+
+    def step(self, data: memoryview) -> Progress:
+        """Answer the challenge, or take the server's decision.
+
+        Raises:
+            ProtocolError: the step is malformed, out of its order or of another version.
+        """
+        step = handshake.decode(data)
+        if self._session is None and isinstance(step, handshake.Challenge):
+            proof, self._session = handshake.prove(
+                self._identity, self._gate, step, self._server, self._certificate, joining=self._joining
+            )
+            return Progress(handshake.encode(proof))
+        if self._session is not None and isinstance(step, handshake.Accepted):
+            return Progress(proven=handshake.Proven(self._server, self._joining, self._session))
+        if isinstance(step, handshake.Refused):
+            return Progress(refusal=printable(f"{step.cause}: {step.detail}"))
+        raise _out_of_order()
+
+
+def refusal_of(error: ProtocolError) -> bytes:
+    """Return the step that tells the other side why it is kept out."""
+    detail = str(error).removeprefix(error.cause).removeprefix(": ")
+    return handshake.encode(handshake.Refused(error.cause[:64], detail[:256]))
+
+
+def _out_of_order() -> ProtocolError:
+    return ProtocolError("malformed", "a step of the handshake out of its order")

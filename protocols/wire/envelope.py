@@ -1,0 +1,263 @@
+"""The signed envelope, and the one door through which bytes become messages.
+
+    frame = header (256 bytes) | signature (64 bytes) | payload
+
+The header is a msgpack array, filled up with zeros in its last field: its width never depends on the numbers in it, so the
+size of a frame can be known without making it. The signature covers a label, the hash of the header as it was received, and
+the hash of the payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Annotated, NamedTuple
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier
+from p2pfl.protocols.transport import NO_SESSION
+from p2pfl.protocols.wire.messages import Message, UInt32, UInt63, WithPayload
+from p2pfl.protocols.wire.replay_window import ReplayWindow
+
+VERSION = 5
+HEADER_SIZE = 256
+OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
+_LABEL = b"p2pfl envelope 5\0"
+
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Header of a frame: sender, recipient and message.
+
+    Attributes:
+        federation: 16 bytes, the same for all its members.
+        sender, recipient: public keys.
+        session: of the link over which this is said; see p2pfl.protocols.transport.Link.
+        boot: how often the sender has started; made durable before its first frame.
+        sequence: counts the sender's frames since it started.
+        term: of the coordinator's election; 0 where there is none.
+        layout: the sender's layout fingerprint.
+        digest: BLAKE3 of the payload (SHA-256 would take longer than the encryption on most machines).
+        body: the message.
+    """
+
+    version: UInt32
+    federation: Bytes16
+    sender: Bytes32
+    recipient: Bytes32
+    session: Bytes16
+    boot: UInt32
+    sequence: UInt63
+    term: UInt32
+    layout: Bytes16
+    payload_size: UInt32
+    digest: Bytes32
+    body: Message
+    padding: bytes
+
+
+class Opened(NamedTuple):
+    """Verified message: its sender, the message, its payload (a view of the frame), and how often the sender has started."""
+
+    sender: str
+    message: Message
+    payload: memoryview
+    boot: int
+
+
+class Payload(NamedTuple):
+    """A payload with its hash, made once for all who receive it."""
+
+    parts: tuple[bytes | memoryview, ...]
+    size: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, *parts: bytes | memoryview) -> Payload:
+        digest = blake3()
+        for part in parts:
+            digest.update(part)
+        return cls(parts, sum(memoryview(part).nbytes for part in parts), digest.digest())
+
+
+EMPTY = Payload.of()
+
+
+SESSIONS = 4096  # of the links that a node had last
+
+
+class Sealer:
+    """Maker of one node's frames."""
+
+    def __init__(self, identity: Identity, federation: bytes, layout: bytes, boot: int) -> None:
+        self._identity = identity
+        self._federation = federation
+        self._layout = layout
+        self._boot = boot
+        self._sequence = 0
+        self._sessions: dict[bytes, None] = {}  # the oldest first
+        self._all_sessions = True  # whether none was forgotten
+
+    def seal(
+        self, message: Message, recipient: bytes, payload: Payload = EMPTY, session: bytes = NO_SESSION
+    ) -> list[bytes | memoryview]:
+        """Return the parts of the frame that says `message` to the member with the key `recipient` over a link."""
+        self._sequence += 1
+        self._note(session)
+        fields = (
+            *(VERSION, self._federation, self._identity.public, recipient, session),
+            *(self._boot, self._sequence, 0, self._layout, payload.size, payload.digest, message),
+        )
+        used = len(msgspec.msgpack.encode(Header(*fields, b"")))
+        header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
+        assert len(header) == HEADER_SIZE, "a message that does not fit into the header"
+        return [header, self._identity.sign(_signed(header, payload.digest)), *payload.parts]
+
+    def _note(self, session: bytes) -> None:
+        if session not in self._sessions:
+            self._sessions[session] = None
+            if len(self._sessions) > SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+                self._all_sessions = False
+
+    def foreign(self, evidence: bytes | memoryview) -> int | None:
+        """Return the boot of a frame of this node's key that another process has made, later than this node has started.
+
+        Args:
+            evidence: a header and its signature.
+
+        Returns:
+            None if this node has made the frame, or has started since.
+
+        Raises:
+            ProtocolError: it is none, or not signed by this node's key.
+        """
+        if len(evidence) != OVERHEAD:
+            raise ProtocolError("wrong length", f"evidence of {len(evidence)} bytes")
+        header_bytes, signature = bytes(evidence[:HEADER_SIZE]), bytes(evidence[HEADER_SIZE:])
+        header = _decode(header_bytes)
+        if header.federation != self._federation:
+            raise ProtocolError("other federation")
+        signed = _signed(header_bytes, header.digest)
+        if header.sender != self._identity.public or not Verifier(header.sender).valid(signature, signed):
+            raise ProtocolError("wrong signature", "evidence that this node has not signed")
+        if header.boot == self._boot:
+            ours = header.session in self._sessions or not self._all_sessions
+            return None if ours else header.boot
+        return header.boot if header.boot > self._boot else None
+
+
+_header = msgspec.msgpack.Decoder(Header)
+
+
+class Door:
+    """Verifier of frames: it returns messages of members, or raises.
+
+    Args:
+        members: public keys by name.
+        me: the own public key.
+        limit: the most bytes that a payload may have.
+    """
+
+    def __init__(self, members: Mapping[str, bytes], me: bytes, federation: bytes, limit: int) -> None:
+        self._names: dict[bytes, str] = {}
+        self._verifiers: dict[bytes, Verifier] = {}
+        self._windows: dict[bytes, ReplayWindow] = {}
+        self._newest: dict[bytes, bytes] = {}  # by sender: the header and signature of its newest frame
+        self._me = me
+        self._federation = federation
+        self._limit = limit
+        for name, key in members.items():
+            self.admit(name, key)
+
+    def admit(self, name: str, key: bytes) -> None:
+        """Let a member in from now on."""
+        self._names[key] = name
+        self._verifiers[key] = Verifier(key)
+        self._windows.setdefault(key, ReplayWindow())
+
+    def expel(self, key: bytes) -> None:
+        """Keep a key out from now on. What was seen of it stays known."""
+        self._names.pop(key, None)
+
+    def open(self, frame: bytes | bytearray | memoryview, session: bytes = NO_SESSION, key: bytes | None = None) -> Opened:
+        """Return the message of a frame.
+
+        Args:
+            session: of the link over which it came.
+            key: that the other end of the link has proven; None where nothing is proven.
+
+        Raises:
+            ProtocolError: its `cause` is one of malformed, version, other federation, other recipient, stranger, other
+                sender, other session, replay, wrong signature, wrong length.
+        """
+        view = memoryview(frame)
+        if len(view) < OVERHEAD or len(view) > OVERHEAD + self._limit:
+            raise ProtocolError("wrong length", f"a frame of {len(view)} bytes")
+        header_bytes, payload = view[:HEADER_SIZE], view[OVERHEAD:]
+        header = _decode_version(header_bytes)
+        self._expect_addressed(header, session, key)
+        if header.payload_size != len(payload):
+            raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes, {header.payload_size} announced")
+        if len(payload) and not isinstance(header.body, WithPayload):
+            raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes with a message that has none")
+        window = self._windows[header.sender]
+        window.check(header.boot, header.sequence)
+        signature = bytes(view[HEADER_SIZE:OVERHEAD])
+        if not self._verifiers[header.sender].valid(signature, _signed(header_bytes, header.digest)):
+            raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
+        if blake3(payload).digest() != header.digest:
+            raise ProtocolError("wrong signature", "the payload is not the one that was signed")
+        # Only now: a forger must not use up the sequence numbers of an honest peer.
+        if window.commit(header.boot, header.sequence):
+            self._newest[header.sender] = bytes(view[:OVERHEAD])
+        return Opened(self._names[header.sender], header.body, payload, header.boot)
+
+    def _expect_addressed(self, header: Header, session: bytes, key: bytes | None) -> None:
+        """Refuse a header that is not of a member to this node, over this link."""
+        if header.federation != self._federation:
+            raise ProtocolError("other federation")
+        if header.recipient != self._me:
+            raise ProtocolError("other recipient")
+        if header.sender not in self._names:
+            raise ProtocolError("stranger", header.sender.hex())
+        if key is not None and header.sender != key:
+            raise ProtocolError("other sender", f"{self._names[header.sender]}'s, from another member")
+        if header.session != session:
+            raise ProtocolError("other session", f"{self._names[header.sender]} has said this before")
+
+    def newest(self, key: bytes) -> bytes:
+        """Return the header and the signature of the newest frame of a sender; b"" before the first."""
+        return self._newest.get(key, b"")
+
+
+def _decode_version(header: memoryview) -> Header:
+    """Read a header, and refuse one of another version, whose fields may be other ones."""
+    if _is_array(header[0]) and header[1] < 128 and header[1] != VERSION:
+        raise ProtocolError("version", f"theirs is {header[1]}, ours {VERSION}")
+    decoded = _decode(header)
+    if decoded.version != VERSION:
+        raise ProtocolError("version", f"theirs is {decoded.version}, ours {VERSION}")
+    return decoded
+
+
+def _decode(header: bytes | memoryview) -> Header:
+    try:
+        return _header.decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("malformed", str(error)) from error
+
+
+def _is_array(first: int) -> bool:
+    """Return whether msgpack that begins with this byte is a short array, as the header of every version is."""
+    return first & 0xF0 == 0x90
+
+
+def _signed(header: bytes | memoryview, payload_digest: bytes) -> bytes:
+    return _LABEL + sha256(header).digest() + payload_digest

@@ -1,0 +1,155 @@
+"""The payload of an update: the parameters, by default as raw little-endian float32, then the extras as msgpack.
+
+The parameters come first and at a length that both sides know from the layout, so that they become an array without a
+copy (other codecs: see p2pfl.node.exchange.model_encoding). An update without extras has nothing after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from p2pfl.protocols.errors import ProtocolError
+
+T = TypeVar("T")
+
+EXTRAS_LIMIT = 1 << 20  # bytes of extras in one update
+DTYPES: dict[str, np.dtype[Any]] = {
+    "f4": np.dtype("<f4"),
+    "f8": np.dtype("<f8"),
+    "i8": np.dtype("<i8"),
+    "u8": np.dtype("<u8"),
+}
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    dtype: Literal["f4", "f8", "i8", "u8"]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**24)], ...], Meta(max_length=4)]
+    data: bytes
+
+
+Arrays = Annotated[list[_Array], Meta(max_length=16)]
+_decoder = msgspec.msgpack.Decoder(Arrays)
+
+
+def encode_extras(extras: Mapping[str, np.ndarray]) -> bytes:
+    """Return the bytes of small arrays by name.
+
+    Raises:
+        ValueError: a dtype other than float32, float64, int64 and uint64, or more bytes than EXTRAS_LIMIT.
+    """
+    return limited(msgspec.msgpack.encode(pack(extras))) if extras else b""
+
+
+def pack(extras: Mapping[str, np.ndarray]) -> Arrays:
+    """Return small arrays by name as they are encoded.
+
+    Raises:
+        ValueError: a dtype other than float32, float64, int64 and uint64.
+    """
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    arrays = []
+    for name, array in extras.items():
+        if array.dtype not in names:
+            raise ValueError(f"extra {name!r} is {array.dtype}; known: float32, float64, int64, uint64")
+        arrays.append(_Array(name, names[array.dtype], array.shape, array.tobytes()))  # type: ignore[arg-type]
+    return arrays
+
+
+def limited(encoded: bytes) -> bytes:
+    """Return what follows the parameters, or raise ValueError if it is more than EXTRAS_LIMIT bytes."""
+    if len(encoded) > EXTRAS_LIMIT:
+        raise ValueError(f"extras of {len(encoded)} bytes, at most {EXTRAS_LIMIT} are allowed")
+    return encoded
+
+
+def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Read an update's payload without copying it.
+
+    Args:
+        size: P, the number of parameters that the layout has.
+
+    Returns:
+        The parameters, float32 [P], read-only; and the extras by name, read-only.
+
+    Raises:
+        ProtocolError: a wrong length, malformed extras, or a parameter that is not finite.
+    """
+    params, rest = decode_model(payload, size)
+    extras = decode_extras(rest)
+    check_finite(params)
+    return params, extras
+
+
+def decode_model(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, memoryview]:
+    """Return the parameters at the start of a payload, float32 [P], read-only and not looked at; and what follows them.
+
+    Raises:
+        ProtocolError: it is too short.
+    """
+    view = memoryview(payload)
+    if len(view) < 4 * size:
+        raise ProtocolError("wrong length", f"{len(view)} bytes for a model of {size} values")
+    return np.frombuffer(view[: 4 * size], np.dtype("<f4")), view[4 * size :]
+
+
+def check_finite(params: np.ndarray) -> None:
+    """Raise ProtocolError if a value is not finite.
+
+    Args:
+        params: float32, shape [P].
+    """
+    # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = np.dot(params, params)
+    if not np.isfinite(square) and not np.isfinite(params).all():
+        raise ProtocolError("not finite", "the model has values that are not finite")
+
+
+def decode_extras(data: memoryview) -> dict[str, np.ndarray]:
+    """Read what follows the parameters of an update: small arrays by name, read-only.
+
+    Raises:
+        ProtocolError: it is no extras.
+    """
+    return unpack(decode_rest(data, _decoder, "extras")) if len(data) else {}
+
+
+def decode_rest(data: memoryview, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
+    """Read what follows the parameters.
+
+    Raises:
+        ProtocolError: it is too long, or not what the decoder expects.
+    """
+    if len(data) > EXTRAS_LIMIT:
+        raise ProtocolError("wrong length", f"{len(data)} bytes after the model")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError("wrong length", f"what follows the model is no {what}: {error}") from error
+
+
+def unpack(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Return decoded arrays by name, read-only.
+
+    Raises:
+        ProtocolError: two have one name, or one has not the bytes that its shape needs.
+    """
+    extras: dict[str, np.ndarray] = {}
+    for array in arrays:
+        dtype = DTYPES[array.dtype]
+        if array.name in extras:
+            raise ProtocolError("malformed", f"two extras with the name {array.name!r}")
+        if len(array.data) != prod(array.shape) * dtype.itemsize:
+            raise ProtocolError("malformed", f"extra {array.name!r} has another length than its shape")
+        try:
+            extras[array.name] = np.frombuffer(array.data, dtype).reshape(array.shape)
+        except ValueError as error:  # of no values, but with dimensions whose product is beyond NumPy
+            raise ProtocolError("malformed", f"extra {array.name!r}: {error}") from error
+    return extras

@@ -1,0 +1,223 @@
+"""Checks of the architecture: arrows between packages, circles, and the sizes of folders, classes and functions.
+
+`architecture.toml` holds the rules as data. `python -m scripts.tools.architecture` prints every fault of the tree, those of
+checks that are not enforced yet.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+import networkx as nx
+
+from scripts.tools.findings import ROOT, Finding, report
+from scripts.tools.source_tree import SourceTree
+
+RULES = Path(__file__).with_name("architecture.toml")
+
+
+class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Largest sizes that need no exception.
+
+    Attributes:
+        modules: modules in one folder, besides its `__init__`
+        methods: methods in one class
+        class_lines: lines of one class, with its docstring
+        function_lines: lines of one function, with its docstring
+        docstring_lines: lines of text that the docstring of a subpackage's `__init__` has at least
+    """
+
+    modules: int = 15
+    methods: int = 25
+    class_lines: int = 300
+    function_lines: int = 60
+    docstring_lines: int = 2
+
+
+class Rules(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Rules of one tree.
+
+    Attributes:
+        packages: of each package, the packages that it may import
+        order: of each folder, its subpackages and modules from the top to the bottom; each imports only from those below it
+        limits: largest sizes
+        exceptions: of each check, the places that it passes over, each with the reason
+        enforced: the checks that the test of the whole tree fails for; all if left out
+    """
+
+    packages: Mapping[str, Sequence[str]]
+    order: Mapping[str, Sequence[str]] = {}
+    limits: Limits = Limits()
+    exceptions: Mapping[str, Mapping[str, str]] = {}
+    enforced: Sequence[str] | None = None
+
+
+def load_rules(path: Path = RULES) -> Rules:
+    """Read the rules of a tree from a TOML file."""
+    return msgspec.toml.decode(path.read_bytes(), type=Rules, strict=True)
+
+
+def check_arrows(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
+    """Find imports that run up: to a package that is not allowed, or to a subpackage further up in its folder's order."""
+    passed = rules.exceptions.get("arrows", {})
+    for source, line, target in tree.imports:
+        folder, upper, lower = _fork(source, target)
+        if folder == ".":
+            fault = lower not in rules.packages.get(upper, ())
+        else:
+            order = list(rules.order.get(folder, ()))
+            fault = upper in order and lower in order and order.index(upper) > order.index(lower)
+        if fault and f"{source} -> {target}" not in passed:
+            yield Finding(source, line, f"imports {target}: {upper} may not import {lower}")
+
+
+def check_order(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
+    """Find subpackages that the order of their folder does not name."""
+    for folder in tree.folders:
+        parent, name = PurePosixPath(folder).parent.as_posix(), PurePosixPath(folder).name
+        if parent == ".":
+            if name not in rules.packages:
+                yield Finding(folder, 0, "package without an entry in [packages]")
+        elif name not in rules.order.get(parent, ()):
+            yield Finding(folder, 0, f"subpackage without a place in the order of {parent}")
+
+
+def check_circles(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
+    """Find circles among the children of one folder, modules and subpackages alike.
+
+    A circle of modules in several folders is one among the children of the folder that holds them all, so that this one rule
+    covers circles of modules, of subpackages and of packages.
+    """
+    passed = rules.exceptions.get("arrows", {})
+    folders: dict[str, nx.DiGraph[str]] = {}
+    for source, line, target in tree.imports:
+        if f"{source} -> {target}" not in passed:
+            folder, upper, lower = _fork(source, target)
+            graph = folders.setdefault(folder, nx.DiGraph())
+            if not graph.has_edge(upper, lower):
+                graph.add_edge(upper, lower, place=f"{source}:{line}")
+    for folder, graph in sorted(folders.items()):
+        for members in sorted(map(sorted, nx.strongly_connected_components(graph))):
+            if len(members) > 1:
+                edges = [edge[0] for edge in nx.find_cycle(graph.subgraph(members), members[0])]
+                places = ", ".join(graph.edges[a, b]["place"] for a, b in zip(edges, [*edges[1:], edges[0]], strict=True))
+                yield Finding(folder, 0, f"circle of imports: {' -> '.join([*edges, edges[0]])} ({places})")
+
+
+def check_folders(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
+    """Find folders with too many modules."""
+    limit = rules.limits.modules
+    for folder in tree.folders:
+        if (count := len(tree.children(folder))) > limit:
+            yield Finding(folder, 0, f"{count} modules, at most {limit} in one folder")
+
+
+def check_docstrings(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
+    """Find subpackages whose `__init__` is missing, or does not say in about two lines what they hold."""
+    limit = rules.limits.docstring_lines
+    for folder in tree.folders:
+        module = tree.modules.get(f"{folder}/__init__.py")
+        text = (ast.get_docstring(module) or "") if module else ""
+        lines = [line for line in text.splitlines() if line.strip()]
+        if module is None:
+            yield Finding(folder, 0, "no __init__.py")
+        elif len(lines) < limit:
+            yield Finding(f"{folder}/__init__.py", 1, f"docstring of {len(lines)} lines, at least {limit} for a subpackage")
+
+
+def check_classes(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
+    """Find classes with too many methods or lines."""
+    limits = rules.limits
+    for file, name, element in _definitions(tree):
+        if isinstance(element, ast.ClassDef):
+            methods = {each.name for each in element.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+            if len(methods) > limits.methods:
+                yield Finding(file, element.lineno, f"class {name} has {len(methods)} methods, at most {limits.methods}")
+            if (lines := _length(element)) > limits.class_lines:
+                yield Finding(file, element.lineno, f"class {name} has {lines} lines, at most {limits.class_lines}")
+
+
+def check_functions(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
+    """Find functions with too many lines."""
+    limit = rules.limits.function_lines
+    for file, name, element in _definitions(tree):
+        if not isinstance(element, ast.ClassDef) and (lines := _length(element)) > limit:
+            yield Finding(file, element.lineno, f"function {name} has {lines} lines, at most {limit}")
+
+
+Check = Callable[[SourceTree, Rules], Iterator[Finding]]
+CHECKS: Mapping[str, Check] = {
+    "arrows": check_arrows,
+    "order": check_order,
+    "circles": check_circles,
+    "folders": check_folders,
+    "docstrings": check_docstrings,
+    "classes": check_classes,
+    "functions": check_functions,
+}
+
+
+def run_check(name: str, tree: SourceTree, rules: Rules) -> list[Finding]:
+    """Run one check; exceptions are left out of its findings, and an exception that nothing needs is a finding of its own.
+
+    An exception names an arrow ("a.py -> b.py") or a file or folder; of checks on classes and functions also a class or a
+    function ("a.py:Name.method").
+    """
+    exceptions = rules.exceptions.get(name, {})
+    unused, found = set(exceptions), []
+    if name == "arrows":
+        unused -= {f"{source} -> {target}" for source, _, target in tree.imports}
+    for finding in CHECKS[name](tree, rules):
+        matching = {finding.path, f"{finding.path}:{_subject(finding.text)}"} & set(exceptions)
+        unused -= matching
+        if not matching:
+            found.append(finding)
+    found += [Finding(place.partition(":")[0], 0, f"needs no exception from {name}: remove {place!r}") for place in unused]
+    return sorted(found)
+
+
+def _subject(text: str) -> str:
+    """Return the name of the class or function that a finding is about."""
+    kind, _, rest = text.partition(" ")
+    return rest.partition(" ")[0] if kind in ("class", "function") else ""
+
+
+def _fork(source: str, target: str) -> tuple[str, str, str]:
+    """Return the deepest folder that holds both modules, and the two children of it in which they are."""
+    ours, theirs = (PurePosixPath(name.removesuffix(".py")).parts for name in (source, target))
+    depth = next(k for k in range(min(len(ours), len(theirs))) if ours[k] != theirs[k])
+    return "/".join(ours[:depth]) or ".", ours[depth], theirs[depth]
+
+
+def _definitions(tree: SourceTree) -> Iterator[tuple[str, str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield each class and function with its file and its name inside that."""
+
+    def walk(element: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+        for child in ast.iter_child_nodes(element):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{prefix}{child.name}", child
+                yield from walk(child, f"{prefix}{child.name}.")
+            else:
+                yield from walk(child, prefix)
+
+    for file, module in tree.modules.items():
+        for name, element in walk(module, ""):
+            yield file, name, element
+
+
+def _length(element: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (element.end_lineno or element.lineno) - element.lineno + 1
+
+
+def main() -> int:
+    """Print what each check finds in this tree."""
+    tree, rules = SourceTree(ROOT), load_rules()
+    return report(finding for name in CHECKS for finding in run_check(name, tree, rules))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Checks of the prose: first lines of docstrings, and lines and sentences of Markdown.
+
+`python -m scripts.tools.prose` prints findings; `--all` adds those of listed files. `prose-exceptions.txt` lists files that
+are not clean yet. The list only shrinks: a listed file that is clean is a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from scripts.tools import retired_names
+from scripts.tools.findings import ROOT, TESTS, Finding, find_files, report
+from scripts.tools.markdown import count_words, prose_lines, sentences, without_targets
+
+EXCEPTIONS = Path(__file__).with_name("prose-exceptions.txt")
+LINE_LIMIT = 200  # characters; one sentence a line, or lines wrapped at 100
+SENTENCE_LIMIT = 35  # words
+
+_CLAUSE = re.compile(
+    r"(What(ever)?|Who(m|se|ever)?|How|Where|When(ever)?|Which(ever)?|Whether|With (what|whom|which)|That|Those)\b"
+)
+
+
+def check_docstrings(path: str, text: str) -> Iterator[Finding]:
+    """Find docstrings whose first line is a clause instead of an imperative or a noun phrase.
+
+    Of tests the docstrings of modules count, elsewhere also those of classes and of public functions and methods.
+    """
+    module = ast.parse(text)
+    for element in [module] if path.startswith(f"{TESTS}/") else [module, *_public(module)]:
+        first, _, _ = (ast.get_docstring(element) or "").partition("\n")
+        if clause := _CLAUSE.match(first):
+            line = element.body[0].lineno
+            yield Finding(path, line, f"docstring begins with {clause[0]!r}, not with an imperative or a noun phrase")
+
+
+def _public(element: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    for child in element.body:
+        if isinstance(child, ast.ClassDef):
+            yield child
+            yield from _public(child)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+            yield child
+
+
+def check_markdown(path: str, text: str) -> Iterator[Finding]:
+    """Find lines and sentences of Markdown that are too long, outside of code, tables, headings and targets of links."""
+    for line, content in prose_lines(text):
+        if (length := len(without_targets(content))) > LINE_LIMIT:
+            yield Finding(
+                path, line, f"line of {length} characters, at most {LINE_LIMIT}: one sentence a line, or wrap at 100"
+            )
+    for line, sentence in sentences(text):
+        if (words := count_words(sentence)) > SENTENCE_LIMIT:
+            yield Finding(path, line, f"sentence of {words} words, at most {SENTENCE_LIMIT}: {sentence[:60].strip()}...")
+
+
+CHECKS: Mapping[str, Callable[[str, str], Iterator[Finding]]] = {".py": check_docstrings, ".md": check_markdown}
+
+
+def check_tree(root: Path) -> list[Finding]:
+    """Check every file below a root."""
+    return [
+        finding
+        for name in find_files(root)
+        for finding in CHECKS[Path(name).suffix](name, (root / name).read_text(encoding="utf-8"))
+    ]
+
+
+def apply_exceptions(findings: Iterable[Finding], listed: Collection[str]) -> list[Finding]:
+    """Leave out the findings of listed files, and add one for each listed file that has none."""
+    findings = list(findings)
+    clean = set(listed) - {finding.path for finding in findings}
+    stale = [Finding(EXCEPTIONS.name, 0, f"{path} is clean: remove it from the list") for path in clean]
+    return sorted([finding for finding in findings if finding.path not in listed] + stale)
+
+
+def read_exceptions(path: Path = EXCEPTIONS) -> list[str]:
+    """Return the files of the list; lines that begin with # are comments."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def main() -> int:
+    """Check this tree and print the findings."""
+    parser = argparse.ArgumentParser(prog="scripts/prose", description="Check docstrings and Markdown.")
+    parser.add_argument("--all", action="store_true", help="print the findings of listed files, too")
+    findings = check_tree(ROOT)
+    if not parser.parse_args().all:
+        findings = apply_exceptions(findings, read_exceptions())
+    return report([*findings, *retired_names.enforced_findings()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

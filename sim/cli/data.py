@@ -1,0 +1,201 @@
+"""p2pfl-sim data check: which data sets are there, and what each node of a scenario gets of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from p2pfl.errors import ConfigurationError, MissingRequirementError
+from p2pfl.sim.cli.options import add_trust
+from p2pfl.system.console import FAILED
+
+if TYPE_CHECKING:
+    from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
+    from p2pfl.task import Task
+
+SPLITS = ("train", "validation", "test")
+
+
+def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `data check` to the commands of p2pfl-sim."""
+    data = commands.add_parser("data", help="look at data sets, and at how a scenario divides them")
+    checking = data.add_subparsers(dest="what", required=True, metavar="COMMAND").add_parser(
+        "check",
+        help="say which data sets are there, or what each node of a scenario gets",
+        description="Without a scenario: which data sets are in the data root, and whether they are what they should be."
+        " With one: how many samples, of which labels, each of its nodes has in training, validation and test.",
+    )
+    checking.add_argument("scenario", nargs="?", help="the name of a shipped scenario, or a TOML file")
+    checking.add_argument("--root", metavar="DIR", default="", help="the data root (default: the variable P2PFL_DATA)")
+    checking.add_argument(
+        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of all runs"
+    )
+    checking.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
+    add_trust(checking)
+    checking.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    checking.set_defaults(do=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    if options.scenario is None:
+        if options.changes or options.only:
+            raise ConfigurationError("--set and --only change a scenario, and none is named")
+        return _show_sets(options.root, options.json)
+    from p2pfl.sim.scenario.scenario import load
+
+    divisions = divisions_of(load(options.scenario, options.changes, options.trust).only(options.only))
+    if options.json:
+        print(json.dumps({"scenario": options.scenario, "divisions": divisions}))
+        return 0
+    for division in divisions:
+        _show_division(division)
+    return 0
+
+
+def sets_of(root: str) -> list[dict[str, Any]]:
+    """Return what is known of each named data set: `state` is "complete", "part", "missing" or "wrong", with the reason."""
+    from p2pfl.data.images import registry as sets
+    from p2pfl.data.tabular import table as tables
+
+    found = []
+    for name in (*sets.NAMES, *tables.names()):
+        try:
+            about = _table(name, root) if name in tables.names() else _images(name, root)
+        except MissingRequirementError as error:
+            about = {"state": "missing", "reason": str(error)}
+        except ConfigurationError as error:
+            about = {"state": "wrong", "reason": str(error)}
+        found.append({"name": name, **about})
+    return found
+
+
+def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
+    """Return how each different task of a scenario is divided: its runs, and for each node its group and splits.
+
+    A split has its number of samples and, where targets are classes, how many there are of each.
+    """
+    from p2pfl.sim.execution.memory_estimate import check_runs
+    from p2pfl.sim.simulation.workers import prepare_process
+
+    prepare_process(file.path)
+    check_runs(file.runs, 1, 1)
+    runs: dict[str, list[Scenario]] = {}
+    for run in file.runs:
+        runs.setdefault(json.dumps([run.task, run.nodes, run.seed], sort_keys=True, default=str), []).append(run)
+    return [
+        {
+            "runs": [run.name for run in alike],
+            "task": alike[0].task,
+            "seed": alike[0].seed,
+            "nodes": _nodes(alike[0]),
+        }
+        for alike in runs.values()
+    ]
+
+
+def _nodes(scenario: Scenario) -> list[dict[str, Any]]:
+    from p2pfl.config import toml_config
+    from p2pfl.sim.simulation.plan import names
+    from p2pfl.task import Part, make_task
+
+    name, options = toml_config.named("task", scenario.task)
+    result = []
+    for k, node in enumerate(names(scenario.nodes)):
+        try:
+            task = make_task(name, options, Part(k, scenario.nodes), scenario.seed)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
+        result.append({"node": node, "group": task.about.get("group"), **_splits(task)})
+    return result
+
+
+def _splits(task: Task) -> dict[str, Any]:
+    """Return the size and the labels of each split; of a task that is no TorchTask the number of training samples only."""
+    data = getattr(task, "data", None)
+    if not isinstance(data, dict):
+        return {"train": {"samples": task.n_samples}}
+    splits: dict[str, Any] = {}
+    for split in SPLITS:
+        if split in data:
+            targets = data[split][1]
+            splits[split] = {"samples": len(targets)}
+            if targets.ndim == 1 and not targets.is_floating_point():
+                splits[split]["labels"] = targets.bincount().tolist()
+    return splits
+
+
+def _images(name: str, root: str) -> dict[str, Any]:
+    from p2pfl.data.images import registry as sets
+    from p2pfl.data.images.catalog import KNOWN
+
+    data, known = sets.load(name, root), KNOWN.get(name)
+    counts = [len(data.train.y), len(data.test.y)]
+    complete = known is None or counts == [known.train, known.test]
+    return {
+        "state": "complete" if complete else "part",
+        "train": counts[0],
+        "test": counts[1],
+        "shape": list(data.train.x.shape[1:]),
+        "classes": data.classes,
+        **({} if data.train.writers is None else {"writers": len(set(data.train.writers.tolist()))}),
+    }
+
+
+def _table(name: str, root: str) -> dict[str, Any]:
+    from p2pfl.data.tabular import table as tables
+
+    table = tables.load(name, root)
+    features = len(tables.Encoder(table.train).names)
+    test = 0 if table.test is None else len(table.test)
+    return {"state": "complete", "train": len(table.train), "test": test, "shape": [features], "classes": 2}
+
+
+def _show_sets(root: str, as_json: bool) -> int:
+    from p2pfl.data.images import registry as sets
+
+    if not root and not os.environ.get(sets.ROOT):
+        raise ConfigurationError(
+            f"name the folder for data sets by --root DIR or the variable {sets.ROOT}; what is not in it, and where that"
+            " comes from, is then said"
+        )
+    folder = str(sets.data_root(root, "a check of the data sets"))
+    found = sets_of(root)
+    if as_json:
+        print(json.dumps({"root": folder, "sets": found}))
+    else:
+        print(f"data sets in {folder}:")
+        for about in found:
+            print(f"  {about['name']:<14} {about['state']:<9} {_figures(about)}")
+    return FAILED if any(about["state"] == "wrong" for about in found) else 0
+
+
+def _figures(about: dict[str, Any]) -> str:
+    if "reason" in about:
+        return str(about["reason"])
+    shape = " x ".join(map(str, about["shape"])) if len(about["shape"]) > 1 else f"{about['shape'][0]} features"
+    writers = f", {about['writers']} writers" if "writers" in about else ""
+    return f"{about['train']:,} + {about['test']:,} samples of {shape}, {about['classes']} classes{writers}"
+
+
+def _show_division(division: dict[str, Any]) -> None:
+    task, nodes = division["task"], division["nodes"]
+    print(f"{', '.join(division['runs'])}: task {task['name']}, {len(nodes)} nodes, seed {division['seed']}")
+    splits = [split for split in SPLITS if any(split in node for node in nodes)]
+    rows = [["node", "group", *splits, "labels of training"]]
+    width = max((len(str(count)) for node in nodes for count in node["train"].get("labels", ())), default=0)
+    for node in nodes:
+        group = "" if node["group"] is None else str(node["group"])
+        labels = " ".join(str(count).rjust(width) for count in node["train"].get("labels", ()))
+        rows.append([node["node"], group, *(str(node.get(s, {}).get("samples", "")) for s in splits), labels])
+    _print_aligned(rows)
+
+
+def _print_aligned(rows: Sequence[Sequence[str]]) -> None:
+    """Print columns below each other: the first and the last to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *middle, last in rows:
+        cells = [text.rjust(width) for text, width in zip(middle, widths[1:-1], strict=True)]
+        print("  ".join([first.ljust(widths[0]), *cells, last]).rstrip())

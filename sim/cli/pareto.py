@@ -1,0 +1,102 @@
+"""The command `p2pfl-sim pareto`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from p2pfl.sim.cli.console import print_whole, progress
+from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
+from p2pfl.sim.execution.resume import kept
+from p2pfl.sim.execution.runner import check_all, processes_of
+from p2pfl.sim.formatting import number, of_paper
+from p2pfl.sim.pareto import results as pareto_results
+from p2pfl.sim.pareto.evaluation import Candidates, candidate, objectives_of
+from p2pfl.sim.pareto.search import FrontSearch, search_all, searches_of
+from p2pfl.sim.results.results import to_json
+from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
+from p2pfl.sim.simulation.plan import check
+
+COLUMNS = (("hypervolume", "hypervolume"), ("sparsity", "sparsity"), ("igd", "IGD"), ("cardinality", "solutions"))
+
+
+def pareto_command(options: argparse.Namespace) -> int:
+    """Do all searches of a scenario that are not done, and print the results."""
+    from p2pfl.sim.report.write import try_write_report
+
+    file = scenario_of(options)
+    interrupt_on_sigterm()
+    check_workers(options)
+    out = folder_of(options, file.name)
+    searches = begin(file, processes_of("process", options.workers), not options.ignore_memory)
+    candidates = Candidates(out, file)
+    with kept(candidates, sum(search.total for search in searches), "pareto", "candidates"):
+        total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
+        with progress(total, options.json, _line) as (advance, show):
+            search_all(searches, file.path, candidates, workers=options.workers, progress=advance, iterated=show)
+        summary = pareto_results.summarise(file, searches, candidates.notes)
+        pareto_results.write(out, searches, summary)
+        candidates.remove()
+    page, problem = (None, "") if options.no_report else try_write_report(out)
+    if options.json:
+        print(to_json(summary))
+        return 0
+    print_table(summary)
+    for note in [*summary["notes"], *([problem] if problem else [])]:
+        print(f"note: {note}")
+    print(words_of_end(out, page))
+    return 0
+
+
+def begin(file: ScenarioFile, processes: int = 1, memory: bool = True) -> list[FrontSearch]:
+    """Check all rows of a scenario, and return a search for each with each seed.
+
+    Args:
+        processes, memory: see p2pfl.sim.execution.runner.check_all.
+
+    Raises:
+        ConfigurationError: naming the row that cannot be searched.
+    """
+    for row in file.runs:
+        if row.search is None:
+            objectives_of(row)
+    check_all(file, processes, memory)
+    for row in file.runs:
+        goals = objectives_of(row)
+        check(candidate(row, np.full(len(goals), 1 / len(goals))))  # the task takes a preference
+    return searches_of(jobs_of(file))
+
+
+def _line(search: FrontSearch) -> str:
+    """Say how far a search has come."""
+    done = len(search.candidates) // search.settings.samples
+    volume = pareto_results.hypervolume_of(search, done)
+    of_front = "" if volume is None else f", hypervolume {number(volume)}"
+    return f"{search.scenario.name}, seed {search.scenario.seed}: iteration {done} of {search.settings.iterations}{of_front}"
+
+
+def print_table(summary: Mapping[str, Any]) -> None:
+    """Print the table of a summary: measures of the fronts, means over seeds."""
+    from rich.table import Table
+
+    rows, seeds = summary["table"], len(summary["seeds"])
+    table = Table()
+    columns = [(key, head) for key, head in COLUMNS if any(key in row["objectives"] for row in rows)]
+    papers = any("paper" in row for row in rows)
+    heads = ["run"]
+    for _, head in columns:
+        heads += [head, "+- over seeds"] if head == "hypervolume" and seeds > 1 else [head]
+    for head in [*heads, "candidates", "seconds", *([of_paper(summary.get("figure", ""))] if papers else [])]:
+        table.add_column(head, justify="left" if head == "run" else "right", no_wrap=True)
+    for row in rows:
+        cells = [row["name"]]
+        for key, head in columns:
+            cells.append(f"{row['objectives'][key]:.1f}" if key == "cardinality" else number(row["objectives"].get(key)))
+            cells += [number(row.get("std"))] if head == "hypervolume" and seeds > 1 else []
+        cells += [str(row["candidates"]), f"{row['seconds']:.1f}"]
+        table.add_row(*cells, *([number(row["paper"]) if "paper" in row else ""] if papers else []))
+    print(f"{summary['scenario']}: fronts of a search with {seeds} seed{'s' * (seeds > 1)}; seconds are those of one seed")
+    print_whole(table)

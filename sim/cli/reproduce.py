@@ -1,0 +1,261 @@
+"""The command `p2pfl-sim reproduce`: list what p2pfl reproduces of papers, and run it again."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
+from p2pfl.system.console import FAILED
+
+if TYPE_CHECKING:
+    from p2pfl.sim.reproduction.catalogue import Entry
+    from p2pfl.sim.scenario.claims import Checked
+    from p2pfl.sim.scenario.scenario import ScenarioFile
+
+Command = Callable[[Sequence[str]], int]
+
+
+@dataclass
+class Outcome:
+    """Outcome of a scenario.
+
+    Attributes:
+        state: "done", "skipped" or "failed".
+        reason: in one line, if it is not done.
+        seconds: see p2pfl.sim.reproduction.measured.Measured; 0 if it was there already.
+        seeds: that it had.
+        figures: by row.
+    """
+
+    scenario: str
+    form: str
+    state: str = "done"
+    reason: str = ""
+    seconds: float = 0.0
+    seeds: list[int] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    claims: list[Checked] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        return self.state != "failed" and all(claim.stated for claim in self.claims)
+
+
+def add_commands(commands: argparse._SubParsersAction[Any], command: Command) -> None:
+    """Add `reproduce` to the commands of p2pfl-sim.
+
+    Args:
+        command: runs another one of them, and raises what it ends with.
+    """
+    parser = commands.add_parser(
+        "reproduce",
+        help="list the papers, tables and rows that are reproduced, with printed and measured figures, or run them again",
+        description="Without a form it lists of each scenario the paper and table, the rows, the figures that the paper has"
+        " printed, and those measured last, with how long that takes on two cores. With one it runs it.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that are shipped)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--smoke", dest="form", action="store_const", const="smoke", help="run each for some seconds")
+    which.add_argument(
+        "--short",
+        dest="form",
+        action="store_const",
+        const="short",
+        help="run the short forms, or the whole where there is none, and check what is claimed of their rows",
+    )
+    which.add_argument("--full", dest="form", action="store_const", const="full", help="run the whole: hours for some")
+    which.add_argument("--markdown", action="store_true", help="print the list as the README has it")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where to write, a folder for each (default: runs/reproduce-TIME); in that of an earlier call, what is finished"
+        " stays, and what was interrupted goes on",
+    )
+    parser.add_argument("--record", action="store_true", help="write the figures to the file of --measured")
+    parser.add_argument(
+        "--take",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="write the figures of the finished runs in these folders, of some rows or all, to the file of --measured",
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="the file of measured figures (default: results/measured.json of the repository, if p2pfl runs from there)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(do=lambda options: _reproduce(options, command))
+
+
+def _reproduce(options: argparse.Namespace, command: Command) -> int:
+    from p2pfl.sim.reproduction import catalogue, measured
+
+    book: Path = options.measured or measured.FILE
+    if (options.record or options.take) and options.measured is None and not book.exists():
+        raise ConfigurationError(
+            "figures are kept in results/measured.json of the repository, which is not here: name a file with --measured"
+        )
+    if options.take:
+        return _take(options, book)
+    found = catalogue.entries(options.names, measured.load(book))
+    if options.form is not None:
+        return _run_all(options, found, command, book)
+    if options.record or options.out:
+        raise ConfigurationError("--record and --out are for what is run: add --smoke, --short or --full")
+    if not book.exists():
+        print(f"no measured figures: {book} does not exist; they are part of the repository", file=sys.stderr)
+    if options.json:
+        print(json.dumps({"scenarios": [catalogue.told(entry) for entry in found]}))
+    elif options.markdown:
+        print(catalogue.markdown(found))
+    else:
+        catalogue.print_listing(found)
+    return 0
+
+
+def _take(options: argparse.Namespace, book: Path) -> int:
+    """Record the figures of finished runs."""
+    if options.names or options.form or options.out:
+        raise ConfigurationError("--take is for runs that are finished: give it their folders, and nothing else")
+    from p2pfl.sim.reproduction.record import take
+
+    for folder in options.take:
+        print(take(folder, book))
+    return 0
+
+
+def _run_all(options: argparse.Namespace, found: Sequence[Entry], command: Command, book: Path) -> int:
+    """Run a form of each scenario, and print the outcomes."""
+    if options.record and options.form == "smoke":
+        raise ConfigurationError("--record is for --short and --full; the figures of a smoke form say nothing")
+    out = options.out or Path("runs") / f"reproduce-{datetime.now():%Y%m%d-%H%M%S}"
+    outcomes = []
+    for entry in found:
+        outcomes.append(run(entry.file, options.form, out, command, quiet=options.json or options.form == "smoke"))
+        if not options.json:
+            _print_outcome(outcomes[-1])
+        if options.record:
+            _record(outcomes[-1], book)
+    if options.json:
+        print(json.dumps({"form": options.form, "scenarios": [asdict(outcome) for outcome in outcomes]}))
+    else:
+        counts = [f"{sum(o.state == state for o in outcomes)} {state}" for state in ("done", "skipped", "failed")]
+        missed = sum(not claim.stated for outcome in outcomes for claim in outcome.claims)
+        print(f"{', '.join(counts)}" + (f"; {missed} of the claims not as stated" if missed else ""))
+    return 0 if all(outcome.good for outcome in outcomes) else FAILED
+
+
+def run(file: ScenarioFile, form: str, out: Path, command: Command, *, quiet: bool) -> Outcome:
+    """Run a form of a scenario by its command; an error is an outcome, too.
+
+    Args:
+        form: `short` is the whole where there is no short one.
+        out: the folder in which it gets its own.
+        quiet: print nothing.
+    """
+    from p2pfl.sim.results.artifacts import SUMMARY
+    from p2pfl.sim.scenario.scenario import load
+
+    form = form if form in file.forms else "full"
+    outcome = Outcome(file.name, form)
+    folder = out / f"{file.name}-{form}"
+    try:
+        if not (folder / SUMMARY).exists():
+            with redirect_stdout(StringIO()) if quiet else nullcontext(), _timed(outcome, load(file.name, [f"form={form}"])):
+                _carry_out(file, form, folder, command, quiet)
+        _judge(outcome, file, folder)
+    except Exception as error:  # one that cannot be run keeps none of the others from it
+        line = str(error) if isinstance(error, ConfigurationError | RunError) else f"{type(error).__name__}: {error}"
+        outcome.state = "skipped" if _missing(error) else "failed"
+        outcome.reason = " ".join(line.split())
+    finally:
+        gc.unfreeze()  # a run freezes what there is, also DuckDB, which would complain of it when the process ends
+    return outcome
+
+
+def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, quiet: bool) -> None:
+    """Run a scenario, or go on with one that was interrupted."""
+    from p2pfl.sim.results.artifacts import SCENARIO
+
+    begun = (folder / SCENARIO).exists()
+    what = ["--resume", str(folder)] if begun else [file.name, "--set", f"form={form}", "--out", str(folder)]
+    name = "run" if file.runs[0].search is None else "pareto"
+    code = command([name, *what, *(["--json"] if quiet else [])])
+    if code:
+        raise RunError(f"it ended with exit code {code}")
+
+
+def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
+    """Read the results of a run, and check them."""
+    from p2pfl.sim.results.artifacts import SUMMARY
+    from p2pfl.sim.scenario.claims import check, figure_of
+
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    outcome.seeds = summary["seeds"]
+    outcome.figures = {row["name"]: figure_of(row, file.figure) for row in summary["table"]}
+    expired = sum(run.get("deadlines_expired", 0) for run in summary["runs"])
+    if expired:
+        raise RunError(f"{expired} deadlines expired: nodes have waited for nothing")
+    if not (folder / "report.html").exists():
+        raise RunError("report.html was not made")
+    if outcome.form == ("short" if "short" in file.forms else "full"):
+        outcome.claims = check(file.claims, file.figure, summary["table"])
+
+
+@contextmanager
+def _timed(outcome: Outcome, file: ScenarioFile) -> Iterator[None]:
+    """Take the seconds of processor time, shared out over the processes; what other programs take does not count."""
+    from p2pfl.sim.execution.runner import processes_of
+
+    before, begun = os.times(), time.monotonic()
+    yield
+    spent = sum(os.times()[:4]) - sum(before[:4])
+    trainings = sum(1 if run.search is None else run.search.samples for run in file.runs) * len(file.seeds)
+    processes = min(processes_of("process", None), trainings)  # side by side
+    outcome.seconds = min(time.monotonic() - begun, spent / processes)
+
+
+def _missing(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, MissingRequirementError):
+        error = error.__cause__
+    return error is not None
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    from p2pfl.sim.execution.forecast import duration
+
+    if outcome.state != "done":
+        where = sys.stderr if outcome.state == "failed" else sys.stdout
+        print(f"{outcome.scenario}: {outcome.state}: {outcome.reason}", file=where, flush=True)
+        return
+    rows = f"{len(outcome.figures)} row{'s' * (len(outcome.figures) != 1)}"
+    time = f" in {duration(outcome.seconds)}" if outcome.seconds else ", there already"
+    print(f"{outcome.scenario}, form {outcome.form}: {rows}{time}", flush=True)
+    for claim in outcome.claims:
+        print(f"    {claim}", flush=True)
+
+
+def _record(outcome: Outcome, book: Path) -> None:
+    from p2pfl._version import __version__
+    from p2pfl.sim.execution.runner import processes_of
+    from p2pfl.sim.reproduction.measured import Measured, record
+
+    if outcome.state == "done" and outcome.seconds:
+        cores = processes_of("process", None)
+        measured = Measured(round(outcome.seconds, 1), cores, outcome.seeds, __version__, outcome.figures)
+        record(book, outcome.scenario, outcome.form, measured)

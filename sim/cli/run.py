@@ -1,0 +1,187 @@
+"""The commands `p2pfl-sim run` and `p2pfl-sim sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Container, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli.console import line_of, print_table, progress
+from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
+from p2pfl.sim.execution.forecast import forecast
+from p2pfl.sim.execution.resume import Parts, kept
+from p2pfl.sim.execution.runner import Listener, check_all, processes_of, run_all
+from p2pfl.sim.report.insights import findings
+from p2pfl.sim.results import results
+from p2pfl.sim.results.results import Result
+from p2pfl.sim.scenario.scenario import ScenarioFile, jobs_of
+from p2pfl.sim.scenario.sweep import Axis, parse, sweep
+from p2pfl.sim.simulation.workers import prepare_process
+from p2pfl.system.available_memory import free_memory
+
+if TYPE_CHECKING:
+    from p2pfl.sim.monitor.monitor import Watch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a command.
+
+    Attributes:
+        summary: contents of summary.json.
+        results: one for each run and seed.
+        recomputed: a line for each result of an earlier attempt that was computed again.
+        written: line that says where the results are.
+        problem: reason why there is no report; "" if there is one, or none was asked for.
+    """
+
+    summary: dict[str, Any]
+    results: Sequence[Result]
+    recomputed: Sequence[str]
+    written: str
+    problem: str
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Run a scenario."""
+    return _carry_out(options, _with_search_note(scenario_of(options)))
+
+
+def sweep_command(options: argparse.Namespace) -> int:
+    """Run a scenario with every combination of the values of some keys."""
+    axes = parse(options.vary)
+    file = scenario_of(options)
+    if options.resume is None:
+        _check_axes(axes, options.changes)
+        file = file.with_given([(axis.key, value) for axis in axes for value in axis.values])
+        prepare_process(file.path)  # the factory of a module says which options it takes
+        file = sweep(file, axes)
+    return _carry_out(options, _with_search_note(file), forecasts=True)
+
+
+def _check_axes(axes: Sequence[Axis], changes: Sequence[str]) -> None:
+    """Raise ConfigurationError if there is nothing to vary, or a key that cannot be varied here."""
+    if not axes:
+        raise ConfigurationError("say what to vary, such as --vary policy.tau=1,10,100")
+    both = {axis.key for axis in axes} & {change.partition("=")[0].strip() for change in changes}
+    if both:
+        raise ConfigurationError(f"{min(both)} is in --set and in --vary; leave out one of them")
+    if idle := [axis.key for axis in axes if axis.key.partition(".")[0] == "search"]:
+        raise ConfigurationError(
+            f"{idle[0]} changes nothing in a sweep, which makes single trainings: vary it by pareto --set"
+        )
+
+
+def _with_search_note(file: ScenarioFile) -> ScenarioFile:
+    """Return a scenario, with a note if it is made for a search by `pareto`."""
+    if all(run.search is None for run in file.runs):
+        return file
+    note = f"these are single trainings with the task's preference; p2pfl-sim pareto {file.name} searches for the front"
+    return replace(file, notes=(*file.notes, note))
+
+
+def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool = False) -> int:
+    """Do all runs of a scenario that are not done, and print the results.
+
+    Args:
+        forecasts: print before what it will take; with --dry-run do no more.
+    """
+    interrupt_on_sigterm()
+    check_workers(options)
+    if options.workers is not None and options.engine == "local":
+        raise ConfigurationError("--workers is for --engine process; --engine local has no workers")
+    check_all(file, processes_of(options.engine, options.workers), not options.ignore_memory)
+    out = folder_of(options, file.name)
+    if forecasts and options.dry_run:
+        _print_forecast(options, file)
+        return 0
+    _print_outcome(options, file, _compute(options, file, out, forecasts))
+    return 0
+
+
+def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool) -> Outcome:
+    """Compute the results that are missing, and write the files of the run."""
+    from p2pfl.sim.report.write import try_write_report  # not loaded before the workers start
+
+    parts = Parts(out, file)
+    with kept(parts, len(jobs_of(file)), options.command):
+        done, recomputed = parts.load()
+        if forecasts:
+            _print_forecast(options, file, done)
+        with _watching(options, file, done) as watch:
+            outcome = _run_rest(options, file, parts, done, watch)
+            summary = results.summarise(file, outcome)
+            results.write(out, file, outcome, summary)
+            parts.remove()
+            page, problem = (None, "") if options.no_report else try_write_report(out)
+            written = words_of_end(out, page)
+            if watch is not None:
+                watch.ended(written)
+    return Outcome(summary, outcome, recomputed, written, problem)
+
+
+def _run_rest(
+    options: argparse.Namespace, file: ScenarioFile, parts: Parts, done: Mapping[int, Result], watch: Watch | None
+) -> list[Result]:
+    """Run the jobs that are not done, and return all results."""
+    left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
+    quiet = options.json or (watch is not None and sys.stderr.isatty())
+    with progress(sum(left), quiet, line_of) as (advance, show):
+
+        def finished(number: int, result: Result) -> None:
+            parts.save(number, result)
+            show(result)
+            if watch is not None:
+                watch.finished(number, result)
+
+        listener = Listener(advance, finished, None if watch is None else watch.saw)
+        return run_all(file, options.engine, options.workers, done=done, listener=listener)
+
+
+def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: Outcome) -> None:
+    if options.json:
+        print(results.to_json(outcome.summary))
+        return
+    print_table(outcome.summary)
+    for sentence in findings(outcome.summary, file.raw()["run"]):
+        print(sentence)
+    of_runs = [note for result in outcome.results for note in result.notes]
+    for note in dict.fromkeys([*file.notes, *outcome.recomputed, *of_runs]):
+        print(f"note: {note}")
+    if outcome.problem:
+        print(f"note: {outcome.problem}")
+    print(outcome.written)
+
+
+def _print_forecast(options: argparse.Namespace, file: ScenarioFile, done: Container[int] = ()) -> None:
+    """Print what the jobs that are not done will take: on standard output for --dry-run, which prints nothing else."""
+    left = [job for number, job in enumerate(jobs_of(file)) if number not in done]
+    if not left:
+        return
+    found, free = forecast(left, file.path, processes_of(options.engine, options.workers)), free_memory()
+    if options.dry_run and options.json:
+        print(json.dumps({**asdict(found), "free_memory": free}))
+        return
+    out = sys.stdout if options.dry_run else sys.stderr
+    print(found, file=out, flush=True)
+    if warning := found.warning(free):
+        print(f"warning: {warning}", file=out, flush=True)
+
+
+def _watching(
+    options: argparse.Namespace, file: ScenarioFile, done: Mapping[int, Result]
+) -> AbstractContextManager[Watch | None]:
+    """Show the runs while they go on, if the options ask for it."""
+    if not options.watch and options.watch_port is None:
+        return nullcontext()
+    from p2pfl.sim.monitor.monitor import watching
+
+    return watching(file, done, options.watch_port or 0, quiet=options.json)

@@ -1,0 +1,230 @@
+"""How long a scenario will take, and how much memory: forecast from the first rounds of a few of its runs.
+
+They are run as the scenario itself will be, side by side in worker processes, and not for long: what they have not done by
+then is estimated from what they have. Runs differ in what they cost, other programs take cores, and early stopping shortens
+runs: so a forecast says "about".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import heapreplace
+from multiprocessing.connection import Connection, wait
+
+from msgspec.structs import replace
+
+from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.simulation.workers import Worker, answer, end_all, prepare_process
+from p2pfl.system.available_memory import status
+
+TRIED = 6  # runs, at most
+ROUNDS, ENOUGH = 3, 1.0  # of a run that is tried: so many, and more until so many seconds have passed since the first
+PATIENCE = 15.0  # seconds for all of them
+# Bytes, measured: what the process of a run keeps of a round of a node and of a model that was aggregated, and what the
+# first process keeps of them until all runs are finished and their tables are put below each other.
+ROW, EDGE = 2300, 280
+TABLE_ROW, TABLE_EDGE = 340, 75
+
+
+@dataclass
+class Trial:
+    """What the first rounds of a run took.
+
+    Attributes:
+        seconds: until the end of each round, from the start.
+        memory: bytes that its process took at most.
+        edges: models that were aggregated in a round, of the rounds that it did.
+    """
+
+    seconds: list[float]
+    memory: int = 0
+    edges: float = 0.0
+
+    def run_of(self, rounds: int) -> float:
+        """The seconds of a run of so many rounds."""
+        first, last, count = self.seconds[0], self.seconds[-1], len(self.seconds)
+        return first + (rounds - 1) * ((last - first) / (count - 1) if count > 1 else first)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """
+    Attributes:
+        runs, nodes, rounds: how many; of nodes and rounds the least and the most of a run.
+        processes: side by side.
+        seconds: None where no run has ended a round in time; then `memory` is None too.
+        memory: bytes of all processes together.
+    """
+
+    runs: int
+    nodes: tuple[int, int]
+    rounds: tuple[int, int]
+    processes: int
+    seconds: float | None
+    memory: int | None
+
+    def __str__(self) -> str:
+        """ "24 runs of 100 nodes, 30 rounds: about 3 min on 2 cores, 0.9 GiB"."""
+        what = f"{self.runs} run{'s' * (self.runs != 1)} of {_span(self.nodes)} node{'s' * (self.nodes[1] != 1)}"
+        what += f", {_span(self.rounds)} round{'s' * (self.rounds[1] != 1)}"
+        if self.seconds is None:
+            return f"{what}: no forecast, as no run has ended a round within {PATIENCE:.0f} s"
+        cores = f"{self.processes} core{'s' * (self.processes != 1)}"
+        memory = "" if self.memory is None else f", {self.memory / 2**30:.1f} GiB"
+        return f"{what}: about {duration(self.seconds)} on {cores}{memory}"
+
+    def warning(self, free: int | None) -> str:
+        """What to say where the memory that is free does not suffice; "" if it does, or either is not known."""
+        if self.memory is None or free is None or self.memory <= free:
+            return ""
+        fewer = "; fewer --workers need less" if self.processes > 1 else ""
+        return (
+            f"only {free / 2**30:.1f} GiB of memory are free, and it would take about {self.memory / 2**30:.1f} GiB{fewer}"
+        )
+
+
+def forecast(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> Forecast:
+    """Try some of the jobs that are to be done by so many processes, and say what all will take.
+
+    Args:
+        path: folders that modules of the scenario are looked for in.
+
+    Raises:
+        RunError: one of them cannot be run.
+    """
+    processes = max(1, min(processes, len(jobs)))
+    different = list({_kind(job): job for job in reversed(jobs)}.values())[::-1]
+    tried = [different[k * len(different) // TRIED] for k in range(TRIED)] if len(different) > TRIED else different
+    ready, trials = _try(tried, path, processes)
+    return estimate(
+        jobs, {_kind(job): trial for job, trial in zip(tried, trials, strict=True)}, processes, ready, status("VmRSS:")
+    )
+
+
+def estimate(
+    jobs: Sequence[Scenario], trials: Mapping[str, Trial], processes: int, ready: float = 0.0, own_memory: int = 0
+) -> Forecast:
+    """Work out a forecast from trials.
+
+    A job that was not tried takes per node what those took on average that have the same policy, or else all.
+
+    Args:
+        trials: by `_kind` of their job; those without a round count for nothing.
+        ready: seconds until a process can begin.
+        own_memory: bytes that the process has which the others work for.
+    """
+    sizes = [job.nodes for job in jobs], [job.rounds for job in jobs]
+    nodes, rounds = ((min(size), max(size)) for size in sizes)
+    there = {_kind(job): (job, trials[_kind(job)]) for job in jobs if _kind(job) in trials and trials[_kind(job)].seconds}
+    if not there:
+        return Forecast(len(jobs), nodes, rounds, processes, None, None)
+    seconds, peaks, kept = [], [], 0.0
+    for job in jobs:
+        alike = [there[_kind(job)]] if _kind(job) in there else []
+        alike = (
+            alike or [one for one in there.values() if one[0].policy["name"] == job.policy["name"]] or list(there.values())
+        )
+        shares = [job.nodes / one.nodes for one, _ in alike]
+        seconds.append(_mean([trial.run_of(job.rounds) * share for (_, trial), share in zip(alike, shares, strict=True)]))
+        rows = job.nodes * job.rounds
+        edges = job.rounds * _mean([trial.edges * share for (_, trial), share in zip(alike, shares, strict=True)])
+        peaks.append(max(trial.memory for _, trial in alike) + int(ROW * rows + EDGE * edges))
+        kept += TABLE_ROW * rows + TABLE_EDGE * edges
+    free_at = [0.0] * processes  # each job goes to the first process that has none
+    for took in seconds:
+        heapreplace(free_at, free_at[0] + took)
+    known = all(trial.memory for _, trial in there.values())
+    memory = own_memory + sum(sorted(peaks)[-processes:]) + int(kept)
+    return Forecast(len(jobs), nodes, rounds, processes, ready + max(free_at), memory if known else None)
+
+
+def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple[float, list[Trial]]:
+    """Run the first rounds of jobs. Return the seconds until a process could begin, and a trial for each job."""
+    trials = [Trial([]) for _ in jobs]
+    begun, ready = time.monotonic(), 0.0
+    todo = iter(range(len(jobs)))
+    workers: list[Worker] = []
+    busy: dict[Connection, tuple[Worker, int | None]] = {}
+    try:
+        for _ in range(min(processes, len(jobs))):
+            workers.append(Worker(_work, path))
+            busy[workers[-1].pipe] = workers[-1], None
+        while busy and (left := begun + ready + PATIENCE - time.monotonic()) > 0:
+            for pipe in wait(list(busy), timeout=left):
+                assert isinstance(pipe, Connection)
+                worker, number = busy[pipe]
+                message = worker.take()
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, float) and number is not None:
+                    trials[number].seconds.append(message)
+                    continue
+                if number is None:
+                    ready = max(ready, time.monotonic() - begun)
+                else:
+                    trials[number].memory, trials[number].edges = message
+                if (number := next(todo, None)) is None:
+                    del busy[pipe]
+                else:
+                    worker.give(jobs[number])
+                    busy[pipe] = worker, number
+    finally:
+        end_all(workers)
+    return ready, trials
+
+
+class _TrialOverError(Exception):
+    """A run that is tried has done what it was to do."""
+
+
+def _work(pipe: Connection, path: Sequence[str]) -> None:
+    """Try the runs that come through a pipe: say when each round has ended, and in the end what it has taken."""
+    prepare_process(path)
+    import p2pfl.sim.simulation.simulation  # noqa: F401  what it takes to load it is not of the first run
+
+    pipe.send(None)
+    answer(pipe, lambda job: _tried(job, pipe))
+
+
+def _tried(job: Scenario, pipe: Connection) -> tuple[int, float]:
+    """Return the bytes that the process took at most, and the models that were aggregated in a round."""
+    from p2pfl.sim.simulation.simulation import Simulation
+
+    begun, ended = time.perf_counter(), []
+
+    def progress(done: int) -> None:
+        ended.append(time.perf_counter() - begun)
+        pipe.send(ended[-1])
+        if len(ended) >= ROUNDS and ended[-1] - ended[0] > ENOUGH:
+            raise _TrialOverError
+
+    simulation = Simulation(job)
+    with suppress(_TrialOverError):
+        simulation.run(progress)
+    return status("VmHWM:"), len(simulation.recorder.edges_table()["round"]) / max(len(ended), 1)
+
+
+def duration(seconds: float) -> str:
+    """ "8 s", "3 min", "2 h 10 min"."""
+    if seconds < 100:
+        return f"{max(1, seconds):.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 600 and minutes % 60 else f"{round(minutes / 60)} h"
+
+
+def _kind(job: Scenario) -> str:
+    """What runs of one kind have in common: all but the seed."""
+    return str(replace(job, seed=0))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _span(ends: tuple[int, int]) -> str:
+    return f"{ends[0]:,}" if ends[0] == ends[1] else f"{ends[0]:,} to {ends[1]:,}"

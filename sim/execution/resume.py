@@ -1,0 +1,223 @@
+"""Partial results of an interrupted run, for --resume: each in a file of its own, until all are there.
+
+The files lie in DIR/parts, beside the scenario.toml that says what is to be done. Each is sealed (see
+p2pfl.system.atomic_files), and names
+the run, the seed and the version of the program that it belongs to; one that does not fit is computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from shlex import quote
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from p2pfl._version import __version__
+from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.sim.results.artifacts import CANDIDATES, PARTS, SCENARIO, SUMMARY
+from p2pfl.sim.results.results import Result, Table
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
+from p2pfl.system.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
+
+_MAGIC = b"p2pfl-sim part 1\n"
+_MODE = 0o666  # as of the other files of a run
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+_Columns = dict[str, tuple[str, bytes]]  # by name: the dtype, and the values
+
+
+class _Part(msgspec.Struct):
+    """A result on the disk; `job` is the digest of what it is the result of, `summary` is JSON."""
+
+    job: bytes
+    summary: str
+    notes: list[str]
+    rounds: _Columns
+    edges: _Columns
+    more: dict[str, _Columns]
+
+
+class Unfinished:
+    """Sealed files of what is finished of a run, in a folder that no other process works on at the same time.
+
+    Args:
+        path: the folder of the run; its scenario.toml is written if it is not there.
+        within: the name of the folder in it that has the files.
+
+    Attributes:
+        done: how many results are on the disk.
+        resume: options that go on with it.
+
+    Raises:
+        ConfigurationError: the folder cannot be written, or another process works on it.
+    """
+
+    def __init__(self, path: Path, file: ScenarioFile, within: str) -> None:
+        self.path = path
+        self.done = 0
+        self._folder = path / within
+        self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(file.path)  # its own modules are not in this folder
+        self._made = [folder for folder in (self._folder, path, *path.parents) if not folder.exists()]
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(self._folder, "works on this run")
+            if not (path / SCENARIO).exists():
+                replace_file(path / SCENARIO, [msgspec.toml.encode(file.raw())])
+        except OSError as error:
+            raise ConfigurationError(f"cannot make the folder {path}: {reason(error)}") from error
+
+    def write(self, number: int, magic: bytes, part: msgspec.Struct) -> None:
+        """Write a file, so that it survives whatever ends this process or the machine.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        path = self._folder / str(number)
+        try:
+            write_sealed(path, magic, msgspec.msgpack.encode(part), mode=_MODE)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {reason(error)}") from error
+        self.done += 1
+
+    def read(self, number: int, magic: bytes, kind: type[Kind]) -> Kind | None:
+        """Return what a file holds; None if there is none.
+
+        Raises:
+            DamagedFileError: it is not as it was written.
+        """
+        path = self._folder / str(number)
+        try:
+            return msgspec.msgpack.decode(read_sealed(path, magic), type=kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise DamagedFileError(f"{path} cannot be read") from error
+
+    def remove(self) -> None:
+        """Remove the parts: all is in the files of the whole run."""
+        self._lock.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def give_up(self) -> None:
+        """Remove what this object has made, if nothing is finished."""
+        self._lock.close()
+        if not self.done and self._folder in self._made:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            (self.path / SCENARIO).unlink(missing_ok=True)
+            for folder in self._made[1:]:
+                with suppress(OSError):  # something else is in it
+                    folder.rmdir()
+
+
+class Parts(Unfinished):
+    """The finished results of the jobs of a run; see p2pfl.sim.scenario.scenario.jobs_of."""
+
+    def __init__(self, path: Path, file: ScenarioFile) -> None:
+        super().__init__(path, file, PARTS)
+        self._jobs = jobs_of(file)
+
+    def save(self, number: int, result: Result) -> None:
+        """Write the result of a job, so that it survives whatever ends this process or the machine.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        part = _Part(
+            digest(self._jobs[number]),
+            json.dumps(result.summary),
+            result.notes,
+            _packed(result.rounds),
+            _packed(result.edges),
+            {name: _packed(table) for name, table in result.more.items()},
+        )
+        self.write(number, _MAGIC, part)
+
+    def load(self) -> tuple[dict[int, Result], list[str]]:
+        """Return the results that are there by their job's number, and a line for each that must be computed again."""
+        results, notes = {}, []
+        for number, job in enumerate(self._jobs):
+            try:
+                part = self.read(number, _MAGIC, _Part)
+            except DamagedFileError:
+                notes.append(f"{job.name}, seed {job.seed} was computed again: what was kept of it is damaged")
+                continue
+            if part is None:
+                continue
+            if part.job != digest(job):
+                notes.append(f"{job.name}, seed {job.seed} was computed again: the scenario or the program has changed")
+                continue
+            more = {name: _unpacked(table) for name, table in part.more.items()}
+            rounds, edges = _unpacked(part.rounds), _unpacked(part.edges)
+            results[number] = Result(json.loads(part.summary), rounds, edges, part.notes, more)
+        self.done = len(results)
+        return results, notes
+
+
+@contextmanager
+def kept(parts: Unfinished, total: int, command: str, what: str = "runs") -> Iterator[None]:
+    """If this block ends early, print how to resume, or leave no folder if nothing is finished.
+
+    Args:
+        total: how many results there will be.
+        command: of p2pfl-sim.
+        what: the results are.
+    """
+    try:
+        yield
+    except BaseException:
+        parts.give_up()
+        if parts.done:
+            again = f"p2pfl-sim {command} {parts.resume}"
+            print(f"{parts.done} of {total} {what} are finished; to go on: {again}", file=sys.stderr)
+        raise
+
+
+def refuse_to_overwrite(path: Path) -> None:
+    """Raise ConfigurationError if a folder holds a run already, a whole one or a part of one."""
+    if (path / SUMMARY).exists():
+        raise ConfigurationError(f"{path} holds a run already; name another folder with --out")
+    for folder, what in ((PARTS, "run"), (CANDIDATES, "search")):
+        if (path / folder).exists():
+            raise ConfigurationError(
+                f"{path} holds a {what} that is not finished; go on with --resume {path}, or name another folder with --out"
+            )
+    if (path / SCENARIO).exists():
+        raise ConfigurationError(f"{path} holds a {SCENARIO} already; name another folder with --out")
+
+
+def scenario_to_resume(path: Path, command: str = "run") -> str:
+    """Return the scenario file of an unfinished run, or of a search by the command `pareto`.
+
+    Raises:
+        ConfigurationError: there is none in the folder, it is finished, or another command has begun it.
+    """
+    if (path / SUMMARY).exists():
+        raise ConfigurationError(f"{path} holds a finished run: there is nothing to go on with")
+    if not (path / SCENARIO).exists():
+        raise ConfigurationError(f"{path} holds no run to go on with: it has no {SCENARIO}")
+    for folder, other in ((PARTS, "run"), (CANDIDATES, "pareto")):
+        if (path / folder).exists() and (command == "pareto") != (other == "pareto"):
+            raise ConfigurationError(f"p2pfl-sim {other} has begun this: go on with p2pfl-sim {other} --resume {path}")
+    return str(path / SCENARIO)
+
+
+def digest(job: Scenario) -> bytes:
+    """Return a digest of a job and the version of the program."""
+    return sha256(__version__.encode() + b"\0" + msgspec.msgpack.encode(job, order="deterministic")).digest()
+
+
+def _packed(table: Table) -> _Columns:
+    return {name: (column.dtype.str, column.tobytes()) for name, column in table.items()}
+
+
+def _unpacked(columns: Mapping[str, tuple[str, bytes]]) -> Table:
+    return {name: np.frombuffer(data, kind) for name, (kind, data) in columns.items()}

@@ -1,0 +1,195 @@
+"""Run all runs of a scenario, one after another in this process or side by side in worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import MappingProxyType
+from typing import Any, Literal
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.execution.memory_estimate import check_model, check_runs
+from p2pfl.sim.execution.snapshots import Photographer, Snapshot
+from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side, named
+from p2pfl.sim.results.results import Result, result_of
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
+from p2pfl.sim.simulation.plan import check
+from p2pfl.sim.simulation.simulation import Simulation
+from p2pfl.sim.simulation.workers import Worker, answer, prepare_process
+from p2pfl.system.available_memory import free_memory
+from p2pfl.system.size_limit import READING, within
+from p2pfl.task import goals_of
+
+Engine = Literal["local", "process"]
+
+
+def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> None:
+    """Make one of each thing that the runs of a scenario name, to report errors before anything runs.
+
+    Args:
+        processes: as many runs are side by side.
+        memory: check first that they may fit into memory.
+
+    Raises:
+        ConfigurationError: naming the run.
+    """
+    prepare_process(file.path)
+    if memory:
+        check_runs(file.runs, len(file.seeds), processes)
+    pools: dict[str, list[str]] = {}
+    for scenario in file.runs:
+        with within(free_memory() if memory else None, READING):
+            task = check(scenario)
+        if memory:
+            check_model(scenario, task)
+        goals = list(goals_of(task))
+        if scenario.pool is not None and pools.setdefault(scenario.row, goals) != goals:
+            raise ConfigurationError(
+                f"run {scenario.name!r}: the runs of the pool {scenario.row!r} differ in their objectives"
+            )
+
+
+def processes_of(engine: Engine, workers: int | None) -> int:
+    """Return how many processes an engine has side by side, where there are as many runs."""
+    return 1 if engine == "local" else workers or os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Functions to call while runs go on.
+
+    Attributes:
+        progress: gets the number of node-rounds that were done since the last call.
+        finished: gets each result as it comes, with the number of its job (see p2pfl.sim.scenario.scenario.jobs_of).
+        watched: gets the number of a job when it begins (then with None), and with snapshots of it while it runs; without it
+            no snapshots are taken.
+    """
+
+    progress: Callable[[int], None] = lambda node_rounds: None
+    finished: Callable[[int, Result], None] = lambda number, result: None
+    watched: Callable[[int, Snapshot | None], None] | None = None
+
+
+def run_all(
+    file: ScenarioFile,
+    engine: Engine = "local",
+    workers: int | None = None,
+    *,
+    done: Mapping[int, Result] = MappingProxyType({}),
+    listener: Listener = Listener(),
+) -> list[Result]:
+    """Run every run of a scenario that `check_all` has passed with each of its seeds; the engine does not affect results.
+
+    If there are fewer runs than workers, spare workers train some of a run's nodes (see p2pfl.sim.simulation.sharding).
+
+    Args:
+        workers: processes side by side; by default one for each core.
+        done: results that are there already, by the number of their job.
+
+    Returns:
+        One result for each run and seed, in the order of the file.
+
+    Raises:
+        RunError: a run cannot go on; the others are ended.
+    """
+    jobs = {number: job for number, job in enumerate(jobs_of(file)) if number not in done}
+    prepare_process(file.path)
+    results = dict(done)
+    if engine == "local":
+        for number, job in jobs.items():
+            results[number] = _run_here(number, job, listener)
+            listener.finished(number, results[number])
+    elif jobs:
+        results |= _run_in_workers(jobs, file.path, workers, listener)
+    return [results[number] for number in sorted(results)]
+
+
+def _run_in_workers(
+    jobs: Mapping[int, Scenario], path: Sequence[str], most: int | None, listener: Listener
+) -> dict[int, Result]:
+    """Run jobs in at most so many processes."""
+    processes = processes_of("process", most)
+    each, more = divmod(processes, len(jobs))  # of more processes than jobs, the first have one more
+    results: dict[int, Result] = {}
+
+    def queue() -> Iterator[Assignment[int]]:
+        for k, (number, job) in enumerate(jobs.items()):
+            if listener.watched is not None:
+                listener.watched(number, None)
+            yield Assignment(number, job, (job, max(1, each + (k < more)), listener.watched is not None))
+
+    def received(number: int, message: int | Snapshot | Result) -> bool:
+        if isinstance(message, int):
+            listener.progress(message)
+        elif isinstance(message, Snapshot):
+            if listener.watched is not None:
+                listener.watched(number, message)
+        else:
+            results[number] = message
+            listener.finished(number, message)
+            return True
+        return False
+
+    compute_side_by_side(queue(), processes, lambda: Worker(_work, path, most is not None), received)
+    return results
+
+
+def _run_here(number: int, job: Scenario, listener: Listener) -> Result:
+    """Run a job in this process."""
+    watched = listener.watched
+    if watched is None:
+        return _run_one(job, 1, listener.progress)
+    watched(number, None)
+
+    def tell(message: int | Snapshot) -> None:
+        if isinstance(message, int):
+            listener.progress(message)
+        else:
+            watched(number, message)
+
+    return _run_one(job, 1, tell, watch=True)
+
+
+def _work(pipe: Connection, path: Sequence[str], explain: bool) -> None:
+    """Run jobs that come through a pipe, each with the number of processes that it may use, and whether it is watched."""
+    prepare_process(path)
+
+    def run(given: tuple[Scenario, int, bool]) -> Result:
+        job, workers, watch = given
+        return _run_one(job, workers, pipe.send, explain, watch)
+
+    answer(pipe, run)
+
+
+def _run_one(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool = False, watch: bool = False) -> Result:
+    """Run a job.
+
+    Args:
+        tell: is called with the number of node-rounds that were done since the last time.
+        explain: say why it used one process, if it may use more.
+        watch: call `tell` with snapshots too.
+    """
+    with named(job):
+        return _run(job, workers, tell, explain, watch)
+
+
+def _run(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool, watch: bool) -> Result:
+    done = 0
+    simulation = Simulation(job, workers=workers)
+    photographer = Photographer(simulation) if watch else None
+
+    def report(total: int) -> None:
+        nonlocal done
+        tell(total - done)
+        done = total
+        if photographer is not None and photographer.due():
+            tell(photographer.take())
+
+    result = result_of(simulation.run(report))
+    if explain and workers > 1 and simulation.processes == 1 and job.nodes > 1:
+        result.notes.append(
+            "one process trained all nodes of a run, stacked: in smaller stacks the last bits would be others"
+        )
+    return result

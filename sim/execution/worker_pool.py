@@ -1,0 +1,91 @@
+"""Jobs of scenarios computed by worker processes side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar, cast
+
+from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.simulation.workers import Worker, end_all
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Assignment(Generic[K]):
+    """A job for a worker.
+
+    Attributes:
+        key: tells it from others.
+        scenario: the run that errors name.
+        message: sent to the worker.
+    """
+
+    key: K
+    scenario: Scenario
+    message: Any
+
+
+def compute_side_by_side(
+    jobs: Iterator[Assignment[K] | None], most: int, start: Callable[[], Worker], received: Callable[[K, Any], bool]
+) -> None:
+    """Compute jobs in at most so many processes, and end these in any case.
+
+    Args:
+        jobs: asked for the next one whenever a process is free. None, or the end, says that there is none until one of those
+            that are being computed is done.
+        start: returns a new worker, which answers messages and may send others before its answer.
+        received: called with all that the worker of a job sends, exceptions apart; returns whether the job is done.
+
+    Raises:
+        WorkerLost: a process has ended.
+        Exception: one that a worker has sent.
+    """
+    workers: list[Worker] = []
+    idle: list[Worker] = []
+    busy: dict[Connection, tuple[Worker, Assignment[K]]] = {}
+
+    def fill() -> None:
+        while len(busy) < most and (job := next(jobs, None)) is not None:
+            if not idle:
+                workers.append(start())
+                idle.append(workers[-1])
+            worker = idle.pop()
+            worker.give(job.message)
+            busy[worker.pipe] = worker, job
+
+    try:
+        fill()
+        while busy:
+            for pipe in wait(list(busy)):
+                worker, job = busy[cast(Connection, pipe)]
+                with named(job.scenario):
+                    message = worker.take()
+                if isinstance(message, Exception):
+                    raise message
+                if received(job.key, message):
+                    del busy[worker.pipe]
+                    idle.append(worker)
+                    fill()
+    finally:
+        end_all(workers)
+
+
+@contextmanager
+def named(job: Scenario) -> Iterator[None]:
+    """Name the run in every error that is raised within."""
+    try:
+        yield
+    except Exception as error:
+        run = f"run {job.name!r}, seed {job.seed}"
+        if isinstance(error, ConfigurationError):
+            raise ConfigurationError(f"{run}: {error}") from error
+        if isinstance(error, RunError):
+            error.run = run
+        else:
+            error.add_note(f"in {run}")
+        raise

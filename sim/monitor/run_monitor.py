@@ -1,0 +1,166 @@
+"""State of the runs of a scenario while they go on, and the page that shows it."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2pfl.sim.execution.snapshots import Snapshot, of_result
+from p2pfl.sim.results.results import Result
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
+from p2pfl.web.http_server import ASSETS, Page, Shown, asset
+
+LOOKING = 5.0  # seconds after the last request of a page for which it counts as open
+
+
+@dataclass
+class Row:
+    """State of a job.
+
+    Attributes:
+        state: "waiting", "running", "finished", "kept" where it was finished before, or "stopped" where it never will be.
+        result: the mean over nodes of the test metric of its result.
+    """
+
+    job: Scenario
+    state: str = "waiting"
+    seen: Snapshot | None = None
+    result: float | None = None
+
+    @property
+    def node_rounds(self) -> int:
+        if self.state in ("finished", "kept"):
+            return self.all_node_rounds
+        return 0 if self.seen is None else self.seen.node_rounds
+
+    @property
+    def all_node_rounds(self) -> int:
+        return self.job.nodes * self.job.rounds
+
+    @property
+    def speed(self) -> float:
+        """Node-rounds in a second of the wall's clock."""
+        return 0.0 if self.seen is None or not self.seen.wall_s else self.seen.node_rounds / self.seen.wall_s
+
+
+class Board:
+    """State of all jobs of a scenario; may be read by another thread than that which writes.
+
+    Args:
+        done: the results that are there already, by the number of their job.
+    """
+
+    def __init__(self, file: ScenarioFile, done: Mapping[int, Result] = {}) -> None:
+        self.rows = [Row(job) for job in jobs_of(file)]
+        self.told = threading.Event()  # a page knows the end
+        self.asked = -LOOKING  # when a page asked last
+        self._about = {"scenario": file.name, "description": " ".join(file.description.split())}
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._moved = 0.0  # when the first snapshot came: to start processes and read data takes time, but only once
+        self._end = ""
+        for number, result in done.items():
+            self.finished(number, result, "kept")
+
+    def saw(self, number: int, snapshot: Snapshot | None) -> None:
+        """Record a snapshot of a job; or, with None, that it begins."""
+        with self._lock:
+            row = self.rows[number]
+            row.state = "running"
+            if snapshot is not None and not self._moved:
+                self._moved = time.monotonic() - snapshot.wall_s
+            row.seen = snapshot or row.seen
+
+    def finished(self, number: int, result: Result, state: str = "finished") -> None:
+        """Record the result of a job."""
+        seen = of_result(result)
+        with self._lock:
+            row = self.rows[number]
+            row.state, row.seen, row.result = state, seen, result.summary["test"]["mean"]
+
+    def ended(self, words: str) -> None:
+        """Record the end of all runs, with `words` about it."""
+        with self._lock:
+            self._end = words
+            for row in self.rows:
+                row.state = "stopped" if row.state == "running" else row.state
+
+    def open(self) -> bool:
+        """Return whether a page has asked lately."""
+        return time.monotonic() - self.asked < LOOKING
+
+    def pace(self) -> tuple[float, float | None]:
+        """Return the node-rounds in a second so far, and the seconds that the rest will take if it goes on so."""
+        own = [row for row in self.rows if row.state != "kept"]
+        done, all_of_them = sum(row.node_rounds for row in own), sum(row.all_node_rounds for row in own)
+        if not done or not self._moved:
+            return 0.0, None
+        rate = done / max(time.monotonic() - self._moved, 1e-9)
+        return rate, (all_of_them - done) / rate
+
+    def state(self, number: int | None = None) -> bytes:
+        """Return as JSON what a page shows: all runs, and who has learned from whom in one of them, as far as it is known.
+
+        Args:
+            number: of that run; by default the first that goes on, or else the last that went on.
+        """
+        with self._lock:
+            self.asked = time.monotonic()
+            if self._end:
+                self.told.set()
+            rate, left = self.pace()
+            about = {"elapsed": self.asked - self._begun, "left": left, "node_rounds_per_s": rate, "end": self._end}
+            matrix = self._matrix(self._newest() if number is None else number)
+            return msgspec.json.encode(self._about | about | {"runs": [_shown(row) for row in self.rows], "matrix": matrix})
+
+    def _newest(self) -> int:
+        seen = [number for number, row in enumerate(self.rows) if row.seen is not None]
+        going = [number for number in seen if self.rows[number].state == "running"]
+        return (going or seen[-1:] or [0])[0]
+
+    def _matrix(self, number: int) -> dict[str, Any]:
+        row = self.rows[number]
+        if row.seen is None:
+            return {"run": number, "cells": 0}
+        packed = base64.b64encode(row.seen.weights.astype("<f4").tobytes()).decode()
+        cells = len(row.seen.weights)
+        return {"run": number, "cells": cells, "nodes": row.job.nodes, "groups": row.seen.groups, "weights": packed}
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    job, seen = row.job, row.seen
+    shown = {
+        "name": job.name,
+        "seed": job.seed,
+        "nodes": job.nodes,
+        "rounds": job.rounds,
+        "evaluate_every": job.evaluate_every,
+        "state": row.state,
+        "round": row.node_rounds // job.nodes,
+        "result": row.result,
+        "speed": row.speed,
+    }
+    if seen is None:
+        return shown
+    names = ("metric", "higher_is_better", "values", "bytes", "virtual_s", "wall_s", "models", "most_models", "limit")
+    return shown | {name: getattr(seen, name) for name in names} | {"x": seen.rounds}
+
+
+def page_of(board: Board, port: int) -> Page:
+    """Return the page that shows a board, to be started; port 0 takes a free one."""
+    here = Path(__file__).parent / "web"
+    shown = {"/": asset(here / "watch.html")}
+    shown |= {f"/{name}": asset(here / name) for name in ("watch.js", "watch.css")}
+    shown |= {f"/{name}": asset(ASSETS / name) for name in ("live.js", "charts.js", "style.css", "status.css", "icon.svg")}
+    shown["/runs.json"] = Shown("application/json", board.state)
+    for number in range(len(board.rows)):
+        shown[f"/runs.json?{number}"] = Shown("application/json", partial(board.state, number))
+    return Page(shown, "127.0.0.1", port)

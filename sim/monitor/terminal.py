@@ -1,0 +1,137 @@
+"""Shows runs in the terminal while they go on: a table that changes in place, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from p2pfl.sim.execution.forecast import duration
+from p2pfl.sim.formatting import number, size
+from p2pfl.sim.monitor.run_monitor import Board, Row
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PAUSE = 10.0  # seconds between plain lines of one run
+NAME = 16  # characters that names of runs have at least, where columns can be left out for them
+FEWEST = 4  # columns: which run it is, and how far
+
+
+class View(Protocol):
+    """Display of a board."""
+
+    def show(self, number: int) -> None:
+        """Show the new state of a job."""
+
+
+@contextmanager
+def view(board: Board, stream: TextIO | None = None) -> Iterator[View]:
+    """Show a board on standard error."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield Lines(board, stream)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=stream, highlight=False, markup=False)
+    with Live(console=console, transient=True, get_renderable=lambda: table(board, console)):
+        yield _Itself()
+
+
+class _Itself:
+    """View that reads the board again and again by itself."""
+
+    def show(self, number: int) -> None: ...
+
+
+class Lines:
+    """Prints a line now and then for each run that goes on; those of finished runs are printed by others."""
+
+    def __init__(self, board: Board, stream: TextIO) -> None:
+        self._board = board
+        self._stream = stream
+        self._said: dict[int, float] = {}
+
+    def show(self, number: int) -> None:
+        row, now = self._board.rows[number], time.monotonic()
+        if row.state != "running" or now - self._said.setdefault(number, now) < PAUSE:
+            return
+        self._said[number] = now
+        print(line(self._board, row), file=self._stream, flush=True)
+
+
+def line(board: Board, row: Row) -> str:
+    """Return in words how far a run is."""
+    cells = dict(zip(HEADINGS, _cells(row), strict=True))
+    parts = [f"{cells['run']}, seed {cells['seed']}: round {cells['round']}"]
+    if row.seen is not None and row.seen.values:
+        parts.append(f"{row.seen.metric} {cells['metric']}")
+    parts += [f"{cells['sent']} sent", f"{cells['virtual time']} virtual", f"{cells['node-rounds/s']} node-rounds/s"]
+    return ", ".join(parts) + f"; {rest(board)}"
+
+
+def rest(board: Board) -> str:
+    """Return in words how much is done of all runs."""
+    finished = sum(row.state in ("finished", "kept") for row in board.rows)
+    _, left = board.pace()
+    words = "" if left is None or finished == len(board.rows) else f", about {duration(left)} left"
+    return f"{finished} of {len(board.rows)} runs finished{words}"
+
+
+HEADINGS = ("run", "seed", "state", "round", "metric", "sent", "models", "virtual time", "node-rounds/s")
+
+
+def table(board: Board, console: Console) -> Table:
+    """Return the runs that there is room for: those that go on, then those that have ended last, then those to come.
+
+    A narrow console gets fewer columns, too.
+    """
+    room = max(3, console.size.height - 4)
+    while True:
+        shown = _table(board, room, console.size.width)
+        lines = len(console.render_lines(shown))  # long names take several
+        if lines < console.size.height or room == 1:
+            return shown
+        room = max(1, room - max(1, (lines - console.size.height) // 2))
+
+
+def _table(board: Board, room: int, width: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = board.rows
+    metrics = {row.seen.metric for row in rows if row.seen is not None}
+    headings = ["/".join(sorted(metrics)) or "metric" if name == "metric" else name for name in HEADINGS]
+    order = {"running": 0, "stopped": 0, "finished": 1, "waiting": 2, "kept": 3}
+    first = sorted(range(len(rows)), key=lambda k: (order[rows[k].state], -k if rows[k].state == "finished" else k))
+    cells = {k: _cells(rows[k]) for k in sorted(first[:room])}
+    widths = [max(map(len, column)) + 2 for column in zip(headings, *cells.values(), strict=True)]
+    columns = len(headings)
+    while columns > FEWEST and NAME + sum(widths[1:columns]) > width:
+        columns -= 1
+    shown = Table(caption=rest(board), caption_justify="left", box=None, header_style="bold", expand=False)
+    for name, heading in zip(HEADINGS, headings[:columns], strict=False):
+        shown.add_column(heading, justify="left" if name in ("run", "state") else "right", no_wrap=name != "run")
+    for k, row in cells.items():
+        style = "bold" if rows[k].state == "running" else "dim" if rows[k].state == "waiting" else ""
+        shown.add_row(*(Text(cell) for cell in row[:columns]), style=style)
+    if len(rows) > room:
+        shown.add_row(Text(f"and {len(rows) - room} more", style="dim"))
+    return shown
+
+
+def _cells(row: Row) -> list[str]:
+    job, seen = row.job, row.seen
+    cells = [job.name, str(job.seed), row.state, f"{row.node_rounds // job.nodes} of {job.rounds}"]
+    if seen is None:
+        return [*cells, *[""] * 5]
+    value = row.result if row.result is not None else seen.values[-1] if seen.values else None
+    limit = "" if seen.limit is None else f" of {'-'.join(map(str, dict.fromkeys(seen.limit)))}"
+    cells += [number(value), size(seen.bytes), f"{seen.most_models}{limit}"]
+    virtual = f"{seen.virtual_s:,.0f} s" if seen.virtual_s >= 1000 else f"{seen.virtual_s:.3g} s"
+    return [*cells, virtual, f"{row.speed:,.0f}"]

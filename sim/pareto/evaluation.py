@@ -1,0 +1,174 @@
+"""Candidates of a search: one federated training for each preference, with its result, kept until all end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.parameters import Parameters
+from p2pfl.pareto_metrics import Points, maximised, non_dominated
+from p2pfl.queries import Evaluate, NodeQuery
+from p2pfl.sim.execution.resume import Unfinished, digest
+from p2pfl.sim.results.artifacts import CANDIDATES
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
+from p2pfl.sim.simulation.sharding import task_of
+from p2pfl.sim.simulation.simulation import Simulation
+from p2pfl.system.atomic_files import DamagedFileError
+from p2pfl.task import goals_of
+
+_MAGIC = b"p2pfl-sim candidate 1\n"
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A training to be done.
+
+    Attributes:
+        number: of the candidate among those of all searches.
+        scenario: with the preference as that of all nodes.
+        start: the model to start from; None is the task's initial one.
+    """
+
+    number: int
+    scenario: Scenario
+    start: Parameters | None = None
+
+    def digest(self) -> bytes:
+        """Return a digest of what is computed, and of the model that it starts from."""
+        return sha256(digest(self.scenario) + (b"" if self.start is None else self.start.tobytes())).digest()
+
+
+class Solved(msgspec.Struct, frozen=True):
+    """Result of a job.
+
+    Attributes:
+        values: of each objective the mean over the nodes of the test data's; float64 [m], more is better.
+        params: the model, which all nodes share.
+        seconds: that it took.
+    """
+
+    values: np.ndarray
+    params: Parameters
+    seconds: float
+
+
+def objectives_of(scenario: Scenario) -> Mapping[str, bool]:
+    """Return the objectives of a row by name, and of each whether more is better.
+
+    Raises:
+        ConfigurationError: there is nothing to search for.
+    """
+    if scenario.search is None:
+        raise ConfigurationError(f"run {scenario.name!r} has no table [search]: p2pfl-sim run is for it")
+    goals = goals_of(task_of(scenario, 0))
+    if len(goals) < 2:
+        raise ConfigurationError(
+            f"run {scenario.name!r}: a front needs a task of several objectives, such as deep-sea-treasure;"
+            f" {scenario.task['name']} has one"
+        )
+    return goals
+
+
+def candidate(scenario: Scenario, preference: np.ndarray) -> Scenario:
+    """Return the training for a preference: a row's, with it as that of all nodes."""
+    task = {key: value for key, value in scenario.task.items() if key != "preferences"}
+    return replace(scenario, search=None, task=task | {"preference": preference.tolist()})
+
+
+def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) -> Solved:
+    """Train, and evaluate the resulting model.
+
+    Args:
+        progress: called with the number of node-rounds done since the last call.
+
+    Raises:
+        ConfigurationError: the nodes end with different models.
+    """
+    done, begun = 0, time.perf_counter()
+
+    def report(total: int) -> None:
+        nonlocal done
+        progress(total - done)
+        done = total
+
+    simulation = Simulation(job.scenario, initial=job.start)
+    run = simulation.run(report)
+    model, *others = [node.me.whole for node in run.nodes.values()]
+    if any(other.tobytes() != model.tobytes() for other in others):
+        raise ConfigurationError(
+            "the nodes end with different models; a search needs a policy that gives them one, such as fedavg on a"
+            " complete topology"
+        )
+    asked = [NodeQuery(k, Evaluate([model], ["test"])) for k in range(job.scenario.nodes)]
+    figures = [row for (row,) in simulation.crew.compute(asked)]
+    values = maximised(figures, goals_of(simulation.plan.tasks[0])).mean(0)
+    return Solved(values, model.copy(), time.perf_counter() - begun)
+
+
+class _Kept(msgspec.Struct):
+    """A candidate on the disk."""
+
+    job: bytes
+    values: list[float]
+    params: bytes
+    seconds: float
+
+
+class Candidates(Unfinished):
+    """The solved candidates of searches, each in a sealed file.
+
+    Attributes:
+        notes: a line for each that must be solved again.
+    """
+
+    def __init__(self, path: Path, file: ScenarioFile) -> None:
+        super().__init__(path, file, CANDIDATES)
+        self.notes: list[str] = []
+        self.done = sum(each.name.isdecimal() for each in self._folder.iterdir())
+
+    def save(self, job: Job, solved: Solved) -> None:
+        """Write a candidate.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        part = _Kept(job.digest(), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
+        self.write(job.number, _MAGIC, part)
+
+    def load(self, job: Job) -> Solved | None:
+        """Return a candidate that is there; None if it must be solved."""
+        called = f"candidate {job.number} ({job.scenario.name}, seed {job.scenario.seed}) was trained again"
+        try:
+            part = self.read(job.number, _MAGIC, _Kept)
+        except DamagedFileError:
+            self.notes.append(f"{called}: what was kept of it is damaged")
+            self.done -= 1
+            return None
+        if part is None:
+            return None
+        if part.job != job.digest():
+            self.notes.append(f"{called}: the scenario or the program has changed")
+            self.done -= 1
+            return None
+        return Solved(np.array(part.values), np.frombuffer(part.params, np.float32), part.seconds)
+
+
+def front_of_search(points: Points, left_out: list[int]) -> list[int]:
+    """Return which candidates are on the front, of those with equal values the first.
+
+    Args:
+        points: the values of all, [n, m], more is better.
+        left_out: those that do not count.
+    """
+    best = {tuple(values) for values in non_dominated(np.delete(points, left_out, axis=0)).tolist()}
+    first: dict[tuple[float, ...], int] = {}
+    for k, values in enumerate(points.tolist()):
+        if k not in left_out and tuple(values) in best:
+            first.setdefault(tuple(values), k)
+    return list(first.values())

@@ -1,0 +1,153 @@
+"""Files of a finished search: a summary as JSON, its candidates as Parquet, and the models of each front."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2pfl._version import __version__
+from p2pfl.errors import RunError
+from p2pfl.pareto_metrics import hypervolume
+from p2pfl.sim.pareto.evaluation import front_of_search
+from p2pfl.sim.pareto.search import FrontSearch
+from p2pfl.sim.results import objectives
+from p2pfl.sim.results.artifacts import MODELS, SUMMARY
+from p2pfl.sim.results.results import Table, to_json, versions, write_parquet
+from p2pfl.sim.scenario.claims import MEAN
+from p2pfl.sim.scenario.scenario import ScenarioFile
+from p2pfl.sim.simulation.sharding import task_of
+from p2pfl.system.atomic_files import reason, replace_file
+from p2pfl.task import left_out_of, reference_of
+
+
+def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what summary.json holds: `search`, which tells it from that of a run, an entry of `runs` for each row with each
+    seed, and the `table`, whose measures are averaged over seeds.
+
+    Of an entry, `objectives` are those of all candidates in their order (see p2pfl.sim.results.objectives.of_points),
+    `preferences` what
+    they were trained with, `front` the numbers of those on it, and `hypervolumes` what each iteration had come to.
+    """
+    runs = objectives.with_distances([_entry(search) for search in searches])
+    table = []
+    for scenario in file.runs:
+        repeated = [run for run in runs if run["name"] == scenario.name]
+        measures = objectives.over_seeds(repeated)
+        found = [run["objectives"].get("hypervolume") for run in repeated]
+        row: dict[str, Any] = {"name": scenario.name, "seeds": len(repeated), "objectives": measures}
+        if len(found) > 1 and None not in found:
+            row["std"] = float(np.std(found, ddof=1))
+        row["candidates"] = len(repeated[0]["preferences"])
+        row["seconds"] = float(np.mean([run["time"]["wall_s"] for run in repeated]))
+        if scenario.paper is not None:
+            row["paper"] = scenario.paper
+        table.append(row)
+    return {
+        "scenario": file.name,
+        "search": True,
+        "version": __version__,
+        "versions": versions(),
+        **({} if file.figure == MEAN else {"figure": file.figure}),
+        "seeds": sorted({run["seed"] for run in runs}),
+        "runs": runs,
+        "table": table,
+        "notes": list(dict.fromkeys([*file.notes, *notes])),
+    }
+
+
+def _entry(search: FrontSearch) -> dict[str, Any]:
+    task, points = task_of(search.scenario, 0), search.points()
+    reached = [hypervolume_of(search, k) for k in range(1, search.settings.iterations + 1)]
+    return {
+        "name": search.scenario.name,
+        "seed": search.scenario.seed,
+        "nodes": search.scenario.nodes,
+        "rounds": search.scenario.rounds,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "preferences": [each.preference.tolist() for each in search.candidates],
+        "labels": [_called(k, each.preference) for k, each in enumerate(search.candidates)],
+        "front": front_of_search(points, left_out_of(task, points)),
+        "objectives": objectives.of_points(task, points, search.goals) | {"each": "candidate"},
+        "hypervolumes": [] if None in reached else reached,
+        "time": {"wall_s": round(sum(each.seconds for each in search.candidates), 3)},
+    }
+
+
+def _called(number: int, preference: np.ndarray) -> str:
+    return f"{number} ({' : '.join(f'{weight:.2f}' for weight in preference)})"
+
+
+def hypervolume_of(search: FrontSearch, iterations: int) -> float | None:
+    """Return the hypervolume of what a search had found after some iterations; None where there is no reference point."""
+    task = task_of(search.scenario, 0)
+    reference = reference_of(task)
+    if not len(reference):
+        return None
+    points = search.points()[: iterations * search.settings.samples]
+    signs = np.array([1 if higher else -1 for higher in search.goals.values()])
+    counted = np.delete(points, left_out_of(task, points), axis=0)
+    return hypervolume(counted, (np.array(reference) * signs).tolist())
+
+
+def write(path: Path, searches: Sequence[FrontSearch], summary: Mapping[str, Any]) -> None:
+    """Write all files of searches; summary.json comes last, so that a folder that has it has all.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    try:
+        write_parquet(
+            path / "candidates.parquet", [(run, _columns(s, run)) for s, run in zip(searches, summary["runs"], strict=True)]
+        )
+        shutil.rmtree(path / MODELS, ignore_errors=True)
+        for search, run in zip(searches, summary["runs"], strict=True):
+            _write_models(path / model_folder(run["name"], run["seed"]), search, run)
+        replace_file(path / SUMMARY, [to_json(summary).encode() + b"\n"])
+    except OSError as error:
+        raise RunError(f"cannot write to {path}: {reason(error)}") from error
+
+
+def model_folder(row: str, seed: int) -> str:
+    """Return where the models of a search's front are, in the folder of the results."""
+    return f"{MODELS}/{re.sub(r'[^A-Za-z0-9.-]+', '-', row)}/seed-{seed}"
+
+
+def _columns(search: FrontSearch, run: Mapping[str, Any]) -> Table:
+    found = search.candidates
+    front = set(run["front"])
+    preferences, values = np.array(run["preferences"]), np.array(run["objectives"]["nodes"])
+    return {
+        "candidate": np.arange(len(found)),
+        "iteration": np.array([each.iteration for each in found]),
+        "started_from": np.array([each.start for each in found]),
+        "generating": np.array([each.generating for each in found]),
+        "on_front": np.array([k in front for k in range(len(found))]),
+        **{f"preference_{name}": preferences[:, k] for k, name in enumerate(search.goals)},
+        **{f"test_{name}": values[:, k] for k, name in enumerate(search.goals)},
+    }
+
+
+def _write_models(folder: Path, search: FrontSearch, run: Mapping[str, Any]) -> None:
+    """Write the models of the front. What is said of one is one entry of metadata: several would come in any order."""
+    from safetensors.numpy import save
+
+    layout = task_of(search.scenario, 0).layout
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in run["front"]:
+        about = {
+            "run": run["name"],
+            "seed": run["seed"],
+            "candidate": k,
+            "preference": dict(zip(search.goals, run["preferences"][k], strict=True)),
+            "test": dict(zip(search.goals, run["objectives"]["nodes"][k], strict=True)),
+            "fingerprint": layout.fingerprint.hex(),
+        }
+        content = save(layout.split(search.candidates[k].params), {"p2pfl": json.dumps(about)})
+        replace_file(folder / f"candidate-{k}.safetensors", [content])

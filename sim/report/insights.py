@@ -1,0 +1,311 @@
+"""Sentences about a summary: which run reaches the target first, and what a budget costs.
+
+Every figure is of summary.json; nothing is said that the figures do not hold. Where the seeds of a run disagree, it is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import floor, isclose, isfinite, log10
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from p2pfl.sim.formatting import number, size
+from p2pfl.sim.results.learning_curves import total_sent
+from p2pfl.sim.scenario.sweep import split
+
+Runs = Sequence[Mapping[str, Any]]
+Summary = Mapping[str, Any]
+MOST_PAIRS = 7  # of the same budget; of more only the one that it costs most is told
+SHOWN = 5  # names in a list; of more it is said how many there are
+
+
+def findings(summary: Summary, scenario_runs: Runs) -> list[str]:
+    """Return what there is to say of a finished scenario, one sentence or two for each finding; [] if there is nothing.
+
+    Args:
+        summary: what summary.json holds.
+        scenario_runs: the tables [[run]] of the resolved scenario (see p2pfl.sim.scenario.scenario.ScenarioFile.raw).
+    """
+    return [*_of_target(summary), *_of_budgets(summary, scenario_runs)]
+
+
+# The target
+
+
+class _Cost(NamedTuple):
+    """Cost of reaching the target: its key in `reached`, the words for the least, and the words for a value."""
+
+    key: str
+    words: str
+    unit: Callable[[float], str]
+
+
+def _of_target(summary: Summary) -> list[str]:
+    if summary.get("target") is None:
+        return []
+    rows, seeds = summary["table"], len(summary["seeds"])
+    goal = f"a mean test {_metric(summary)} of {number(summary['target'])}"
+    there = [row for row in rows if row["reached"] and row["reached"]["seeds"] == row["seeds"]]
+    partly = [row for row in rows if row["reached"] and row["reached"]["seeds"] < row["seeds"]]
+    never = [row["name"] for row in rows if not row["reached"]]
+    found = []
+    if len(rows) == 1 and there:
+        costs = there[0]["reached"]
+        spent = f"{_rounds(costs['round'])}, {_seconds(costs['virtual_s'])} and {size(costs['bytes'])} sent"
+        return [f"{rows[0]['name']} reaches {goal} after {spent}{_over(seeds)}."]
+    if there:
+        found = [_first(there, goal, cost, seeds) for cost in _COSTS]
+    if len(partly) > SHOWN:
+        found.append(f"{_list([row['name'] for row in partly])} reach it with some of their seeds only.")
+    else:
+        for row in partly:
+            found.append(f"{row['name']} reaches it with {row['reached']['seeds']} of {_count(row['seeds'], 'seed')} only.")
+    if never and len(never) == len(rows):
+        return [f"{'The run never reaches' if len(rows) == 1 else f'None of the {len(rows)} runs reaches'} {goal}."]
+    if never:
+        rounds = {run["rounds"] for run in summary["runs"] if run["name"] in never}
+        least = f"{min(rounds):,} to " if len(rounds) > 1 else ""
+        found.append(f"{_list(never)} never {_verb(never, 'reaches', 'reach')} it in {least}{_count(max(rounds), 'round')}.")
+    if partly and not there:
+        found.insert(0, f"No run reaches {goal} with every seed.")
+    return found
+
+
+def _first(rows: Runs, goal: str, cost: _Cost, seeds: int) -> str:
+    """Return which run reaches the target with the least of one cost, and which come next and last."""
+    unit = cost.unit
+    values = {row["name"]: row["reached"][cost.key] for row in rows}
+    least = min(values.values())
+    best = _with(values, least)
+    sentence = f"{_list(best)} {_verb(best, 'reaches', 'reach')} {goal} {cost.words}: {unit(least)}{_over(seeds)}"
+    others = {name: value for name, value in values.items() if name not in best}
+    if others:
+        nearest, farthest = _with(others, min(others.values())), _with(others, max(others.values()))
+        sentence += f"; {_list(nearest)} {_verb(nearest, 'follows', 'follow')} with {unit(others[nearest[0]])}"
+        if len(nearest) < len(others):
+            sentence += f", and {_list(farthest)} {_verb(farthest, 'is', 'are')} last with {unit(others[farthest[0]])}"
+    return sentence + "."
+
+
+def _with(values: Mapping[str, float], value: float) -> list[str]:
+    return [name for name, each in values.items() if isclose(each, value)]
+
+
+# Budgets
+
+
+def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
+    """Return the cost of each budget, from runs that differ in it alone from a run without one."""
+    found = []
+    by_budget: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for free, bound in budget_pairs(scenario_runs):
+        pair = _compared(summary, free["name"], bound["name"])
+        if pair is not None:
+            pair["for"] = _without_budget_in_name(free)
+            pair["sooner"] = _target_with_budget(summary, free["name"], bound["name"])
+            words = _budget(bound["budget"], bound.get("nodes", 10))
+            by_budget.setdefault((words, pair["metric"]), []).append(pair)
+    for (words, _), pairs in by_budget.items():
+        moved = [pair for pair in pairs if not pair["same"]]
+        if len(moved) > MOST_PAIRS:
+            moved = [max(moved, key=lambda pair: pair["cost"])]
+        found += [_cost_of_budget(pair, words) for pair in moved]
+        unmoved = [pair["for"] for pair in pairs if pair["same"]]
+        if unmoved:
+            whom = f" for {_list(unmoved)}" if all(unmoved) else ""
+            found.append(f"A budget of {words} changes nothing{whom}: no node asks for more.")
+        if len(pairs) > 1:
+            found.append(_together(pairs, words))
+    return found
+
+
+def budget_pairs(scenario_runs: Runs) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return each run without a budget with each that differs from it only in having one, in the order of the latter."""
+    free = {_without_budget(run): run for run in reversed(scenario_runs) if not _limits(run)}
+    bound = [(_without_budget(run), run) for run in scenario_runs if _limits(run)]
+    return [(free[key], run) for key, run in bound if key in free]
+
+
+def _without_budget(run: Mapping[str, Any]) -> str:
+    labels = ("name", "paper", "pool", "varied", "budget")
+    return json.dumps({key: value for key, value in run.items() if key not in labels}, sort_keys=True, default=str)
+
+
+def _without_budget_in_name(run: Mapping[str, Any]) -> str:
+    """Return the name of a run without a budget; in a sweep, without the words that say so."""
+    if not run.get("varied"):
+        return str(run["name"])
+    return ", ".join(word for word in split(str(run["name"])) if not word.startswith(("budget.", "budget=")))
+
+
+def _target_with_budget(summary: Summary, free: str, bound: str) -> str:
+    """Return what the target takes with a budget, if both runs reach it with every seed; else ""."""
+    rows = {row["name"]: row for row in summary["table"] if row["name"] in (free, bound)}
+    costs = [row.get("reached") for row in (rows.get(bound), rows.get(free)) if row]
+    if len(costs) < 2 or any(cost is None or cost["seeds"] < rows[free]["seeds"] for cost in costs):
+        return ""
+    rounds, seconds = ([cost[key] for cost in costs] for key in ("round", "virtual_s"))
+    in_rounds = _instead(_number(rounds[0]), _number(rounds[1]), "as many rounds", _rounds(rounds[1]))
+    in_seconds = _instead(_rounded(seconds[0]), _rounded(seconds[1]), "as many virtual seconds", _seconds(seconds[1]))
+    return f" With it, the target takes {in_rounds}, and {in_seconds}."
+
+
+def _instead(now: str, before: str, same: str, whole: str) -> str:
+    return f"{same} ({now})" if now == before else f"{now} instead of {whole}"
+
+
+def _limits(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {kind: limit for kind, limit in run.get("budget", {}).items() if limit}
+
+
+def _compared(summary: Summary, free: str, bound: str) -> dict[str, Any] | None:
+    """Compare a run with a budget to one without, seed by seed: metric and bytes; None if no seed has both."""
+    by_seed: dict[str, dict[int, Any]] = {free: {}, bound: {}}
+    for run in summary["runs"]:
+        mean = run["test"]["mean"]
+        if run["name"] in by_seed and mean is not None and isfinite(mean):
+            by_seed[run["name"]][run["seed"]] = run
+    seeds = [seed for seed in by_seed[free] if seed in by_seed[bound]]
+    if not seeds:
+        return None
+    runs = [(by_seed[free][seed], by_seed[bound][seed]) for seed in seeds]
+    higher = bool(runs[0][0].get("higher_is_better", True))
+    sign = 1 if higher else -1
+    costs = [sign * (one["test"]["mean"] - other["test"]["mean"]) for one, other in runs]
+    sent = [(total_sent(one["traffic"]), total_sent(other["traffic"])) for one, other in runs]
+    traces = [one for one, other in runs if one.get("trace") == other.get("trace")]  # those whose every event is the same
+    return {
+        "seeds": len(seeds),
+        "metric": str(runs[0][0]["metric"]),
+        "higher": higher,
+        "cost": float(np.mean(costs)),
+        "std": float(np.std(costs, ddof=1)) if len(seeds) > 1 else 0.0,
+        "means": tuple(float(np.mean([run["test"]["mean"] for run in each])) for each in zip(*runs, strict=True)),
+        "saved": 1 - sum(other for _, other in sent) / total if (total := sum(one for one, _ in sent)) else 0.0,
+        "same": not any(costs) and all(one == other for one, other in sent) and len(traces) == len(runs),
+    }
+
+
+def _cost_of_budget(pair: Mapping[str, Any], words: str) -> str:
+    before, after = pair["means"]
+    way = "more" if pair["saved"] < 0 else "fewer"
+    sent = "as many bytes are sent" if abs(pair["saved"]) < 0.005 else f"{_percent(abs(pair['saved']))} {way} bytes are sent"
+    figures = f"{number(after)} instead of {number(before)}"
+    if pair["seeds"] > 1:
+        figures += f"; the difference deviates by {_small(pair['std'], before)} over {_count(pair['seeds'], 'seed')}"
+    doubt = ", no more than seeds differ" if pair["seeds"] > 1 and abs(pair["cost"]) <= pair["std"] else ""
+    moved = f"{_moves(pair, pair['cost'], _small(abs(pair['cost']), before))}{doubt}"
+    whom = f"For {pair['for']}, a" if pair["for"] else "A"
+    return f"{whom} budget of {words} {moved} ({figures}), and {sent}.{pair['sooner']}"
+
+
+def _moves(pair: Mapping[str, Any], cost: float, figure: str) -> str:
+    """Return the effect of a budget on the metric, in words."""
+    if pair["higher"]:
+        return f"{'brings' if cost < 0 else 'costs'} {figure} of {pair['metric']}"
+    return f"{'lowers' if cost < 0 else 'raises'} the {pair['metric']} by {figure}"
+
+
+def _together(pairs: Sequence[Mapping[str, Any]], words: str) -> str:
+    """The same budget over several pairs."""
+    mean, scale = float(np.mean([pair["cost"] for pair in pairs])), pairs[0]["means"][0]
+    sign = -1 if mean < 0 else 1
+    costs, saved = [sign * pair["cost"] for pair in pairs], [_percent(pair["saved"]) for pair in _by_saved(pairs)]
+    less = saved[0] if saved[0] == saved[-1] else f"{saved[0]} to {saved[-1]}"
+    moved = _moves(pairs[0], mean, _signed(sign * mean, scale))
+    return (
+        f"Over these {len(pairs)} pairs, a budget of {words} {moved} on average"
+        f" (from {_signed(min(costs), scale)} to {_signed(max(costs), scale)}), and saves {less} of the bytes."
+    )
+
+
+def _by_saved(pairs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(pairs, key=lambda pair: float(pair["saved"]))
+
+
+def _budget(budget: Mapping[str, Any], nodes: int) -> str:
+    """Return the limits of a table `budget` in words."""
+    words = []
+    for kind, unit in (("models", "model a round"), ("held", "model held at once"), ("bytes", "byte a round")):
+        limit = budget.get(kind, 0)
+        if isinstance(limit, float):
+            share = "a tenth" if isclose(limit, 0.1) else f"{100 * limit:.4g} %"
+            words.append(f"{share} of the nodes ({_count(max(1, round(limit * nodes)), unit)})")
+        elif isinstance(limit, Sequence):
+            words.append(f"{limit[0]:,} to {_count(limit[1], unit)}")
+        elif limit:
+            words.append(_count(limit, unit))
+    return " and ".join(words)
+
+
+# Words and figures
+
+
+def _metric(summary: Summary) -> str:
+    return str(summary["runs"][0]["metric"])
+
+
+def _over(seeds: int) -> str:
+    return f" (mean over {seeds} seeds)" if seeds > 1 else ""
+
+
+def _count(count: int, unit: str) -> str:
+    """ "1 model a round", "4 models a round"."""
+    first, _, rest = unit.partition(" ")
+    return f"{count:,} {first}{'s' * (count != 1)}{' ' * bool(rest)}{rest}"
+
+
+def _verb(names: Sequence[str], one: str, several: str) -> str:
+    return one if len(names) == 1 else several
+
+
+def _list(names: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    shown = [*names] if len(names) <= SHOWN + 1 else [*names[:SHOWN], f"{len(names) - SHOWN} more"]
+    between = "; " if any(", " in name for name in shown) else ", "  # as in the names of a sweep's runs
+    return shown[0] if len(shown) == 1 else f"{between.join(shown[:-1])} and {shown[-1]}"
+
+
+def _rounded(value: float) -> str:
+    """Three digits: 0.123, 12.3, 1,230."""
+    if not value:
+        return "0"
+    places = 2 - floor(log10(abs(value)))
+    return f"{round(value, places):,.{max(0, places)}f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if isclose(value, round(value)) else f"{value:.1f}"
+
+
+def _rounds(value: float) -> str:
+    return f"{_number(value)} round{'s' * (_number(value) != '1')}"
+
+
+def _seconds(value: float) -> str:
+    return f"{_rounded(value)} virtual seconds"
+
+
+def _percent(share: float) -> str:
+    return "more than 99 %" if 0.995 <= share < 1 else f"{round(100 * share)} %"
+
+
+def _small(value: float, scale: float) -> str:
+    """A difference, with as many places as figures of the size `scale` have."""
+    places = 3 if abs(scale) < 2 else 2
+    return f"{value:.{places}f}" if value >= 0.5 * 10**-places else f"less than {10**-places:.{places}f}"
+
+
+def _signed(value: float, scale: float) -> str:
+    places = 3 if abs(scale) < 2 else 2
+    return f"{round(value, places) + 0.0:.{places}f}"
+
+
+_COSTS = (
+    _Cost("round", "in the fewest rounds", _rounds),
+    _Cost("virtual_s", "in the shortest time", _seconds),
+    _Cost("bytes", "with the fewest bytes sent", size),
+)

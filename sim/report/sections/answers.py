@@ -1,0 +1,61 @@
+"""The section on models that hold a solution for every preference: the front of each node's solutions, in each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from p2pfl.sim.formatting import number, some
+from p2pfl.sim.report.sections.objectives import meant
+from p2pfl.sim.report.series import Figure, Section, Series, by_key
+from p2pfl.sim.report.summary import AllAnswers
+
+
+def section(series: Sequence[Series]) -> Section | None:
+    """Return the section; runs with other objectives have figures of their own."""
+    having = [one for one in series if one.shown.answers is not None]
+    alike = list(by_key(having, lambda one: tuple(told(one).higher_is_better.items())).values())
+    figures = [figure(f"answers-{k}" if k else "answers", runs) for k, runs in enumerate(alike)]
+    text = [
+        "The model of each node holds a solution for every preference. Shown are those that no other one of it dominates."
+    ]
+    return {"id": "answers", "title": "Answers to preferences", "text": text, "figures": figures} if figures else None
+
+
+def told(series: Series) -> AllAnswers:
+    found = series.shown.answers
+    assert found is not None  # see section
+    return found
+
+
+def figure(id: str, series: Sequence[Series]) -> Figure:
+    """Return the solutions of each node as points, each node and each pair of objectives in a view of its own."""
+    goals = told(series[0]).higher_is_better
+    names = list(goals)
+    views = []
+    for node in range(max(len(told(one).nodes) for one in series)):
+        having = [one for one in series if node < len(told(one).nodes)]
+        for a, b in combinations(range(len(names)), 2):
+            points = [point for one in having for point in shown(one, node, a, b)]
+            label = f"node {node}" + (f": {names[a]} and {names[b]}" if len(names) > 2 else "")
+            view: dict[str, Any] = {"label": label, "x_unit": "", "x_log": False, "points": points, "known": []}
+            view |= {"x_label": meant(names[a], goals[names[a]]), "y_label": meant(names[b], goals[names[b]])}
+            views.append(view | {"fronts": {"x": goals[names[a]], "stepped": len(names) == 2}})
+    seeds = sorted({one.shown.seed for one in series})
+    note = f"On the node's own test data, of {f'seed {seeds[0]}' if len(seeds) == 1 else 'one seed of each run'}."
+    title = f"What a node's solutions are worth: {some(names)}"
+    return {"id": id, "kind": "scatter", "title": title, "note": note} | views[0] | {"views": views}
+
+
+def shown(series: Series, node: int, a: int, b: int) -> list[dict[str, Any]]:
+    """Return the points of a node's solutions by objectives a and b, each with its preference."""
+    of = told(series).nodes[node]
+    return [
+        {"run": series.name, "x": point[a], "y": point[b], "on_front": True, "label": f"preference {said(preference)}"}
+        for preference, point in zip(of.preferences, of.points, strict=True)
+    ]
+
+
+def said(preference: Sequence[float]) -> str:
+    return ", ".join(number(weight) for weight in preference)

@@ -1,0 +1,309 @@
+"""The section on clusters: who was in which, how near they came to the true groups, and how alike the models were.
+
+The figures show what figures 11 and 12 of Hartmann et al. (FedPref, 2024) show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from p2pfl.sim.formatting import some
+from p2pfl.sim.report.folder import Columns
+from p2pfl.sim.report.page import Hundredths
+from p2pfl.sim.report.sections.collaboration import MOST_CELLS, Order, ordered
+from p2pfl.sim.report.sections.curves import lines
+from p2pfl.sim.report.series import Figure, Section, Series, by_key
+from p2pfl.sim.report.summary import Entry
+
+MOST_BINS = 100  # rows and columns of a matrix
+MOST_FRAMES = 6  # matrices of a run
+SAME = 1 - 1e-9  # an adjusted Rand index above this is 1
+MOST_SAID = 6  # runs; of more, the table says it better
+MOST_PARTS = 40_000  # of lanes, in all runs together
+
+
+class States(NamedTuple):
+    """The clusters of a run's seed that is shown.
+
+    Attributes:
+        names: of the clusters, "" being that of all.
+        table: which of these each node was assigned in each round, or -1; [rounds, nodes].
+    """
+
+    names: list[str]
+    table: np.ndarray
+
+    @property
+    def final(self) -> list[str]:
+        """The name of each node's last cluster; of one that was never assigned any, "", which is that of all."""
+        last = [column[column >= 0] for column in self.table.T]
+        return [self.names[column[-1]] if len(column) else "" for column in last]
+
+
+def section(series: Sequence[Series]) -> Section | None:
+    """Return the section; None where no policy has clusters or compares models."""
+    states = {one.name: found for one in series if (found := states_of(one)) is not None}
+    figures = [lanes(series, states)] if states else []
+    note = "1 where the clusters are the true groups, about 0 where they agree by chance (Hubert and Arabie 1985)."
+    title = "Agreement of clusters and true groups"
+    figures += _drawn(lines(series, _rand, id="rand", title=title, y_label="adjusted Rand index", note=note))
+    title = "Number of clusters"
+    figures += _drawn(lines(series, _count, id="clusters-count", title=title, y_label="clusters", even=True))
+    figures += similarities(series, states)
+    return {"id": "clusters", "title": "Clusters", "text": [], "figures": figures} if figures else None
+
+
+def _drawn(figure: Figure) -> list[Figure]:
+    return [figure] if figure["y"] else []
+
+
+def _rand(series: Series, entry: Entry) -> np.ndarray | None:
+    found = entry.clusters
+    return None if found is None or found.adjusted_rand is None else _by_round(entry, found.rounds, found.adjusted_rand)
+
+
+def _count(series: Series, entry: Entry) -> np.ndarray | None:
+    return None if entry.clusters is None else _by_round(entry, entry.clusters.rounds, entry.clusters.count)
+
+
+def _by_round(entry: Entry, rounds: Sequence[int], values: Sequence[float]) -> np.ndarray:
+    found = np.full(entry.rounds, np.nan)
+    for round, value in zip(rounds, values, strict=True):
+        if 1 <= round <= entry.rounds:
+            found[round - 1] = value
+    return found
+
+
+def states_of(series: Series) -> States | None:
+    """Return the clusters of the seed that is shown; None where the run has none."""
+    columns = series.more("clusters", series.shown)
+    if columns is None or not len(columns["round"]):
+        return None
+    names, which = np.unique(columns["cluster"].astype(str), return_inverse=True)
+    table = np.full((int(columns["round"].max()), series.shown.nodes), -1)
+    table[columns["round"] - 1, columns["node"]] = which
+    return States(names.tolist(), table)
+
+
+def lanes(series: Sequence[Series], states: dict[str, States]) -> Figure:
+    """Return each node's cluster from round to round; those of a cluster beside each other, as long as it has no gaps."""
+    own = {one.name: one for one in series}
+    kinds = sorted({group for name in states for group in _groups(own[name].shown)}, key=lambda name: (len(name), name))
+    runs: dict[str, dict[str, Any]] = {}
+    left = MOST_PARTS
+    for name, state in states.items():
+        entry = own[name].shown
+        groups = _groups(entry)
+        order = sorted(range(entry.nodes), key=lambda k: (state.final[k], groups[k] if groups else "", k))
+        parts = [(row, *part) for row, node in enumerate(order) for part in _episodes(state.table[:, node])]
+        if len(parts) > left:
+            break  # what is left out is said in the note
+        left -= len(parts)
+        rows, first, last, block = np.array(parts).T
+        called = entry.labels if len(entry.labels) == entry.nodes else [f"node {k}" for k in range(entry.nodes)]
+        members = [np.any(state.table == k, axis=0).sum() for k in range(len(state.names))]
+        runs[name] = {
+            "rows": [called[node] for node in order],
+            "span": [0.5, max(len(state.table), own[name].rounds(entry)["round"].max(initial=1)) + 0.5],
+            "row": rows,
+            "from": first - 0.5,
+            "to": last + 0.5,
+            "key": np.array([kinds.index(groups[order[row]]) if groups else 0 for row in rows]),
+            "block": block,
+            "blocks": [
+                f"cluster {cluster}, of {count}" if cluster else f"the cluster of all {count}"
+                for cluster, count in zip(state.names, members, strict=True)
+            ],
+        }
+        if groups:
+            runs[name]["groups"] = [f"group {groups[node]}" for node in order]
+    of = ", in the colour of its true group" if kinds else ""
+    note = (
+        f"A row is a node{of}. Nodes that touch are in the same cluster; a gap is a round in which a node was assigned none."
+    )
+    note += " Clusters are named by their splits: 01 is the second part of 0."
+    if len(runs) < len(states):
+        note += f" Not shown, as there is too much of it: {some(set(states) - set(runs))}."
+    figure: Figure = {"id": "clusters-over-rounds", "kind": "lanes", "title": "Who was in which cluster", "note": note}
+    most = max(runs, key=lambda name: len(runs[name]["row"]), default=None)
+    figure |= {
+        "x_label": "round",
+        "x_unit": "",
+        "joined": True,
+        "first": most,
+        "keys": [f"group {kind}" for kind in kinds] or ["node"],
+    }
+    return figure | {"row_label": "node", "key_label": "group", "block_label": "cluster", "runs": runs}
+
+
+def _groups(entry: Entry) -> list[str]:
+    """Return the true group of each node; nothing if not all are of one."""
+    known = len(entry.groups) == entry.nodes and None not in entry.groups
+    return [str(group) for group in entry.groups] if known else []
+
+
+def _episodes(clusters: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return from which round to which a node was in which cluster.
+
+    Args:
+        clusters: of one node by round, the first being round 1; -1 is none.
+    """
+    ends = np.flatnonzero(np.diff(clusters)) + 1
+    starts = [0, *ends.tolist()]
+    stops = [*ends.tolist(), len(clusters)]
+    return [(a + 1, b, int(clusters[a])) for a, b in zip(starts, stops, strict=True) if clusters[a] >= 0]
+
+
+def similarities(series: Sequence[Series], states: dict[str, States]) -> list[Figure]:
+    """Return how alike the models were at some rounds, of the seeds that are shown; a figure for each kind of nodes."""
+    found = {one.name: columns for one in series if (columns := one.more("similarities", one.shown)) is not None}
+    compared = [one for one in series if one.name in found and len(found[one.name]["round"])]
+    alike = by_key(compared, lambda one: (one.shown.nodes, tuple(one.shown.groups)))
+    figures = []
+    for number, runs in enumerate(alike.values()):
+        grouped = bool(_groups(runs[0].shown))
+        orders = {one.name: _order(one, grouped, states.get(one.name)) for one in runs}
+        frames = {
+            one.name: _panels(found[one.name], orders[one.name], _frames(len(compared), one.shown.nodes)) for one in runs
+        }
+        of = f": {some(one.name for one in runs)}" if len(alike) > 1 else ""
+        figure: Figure = {"id": f"similarity-{number}" if number else "similarity", "kind": "matrix", "frames": frames}
+        figure |= {"title": f"How alike models were{of}", "note": _alike(grouped, orders), "unit": ""}
+        figure |= {"x_label": "node", "y_label": "node"} | _rows(orders[runs[0].name])
+        figure["first"] = next(
+            (name for name in sorted(states, key=lambda k: -len(states[k].names)) if name in frames), None
+        )
+        figure["least"] = -1 if any((found[one.name]["similarity"] < 0).any() for one in runs) else 0
+        figures.append(figure | ({} if grouped else {"orders": {name: _rows(order) for name, order in orders.items()}}))
+    return figures
+
+
+def _order(series: Series, grouped: bool, states: States | None) -> Order:
+    """Return nodes by their true groups, or else by their last clusters."""
+    final = states.final if states is not None else [""] * series.shown.nodes
+    return ordered(series.shown, MOST_BINS, groups=None if grouped else final)
+
+
+def _panels(columns: Columns, order: Order, most: int) -> list[dict[str, Any]]:
+    """Return the matrices of some rounds; not of those in which most nodes are alone, if there are others."""
+    rounds = np.unique(columns["round"])
+    there = [len(np.unique([columns[name][columns["round"] == round] for name in ("node", "other")])) for round in rounds]
+    full = [round for round, count in zip(rounds, there, strict=True) if 2 * count >= len(order.place)]
+    return [
+        {"label": f"round {round}", "values": Hundredths(matrix(columns, round, order)), "max": 1}
+        for round in _some(np.array(full or rounds), most)
+    ]
+
+
+def _rows(order: Order) -> dict[str, Any]:
+    rows: dict[str, Any] = {"n": len(order.sizes), "labels": order.labels}
+    return rows | ({"groups": [{"label": label, "count": count} for label, count in order.groups]} if order.groups else {})
+
+
+def _frames(runs: int, nodes: int) -> int:
+    """Return how many matrices a run may have, so that all fit into a page."""
+    return max(1, min(MOST_FRAMES, MOST_CELLS // (2 * runs * min(nodes, MOST_BINS) ** 2)))
+
+
+def _some(rounds: np.ndarray, most: int) -> list[int]:
+    """Return at most so many rounds: the first, the last, and some in equal steps between."""
+    if len(rounds) <= most:
+        return [int(round) for round in rounds]
+    return [int(rounds[k]) for k in np.unique(np.linspace(0, len(rounds) - 1, most).round().astype(int))]
+
+
+def matrix(columns: Columns, round: int, order: Order) -> np.ndarray:
+    """Return the similarities of a round, [rows, rows]; where a row stands for several nodes, the mean of those known."""
+    here = columns["round"] == round
+    one, other, value = (columns[name][here] for name in ("node", "other", "similarity"))
+    there = np.unique([one, other])
+    a, b = order.place[np.concatenate([one, other, there])], order.place[np.concatenate([other, one, there])]
+    n = len(order.sizes)
+    values = np.concatenate([value, value, np.ones(len(there))])
+    counts = np.bincount(a * n + b, minlength=n * n)
+    sums = np.bincount(a * n + b, values, minlength=n * n)
+    mean: np.ndarray = np.divide(sums, counts, out=np.full(n * n, np.nan), where=counts > 0).reshape(n, n)
+    return mean
+
+
+def _alike(grouped: bool, orders: dict[str, Order]) -> str:
+    words = (
+        "The similarity of two nodes' models by which the policy compares them, before the step of that round; hatched where"
+    )
+    words += " it compares none, as of nodes in different clusters."
+    words += f" Nodes are in the order of their {'true groups' if grouped else 'clusters at the end'}."
+    binned = any(order.binned for order in orders.values())
+    return words + (" A cell is the mean of several pairs." if binned else "")
+
+
+def of_clusters(series: Sequence[Series]) -> list[str]:
+    """Say of runs with clusters how near these came to the true groups, when, and what became of them."""
+    became = [found for one in series if (found := _became(one)) is not None]
+    split = [each for each in became if each.most > 1]
+    whole = [each.name for each in became if each.most == 1]
+    said = [_sentence(each) for each in split]
+    if len(split) > MOST_SAID:  # then in brief
+        exact = [f"{each.name} ({_when(each)})" for each in split if each.exact]
+        missed = [each.name for each in split if each.best is not None and not each.exact]
+        said = [f"The clusters were the true groups at some round in: {some(exact, len(exact))}."] if exact else []
+        said += [f"Clusters were split, but never just the true groups, in: {some(missed, len(missed))}."] if missed else []
+    return said + ([f"No cluster was split in: {some(whole, MOST_SAID)}."] if whole else [])
+
+
+class _Became(NamedTuple):
+    """History of a run's clusters: their greatest and final number, and their agreement with the true groups.
+
+    Attributes:
+        exact: the first rounds in which they were just the true groups, of those seeds in which they ever were.
+        best, final: adjusted Rand indices, the mean over seeds; None where a node is of no group.
+    """
+
+    name: str
+    nodes: int
+    seeds: int
+    most: int
+    ends: list[int]
+    exact: list[int]
+    best: float | None
+    final: float | None
+
+
+def _became(series: Series) -> _Became | None:
+    told = [found for entry in series.entries if (found := entry.clusters) is not None and found.count]
+    if not told:
+        return None
+    indices = [found.adjusted_rand for found in told if found.adjusted_rand]
+    known = len(indices) == len(told)
+    exact = [
+        found.rounds[next(k for k, value in enumerate(index) if value > SAME)]
+        for found, index in zip(told, indices, strict=known)
+        if max(index) > SAME
+    ]
+    best = float(np.mean([max(index) for index in indices])) if known else None
+    final = float(np.mean([index[-1] for index in indices])) if known else None
+    most, ends = max(max(found.count) for found in told), [found.count[-1] for found in told]
+    return _Became(series.name, series.shown.nodes, len(told), most, ends, exact, best, final)
+
+
+def _sentence(found: _Became) -> str:
+    end = f"ended with {_range(found.ends)} cluster{'s' * (max(found.ends) > 1)} of {found.nodes} nodes"
+    if found.best is None or found.final is None:
+        return f"{found.name} {end}."
+    if found.exact:
+        where = f"{found.name} found the true groups {_when(found)} (adjusted Rand index 1.00)"
+        return f"{where}, and {end} (index {found.final:.2f})."
+    most = f"{found.best:.2f} at best{' on average over seeds' if found.seeds > 1 else ''}"
+    return f"{found.name} did not find the true groups: the adjusted Rand index of its clusters was {most}; it {end}."
+
+
+def _when(found: _Became) -> str:
+    """In which rounds the clusters were first just the true groups."""
+    seeds = f"in {len(found.exact)} of {found.seeds} seeds, first " if found.seeds > 1 else ""
+    return f"{seeds}at round{'s' * (min(found.exact) < max(found.exact))} {_range(found.exact)}"
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values)}" + (f" to {max(values)}" if max(values) > min(values) else "")

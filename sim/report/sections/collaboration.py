@@ -1,0 +1,210 @@
+"""The section on collaboration: who learned from whom, over time and in all, and how much of it within the own group.
+
+The matrices over time show what figures 2 and 12 of Kharrat et al. (DPFL, 2024) show; that of a whole run what figure 2 of
+Listo Zec et al. (DAC, 2024) shows, how often a node learned from which other. Nodes are in the order of their groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from p2pfl.sim.formatting import some
+from p2pfl.sim.report.folder import Columns
+from p2pfl.sim.report.sections.curves import lines
+from p2pfl.sim.report.sections.network import drawings
+from p2pfl.sim.report.series import Figure, Section, Series, by_key
+from p2pfl.sim.report.summary import Entry
+
+MOST_BINS = 128  # rows and columns of a matrix
+MOST_FRAMES = 5
+MOST_CELLS = 2_000_000  # of all matrices over time together: a byte each, before compression
+MOST_FIGURES = 6
+
+
+@dataclass
+class Order:
+    """Order of nodes in the rows of a matrix, by groups.
+
+    Attributes:
+        place: the row of each node.
+        sizes: how many nodes each row stands for.
+        groups: names, and how many rows they have; empty where there are none.
+        labels: of the rows.
+    """
+
+    place: np.ndarray
+    sizes: np.ndarray
+    groups: list[tuple[str, int]]
+    labels: list[str]
+
+    @property
+    def binned(self) -> bool:
+        return len(self.sizes) < len(self.place)
+
+
+def section(series: Sequence[Series]) -> Section:
+    """Return the section; runs whose nodes are not the same have figures of their own."""
+    links = {one.name: one.links(one.shown) for one in series}
+    linked = [one for one in series if len(links[one.name]["round"])]
+    alike = list(by_key(linked, _nodes).values())
+    figures: list[Figure] = []
+    for number, runs in enumerate(alike[:MOST_FIGURES]):
+        suffix = f"-{number}" if number else ""
+        more = f": {some(one.name for one in runs)}" if len(alike) > 1 else ""
+        figures += matrices(suffix, more, runs, links)
+    figures += drawings(series, links)
+    shares = lines(
+        series,
+        _within,
+        id="within-group",
+        title="Links within the own group",
+        y_label="links within the own group",
+        note="The share of the models aggregated in a round that came from a node of the own group, in the mean over seeds.",
+        y_unit="%",
+    )
+    for band in {"low", "high"} & set(shares):  # a share is from 0 to 100, however it deviates
+        shares[band] = {run: values.clip(0, 100) for run, values in shares[band].items()}
+    text = []
+    if alone := [one.name for one in series if one not in linked]:
+        text.append(f"No model of another node was aggregated in: {', '.join(alone)}.")
+    if len(alike) > MOST_FIGURES:
+        text.append(f"The nodes of these runs are of {len(alike)} kinds; matrices are of the first {MOST_FIGURES}.")
+    figures += [shares] if shares["y"] else []
+    return {"id": "collaboration", "title": "Collaboration", "text": text, "figures": figures}
+
+
+def _nodes(series: Series) -> tuple[Any, ...]:
+    return series.shown.nodes, tuple(series.shown.groups)
+
+
+def ordered(entry: Entry, most: int = MOST_BINS, labelled: bool = True, groups: Sequence[str] | None = None) -> Order:
+    """Return nodes in the order of their groups, and if there are too many, so many neighbours in a row that they fit.
+
+    Args:
+        groups: the names of those in place of the true ones, in whose order they are.
+        labelled: by the names that they have in the topology; else, and where they have none, by number.
+    """
+    n = entry.nodes
+    of = entry.groups if groups is None else groups
+    names = [str(group) for group in of] if len(of) == n else [""] * n
+    kinds = sorted(set(names), key=None if groups else lambda name: (len(name), name))  # 10 after 9
+    if len(kinds) > most // 2:
+        names, kinds = [""] * n, [""]
+    members = [np.array([k for k in range(n) if names[k] == kind]) for kind in kinds]
+    rows = [len(group) if n <= most else max(1, round(most * len(group) / n)) for group in members]
+    while sum(rows) > max(n, most) or (n > most and sum(rows) > most):
+        rows[rows.index(max(rows))] -= 1
+    place, start = np.zeros(n, int), 0
+    for group, count in zip(members, rows, strict=True):
+        place[group] = start + np.arange(len(group)) * count // len(group)
+        start += count
+    called = entry.labels if labelled and len(entry.labels) == n else [str(k) for k in range(n)]
+    sizes = np.bincount(place, minlength=start)
+    first = np.full(start, n)
+    np.minimum.at(first, place, np.arange(n))
+    labels = [called[k] + (f" and {size - 1} more" if size > 1 else "") for k, size in zip(first, sizes, strict=True)]
+    return Order(place, sizes, list(zip(kinds, rows, strict=True)) if len(kinds) > 1 else [], labels)
+
+
+def windows(rounds: int, most: int = MOST_FRAMES) -> list[tuple[int, int]]:
+    """Return the first and the last round of at most so many parts of a run, which are of equal length but for one round."""
+    count = max(1, min(rounds, most))
+    ends = [rounds * (k + 1) // count for k in range(count)]
+    return [(start + 1, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def counted(links: Columns, order: Order, parts: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return how often each node learned from which other, in each part of a run; shape [parts, rows, rows], row = dst.
+
+    In percent of the rounds; where a row stands for several nodes, of all pairs of nodes and rounds. What is more than
+    nothing is 1 at least.
+    """
+    rows = len(order.sizes)
+    part = np.searchsorted([end for _, end in parts], links["round"])
+    cells = (part * rows + order.place[links["dst"]]) * rows + order.place[links["src"]]
+    counts = np.bincount(cells, minlength=len(parts) * rows * rows).reshape(len(parts), rows, rows)
+    pairs = np.outer(order.sizes, order.sizes) - np.diag(order.sizes)  # no node learns from itself
+    length = np.array([end - start + 1 for start, end in parts])[:, None, None]
+    percent: np.ndarray = np.rint(100 * counts / (np.maximum(pairs, 1) * length)).astype(np.uint8)
+    percent[(percent == 0) & (counts > 0)] = 1
+    return percent
+
+
+def chosen_before(entry: Entry) -> Columns | None:
+    """Return whom each node has chosen in the preparation as links of a round 1; None where no policy does so."""
+    numbers = {str(k): k for k in range(entry.nodes)}
+    lines = enumerate(entry.chosen_before[: entry.nodes])
+    pairs = [(numbers[word], dst) for dst, line in lines for word in line.split() if word in numbers]
+    src, dst = np.array(pairs, int).reshape(-1, 2).T
+    return {"round": np.ones(len(src), int), "src": src, "dst": dst} if len(src) else None
+
+
+def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, Columns]) -> list[Figure]:
+    """Return who learned from whom over time, and in all, of runs that have the same nodes."""
+    entry = series[0].shown
+    frames, bins = _sizes(len(series), entry.nodes)
+    order = ordered(entry, bins, all(one.shown.labels == entry.labels for one in series))
+    note = _note(series, order)
+    figures = []
+    for id, title, most in (
+        ("over-time", "Who learned from whom, over time", frames),
+        ("communication", "Who learned from whom, in the whole run", 1),
+    ):
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for one in series:
+            parts = windows(one.done(links[one.name]), most)
+            values = list(counted(links[one.name], order, parts))
+            names = [f"rounds {a} to {b}" if a < b else f"round {a}" for a, b in parts]
+            if most > 1 and (chosen := chosen_before(one.shown)) is not None:
+                values, names = [*counted(chosen, order, [(1, 1)]), *values], ["chosen before round 1", *names]
+            top = int(max(each.max() for each in values))
+            runs[one.name] = [{"label": name, "values": each, "max": top} for name, each in zip(names, values, strict=True)]
+        figure: Figure = {"id": id + suffix, "kind": "matrix", "title": title + more, "note": note, "n": len(order.sizes)}
+        figure |= {"labels": order.labels, "x_label": "learned from", "y_label": "node", "frames": runs}
+        figure["unit"] = "%"
+        if order.groups:
+            figure["groups"] = [{"label": label, "count": count} for label, count in order.groups]
+        figures.append(figure)
+    return figures
+
+
+def _sizes(runs: int, nodes: int) -> tuple[int, int]:
+    """Return how many matrices over time each run has, and how many rows at most, so that all fit into a page."""
+    choices = [(frames, bins) for bins in (MOST_BINS, 64, 32) for frames in (MOST_FRAMES, 4, 2)]
+    return next((c for c in choices if runs * c[0] * min(nodes, c[1]) ** 2 <= MOST_CELLS), choices[-1])
+
+
+def _note(series: Sequence[Series], order: Order) -> str:
+    seeds = sorted({one.shown.seed for one in series})
+    words = [f"Of seed {seeds[0]}." if len(seeds) == 1 else "Of one seed of each run."]
+    if order.binned:
+        words.append(
+            f"Each row and column stands for up to {order.sizes.max()} nodes; a cell says in how many of 100 cases a node of"
+            " its row aggregated the model of one of its column in a round."
+        )
+    else:
+        words.append(
+            "A cell says in which share of the rounds the node of its row aggregated the model of that of its column."
+        )
+    if any(one.shown.chosen_before for one in series):
+        words.append("Chosen before round 1 are those whom a node's policy chose in its preparation.")
+    if order.groups:
+        words.append("Nodes are in the order of their groups.")
+    return " ".join(words)
+
+
+def _within(series: Series, entry: Entry) -> np.ndarray | None:
+    """The share of a round's links from the own group, in percent."""
+    if len(entry.groups) != entry.nodes or None in entry.groups or len(set(entry.groups)) < 2:
+        return None
+    links = series.links(entry)
+    group = np.unique(np.array(entry.groups, str), return_inverse=True)[1]
+    own = group[links["src"]] == group[links["dst"]]
+    total = np.bincount(links["round"] - 1, minlength=1)
+    share = np.full(len(total), np.nan)
+    np.divide(100 * np.bincount(links["round"] - 1, own, minlength=1), total, out=share, where=total > 0)
+    return share

@@ -1,0 +1,86 @@
+"""What differs between the scenarios of several folders: key by key, as resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.markup import bullets, paragraphs, table
+
+LABELS = ("name", "paper", "pool", "varied")  # of a run; they change nothing
+MOST_VALUES = 6
+
+
+def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:
+    """Return a table of the keys that differ, as HTML.
+
+    Runs are compared with those of the same name. Where the folders have no such runs, the values of all runs are compared.
+    """
+    runs = [_runs(folder) for folder in folders]
+    if not all(runs):
+        missing = [name for name, found in zip(names, runs, strict=True) if not found]
+        return paragraphs([f"The scenario cannot be compared: {', '.join(missing)} has no scenario.toml that can be read."])
+    shared = [run for run in runs[0] if all(run in found for found in runs[1:])]
+    compared = [{run: found[run] for run in shared} if shared else found for found in runs]
+    keys = list(dict.fromkeys(key for found in compared for table in found.values() for key in table))
+    rows = [["seeds", *(_value(folder.scenario.get("seeds")) for folder in folders)]]
+    rows = rows if len(set(rows[0][1:])) > 1 else []
+    for key in keys:
+        values = [{run: table.get(key) for run, table in found.items()} for found in compared]
+        differ = any(each != values[0] for each in values[1:]) if shared else len({_said(each) for each in values}) > 1
+        if differ:
+            rows.append([key, *(_said(each) for each in values)])
+    html = table(["Key", *names], rows) if rows else ""
+    words = (
+        []
+        if rows
+        else ["The scenarios of the runs that have the same names do not differ." if shared else "No key differs."]
+    )
+    only = [
+        f"Only in {name}: {', '.join(run for run in found if run not in shared)}."
+        for name, found in zip(names, runs, strict=True)
+        if shared and len(found) > len(shared)
+    ]
+    if not shared:
+        only.append("No run has the same name in all folders: the table compares the values of all their runs.")
+    return html + paragraphs(words) + bullets(only)
+
+
+def _runs(folder: Folder) -> dict[str, dict[str, Any]]:
+    """Return each run's keys with dots; those of the runs in the summary."""
+    names = dict.fromkeys(entry.name for entry in folder.summary.runs)
+    found = {name: flat(folder.settings(name)) for name in names}
+    return {name: table for name, table in found.items() if table}
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table's values by keys such as "policy.tau"."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if not prefix and key in LABELS:
+            continue
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    """Return the one value of all runs, or each with the runs that have it."""
+    runs: dict[str, list[str]] = {}
+    for run, value in values.items():
+        runs.setdefault(_value(value), []).append(run)
+    if len(runs) == 1:
+        return next(iter(runs))
+    words = [f"{value} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for value, names in runs.items()]
+    return "; ".join(words[:MOST_VALUES]) + ("; ..." if len(words) > MOST_VALUES else "")
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,153 @@
+"""The section on elections: who coordinated when, as each node saw it, in which term, and why there was nobody.
+
+A node notes whom it takes for the coordinator whenever that changes. That a node coordinates, it says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from p2pfl.sim.formatting import number, some
+from p2pfl.sim.report.folder import Columns
+from p2pfl.sim.report.series import Figure, Section, Series
+
+MOST_NODES = 100  # rows of a run, beside that of all
+MOST_REASONS = 3  # why nobody coordinated, in one part of the row of all
+STARTING = "no coordinator yet"
+NOBODY = -1
+
+
+class View(NamedTuple):
+    """From when to when somebody saw whom coordinate.
+
+    Attributes:
+        coordinator: the number of a node, or NOBODY.
+        problem: why there is none.
+    """
+
+    start: float
+    end: float
+    coordinator: int
+    term: int
+    problem: str
+
+
+def section(series: Sequence[Series]) -> Section | None:
+    """Return the section; None where no run has elections."""
+    found = {one.name: (one, columns) for one in series if (columns := one.more("elections", one.shown)) is not None}
+    found = {name: (one, columns) for name, (one, columns) in found.items() if len(columns["time"])}
+    if not found:
+        return None
+    views = {name: (one, *seen(columns, one.shown.nodes, ended(one))) for name, (one, columns) in found.items()}
+    text = [said(one.name, everyone) for one, everyone, _ in views.values()]
+    return {"id": "elections", "title": "Elections", "text": text, "figures": [timeline(views)]}
+
+
+def ended(series: Series) -> float:
+    """Return when the run of the seed that is shown had ended, in virtual seconds."""
+    last = float(series.rounds(series.shown)["virtual_time"].max(initial=0.0))
+    return max(last, series.shown.time.virtual_s or 0.0)
+
+
+def seen(columns: Columns, nodes: int, end: float) -> tuple[list[View], list[list[View]]]:
+    """Return who coordinated, by what nodes said of themselves, and what each node saw.
+
+    Args:
+        columns: time, node, term, coordinator and problem: what a node saw from then on.
+        end: of the run; nothing is seen afterwards.
+    """
+    each: list[list[View]] = [[] for _ in range(nodes)]
+    for k in np.lexsort((np.arange(len(columns["time"])), columns["time"])):
+        node, time = int(columns["node"][k]), min(float(columns["time"][k]), end)
+        before = each[node].pop() if each[node] else View(0.0, end, NOBODY, 0, STARTING)
+        if before.start < time:
+            each[node].append(before._replace(end=time))
+        each[node].append(
+            View(time, end, int(columns["coordinator"][k]), int(columns["term"][k]), str(columns["problem"][k]))
+        )
+    each = [_joined(views) if views else [View(0.0, end, NOBODY, 0, STARTING)] for views in each]
+    return _of_all(each, end), each
+
+
+def _joined(views: Sequence[View]) -> list[View]:
+    """Return views of which no two neighbours say the same; a term counts only where somebody coordinates in it."""
+    found: list[View] = []
+    for view in views:
+        if found and _what(found[-1]) == _what(view):
+            found[-1] = found[-1]._replace(end=view.end)
+        elif view.start < view.end:
+            found.append(view)
+    return found
+
+
+def _what(view: View) -> tuple[Any, ...]:
+    return view.coordinator, view.problem, view.term if view.coordinator != NOBODY else 0
+
+
+def _of_all(each: Sequence[Sequence[View]], end: float) -> list[View]:
+    """Return who coordinated, from the start to the end; where nobody did, why not, as the nodes say it."""
+    own = sorted(view for node, views in enumerate(each) for view in views if view.coordinator == node)
+    found: list[View] = []
+    time = 0.0
+    for view in [*own, View(end, end, NOBODY, 0, "")]:
+        if time < view.start:
+            problems = {v.problem for views in each for v in views if v.start < view.start and v.end > time and v.problem}
+            found.append(View(time, view.start, NOBODY, 0, some(sorted(problems), MOST_REASONS)))
+        if time < view.end:
+            found.append(view._replace(start=max(time, view.start)))
+        time = max(time, view.end)
+    return _joined(found)
+
+
+def said(name: str, everyone: Sequence[View]) -> str:
+    """Say who coordinated a run, how often that changed, and for how long nobody did."""
+    led = [view for view in everyone if view.coordinator != NOBODY]
+    whole = everyone[-1].end - everyone[0].start
+    without = whole - sum(view.end - view.start for view in led)
+    if not led:
+        return f"{name}: nobody ever coordinated."
+    nodes, terms = len({view.coordinator for view in led}), len({view.term for view in led})
+    words = (
+        f"{name}: {nodes} node{'s' * (nodes > 1)} coordinated in {terms} term{'s' * (terms > 1)}. There was a coordinator"
+    )
+    words += f" from {number(led[0].start)} s of virtual time on"
+    gaps = sum(view.coordinator == NOBODY for view in everyone[1:])
+    if gaps:
+        words += f"; it was lost {gaps} time{'s' * (gaps > 1)}"
+    return words + f". Nobody coordinated for {number(without)} of {number(whole)} s ({100 * without / whole:.1f} %)."
+
+
+def timeline(views: dict[str, tuple[Series, list[View], list[list[View]]]]) -> Figure:
+    """Return who coordinated, and below it what each node saw."""
+    runs: dict[str, dict[str, Any]] = {}
+    keys: list[str] = []
+    for name, (one, everyone, each) in views.items():
+        entry = one.shown
+        called = entry.labels if len(entry.labels) == entry.nodes else [f"node {k}" for k in range(entry.nodes)]
+        rows = [everyone, *each[:MOST_NODES]]
+        parts = [(row, view) for row, own in enumerate(rows) for view in own]
+        keys += [called[v.coordinator] for _, v in parts if v.coordinator != NOBODY and called[v.coordinator] not in keys]
+        keys = list(dict.fromkeys(keys))
+        runs[name] = {
+            "rows": ["coordinator", *called[:MOST_NODES]],
+            "row": np.array([row for row, _ in parts]),
+            "from": np.array([view.start for _, view in parts]),
+            "to": np.array([view.end for _, view in parts]),
+            "key": np.array([keys.index(called[v.coordinator]) if v.coordinator != NOBODY else -1 for _, v in parts]),
+            "block": np.arange(len(parts)),
+            "brief": [str(view.term) if view.coordinator != NOBODY else "" for _, view in parts],
+            "blocks": [
+                f"{called[v.coordinator]}, term {v.term}" if v.coordinator != NOBODY else v.problem or "nobody"
+                for _, v in parts
+            ],
+        }
+    note = "First who coordinated, as the coordinators said of themselves; below whom each node took for the coordinator."
+    note += " Numbers are terms: each has at most one coordinator."
+    if any(one.shown.nodes > MOST_NODES for one, *_ in views.values()):
+        note += f" Of more than {MOST_NODES} nodes the first {MOST_NODES} are shown."
+    figure: Figure = {"id": "coordinators", "kind": "lanes", "title": "Who coordinated when", "note": note, "runs": runs}
+    figure |= {"x_label": "virtual time", "x_unit": "s", "inside": True, "keys": keys, "none": "nobody coordinates"}
+    return figure | {"row_label": "seen by", "key_label": "coordinator", "block_label": "term, or why nobody coordinates"}

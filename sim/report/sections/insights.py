@@ -1,0 +1,60 @@
+"""What the results say, in sentences that are computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from p2pfl.sim.formatting import number, some
+from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.insights import findings as of_summary
+from p2pfl.sim.report.sections.clusters import of_clusters
+from p2pfl.sim.report.series import Series, by_key, folder_names
+
+MOST_PROBLEMS = 4  # of more, the table says it better
+
+
+def findings(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
+    """Return the sentences for the head of a report."""
+    problems = by_key(series, lambda one: (one.metric, one.problem))
+    found = []
+    if len(problems) <= MOST_PROBLEMS:
+        found = [sentence for (metric, _), alike in problems.items() for sentence in best(metric, alike, len(problems) > 1)]
+    found += of_clusters(series)
+    for folder, name in zip(folders, folder_names([folder.path for folder in folders]), strict=True):
+        runs = folder.scenario.get("run")
+        try:
+            sentences = of_summary(folder.raw, runs if isinstance(runs, list) else [])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue  # a summary of an older version: it has not all the figures that sentences are made of
+        found += sentences if len(folders) == 1 else [f"{name}: {sentence}" for sentence in sentences]
+    return found
+
+
+def best(metric: str, series: Sequence[Series], several: bool = False) -> list[str]:
+    """Say which run is best, and how far it is from the next one, in terms of what the seeds make of it.
+
+    Args:
+        several: whether there are other runs, which learn something else.
+    """
+    found = []
+    for one in series:
+        if means := one.means():
+            found.append((float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else None, one.name))
+    if len(found) < 2:
+        return []
+    sign = -1 if series[0].shown.better_is_higher else 1
+    (mean, deviation, name), (other, other_deviation, second), *_ = sorted(found, key=lambda each: sign * each[0])
+    tied = [each for value, _, each in found if value == mean]
+    best_is = f"The best test {metric} in the mean over nodes and seeds is that of"
+    among = f", of the {len(found)} runs that learn the same as it," if several else ""
+    if len(tied) > 1:
+        return [f"{best_is} {some(tied)}{among} with {number(mean)} each."]
+    words = f"{best_is} {name}{among or ':'}{' with' if among else ''} {number(mean)}"
+    words += f", followed by {second} with {number(other)}."
+    if deviation is None or other_deviation is None:
+        return [words + " One seed does not tell how much of this is chance."]
+    if abs(mean - other) <= deviation + other_deviation:
+        words += " The two differ by no more than their deviations over seeds together."
+    return [words]

@@ -1,0 +1,83 @@
+"""The section on learning: the test metric from round to round, of all nodes and of the worst tenth; the validation loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from p2pfl.sim.report.sections.curves import judged, lines, of_nodes, worst_tenth
+from p2pfl.sim.report.series import Figure, Section, Series, by_key
+from p2pfl.sim.report.summary import Entry
+from p2pfl.sim.results.learning_curves import mean
+
+
+def section(series: Sequence[Series]) -> Section:
+    """Return the section; runs with another metric have figures of their own."""
+    figures: list[Figure] = []
+    for metric, alike in by_key(series, lambda one: one.metric).items():
+        suffix = "" if metric == series[0].metric else f"-{metric}"
+        figures += curves(suffix, metric, alike)
+        title = "Validation loss" + (f" of the runs with a test {metric}" if len(alike) < len(series) else "")
+        note = "The mean over the nodes, of the reported model."
+        figures.append(lines(alike, _loss, id=f"loss{suffix}", title=title, y_label="validation loss", note=note))
+    return {"id": "learning", "title": "Learning", "text": [], "figures": [each for each in figures if each["y"]]}
+
+
+def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
+    """Return figures of the test metric of runs that all have the same."""
+    stages = {one.stage() for one in series}
+    which = {"trained": "after training, before aggregation", "merged": "after aggregation"}
+    of = "the model that the run reports" + (
+        f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else ""
+    )
+    target = next((target for one in series if (target := one.folder.summary.target) is not None), None)
+    label = f"test {metric}"
+    return [
+        lines(
+            series,
+            _mean,
+            id=f"learning{suffix}",
+            title=f"Test {metric}",
+            y_label=label,
+            note=f"The mean over the nodes, of {of}.",
+            target=target,
+        ),
+        lines(
+            series,
+            _worst,
+            id=f"worst{suffix}",
+            title=f"Test {metric} of the worst tenth of the nodes",
+            y_label=label,
+            note="The mean of the tenth of the nodes that is worst in that round.",
+        ),
+        lines(
+            series,
+            _gain,
+            id=f"gain{suffix}",
+            title=f"What aggregation changes in the test {metric}",
+            y_label=f"difference in test {metric}",
+            note="Of the model after aggregation, less that of the model that was trained before it; the mean over the"
+            f" nodes. {'More' if series[0].shown.better_is_higher else 'Less'} than 0 is an improvement.",
+        ),
+    ]
+
+
+def _mean(series: Series, entry: Entry) -> np.ndarray:
+    return mean(judged(series, entry))
+
+
+def _worst(series: Series, entry: Entry) -> np.ndarray:
+    return worst_tenth(judged(series, entry), entry.better_is_higher)
+
+
+def _gain(series: Series, entry: Entry) -> np.ndarray | None:
+    what = f"test_{series.metric}"
+    if not {f"trained_{what}", f"merged_{what}"} <= set(series.metrics()):
+        return None
+    merged, trained = of_nodes(series, entry, "merged", what), of_nodes(series, entry, "trained", what)
+    return mean(merged - trained)
+
+
+def _loss(series: Series, entry: Entry) -> np.ndarray:
+    return mean(of_nodes(series, entry, series.stage(), "validation_loss"))

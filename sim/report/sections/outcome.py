@@ -1,0 +1,84 @@
+"""The section on results: each node's figure with the worst tenth, and the means of the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from p2pfl.sim.report.series import Figure, Section, Series, by_key
+
+MOST_GROUPS = 8  # more bars than these are read in the table
+
+
+def section(series: Sequence[Series]) -> Section:
+    """Return the section: a distribution for each metric, and bars for each group."""
+    figures: list[Figure] = []
+    for metric, alike in by_key(series, lambda one: one.metric).items():
+        suffix = "" if metric == series[0].metric else f"-{metric}"
+        figures += [distribution(f"nodes{suffix}", metric, alike), *groups(f"group{suffix}", metric, alike)]
+    return {"id": "results", "title": "Results", "text": [], "figures": figures}
+
+
+def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
+    """Return each node's test metric of one seed, with a mark on the worst tenth of the nodes, on one at least."""
+    runs = {}
+    for one in series:
+        values = np.array([np.nan if value is None else value for value in one.shown.test.nodes], float)
+        if not np.isfinite(values).any():
+            continue
+        runs[one.name] = {
+            "values": values,
+            "worst": worst(values, one.shown.better_is_higher),
+            "mean": float(np.nanmean(values)),
+        }
+    note = f"One mark for each node, of {_seeds(series)}; the worst tenth of the nodes is marked."
+    if not runs:
+        note = "The summary does not say how good each node was."
+    labels = next((one.shown.labels for one in series if one.shown.labels), [])
+    alike = all(one.shown.labels in (labels, []) and one.shown.nodes == series[0].shown.nodes for one in series)
+    figure: Figure = {
+        "id": id,
+        "kind": "distribution",
+        "title": f"Test {metric} of each node",
+        "note": note,
+        "x_label": f"test {metric}",
+        "runs": runs,
+    }
+    return figure | ({"labels": labels} if labels and alike else {})
+
+
+def worst(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
+    """Return 1 for each of the worst tenth of the values, at least for one; 0 for the others and for what is NaN."""
+    there = np.flatnonzero(np.isfinite(values))
+    order = there[np.argsort(values[there] if higher_is_better else -values[there], kind="stable")]
+    marks = np.zeros(len(values), np.uint8)
+    marks[order[: max(1, len(there) // 10)]] = 1
+    return marks
+
+
+def groups(id: str, metric: str, series: Sequence[Series]) -> list[Figure]:
+    """Return for each group of nodes a figure of bars: the mean of its nodes and over seeds."""
+    names = list(dict.fromkeys(group for one in series for entry in one.entries for group in entry.test.per_group))
+    if not 1 < len(names) <= MOST_GROUPS:
+        return []
+    figures = []
+    for number, group in enumerate(names):
+        means = {one.name: one.mean(entry.test.per_group.get(group) for entry in one.entries) for one in series}
+        figures.append(
+            {
+                "id": f"{id}-{number}",
+                "kind": "bars",
+                "title": f"Test {metric} in group {group}",
+                "note": "",
+                "x_label": f"test {metric}",
+                "unit": "",
+                "runs": {run: mean for run, mean in means.items() if mean is not None},
+            }
+        )
+    return figures
+
+
+def _seeds(series: Sequence[Series]) -> str:
+    seeds = sorted({one.shown.seed for one in series})
+    return f"seed {seeds[0]}" if len(seeds) == 1 else "one seed of each run"

@@ -1,0 +1,90 @@
+"""What the fronts of runs with the same objectives are measured by: a reference point, and the best front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2pfl.pareto_metrics import Points, measures, non_dominated
+from p2pfl.sim.report.summary import Objectives
+
+BEYOND = 0.1  # by how much of the range of an objective the reference point lies beyond its worst value, if none is given
+
+
+@dataclass(frozen=True)
+class Space:
+    """What fronts are measured by; signs are such that more is better.
+
+    Attributes:
+        signs: 1 of an objective of which more is better, else -1; [m].
+        reference: of the hypervolume, [m].
+        given: the task says so; else it is a tenth of the range beyond the worst value of each objective.
+        known: the front of what is attainable, [k, m]; None if the task does not say.
+        found: else that of all models of a seed; [k, m].
+    """
+
+    signs: np.ndarray
+    reference: Points
+    given: bool
+    known: Points | None
+    found: Mapping[int, Points]
+
+    def measures(self, seed: int, told: Objectives) -> dict[str, float]:
+        """Return hypervolume, sparsity, cardinality and igd of a run's models."""
+        front = self.found[seed] if self.known is None else self.known
+        return measures(points_of(told), self.reference.tolist(), front)
+
+    def reported(self, points: Points) -> list[list[float]]:
+        """Return points with the signs that nodes report."""
+        rows: list[list[float]] = (points * self.signs + 0.0).tolist()  # no -0.0
+        return rows
+
+
+def space_of(runs: Sequence[tuple[int, Objectives]]) -> Space:
+    """Return what the fronts of runs are measured by.
+
+    A front that is not known is that of all models of the same seed, as problems may differ from seed to seed.
+
+    Args:
+        runs: one or more with the same objectives, each with its seed.
+    """
+    first = runs[0][1]
+    signs = signs_of(first)
+    by_seed: dict[int, list[Points]] = {}
+    for seed, told in runs:
+        by_seed.setdefault(seed, []).append(non_dominated(points_of(told)))  # all at once would take too much memory
+    models = np.concatenate([points_of(told) for _, told in runs])
+    return Space(
+        signs,
+        np.array(first.reference) * signs if first.reference else beyond(models),
+        bool(first.reference),
+        np.array(first.front, np.float64) * signs if first.front else None,
+        {seed: non_dominated(np.concatenate(points)) for seed, points in by_seed.items()},
+    )
+
+
+def beyond(points: Points) -> Points:
+    """Return the point a tenth of each column's range below its least value; 0 for no points."""
+    if not len(points):
+        return np.zeros(points.shape[1])
+    least = points.min(0)
+    found: Points = least - BEYOND * (points.max(0) - least)
+    return found
+
+
+def points_of(told: Objectives) -> Points:
+    """Return the objectives of a run's models that count, so that more is better; [n, m].
+
+    Those do not that are no numbers, or that the task has left out.
+    """
+    signs = signs_of(told)
+    rows = np.array(told.nodes, np.float64).reshape(len(told.nodes), len(signs))
+    rows[told.left_out] = np.nan
+    kept: Points = rows[np.isfinite(rows).all(1)] * signs
+    return kept
+
+
+def signs_of(told: Objectives) -> np.ndarray:
+    return np.array([1.0 if higher else -1.0 for higher in told.higher_is_better.values()])

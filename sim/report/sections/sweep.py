@@ -1,0 +1,71 @@
+"""The section on a sweep: the test metric against each key that was varied, and against what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2pfl.sim.report.sections.fronts import costs, points, scatter
+from p2pfl.sim.report.series import Figure, Section, Series
+from p2pfl.sim.scenario.sweep import split
+
+
+def section(series: Sequence[Series]) -> Section | None:
+    """Return the section; None where no summary is that of a sweep."""
+    swept = [one for one in series if one.folder.summary.varied]
+    if not swept:
+        return None
+    keys = list(dict.fromkeys(key for one in swept for key in one.folder.summary.varied))
+    figures = [figure for key in keys if (figure := against(key, swept)) is not None]
+    words = [key for key in keys if not any(figure["x_label"] == key for figure in figures)]
+    text = [f"Varied: {', '.join(_values(key, swept) for key in keys)}."]
+    if words:
+        text.append(f"Not numbers, and so without a figure: {', '.join(words)}; see the table.")
+    return {
+        "id": "sweep",
+        "title": "The sweep",
+        "text": text,
+        "figures": [_of_all(each) for each in (*figures, *costs(swept))],
+    }
+
+
+def _of_all(figure: Figure) -> Figure:
+    """Return a figure that shows all runs, whatever is chosen for the others: it is there to compare them."""
+    return figure | {"unfiltered": True}
+
+
+def against(key: str, series: Sequence[Series]) -> Figure | None:
+    """Return the metric against a key of those runs in which it is a number; None if there are none, or only one number.
+
+    Points are labelled with what else was varied; those that are alike in that are joined.
+    """
+    there = [one for one in series if _number(one.shown.varied.get(key)) and one.metric == series[0].metric]
+    if len({one.shown.varied[key] for one in there}) < 2:
+        return None
+    found = scatter(there, key, "", lambda entry: entry.varied[key], front=False)
+    others = {one.name: _without(key, one) for one in there}
+    joined = len(set(others.values())) < len(others)
+    for point in found["points"]:
+        point["label"] = others[point["run"]]
+    return {
+        "id": f"against-{''.join(c if c.isalnum() else '-' for c in key)}",
+        "kind": "scatter",
+        "title": f"Test {series[0].metric} against {key}",
+        "note": points(found["points"]) + (" Lines join runs that differ in this key only." if joined else ""),
+        "joined": joined,
+        **found,
+    }
+
+
+def _without(key: str, series: Series) -> str:
+    """Return the name of a run without what it says of a key: where its point is says that."""
+    before = series.name.removesuffix(series.row)  # its folder, if need be
+    return before + ", ".join(word for word in split(series.row) if not word.startswith(f"{key}="))
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _values(key: str, series: Sequence[Series]) -> str:
+    values = dict.fromkeys(str(value) for one in series for value in one.folder.summary.varied.get(key, []))
+    return f"{key} ({', '.join(values)})"

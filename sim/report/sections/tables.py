@@ -1,0 +1,185 @@
+"""The parts of a report that are text: facts, the table, notes, the scenario and versions. All of it is escaped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+
+from p2pfl.sim.formatting import difference, number, of_paper, size, some
+from p2pfl.sim.report.folder import Folder
+from p2pfl.sim.report.markup import bullets, table, terms
+from p2pfl.sim.report.series import Series
+from p2pfl.sim.report.summary import Row
+
+
+def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
+    """Return the head: what was run, how large it was, and what the scenario says of itself."""
+    entries = [entry for one in series for entry in one.entries]
+    metrics = {entry.metric: entry.better_is_higher for entry in entries}
+    pairs = {
+        "Scenario": ", ".join(dict.fromkeys(folder.summary.scenario for folder in folders)),
+        "Runs": str(sum(len({entry.name for entry in one.entries}) for one in series)),
+        "Nodes": _range([entry.nodes for entry in entries]),
+        "Rounds": _range([entry.rounds for entry in entries]),
+        "Seeds": _seeds(sorted({entry.seed for entry in entries})),
+        "Topology": some(dict.fromkeys(entry.topology for entry in entries if entry.topology), 8),
+        "Metric": "; ".join(f"{metric}, {'higher' if up else 'lower'} is better" for metric, up in metrics.items()),
+        "Time to simulate": f"{sum(entry.time.wall_s or 0 for entry in entries):,.1f} s",
+    }
+    descriptions = dict.fromkeys(str(folder.scenario.get("description", "")).strip() for folder in folders)
+    words = "".join(f'<p class="description">{escape(" ".join(each.split()))}</p>\n' for each in descriptions if each)
+    rows = "".join(
+        f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>"
+        for key, value in pairs.items()
+        if value not in ("", "0.0 s")
+    )
+    return f'{words}<dl class="facts">{rows}</dl>\n'
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values):,}" + (f" to {max(values):,}" if max(values) > min(values) else "")
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return some((str(seed) for seed in seeds), 8)
+
+
+def results(folders: Sequence[Folder], series: Sequence[Series]) -> str:
+    """Return the table of results, one for each folder, with the notes of its runs."""
+    html = side_by_side(folders, series) if len(folders) > 1 else ""
+    for folder in folders:
+        own = [one for one in series if one.folder is folder]
+        html += f"<h3>{escape(str(folder.path))}</h3>\n" if len(folders) > 1 else ""
+        html += of_folder(folder, own)
+        html += bullets([f"Note: {note}" for note in folder.summary.notes])
+    return html
+
+
+def of_folder(folder: Folder, series: Sequence[Series]) -> str:
+    """Return the table of a folder's runs: means and deviations over seeds, the worst tenth, groups, traffic, a paper's."""
+    rows = {row.name: row for row in folder.summary.table}
+    seeds = max(len(one.seeds) for one in series)
+    metrics = list(dict.fromkeys(one.metric for one in series))
+    groups = list(dict.fromkeys(group for one in series for entry in one.entries for group in entry.test.per_group))
+    groups = groups if 1 < len(groups) <= 6 else []
+    reference = next((row.against.name for row in rows.values() if row.against is not None), None)
+    papers = any(row.paper is not None for row in rows.values())
+    heads = ["Run", " / ".join(metrics)]
+    heads += ["± over seeds"] if seeds > 1 else []
+    heads += [f"minus {reference}"] if reference is not None else []
+    times = any(row.against.times_bytes is not None for row in rows.values() if row.against is not None)
+    heads += ["times its bytes"] if times else []  # else it sends nothing
+    also = list(dict.fromkeys(name for row in rows.values() for name in row.also))
+    heads += [name.replace("_", " ") for name in also]
+    heads += ["worst tenth", "± over nodes", *(f"group {group}" for group in groups)]
+    heads += ["bytes sent", "most models a round", "virtual time"]
+    heads += ["rounds to target", "time to target", "bytes to target"] if folder.summary.target is not None else []
+    heads += [of_paper(folder.summary.figure)] if papers else []
+    front = any(row.front for row in rows.values())
+    heads += ["front"] if front else []
+    cells = []
+    for one in series:
+        row = rows.get(one.row, Row(one.row))
+        line = [one.row, number(one.mean(entry.test.mean for entry in one.entries))]
+        line += [number(row.std) if len(one.seeds) > 1 else ""] if seeds > 1 else []
+        line += _against(row)[: 1 + times] if reference is not None else []
+        line += [number(row.also.get(name)) for name in also]
+        line += [number(one.mean(getattr(entry.test, what) for entry in one.entries)) for what in ("worst_decile", "std")]
+        line += [number(one.mean(entry.test.per_group.get(group) for entry in one.entries)) for group in groups]
+        most = [models for entry in one.entries if (models := entry.traffic.max_models_in_round) is not None]
+        line += [size(one.mean(entry.sent for entry in one.entries)), str(max(most)) if most else ""]
+        line += [_seconds(one.mean(entry.time.virtual_s for entry in one.entries))]
+        line += _reached(row, len(one.entries)) if folder.summary.target is not None else []
+        line += [number(row.paper)] if papers else []
+        line += ["*" if row.front else ""] if front else []
+        cells.append(line)
+    return table(heads, cells) + f'<p class="meaning">{escape(_meaning(folder))}</p>\n'
+
+
+def _meaning(folder: Folder) -> str:
+    words = (
+        "Means over nodes and seeds, of the test data. Worst tenth: the mean of the tenth of the nodes that is worst."
+        " ± over nodes: the standard deviation over the nodes of a seed. Bytes are those of all nodes, the preparation"
+        " included."
+    )
+    front = " Front: no other row has a better figure for as few bytes, or as good a one for fewer."
+    return words + (front if any(row.front for row in folder.summary.table) else "")
+
+
+def _against(row: Row) -> list[str]:
+    if row.against is None:
+        return ["", ""]
+    times = row.against.times_bytes
+    return [difference(row.against.difference), "" if times is None else f"{times:.2f}"]
+
+
+def _reached(row: Row, seeds: int) -> list[str]:
+    costs = row.reached
+    if costs is None or costs.seeds < seeds:
+        return [f"by {costs.seeds} of {seeds}" if costs else "never", "", ""]
+    return [f"{costs.round:.1f}", _seconds(costs.virtual_s), size(costs.bytes)]
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:,.1f} s"
+
+
+def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
+    """Return a table of runs that several folders have with the same metric, and the difference of two; "" if none."""
+    times = Counter((one.row, one.metric) for one in series)
+    shared = [key for key, count in times.items() if count > 1]
+    if not shared:
+        return ""
+    heads = ["Run"]
+    for folder in folders:
+        heads += [str(folder.path), "± over seeds", "bytes sent"]
+    heads += ["difference"] if len(folders) == 2 else []
+    rows = []
+    for name, metric in shared:
+        line, means = [name], []
+        for folder in folders:
+            own = (one for one in series if one.folder is folder)
+            found = next((one for one in own if (one.row, one.metric) == (name, metric)), None)
+            row = next((row for row in folder.summary.table if row.name == name), Row(name))
+            if found is None:
+                line += ["", "", ""]
+                continue
+            means.append(found.mean(entry.test.mean for entry in found.entries))
+            deviation = number(row.std) if len(found.seeds) > 1 else ""
+            line += [number(means[-1]), deviation, size(found.mean(entry.sent for entry in found.entries))]
+        if len(folders) == 2:
+            first, second = means
+            line.append("" if first is None or second is None else difference(second - first))
+        rows.append(line)
+    metrics = ", ".join(dict.fromkeys(metric for _, metric in shared))
+    words = f"Test {metrics}, the mean over nodes and seeds."
+    words += " The difference is the second less the first." if len(folders) == 2 else ""
+    return table(heads, rows) + f'<p class="meaning">{escape(words)}</p>\n'
+
+
+def scenario(folders: Sequence[Folder]) -> str:
+    """Return the resolved scenarios as text."""
+    html = ""
+    for folder in folders:
+        html += f"<h3>{escape(str(folder.path))}</h3>\n" if len(folders) > 1 and folder.text else ""
+        html += f"<pre>{escape(folder.text)}</pre>\n" if folder.text else ""
+    return html
+
+
+def versions(folders: Sequence[Folder], series: Sequence[Series]) -> str:
+    """Return what computed the runs, and the digest of what happened in each, which tells whether it happened again."""
+    html = ""
+    for folder in folders:
+        html += f"<h3>{escape(str(folder.path))}</h3>\n" if len(folders) > 1 else ""
+        html += terms(folder.summary.versions or {"p2pfl": folder.summary.version or "not known"})
+        rows = [
+            [entry.name, str(entry.seed), _seconds(entry.time.wall_s), entry.trace]
+            for one in series
+            if one.folder is folder
+            for entry in one.entries
+        ]
+        html += table(["Run", "seed", "time to simulate", "digest of the trace"], rows)
+    return html

@@ -1,0 +1,60 @@
+"""The section on a scenario's target: after how many rounds, virtual seconds and bytes each run reached it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from p2pfl.sim.report.series import Figure, Section, Series
+from p2pfl.sim.report.summary import Reached
+
+COSTS = (  # of Reached, with what it is called, and its unit
+    ("round", "Rounds", "rounds", ""),
+    ("virtual_s", "Virtual time", "virtual time", "s"),
+    ("bytes", "Bytes sent", "bytes sent", "B"),
+)
+Arrived = Mapping[str, Sequence[Reached]]
+
+
+def section(series: Sequence[Series]) -> Section | None:
+    """Return the section; None where no summary has a target."""
+    aimed = [one for one in series if any(entry.reached is not msgspec.UNSET for entry in one.entries)]
+    if not aimed:
+        return None
+    arrived = {one.name: [each.reached for each in one.entries if isinstance(each.reached, Reached)] for one in aimed}
+    figures = [_bars(*cost, arrived) for cost in COSTS]
+    return {"id": "target", "title": "Reaching the target", "text": _text(aimed, arrived), "figures": figures}
+
+
+def _text(series: Sequence[Series], arrived: Arrived) -> list[str]:
+    text = []
+    for metric, target, higher in dict.fromkeys(
+        (one.metric, one.folder.summary.target, one.shown.better_is_higher) for one in series
+    ):
+        if target is not None:
+            text.append(f"The target is a mean test {metric} of {target:g} or {'more' if higher else 'less'}.")
+    seeds = {one.name: len(one.entries) for one in series}
+    if never := [name for name in seeds if not arrived[name]]:
+        text.append(f"Never reached by: {', '.join(never)}.")
+    some = [name for name in seeds if 0 < len(arrived[name]) < seeds[name]]
+    if some:
+        names = ", ".join(f"{name} ({len(arrived[name])} of {seeds[name]})" for name in some)
+        text.append(f"Reached with some of the seeds only, and shown as the mean over these: {names}.")
+    return text
+
+
+def _bars(key: str, title: str, label: str, unit: str, arrived: Arrived) -> Figure:
+    runs = {
+        name: sum(getattr(each, key) for each in found) / len(found) if found else None for name, found in arrived.items()
+    }
+    return {
+        "id": f"target-{key.replace('_', '-')}",
+        "kind": "bars",
+        "title": f"{title} until the target was reached",
+        "note": "Of all nodes together, the preparation included." if key == "bytes" else "",
+        "x_label": label,
+        "unit": unit,
+        "runs": runs,
+        "missing": "never",
+    }

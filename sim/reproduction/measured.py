@@ -1,0 +1,67 @@
+"""Figures measured last of the shipped scenarios, in a file that `p2pfl-sim reproduce --record` writes.
+
+The file is part of the repository and not of the installed packages.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.scenario.scenario import SHIPPED
+from p2pfl.system.atomic_files import reason, replace_file
+
+FILE = SHIPPED.resolve().parents[1] / "results" / "measured.json"  # in a checkout; nothing where p2pfl is installed
+
+
+class Measured(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Figures of a form of a scenario.
+
+    Attributes:
+        seconds: duration on `cores` that do nothing else; None if it is not known.
+        figures: for each row, the figure that the scenario compares with the paper's; {} if only the time was estimated.
+        seeds: over which they are means.
+        version: of p2pfl, by which they were made.
+    """
+
+    seconds: float | None = None
+    cores: int = 2
+    seeds: list[int] = []
+    version: str = ""
+    figures: dict[str, float] = {}
+
+
+Book = dict[str, dict[str, Measured]]
+"""By scenario and form."""
+
+
+def load(path: Path) -> Book:
+    """Read measured figures; {} if there is no such file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is damaged.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Book)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
+
+
+def record(path: Path, scenario: str, form: str, measured: Measured) -> None:
+    """Write the figures of a form in place of earlier ones, with four digits.
+
+    Raises:
+        ConfigurationError: the file cannot be read or written.
+    """
+    book = load(path)
+    figures = {row: float(f"{figure:.4g}") for row, figure in measured.figures.items()}
+    book.setdefault(scenario, {})[form] = msgspec.structs.replace(measured, figures=figures)
+    ordered = {name: dict(sorted(book[name].items())) for name in sorted(book)}
+    try:
+        replace_file(path, [msgspec.json.format(msgspec.json.encode(ordered), indent=1), b"\n"])
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {reason(error)}") from error

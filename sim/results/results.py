@@ -1,0 +1,312 @@
+"""Files of a finished run: a summary as JSON, rounds and edges as Parquet, and the scenario that reproduces them."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from p2pfl._version import __version__
+from p2pfl.sim.results import objectives
+from p2pfl.sim.results.artifacts import SUMMARY
+from p2pfl.sim.results.learning_curves import total_sent
+from p2pfl.sim.results.pareto import on_front
+from p2pfl.sim.results.preference_fronts import of_nodes
+from p2pfl.sim.results.summary_metrics import by_snapshot, chosen_before, collaboration, traffic
+from p2pfl.sim.results.time_to_target import mean_reached, reached
+from p2pfl.sim.scenario.claims import MEAN
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
+from p2pfl.sim.simulation import cluster_log
+from p2pfl.sim.simulation.simulation import Run
+from p2pfl.system.atomic_files import replace_file
+from p2pfl.task import also_of, goals_of, group_of
+
+Table = dict[str, np.ndarray]
+Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summary.json
+
+
+@dataclass
+class Result:
+    """A run in plain values, which can be sent between processes.
+
+    Attributes:
+        summary: an entry of `runs` in summary.json.
+        rounds, edges: columns; see p2pfl.sim.simulation.recorder.
+        notes: what the user should know about how it was computed.
+        more: further tables by name, which not every run has; see p2pfl.sim.simulation.cluster_log.
+    """
+
+    summary: dict[str, Any]
+    rounds: Table
+    edges: Table
+    notes: list[str]
+    more: dict[str, Table] = field(default_factory=dict)
+
+
+def result_of(run: Run) -> Result:
+    """Sum up a finished run."""
+    rounds, edges = run.recorder.rounds_table(), run.recorder.edges_table()
+    scenario = run.scenario
+    nodes = list(run.nodes.values())
+    metric = nodes[0].task.metric
+    groups = [group_of(node.task) for node in nodes]
+    summary = {
+        "name": scenario.name,
+        "seed": scenario.seed,
+        "nodes": scenario.nodes,
+        "rounds": scenario.rounds,
+        "topology": run.topology,
+        "codec": scenario.codec,
+        "topology_properties": run.properties,
+        "metric": metric,
+        "higher_is_better": nodes[0].task.higher_is_better,
+        "judged": _judged(run, rounds, metric),
+        "test": _test(run, metric, groups),
+        "test_by_snapshot": by_snapshot(rounds, metric),
+        "traffic": traffic(run),
+        "collaboration": collaboration(edges, rounds, groups),
+        "time": {
+            "wall_s": round(run.wall_s, 4),
+            "virtual_s": run.virtual_s,
+            "node_rounds_per_s": round(run.recorder.rounds_done / run.wall_s, 1),
+        },
+        "deadlines_expired": run.expired,
+        "batches": {
+            kind: {"count": count, "mean_jobs": jobs / max(count, 1)} for kind, (count, jobs) in run.batches.items()
+        },
+        "trace": run.recorder.trace.digest(),
+    }
+    if also := also_of(nodes[0].task):
+        summary["also"] = {name: _over_nodes(run, name) for name in also}
+    if scenario.pool is not None:
+        summary["pool"] = scenario.pool.name
+    if answers := of_nodes(nodes):
+        summary["answers"] = answers
+    if run.labels:
+        summary["labels"] = run.labels
+    if chosen := chosen_before(run):
+        summary["chosen_before"] = chosen
+    if any(group is not None for group in groups):
+        summary["groups"] = [None if group is None else str(group) for group in groups]
+    if goals := goals_of(nodes[0].task):
+        summary["objectives"] = objectives.of_run(run, goals)
+    more = run.recorder.clusters.tables() | run.recorder.elections()
+    if "clusters" in more:
+        summary["clusters"] = cluster_log.over_rounds(more["clusters"], groups)
+    return Result(summary, rounds, edges, run.notes, more)
+
+
+def _judged(run: Run, rounds: Table, metric: str) -> str:
+    """The snapshot of a round that drives early stopping and is reported: that which most nodes' policies name."""
+    (stage, _), *_ = Counter(node.policy.judged for node in run.nodes.values()).most_common()
+    evaluated = any(name.endswith(f"_test_{metric}") for name in rounds)
+    return stage if stage == "trained" and (f"trained_test_{metric}" in rounds or not evaluated) else "merged"
+
+
+def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
+    """The test metric of each node's result over the nodes."""
+    values = _values(run, metric)
+    worst_first = np.sort(values) if next(iter(run.nodes.values())).task.higher_is_better else -np.sort(-values)
+    by_group: dict[str, float] = {}
+    for group in sorted({group for group in groups if group is not None}, key=lambda g: (type(g).__name__, g)):
+        by_group[str(group)] = float(np.mean([v for v, g in zip(values, groups, strict=True) if g == group]))
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "variance": float(values.var()),
+        "worst_decile": float(worst_first[: max(1, len(values) // 10)].mean()),
+        "nodes": values.tolist(),
+        "per_group": by_group,
+    }
+
+
+def _over_nodes(run: Run, name: str) -> dict[str, Any]:
+    """A further test figure of each node's result; see p2pfl.task.Task."""
+    values = _values(run, name)
+    return {"mean": float(values.mean()), "nodes": values.tolist()}
+
+
+def _values(run: Run, figure: str) -> np.ndarray:
+    return np.array([run.recorder.results[name].get(f"test_{figure}", np.nan) for name in run.nodes])
+
+
+def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
+    """Return the contents of summary.json."""
+    runs = [result.summary for result in results]
+    pools = [
+        each
+        for name, scenarios in file.rows().items()
+        if (pool := scenarios[0].pool) is not None and pool.of != "fronts"
+        for each in objectives.pooled(name, pool.of, [run for run in runs if run.get("pool") == name])
+    ]
+    found = objectives.with_distances([*runs, *pools])
+    runs, pools = found[: len(runs)], found[len(runs) :]
+    if file.target is not None:
+        runs = [
+            run | {"reached": reached(result.rounds, run, file.target)} for run, result in zip(runs, results, strict=True)
+        ]
+    if file.varied:
+        varied = {run.name: {key: _told(value) for key, value in run.varied.items()} for run in file.runs}
+        runs = [run | {"varied": varied[run["name"]]} for run in runs]
+    compared = bool(file.against or file.varied) or len({str(run.codec) for run in file.runs}) > 1
+    table = [_row(name, scenarios[0], runs, pools, compared) for name, scenarios in file.rows().items()]
+    for row, (scenario, *_) in zip(table, file.rows().values(), strict=True):
+        if file.target is not None:
+            row["reached"] = mean_reached([run["reached"] for run in runs if run["name"] == row["name"]])
+        if scenario.paper is not None:
+            row["paper"] = scenario.paper
+        if file.varied:
+            row["varied"] = varied[scenario.name]
+    if file.varied and all(scenario.task == file.runs[0].task for scenario in file.runs):
+        _mark_front(table, runs[0]["higher_is_better"])
+    if file.against:
+        _compare(table, next(row for row in table if row["name"] == file.against))
+    return {
+        "scenario": file.name,
+        "version": __version__,
+        "versions": versions(),
+        **({} if file.target is None else {"target": file.target}),
+        **({} if file.figure == MEAN else {"figure": file.figure}),
+        **(
+            {"varied": {key: [_told(value) for value in values] for key, values in file.varied.items()}}
+            if file.varied
+            else {}
+        ),
+        "seeds": sorted({run["seed"] for run in runs}),
+        "runs": runs,
+        **({"pools": pools} if pools else {}),
+        "table": table,
+        "notes": list(dict.fromkeys([*file.notes, *(note for result in results for note in result.notes)])),
+    }
+
+
+def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool) -> dict[str, Any]:
+    """Return a row of the table: means over the seeds of a run, or of the runs of a pool.
+
+    Args:
+        scenario: the run, or one of the pool.
+        compared: whether rows say what was sent.
+    """
+    mine = [run for run in runs if run.get("pool", run["name"]) == name]
+    tests = [run["test"] for run in mine]
+    means = [
+        float(np.mean([run["test"]["mean"] for run in mine if run["seed"] == seed]))
+        for seed in dict.fromkeys(run["seed"] for run in mine)
+    ]
+    row: dict[str, Any] = {
+        "name": name,
+        "mean": float(np.mean(means)),
+        "std": float(np.std(means, ddof=1)) if len(means) > 1 else 0.0,
+        "seeds": len(means),
+    }
+    if compared:
+        row["bytes"] = float(np.mean([total_sent(run["traffic"]) for run in mine]))
+    per_group = _per_group(tests)
+    if len(per_group) > 1:
+        row["per_group"] = per_group
+    if also := {of for run in mine for of in run.get("also", ())}:
+        row["also"] = {of: float(np.mean([run["also"][of]["mean"] for run in mine])) for of in sorted(also)}
+    if scenario.pool is not None:
+        row["pool"] = {"runs": len({run["name"] for run in mine}), "of": scenario.pool.of}
+        if scenario.pool.of == "fronts":
+            row["also"] = {"own_fronts": float(np.mean(objectives.own_fronts(mine)))} | row["also"]
+        mine = [pool for pool in pools if pool["name"] == name]
+    elif (found := cluster_log.over_seeds(mine)) is not None:
+        row["clusters"] = found
+    if (measures := objectives.over_seeds(mine)) is not None:
+        row["objectives"] = measures
+    return row
+
+
+def _told(value: Any) -> Any:
+    """Return a value that was varied as JSON has it: inf, which would become null, as a word."""
+    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def versions() -> dict[str, str]:
+    """Of what computed the run, and could change the last bits of its results."""
+    found = {"p2pfl": __version__, "Python": platform.python_version(), "system": platform.platform(terse=True)}
+    for name in ("torch", "numpy", "networkx"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _mark_front(table: Sequence[dict[str, Any]], higher_is_better: bool) -> None:
+    """Say of each row of a sweep whether no other has a better mean for as few bytes, or as good a one for fewer."""
+    front = on_front([row["bytes"] for row in table], [row["mean"] for row in table], higher_is_better)
+    for row, chosen in zip(table, front, strict=True):
+        row["front"] = chosen
+
+
+def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean of each group over those seeds that have it: a task may draw who is in which."""
+    found: dict[str, list[float]] = {}
+    for test in tests:
+        for group, mean in test["per_group"].items():
+            found.setdefault(group, []).append(mean)
+    return {group: float(np.mean(means)) for group, means in found.items()}
+
+
+def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> None:
+    """Say in each row what its metric has more than that of the reference, and how many times as many bytes it sends."""
+    mean, sent = reference["mean"], reference["bytes"]
+    for row in table:
+        times = row["bytes"] / sent if sent else None
+        row["against"] = {"name": reference["name"], "difference": row["mean"] - mean, "times_bytes": times}
+
+
+def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:
+    """Write all files of a run; summary.json comes last, so that a folder that has it has all."""
+    (path / "scenario.toml").write_bytes(msgspec.toml.encode(file.raw()))
+    write_parquet(path / "rounds.parquet", [(result.summary, result.rounds) for result in results])
+    write_parquet(path / "edges.parquet", [(result.summary, result.edges) for result in results])
+    for name in sorted({name for result in results for name in result.more}):
+        tables = [(result.summary, result.more[name]) for result in results if name in result.more]
+        write_parquet(path / f"{name}.parquet", tables)
+    replace_file(path / SUMMARY, [to_json(summary).encode() + b"\n"])
+
+
+def to_json(summary: Mapping[str, Any]) -> str:
+    """JSON proper: what is not a number becomes null."""
+    return json.dumps(_without_nan(summary), indent=1)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]) -> None:
+    """Write tables below each other, with the run's name and seed as first columns."""
+    import duckdb
+
+    kinds = {name: column.dtype for _, table in tables for name, column in table.items()}
+    lengths = [len(next(iter(table.values()))) for _, table in tables]
+    stacked: Table = {
+        "run": np.repeat(np.array([summary["name"] for summary, _ in tables], object), lengths),
+        "seed": np.repeat([summary["seed"] for summary, _ in tables], lengths),
+    }
+    for name in kinds:  # a metric that some runs lack is not a number there
+        parts = [table.get(name, np.full(n, np.nan)) for (_, table), n in zip(tables, lengths, strict=True)]
+        stacked[name] = np.concatenate([part.astype(object) if part.dtype.kind == "U" else part for part in parts])
+    with duckdb.connect() as connection:
+        connection.register("stacked", stacked)
+        target = str(path).replace("'", "''")
+        columns = '"run"::VARCHAR AS run, * EXCLUDE (run)'  # without a row its type would be unknown
+        connection.execute(f"COPY (SELECT {columns} FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")

@@ -1,0 +1,142 @@
+"""Figures of a finished run for its summary: what was received, who learned with whom, how good each snapshot was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from p2pfl.node.node import Node
+from p2pfl.policy import SupportsPreselection
+from p2pfl.sim.simulation.simulation import Run
+
+Table = Mapping[str, np.ndarray]
+
+
+def traffic(run: Run) -> dict[str, Any]:
+    """Return what went over the network in all rounds, and apart from it in the preparation, and how budgets were used."""
+    nodes = list(run.nodes.values())
+    counts = [node.exchange.traffic for node in nodes]
+    prepared = sum(node.peers.ledger.preparation_models for node in nodes)
+    figures: dict[str, Any] = {
+        "bytes": sum(t.sent_in_rounds for t in counts),
+        "models": sum(t.received_models for t in counts) - prepared,
+        "max_models_in_round": run.recorder.most_models,
+        "max_models_held": _most_held(run),
+        "control_bytes": sum(t.sent_control for t in counts),
+        "preparation": {"models": prepared, "bytes": sum(t.sent_preparation for t in counts)},
+    }
+    budget = _budget(nodes)
+    if budget:
+        figures["budget"] = budget
+    return figures
+
+
+def _most_held(run: Run) -> int:
+    """The most models that a node held at once, its own included.
+
+    Without a budget it is not counted: then at most all that it received in a round, or in a step of the preparation.
+    """
+    ledgers = [node.peers.ledger for node in run.nodes.values()]
+    received = max(run.recorder.most_models, run.recorder.most_prepared)
+    return 1 + max(ledger.most_held if ledger.limited else received for ledger in ledgers)
+
+
+def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
+    """Return for each kind of limit the least and the greatest of a node, and which share of it was used on average.
+
+    Of models and bytes it is the share that came in a round; of models held that of the greatest number.
+    """
+    figures: dict[str, Any] = {}
+    for kind in ("models", "held", "bytes"):
+        limits, shares = [], []
+        for node in nodes:
+            ledger, limit = node.peers.ledger, getattr(node.me.budget, kind)
+            if limit:
+                rounds = max(node.round, 1)
+                used = {
+                    "models": ledger.round_models / rounds,
+                    "bytes": ledger.round_bytes / rounds,
+                    "held": ledger.most_held,
+                }
+                limits.append(limit)
+                shares.append(used[kind] / limit)
+        if limits:
+            figures[kind] = {"least": min(limits), "greatest": max(limits), "used": float(np.mean(shares))}
+    return figures
+
+
+def by_snapshot(rounds: Table, metric: str) -> dict[str, float]:
+    """Return for each snapshot of a round the mean over the nodes of the test metric where its validation loss was least.
+
+    Whichever of them the policy judges: what it would report if it judged that one, among the rounds that were evaluated.
+    """
+    found: dict[str, float] = {}
+    for stage in ("trained", "merged"):
+        names = f"{stage}_validation_loss", f"{stage}_test_{metric}"
+        if not all(name in rounds for name in names):
+            continue
+        loss, test = (rounds[name] for name in names)
+        best = []
+        for node in np.unique(rounds["node"]):
+            rows = np.flatnonzero((rounds["node"] == node) & ~np.isnan(loss))
+            if len(rows):
+                best.append(test[rows[np.argmin(loss[rows])]])
+        if best:
+            found[stage] = float(np.mean(best))
+    return found
+
+
+def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[str, Any]:
+    """Return who learned with whom.
+
+    edges: models aggregated in the last round that a node did. All else is of the last half of the rounds, without those
+    that a node did not do because it had stopped:
+    links_per_node: peers that a node aggregated with in a round, on average.
+    sparsity: the share of all pairs that were no link.
+    asymmetry: the share of links whose reverse was none in that round; None if there was no link, as the next.
+    within_group: the share of links from the own group.
+    late_share: by the group of the node that aggregated, the share of its links from each other group.
+
+    Args:
+        edges, rounds: see p2pfl.sim.simulation.recorder.Recorder.edges_table and rounds_table.
+        groups: of each node; None of one that is of none.
+    """
+    if not len(edges["round"]):
+        return {"edges": 0, "within_group": None}
+    last, n = int(rounds["round"].max()), len(groups)
+    done = int((rounds["round"] > last / 2).sum())  # by how many nodes, in all of these rounds
+    late = edges["round"] > last / 2
+    when, src, dst = (edges[name][late].astype(np.int64) for name in ("round", "src", "dst"))
+    links, first = np.unique((when * n + src) * n + dst, return_index=True)  # a model that was fetched twice is one link
+    reversed_too = np.isin(links, (when * n + dst) * n + src)
+    src, dst = src[first], dst[first]
+    figures: dict[str, Any] = {
+        "edges": int((edges["round"] == last).sum()),
+        "within_group": None,
+        "links_per_node": len(links) / done,
+        "sparsity": 1 - len(links) / (done * (n - 1)),
+        "asymmetry": float(1 - reversed_too.mean()) if len(links) else None,
+    }
+    if len(links) and all(group is not None for group in groups):
+        words = np.array([str(group) for group in groups])
+        figures["within_group"] = float((words[src] == words[dst]).mean())
+        figures["late_share"] = _late_share(words[src], words[dst], np.unique(words))
+    return figures
+
+
+def chosen_before(run: Run) -> list[str]:
+    """Return each node's selection in the preparation, as numbers with spaces between; [] if no policy selects then."""
+    place = {name: str(k) for k, name in enumerate(run.nodes)}
+    policies = [node.policy for node in run.nodes.values()]
+    chosen = [policy.preselected() if isinstance(policy, SupportsPreselection) else () for policy in policies]
+    return [" ".join(place[id] for id in ids) for ids in chosen] if any(chosen) else []
+
+
+def _late_share(source: np.ndarray, target: np.ndarray, groups: np.ndarray) -> dict[str, dict[str, float]]:
+    shares: dict[str, dict[str, float]] = {}
+    for group in np.unique(target):
+        others = source[target == group]
+        shares[str(group)] = {str(other): float((others == other).mean()) for other in groups if other != group}
+    return shares

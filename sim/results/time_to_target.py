@@ -1,0 +1,40 @@
+"""When a run reached the target of its scenario: in which round, at what virtual time, and with how many bytes sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from p2pfl.sim.results.learning_curves import Columns, ended, mean, of_nodes, sent
+
+COSTS = ("round", "virtual_s", "bytes")
+
+
+def reached(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str, Any] | None:
+    """Return what it took until the mean over the nodes was the target or better; None if it never was.
+
+    round: the first such round.
+    virtual_s: when the last node had ended it, in virtual seconds.
+    bytes: all that all nodes had sent up to and with that round, the preparation included.
+
+    Args:
+        rounds: see p2pfl.sim.simulation.recorder.Recorder.rounds_table.
+        run: an entry of `runs` in summary.json.
+    """
+    curve = mean(of_nodes(rounds, run["judged"], f"test_{run['metric']}"))
+    good = curve >= target if run["higher_is_better"] else curve <= target
+    if not good.any():
+        return None
+    first = int(np.argmax(good))
+    total = sent(rounds, run["traffic"]["preparation"]["bytes"])[first]
+    return {"round": first + 1, "virtual_s": float(ended(rounds)[first]), "bytes": int(total)}
+
+
+def mean_reached(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the means over those seeds that reached the target, and how many did; None if none did."""
+    there = [one for one in each if one is not None]
+    if not there:
+        return None
+    return {**{cost: float(np.mean([one[cost] for one in there])) for cost in COSTS}, "seeds": len(there)}

@@ -1,0 +1,142 @@
+"""Claims of a scenario about its rows: one is better than another, or than a number; [[claim]] in its file.
+
+[[claim]]
+run = ["dpfl", "dpfl/.2N"]
+above = "fedavg"           # or a list of rows, or a number; or `below`
+by = 0.1                   # at least so much
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from p2pfl.config import toml_config
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.sim.formatting import number
+
+MEAN = "mean"
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        run: the row, or several: it is claimed of each.
+        above: what its figure is greater than: a row, several (all of them), or a number.
+        below: what its figure is less than; each claim has one of the two.
+        by: how much at least.
+        figure: what is compared; by default the scenario's `figure`.
+        holds: false says that it was measured not to hold here, as may be with what a paper claims.
+    """
+
+    run: str | list[str]
+    above: str | list[str] | float | None = None
+    below: str | list[str] | float | None = None
+    by: float = 0.0
+    figure: str = ""
+    holds: bool = True
+
+    def __str__(self) -> str:
+        """ "a, b above c by 0.1"."""
+        others = [other if isinstance(other, str) else f"{other:g}" for other in self.others]
+        side = "above" if self.above is not None else "below"
+        by = f" by {self.by:g}" if self.by else ""
+        said = f"{_of(self.figure)}{', '.join(self.runs)} {side} {', '.join(others)}{by}"
+        return said if self.holds else f"measured not to hold: {said}"
+
+    @property
+    def runs(self) -> list[str]:
+        return [self.run] if isinstance(self.run, str) else self.run
+
+    @property
+    def others(self) -> list[str | float]:
+        than = self.above if self.above is not None else self.below
+        return [*than] if isinstance(than, list) else [] if than is None else [than]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim of one row and one other, or a number, as it was measured.
+
+    Attributes:
+        text: what is claimed, with both figures.
+        held: whether it is so.
+        stated: whether that is what the scenario says.
+    """
+
+    text: str
+    held: bool
+    stated: bool
+
+    def __str__(self) -> str:
+        said = "" if self.stated else ", though the scenario says otherwise"
+        return f"{self.text}: {'held' if self.held else 'not held'}{said}"
+
+
+def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[str]) -> tuple[Claim, ...]:
+    """Read the [[claim]] tables of a scenario that has these rows.
+
+    Raises:
+        ConfigurationError: one has an unknown key or row, or does not compare.
+    """
+    claims = tuple(toml_config.typed(f"{where}: claim", entry, Claim) for entry in entries)
+    for claim in claims:
+        if (claim.above is None) == (claim.below is None) or not claim.runs or not claim.others:
+            raise ConfigurationError(f"{where}: a claim of {claim.run!r} must have `above` or `below`, and not both")
+        for name in (*claim.runs, *claim.others):
+            if isinstance(name, str) and name not in rows:
+                raise ConfigurationError(f"{where}: a claim has an {unknown('run', name, rows)}")
+        if not isfinite(claim.by) or claim.by < 0:
+            raise ConfigurationError(f"{where}: by of a claim must be a number from 0, got {claim.by}")
+    return claims
+
+
+def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any]]) -> list[Checked]:
+    """Compare what is claimed with the rows of a summary's table. Rows that it has not got are left out.
+
+    Raises:
+        ConfigurationError: a row has no such figure.
+    """
+    rows = {row["name"]: row for row in table}
+    found = []
+    for claim in claims:
+        compared = claim.figure or figure
+        for name in claim.runs:
+            for other in claim.others:
+                if name in rows and (isinstance(other, float | int) or other in rows):
+                    than = (other, float(other) if isinstance(other, float | int) else figure_of(rows[other], compared))
+                    found.append(_compare(claim, compared, (name, figure_of(rows[name], compared)), than))
+    return found
+
+
+def _compare(claim: Claim, figure: str, row: tuple[str, float], against: tuple[str | float, float]) -> Checked:
+    """Compare the figure of a row with that of another one, or with a number."""
+    (name, value), (other, than) = row, against
+    above = claim.above is not None
+    held = value - than >= claim.by if above else than - value >= claim.by
+    margin = f" {'+' if above else '-'} {claim.by:g}" if claim.by else ""
+    compared = f"{other} {number(than)}" if isinstance(other, str) else number(than)
+    text = f"{_of(figure)}{name} {number(value)} {'>=' if above else '<='} {compared}{margin}"
+    return Checked(text, held, held == claim.holds)
+
+
+def _of(figure: str) -> str:
+    return "" if figure in ("", MEAN) else f"{figure.replace('.', ' ').replace('_', ' ')} of "
+
+
+def figure_of(row: Mapping[str, Any], figure: str) -> float:
+    """Return a figure of a row of a summary's table, such as "mean" or "objectives.hypervolume".
+
+    Raises:
+        ConfigurationError: it has none of that name.
+    """
+    value: Any = row
+    for key in figure.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"the row {row['name']!r} has no figure {figure!r}")
+    return float(value)

@@ -1,0 +1,128 @@
+"""Keys that a scenario file has beside those of a run, and the form of the file that they select."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.sim.scenario.claims import MEAN
+from p2pfl.sim.scenario.topology import with_files
+
+Changes = Sequence[tuple[str, Any]]  # keys such as "policy.tau", and their values
+
+
+class FileKeys(msgspec.Struct):
+    """The keys that a scenario file has beside those of a run, as they were found: `check` looks at their types.
+
+    Attributes:
+        name: of the scenario; without it, that of the file.
+        description: one or two sentences.
+        modules: the folder of modules that it names, relative to the file; without `--trust` it must be the file's own
+            folder, or within it.
+        against: the run that the others are compared with in the table.
+        target: a value of the test metric; of each run it is said what it took until the mean over the nodes after a round
+            was as good.
+        seeds: what every run is repeated with.
+        form: which of the forms is meant where `--set form=NAME` names none; `full` is the file as it stands.
+        forms: by name, changes for a quicker or another run of the same: keys of a run, `seeds`, and `runs`, which names the
+            runs that the form has, each with changes.
+        varied: what a sweep has varied, each key with its values; it says so itself in the scenario that it leaves.
+        source: the paper that `paper` of the rows is of.
+        table: which of its tables.
+        figure: what of a row of the table in summary.json is compared with the paper's figure, such as
+            `objectives.hypervolume`.
+        claim: what `p2pfl-sim reproduce --short` is to show of the rows.
+        run: the rows of the table: each changes keys of all others for itself.
+    """
+
+    name: str | None = None
+    description: str = ""
+    modules: str = "."
+    against: str = ""
+    target: float | None = None
+    varied: dict[str, list[Any]] = {}
+    source: str = ""
+    table: str = ""
+    figure: str = MEAN
+    claim: list[dict[str, Any]] = []
+    seeds: list[int] | None = None
+    form: str = "full"
+    forms: dict[str, dict[str, Any]] = {}
+    run: list[dict[str, Any]] = []
+
+    def check(self, where: str) -> None:
+        """Raise ConfigurationError for a value of another type."""
+        for key in ("name", "description", "modules", "against", "form", "source", "table", "figure"):
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, str):
+                raise ConfigurationError(f"{where}: {key} must be a string, got {value!r}")
+        if not isinstance(self.varied, dict) or not all(isinstance(values, list) for values in self.varied.values()):
+            raise ConfigurationError(f"{where}: varied must be a table of lists, got {self.varied!r}")
+        if not isinstance(self.forms, dict) or not all(isinstance(form, dict) for form in self.forms.values()):
+            raise ConfigurationError(f"{where}: forms must be tables such as [forms.smoke], got {self.forms!r}")
+        for key in ("run", "claim"):
+            entries = getattr(self, key)
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise ConfigurationError(f"{where}: [[{key}]] must be a list of tables, got {entries!r}")
+
+
+@dataclass(frozen=True)
+class Form:
+    """Values of one form of a scenario file.
+
+    Attributes:
+        seeds: that every run is repeated with; None leaves it to the runs.
+        target: of the test metric.
+        runs: changes by the name of a `[[run]]` entry; None keeps all entries as they are.
+        base: changes to all runs.
+    """
+
+    seeds: list[int] | None
+    target: float | None
+    runs: Any
+    base: Mapping[str, Any]
+
+
+def select_form(where: str, keys: FileKeys, changes: Changes, folder: str) -> Form:
+    """Return the form that the changes name, or else the file.
+
+    Args:
+        where: name of the file, for errors.
+        folder: see p2pfl.sim.scenario.topology.with_files.
+
+    Raises:
+        ConfigurationError: there is no such form, or its seeds or its target make no sense.
+    """
+    name = last(changes, "form", keys.form)
+    if name != "full" and name not in list(keys.forms):
+        raise ConfigurationError(f"{where}: {unknown('form', str(name), {'full', *keys.forms})}")
+    base = with_files(keys.forms.get(name, {}), folder)
+    seeds = base.pop("seeds", keys.seeds)
+    target = last(changes, "target", base.pop("target", keys.target))
+    if seeds is not None:
+        check_seeds(f"{where}: seeds", seeds)
+    if target is not None and (type(target) not in (int, float) or not isfinite(target)):
+        raise ConfigurationError(f"{where}: target must be a number, got {target!r}")
+    return Form(seeds, target, base.pop("runs", None), base)
+
+
+def last(changes: Changes, key: str, default: Any) -> Any:
+    """Return the last value that the changes give a key."""
+    return next((value for name, value in reversed(changes) if name == key), default)
+
+
+def check_seeds(where: str, seeds: Any) -> None:
+    """Raise ConfigurationError for what is no list, a seed that is no number from 0, or one that occurs twice."""
+    if not isinstance(seeds, list):
+        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds!r}")
+    if not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds}")
+    twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
+    if twice:
+        raise ConfigurationError(f"{where} must be different, got {', '.join(map(str, twice))} more than once")

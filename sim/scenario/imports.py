@@ -1,0 +1,88 @@
+"""Modules that a scenario names: which of them are imported, and from where.
+
+A scenario is a file that people pass on, and a name such as `module:factory` in it is code that runs. So a scenario imports
+by itself only modules in its own folder, and what an installed distribution registers as an entry point. Names that the user
+gives, on the command line or in a dict from Python, are the user's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from p2pfl.config.registry import locate, root_of
+from p2pfl.errors import ConfigurationError
+from p2pfl.policies import POLICIES
+from p2pfl.task import TASKS
+
+KINDS = {"task": (TASKS, "p2pfl.tasks"), "policy": (POLICIES, "p2pfl.policies")}
+
+
+def given_names(changes: Iterable[tuple[str, Any]]) -> frozenset[str]:
+    """Return the names of modules that changes such as ("policy.name", "mine:Heed") give."""
+    found = set()
+    for key, value in changes:
+        if key in KINDS and isinstance(value, dict):
+            key, value = f"{key}.name", value.get("name")
+        if key in {f"{kind}.name" for kind in KINDS} and isinstance(value, str) and ":" in value:
+            found.add(value)
+    return frozenset(found)
+
+
+def module_folders(
+    name: str, used: Iterable[tuple[str, str]], *, home: str, modules: str, given: frozenset[str], trust: bool
+) -> tuple[str, ...]:
+    """Return the folders that the modules of a scenario's runs are looked for in, after all others; () if none is needed.
+
+    Nothing is imported.
+
+    Args:
+        name: of the scenario, for the error.
+        used: the kind and name of each task and policy of its runs.
+        home: the folder of its file.
+        modules: the folder that it says its modules are in.
+        given: names that the user has given, and not the scenario.
+        trust: import whatever it names.
+
+    Raises:
+        ConfigurationError: a name is malformed, or of a module that is neither in its folder nor registered, and that
+            nobody trusts.
+    """
+    own = sorted((kind, path) for kind, path in used if ":" in path and path not in KINDS[kind][0].values())
+    if not own:
+        return ()
+    if not Path(modules).is_relative_to(home) and not trust:
+        modules = home  # where somebody may have put them who has the results of somebody else
+    folders = (modules, home, str(Path.cwd())) if trust or any(path in given for _, path in own) else (modules,)
+    for kind, path in own:
+        locate(kind, path, *KINDS[kind])
+        if trust or path in given or path in {point.value for point in entry_points(group=KINDS[kind][1])}:
+            continue
+        if (elsewhere := _elsewhere(modules, root_of(path))) is not None:
+            raise ConfigurationError(
+                f"{name}: the {kind} {path!r} needs the module {root_of(path)}, which is not in the scenario's folder"
+                f" {modules}{elsewhere}; if you trust it with your files, allow it with --trust (in Python: trust=True)"
+            )
+    return tuple(dict.fromkeys(folders))
+
+
+def _elsewhere(folder: str, module: str) -> str | None:
+    """Return None if a top-level module is imported from a folder that comes last on the path; else words for its place."""
+    importlib.invalidate_caches()
+    there = PathFinder.find_spec(module, [folder])
+    try:
+        found = find_spec(module)
+    except ValueError:  # a module without a specification, such as __main__
+        return ""
+    if there is not None and (found is None or _places(found) == _places(there)):
+        return None
+    return f" but in {found.origin}" if found is not None and found.origin else ""
+
+
+def _places(spec: ModuleSpec) -> tuple[str | None, list[str]]:
+    return spec.origin, list(spec.submodule_search_locations or [])

@@ -1,0 +1,153 @@
+"""What a link costs: latency, jitter, bandwidth and loss, all drawn from the seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.random_streams import Draws
+from p2pfl.topologies.geography import FIBRE, Point, great_circle, spread
+
+Range = tuple[float, float]
+
+
+class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        latency: seconds that every frame takes; a pair [low, high] draws one value for each pair of nodes; "geography" is
+            what light in a fibre (200,000 km/s) takes along the great circle between the nodes' places.
+        places: a GraphML file that says where the nodes are, for latency "geography": node k is where its k-th node is, so
+            that several topologies can lie over the same places; "" takes the places that the topology gives.
+        stretch: how many times longer than the great circle a fibre is, with latency "geography".
+        jitter: up to so many seconds more for each frame.
+        bandwidth: bytes per second that a node sends and receives at most; 0 is no limit. Frames queue for it.
+        loss: the probability that a frame never arrives.
+    """
+
+    latency: float | Range | Literal["geography"] = 0.0
+    places: str = ""
+    stretch: float = 1.0
+    jitter: float = 0.0
+    bandwidth: float | Range = 0.0
+    loss: float = 0.0
+
+    def check(self) -> None:
+        """Raise ConfigurationError for a value that makes no sense."""
+        if self.latency != "geography":
+            check_range("network.latency", self.latency)
+            for key, given in (("stretch", self.stretch != 1.0), ("places", self.places)):
+                if given:
+                    raise ConfigurationError(f'network.{key} is for network.latency = "geography" only')
+        if not 0 < self.stretch < inf:
+            raise ConfigurationError(f"network.stretch must be a positive number, got {self.stretch}")
+        check_range("network.bandwidth", self.bandwidth)
+        check_number("network.jitter", self.jitter)
+        if not 0 <= self.loss < 1:
+            raise ConfigurationError(f"network.loss must be from 0 to below 1, got {self.loss}")
+
+
+def check_number(key: str, value: float) -> None:
+    if not 0 <= value < inf:
+        raise ConfigurationError(f"{key} must be 0 or more, and finite, got {value}")
+
+
+def check_range(key: str, value: float | Range) -> None:
+    low, high = value if isinstance(value, Sequence) else (value, value)
+    if not 0 <= low <= high < inf:
+        raise ConfigurationError(f"{key} must be a number from 0, or a pair of such in order, got {value}")
+
+
+def draw(value: float | Range, seed: int, name: str, purpose: str) -> float:
+    """Return a fixed value as it is, and draw one of a range uniformly, for a node or a pair of nodes."""
+    if not isinstance(value, Sequence):
+        return value
+    return float(Draws(seed, name).generator(0, purpose).uniform(*value))
+
+
+class Links:
+    """The network between named nodes; see p2pfl.protocols.transports.in_process.Model.
+
+    Args:
+        points: where each node is, for latency "geography". A frame to or from one that is nowhere (None) takes as long as
+            one between two others does on average.
+
+    Attributes:
+        instant: frames arrive when they are sent.
+        steady: the time of a frame depends on nothing but its link, and none is lost.
+        longest: the most seconds that a frame takes.
+    """
+
+    def __init__(self, network: Network, seed: int, points: Mapping[str, Point | None] | None = None) -> None:
+        network.check()
+        self._points = points or {}
+        self._network = network
+        self._seed = seed
+        self._latencies: dict[tuple[str, str], float] = {}
+        self._bandwidths: dict[str, float] = {}
+        self._sending: dict[str, float] = {}  # until when a node's way out, or in, is taken
+        self._receiving: dict[str, float] = {}
+        self._frames: dict[tuple[str, str], int] = {}
+        self.instant = network == Network()
+        self._contended = network.bandwidth != 0.0
+        self.steady = not (self._contended or network.loss or network.jitter)
+        highest = self._highest()
+        self.longest = inf if self._contended or network.loss else highest + network.jitter
+
+    def latency(self, source: str, target: str) -> float:
+        """Return the seconds that a frame takes at least; the same in both directions."""
+        latency = self._network.latency
+        if isinstance(latency, float | int):
+            return latency
+        pair = (source, target) if source < target else (target, source)
+        if pair not in self._latencies:
+            drawn = (
+                self._along_fibre(pair) if latency == "geography" else draw(latency, self._seed, "/".join(pair), "latency")
+            )
+            self._latencies[pair] = drawn
+        return self._latencies[pair]
+
+    def _highest(self) -> float:
+        """The longest latency of all links."""
+        latency = self._network.latency
+        if latency == "geography":
+            mean, longest = spread([point for point in self._points.values() if point is not None])
+            self._seconds_per_km = self._network.stretch / FIBRE
+            self._mean = mean * self._seconds_per_km
+            return longest * self._seconds_per_km * (1 + 1e-12)  # it is computed in another way there
+        return latency if isinstance(latency, float | int) else latency[1]
+
+    def _along_fibre(self, pair: tuple[str, str]) -> float:
+        one, other = (self._points[name] for name in pair)
+        return self._mean if one is None or other is None else great_circle(one, other) * self._seconds_per_km
+
+    def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
+        """Return when a frame that is sent now has arrived, or None if it is lost."""
+        if self.instant:
+            return now
+        network = self._network
+        lost, late = self._chance(source, target) if network.loss or network.jitter else (1.0, 0.0)
+        when = self._queue(self._sending, source, size, now) if self._contended else now
+        if lost < network.loss:
+            return None
+        when += self.latency(source, target) + late * network.jitter
+        return self._queue(self._receiving, target, size, when) if self._contended else when
+
+    def _queue(self, taken: dict[str, float], node: str, size: int, when: float) -> float:
+        """Return when a frame that comes at `when` is through; the node's way is taken until then."""
+        if node not in self._bandwidths:
+            self._bandwidths[node] = draw(self._network.bandwidth, self._seed, node, "bandwidth")
+        bandwidth = self._bandwidths[node]
+        taken[node] = max(when, taken.get(node, 0.0)) + (size / bandwidth if bandwidth else 0.0)
+        return taken[node]
+
+    def _chance(self, source: str, target: str) -> tuple[float, float]:
+        """Two numbers from 0 to 1 for the next frame of a link."""
+        link = source, target
+        self._frames[link] = count = self._frames.get(link, 0) + 1
+        digest = hashlib.blake2b(f"{self._seed}\0{source}\0{target}\0{count}".encode(), digest_size=16).digest()
+        return int.from_bytes(digest[:8], "little") / 2**64, int.from_bytes(digest[8:], "little") / 2**64

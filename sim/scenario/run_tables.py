@@ -1,0 +1,122 @@
+"""Tables of the runs that the `[[run]]` entries of a scenario file stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import product
+from math import prod
+from typing import Any
+
+from p2pfl.config import toml_config
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.sim.scenario.file_keys import Changes, last
+from p2pfl.sim.scenario.topology import changes_with_files, with_files
+
+MOST_OF_EACH = 10_000  # runs that one entry makes; a mistake makes more
+
+Table = dict[str, Any]
+
+
+def run_tables(where: str, base: Table, entries: Sequence[Table], folder: str) -> list[Table]:
+    """Return the runs of some `[[run]]` entries, or, without any, the one run that the base is.
+
+    Args:
+        where: name of the file, for errors.
+        base: keys of all runs; its `name` is that of a run whose entry has none.
+        folder: see p2pfl.sim.scenario.topology.with_files.
+    """
+    merged = [toml_config.merged(base, with_files(entry, folder)) for entry in entries or [{}]]
+    return [run for one in merged for run in _each(where, one, folder)]
+
+
+def select_entries(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> list[dict[str, Any]]:
+    """Return the `[[run]]` entries that a form has, with its changes to them.
+
+    Args:
+        picked: changes by the name of an entry; None keeps all entries as they are.
+    """
+    if picked is None:
+        return list(rows)
+    if not isinstance(picked, dict) or not picked or not all(isinstance(change, dict) for change in picked.values()):
+        raise ConfigurationError(f"{where}: runs of a form must be tables by the runs' names, one at least, got {picked!r}")
+    known = {str(row.get("name")): row for row in rows}
+    for key in picked:
+        if key not in known:
+            raise ConfigurationError(f"{where}: a form has an {unknown('run', key, known)}")
+    return [toml_config.merged(row, picked[key]) for key, row in known.items() if key in picked]
+
+
+def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]]:
+    """Return the runs that a `[[run]]` entry stands for: one for every combination of what its key `each` lists.
+
+    They are called "NAME, task.lr=0.1". If the entry has a pool, they are in it.
+    """
+    each, pool = entry.pop("each", {}), entry.get("pool")
+    if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
+        raise ConfigurationError(
+            f'{where}: each must be a table of lists, such as {{ "task.lr" = [0.1, 1.0] }}, got {each!r}'
+        )
+    if prod(map(len, each.values())) > MOST_OF_EACH:
+        raise ConfigurationError(f"{where}: each lists more than {MOST_OF_EACH:,} combinations")
+    if isinstance(pool, dict):
+        entry["pool"] = {"name": entry["name"]} | pool
+    runs = []
+    for values in product(*each.values()):
+        given = list(zip(each, values, strict=True))
+        run = deepcopy(entry)
+        for key, value in changes_with_files(given, folder):
+            toml_config.apply(run, key, value)
+        words = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given]
+        run["name"] = ", ".join([str(entry["name"]), *words]) if words else entry["name"]
+        runs.append(run)
+    return runs
+
+
+def change_runs(where: str, runs: Sequence[Table], changes: Changes) -> tuple[list[Table], tuple[str, ...]]:
+    """Return runs with changes applied to all, and notes.
+
+    A run that the changes have made equal to an earlier one is dropped, with a note. If they change `policy.name`, every run
+    gets the name of the policy, because names that stand for policies would be wrong.
+
+    Args:
+        where: name of the file, for errors.
+    """
+    changed = deepcopy(list(runs))
+    for run in changed:
+        for key, value in changes:
+            toml_config.apply(run, key, value)
+    kept = _distinct(runs, changed) if changes else range(len(runs))
+    dropped = [str(run["name"]) for k, run in enumerate(changed) if k not in kept]
+    named = _with_names(where, [changed[k] for k in kept], last(changes, "policy.name", None))
+    notes = (f"left out, as the changes have made them equal to others: {', '.join(dropped)}",) if dropped else ()
+    return named, notes
+
+
+def _distinct(before: Sequence[Table], changed: Sequence[Table]) -> list[int]:
+    """Return the places of the changed runs that equal no earlier one, or that did so before the changes."""
+    kept: list[int] = []
+    for k, run in enumerate(changed):
+        alike = [j for j in kept if _settings(changed[j]) == _settings(run)]
+        if all(_settings(before[j]) == _settings(before[k]) for j in alike):
+            kept.append(k)
+    return kept
+
+
+def _with_names(where: str, runs: Sequence[Table], policy: Any) -> list[Table]:
+    """Return runs whose names differ: their own, or, if it is not None, that of the policy of all, with a number."""
+    result = list(runs) if policy is None else [{**_settings(run), "name": str(policy)} for run in runs]
+    names: dict[str, int] = {}
+    for run in result:
+        name = str(run["name"])
+        names[name] = names.get(name, 0) + 1
+        if names[name] > 1:
+            if policy is None:
+                raise ConfigurationError(f"{where}: two runs are called {name!r}")
+            run["name"] = f"{name} ({names[name]})"
+    return result
+
+
+def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key not in ("name", "paper", "pool", "varied")}

@@ -1,0 +1,340 @@
+"""One TOML file for one table of a paper: a base, and `[[run]]` entries that vary it.
+
+name = "my-study"
+seeds = [0, 1, 2]      # every run is repeated with each
+against = "alone"      # the table says how much better each run is than this one, and what it sends compared to it
+target = 0.8           # of the metric: what each run takes until its nodes have it on average
+nodes = 20
+rounds = 10
+task = { name = "digits", labels = 3 }
+topology = { name = "small-world", degree = 6 }
+
+[[run]]
+name = "alone"
+policy = { name = "local" }
+
+[[run]]
+name = "with peers"
+policy = { name = "dac", neighbours = 3 }
+paper = 0.9            # a figure to print beside this row
+
+[[run]]                # one run for each preference; the table has one row for all of them
+name = "fronts"
+each = { "task.preference" = [[0.2, 0.8], [0.8, 0.2]] }
+pool = { of = "means" }
+
+[[claim]]              # what `p2pfl-sim reproduce --short` shows; see p2pfl.sim.scenario.claims
+run = "with peers"
+above = "alone"
+by = 0.1
+
+[forms.short]          # --set form=short
+rounds = 3
+seeds = [0]
+runs = { "with peers" = { policy = { neighbours = 2 } } }    # which runs it has, with changes; all if not given
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from p2pfl.config import toml_config
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.node.folder.settings import Settings
+from p2pfl.sim.scenario.budgets import Budgets
+from p2pfl.sim.scenario.claims import MEAN, Claim, claims_of
+from p2pfl.sim.scenario.file_keys import Changes, FileKeys, select_form
+from p2pfl.sim.scenario.imports import KINDS, given_names, module_folders
+from p2pfl.sim.scenario.network import Network, Range, check_number, check_range
+from p2pfl.sim.scenario.run_tables import change_runs, run_tables, select_entries
+from p2pfl.sim.scenario.search import Search
+from p2pfl.sim.scenario.topology import changes_with_files, with_files
+
+SHIPPED = Path(__file__).parent.parent / "scenarios"
+DEFAULTS = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
+
+
+class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    Attributes:
+        seconds: virtual seconds that one epoch of training takes.
+        slowdown: how many times longer a node takes; a pair [low, high] draws one value for each node.
+    """
+
+    seconds: float = 1.0
+    slowdown: float | Range = 1.0
+
+
+class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Runs whose solutions make one front, and one row of the table.
+
+    Attributes:
+        name: of the row; by default that of the `[[run]]` entry.
+        of: what a run of several objectives gives: the models of its `nodes`, or one solution, the `means` of their
+            objectives. With `fronts` each node has a front of its own, of one model from each run of a task that reports
+            error and disparity (PraFFL's); of these the mean hypervolume over the nodes is shown beside the row's mean.
+    """
+
+    name: str = ""
+    of: Literal["nodes", "means", "fronts"] = "nodes"
+
+
+class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run: a base with the changes of its `[[run]]` entry applied.
+
+    Attributes:
+        name: of the run; it is the name of its row in the table, if it is in no pool.
+        paper: the figure that a paper gives for this row.
+        pool: with which other runs it has a row together.
+        varied: of a run of a sweep, the keys that were varied and its values of them.
+        nodes: how many there are.
+        task: what the nodes learn: a table with a `name`, and options; by default `digits`.
+        policy: how they choose peers and average: a table with a `name`, and options; by default `random`.
+        topology: who may fetch from whom: a table with a `name`, and options, or a `file`, which sets `nodes`; by default
+            `complete`.
+        policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task says.
+        budget: what each node may receive; a policy that asks for more ends the run.
+        fidelity: `modelled` computes when models arrive; `wire` makes, signs and verifies every message.
+        trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
+        search: how `p2pfl-sim pareto` looks for a front; other commands run a single training with the task's preference.
+        deadline: virtual seconds to wait for a peer before going on without it; inf waits for ever.
+    """
+
+    name: str
+    paper: float | None = None
+    pool: Pool | None = None
+    varied: dict[str, Any] = msgspec.field(default_factory=dict)
+    nodes: int = 10
+    task: dict[str, Any]
+    policy: dict[str, Any]
+    policy_by_group: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    topology: dict[str, Any]
+    network: Network = Network()
+    compute: Compute = Compute()
+    budget: Budgets = Budgets()
+    fidelity: Literal["modelled", "wire"] = "modelled"
+    trainer: Literal["stacked", "one-by-one"] = "stacked"
+    search: Search | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.nodes < 1:
+            raise ConfigurationError(f"nodes must be 1 or more, got {self.nodes}")
+        for key in ("task", "policy", "topology"):
+            toml_config.named(key, getattr(self, key))
+        for group, changes in self.policy_by_group.items():
+            if "name" in changes:
+                raise ConfigurationError(
+                    f"policy_by_group.{group} changes options; all nodes have the policy {self.policy['name']}"
+                )
+        self.network.check()
+        self.budget.check()
+        if self.adaptive and self.fidelity == "modelled":
+            raise ConfigurationError('adaptive deadlines are not modelled; set fidelity = "wire"')
+        if self.paper is not None and not isfinite(self.paper):
+            raise ConfigurationError(f"paper must be a finite number, got {self.paper}")
+        check_number("compute.seconds", self.compute.seconds)
+        check_range("compute.slowdown", self.compute.slowdown)
+        if self.search is not None:
+            self.search.check()
+
+    @property
+    def row(self) -> str:
+        """The name of its row in the table."""
+        return self.name if self.pool is None else self.pool.name
+
+    def policy_of(self, group: Any) -> dict[str, Any]:
+        """Return the table of the policy of a node that is of a group; None is none."""
+        return self.policy | ({} if group is None else self.policy_by_group.get(str(group), {}))
+
+
+class ScenarioFile(msgspec.Struct, frozen=True):
+    """A scenario with all of its runs, resolved.
+
+    Attributes:
+        seeds: what every run is repeated with.
+        folder: where modules that it names may lie: beside the file, unless its key `modules` names another folder.
+        path: folders that its modules are looked for in, after all others; () if it names none.
+        notes: what the user should know about how it was resolved.
+        against: the row that the others are compared with in the table; "" is none.
+        target: of the test metric; of each run it is said what it took to reach it.
+        varied: of a sweep, the keys that its runs differ in, with all their values.
+        source: the paper whose figures stand beside the rows; "" is none.
+        table: which of its tables they are of.
+        figure: of a row, what is compared with the paper's, such as "mean" or "objectives.hypervolume".
+        claims: what is claimed of the rows of the short form, or where there is none of the whole.
+        forms: the names of the forms that the file has beside the whole, in its order.
+    """
+
+    name: str
+    description: str
+    runs: tuple[Scenario, ...]
+    seeds: tuple[int, ...]
+    folder: str
+    path: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    against: str = ""
+    target: float | None = None
+    varied: Mapping[str, list[Any]] = msgspec.field(default_factory=dict)
+    source: str = ""
+    table: str = ""
+    figure: str = MEAN
+    claims: tuple[Claim, ...] = ()
+    forms: tuple[str, ...] = ()
+
+    def rows(self) -> dict[str, list[Scenario]]:
+        """Return the runs of each row of the table: one, or those of a pool."""
+        found: dict[str, list[Scenario]] = {}
+        for run in self.runs:
+            found.setdefault(run.row, []).append(run)
+        return found
+
+    def raw(self) -> dict[str, Any]:
+        """Return the TOML tables that give the same scenario again; claims are of the file that it was made from."""
+        runs = [{k: v for k, v in msgspec.to_builtins(run).items() if v is not None} for run in self.runs]
+        for run in runs:
+            if not run["varied"]:
+                del run["varied"]
+        table: dict[str, Any] = {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
+        if any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy)):
+            table["modules"] = self.folder
+        for key in ("against", "source", "table"):
+            if value := getattr(self, key):
+                table[key] = value
+        if self.figure != MEAN:
+            table["figure"] = self.figure
+        if self.target is not None:
+            table["target"] = self.target
+        if self.varied:
+            table["varied"] = dict(self.varied)
+        return table
+
+    def only(self, text: str) -> ScenarioFile:
+        """Return the scenario with those runs whose name contains `text`.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        kept = tuple(run for run in self.runs if text in run.name)
+        if not kept:
+            raise ConfigurationError(
+                f"no run of {self.name} has {text!r} in its name: {', '.join(r.name for r in self.runs)}"
+            )
+        against = self.against if any(run.row == self.against for run in kept) else ""
+        return msgspec.structs.replace(self, runs=kept, against=against)
+
+    def with_given(self, changes: Changes) -> ScenarioFile:
+        """Return the scenario with the folders of modules that the user names in such changes."""
+        if not given_names(changes):
+            return self
+        return msgspec.structs.replace(self, path=tuple(dict.fromkeys((*self.path, self.folder, str(Path.cwd())))))
+
+
+def jobs_of(file: ScenarioFile) -> list[Scenario]:
+    """Return each run with each seed, in the order of the file."""
+    return [msgspec.structs.replace(scenario, seed=seed) for scenario in file.runs for seed in file.seeds]
+
+
+def shipped() -> dict[str, Path]:
+    """Return the scenarios that come with p2pfl-sim, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+
+
+def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> ScenarioFile:
+    """Read a scenario by its name or its file, with `key=value` changes applied to all of its runs.
+
+    Args:
+        trust: import whatever it names; see p2pfl.sim.scenario.imports.
+
+    Raises:
+        ConfigurationError: no such scenario, broken TOML, an unknown key, a value of the wrong type or out of range, or a
+            module that is not imported without `trust`.
+    """
+    known = shipped()
+    path = known.get(name) or Path(name)
+    if path.suffix != ".toml" or not path.is_file():
+        if path.suffix == ".toml":
+            raise ConfigurationError(f"there is no scenario file {name}")
+        raise unknown("scenario", name, known)
+    return resolve(toml_config.read(path), changes, name=path.stem, folder=str(path.resolve().parent), trust=trust)
+
+
+def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str, trust: bool = True) -> ScenarioFile:
+    """Make a scenario of parsed TOML, or of a dict of the caller's own; see `load`."""
+    base = DEFAULTS | with_files(raw, folder)
+    keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
+    keys.check(name)
+    called = name if keys.name is None else keys.name
+    given = changes_with_files([toml_config.parse_change(change) for change in changes], folder)
+    _check_not_varied(name, keys, given)
+    form = select_form(name, keys, given, folder)
+    rows = [str(row.get("name", called)) for row in keys.run or [{}]]
+    if keys.against and keys.against not in rows:
+        raise ConfigurationError(f"{name}: {unknown('run in against', keys.against, rows)}")
+    of_all = {"name": called} | toml_config.merged(base, form.base)
+    entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
+    kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
+    runs = tuple(checked(name, run) for run in kept)
+    _check_pools(name, runs, form.target)
+    seeds = None if any(key == "seed" for key, _ in given) else form.seeds
+    modules = str(Path(folder, keys.modules).resolve())
+    used = {(kind, str(getattr(run, kind)["name"])) for run in runs for kind in KINDS}
+    path = module_folders(
+        name, used, home=str(Path(folder).resolve()), modules=modules, given=given_names(given), trust=trust
+    )
+    return ScenarioFile(
+        name=called,
+        description=keys.description,
+        runs=runs,
+        seeds=tuple(seeds or [runs[0].seed]),
+        folder=path[0] if path else modules,
+        path=path,
+        notes=notes,
+        against=keys.against if keys.against in {run.row for run in runs} else "",
+        target=form.target,
+        varied=keys.varied,
+        source=keys.source,
+        table=keys.table,
+        figure=keys.figure,
+        claims=claims_of(name, keys.claim, rows),
+        forms=tuple(keys.forms),
+    )
+
+
+def _check_not_varied(where: str, keys: FileKeys, changes: Changes) -> None:
+    for key, _ in changes:
+        if key in keys.varied:
+            raise ConfigurationError(f"{where}: {key} is what this sweep varies; it cannot be changed for all runs")
+
+
+def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> None:
+    """Raise ConfigurationError where runs of a pool differ in what they give it, or its row is that of another run."""
+    pools: dict[str, Pool] = {}
+    for pool in (run.pool for run in runs if run.pool is not None):
+        if pools.setdefault(pool.name, pool) != pool:
+            raise ConfigurationError(
+                f"{where}: the runs of the pool {pool.name!r} must all give it the same: nodes, means or fronts"
+            )
+    for name in pools.keys() & {run.name for run in runs if run.pool is None}:
+        raise ConfigurationError(f"{where}: a run and a pool are called {name!r}")
+    if pools and target is not None:
+        raise ConfigurationError(f"{where}: what it takes to reach a target is said of runs, and not of pools")
+
+
+def checked(where: str, table: Mapping[str, Any]) -> Scenario:
+    """Return the run that a table of a scenario is.
+
+    Raises:
+        ConfigurationError: a key that is not known, or a value that makes no sense.
+    """
+    scenario = toml_config.typed(where, table, Scenario)
+    try:
+        scenario.check()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    return scenario

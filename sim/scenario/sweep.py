@@ -1,0 +1,194 @@
+"""The grid of a sweep: every run of a scenario with every combination of the values of some keys.
+
+A key that a run does not take, such as policy.tau for the policy `local`, is left out for that run: it is run once, and not
+once for each value. Any other key counts as taken, also where it changes nothing, as budget.models for `local`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from msgspec.structs import replace
+
+from p2pfl.compression.codecs import CODECS
+from p2pfl.config import toml_config
+from p2pfl.config.registry import resolve, takes
+from p2pfl.errors import ConfigurationError
+from p2pfl.policies import POLICIES
+from p2pfl.sim.scenario.scenario import ScenarioFile, checked
+from p2pfl.sim.scenario.topology import FILE, changes_with_files
+from p2pfl.task import TASKS
+from p2pfl.topologies import BUILDERS, read
+
+Table = dict[str, Any]
+NOT_VARIED = {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": "--set"}
+NOT_VARIED |= dict.fromkeys(
+    ("name", "description", "modules", "against", "forms", "run", "each", "paper", "pool", "varied"), ""
+)
+NOT_VARIED |= dict.fromkeys(("source", "table", "figure", "claim"), "")
+MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; a mistake makes more
+
+# What has options, by the key of a scenario: how to find what its name stands for, and what it is given that is no option.
+OPTIONS: dict[str, tuple[Callable[[str], Callable[..., Any]], tuple[str, ...]]] = {
+    "policy": (lambda name: resolve("policy", name, POLICIES, "p2pfl.policies"), ()),
+    "task": (lambda name: resolve("task", name, TASKS, "p2pfl.tasks"), ("part", "seed")),
+    "topology": (lambda name: read if name == FILE else BUILDERS[name], ("n", "seed")),
+    "codec": (lambda name: CODECS[name], ()),
+}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key and its values, each with the text that stands for it in the names of runs."""
+
+    key: str
+    values: tuple[Any, ...]
+    texts: tuple[str, ...]
+
+
+def parse(vary: Sequence[str]) -> list[Axis]:
+    """Read `policy.tau=1,10,100`: each value is a TOML value, such as the pair [2, 10], or a word without quotes.
+
+    Raises:
+        ConfigurationError: it is not of that form, a value or a key comes twice, or the key is none that can be varied.
+    """
+    axes = [_axis(text) for text in vary]
+    for key, count in Counter(axis.key for axis in axes).items():
+        if count > 1:
+            raise ConfigurationError(f"--vary {key} is given {count} times; list all of its values in one")
+    return axes
+
+
+def _axis(text: str) -> Axis:
+    key, equals, listed = text.partition("=")
+    key = key.strip()
+    texts = tuple(split(listed))
+    if not key or not equals or not all(texts):
+        raise ConfigurationError(f"--vary {text!r} is not of the form key=value,value, such as policy.tau=1,10,100")
+    if (first := key.partition(".")[0]) in NOT_VARIED:
+        other = f"; use {NOT_VARIED[first]}" if NOT_VARIED[first] else ""
+        raise ConfigurationError(f"--vary {key}: this is no key of a run that could be varied{other}")
+    values = tuple(toml_config.parse_change(f"{key}={one}")[1] for one in texts)
+    for k, value in enumerate(values):
+        if _same(value) in map(_same, values[:k]):
+            raise ConfigurationError(f"--vary {key}: the value {texts[k]} is given twice")
+    return Axis(key, values, texts)
+
+
+def split(listed: str) -> list[str]:
+    """Split at the commas that are not within brackets or quotes: values, and also what a run's name is made of."""
+    parts, depth, quote = [""], 0, ""
+    for sign in listed:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        elif sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        elif sign == "," and not depth:
+            parts.append("")
+            continue
+        parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
+    """Return a scenario with every combination of the axes' values for each of its runs.
+
+    Runs are called "NAME, policy.tau=10", without NAME where there is one run. Of those that the grid makes equal there is
+    one; where they come from different runs of the scenario, a note says which are left out.
+
+    Raises:
+        ConfigurationError: there are too many, no run takes one of the keys, or a run makes no sense with a value.
+    """
+    rows = file.raw()["run"]
+    if (count := len(rows) * prod(len(axis.values) for axis in axes)) > MOST:
+        raise ConfigurationError(f"the grid has {count:,} runs; at most {MOST:,} are possible")
+    if (count := count * len(file.seeds)) > MOST_WITH_SEEDS:
+        raise ConfigurationError(f"with all seeds there are {count:,} runs; at most {MOST_WITH_SEEDS:,} are possible")
+    for axis in axes:
+        if axis.key in file.varied:
+            raise ConfigurationError(f"--vary {axis.key}: this sweep varies it already")
+        first, _, rest = axis.key.partition(".")
+        if first in OPTIONS and rest in ("", "name", FILE) and len({_same(row[first]) for row in rows}) > 1:
+            raise ConfigurationError(
+                f"--vary {axis.key}: the {len(rows)} runs differ in their {first} already; keep one with --only"
+            )
+    grid: dict[str, Table] = {}
+    left_out = []
+    for row in rows:
+        mine = set()
+        for places in product(*(range(len(axis.values)) for axis in axes)):
+            table = _applied(row, axes, places, file.folder)
+            words = [
+                f"{axis.key}={axis.texts[k]}" for axis, k in zip(axes, places, strict=True) if axis.key in table["varied"]
+            ]
+            table["name"] = ", ".join(words if len(rows) == 1 and words else [row["name"], *words])
+            if "pool" in row:
+                table["pool"] = row["pool"] | {"name": ", ".join([row["pool"]["name"], *words])}
+            settings = _same({key: value for key, value in table.items() if key not in ("name", "paper", "pool", "varied")})
+            if settings in grid and settings not in mine:
+                left_out.append(table["name"])
+            mine.add(settings)
+            grid.setdefault(settings, table)
+    _all_taken(axes, list(grid.values()))
+    runs = tuple(checked(f"{file.name}: {table['name']}", table) for table in grid.values())
+    notes = (f"left out, as they are equal to others: {', '.join(left_out)}",) if left_out else ()
+    return replace(
+        file,
+        runs=runs,
+        notes=(*file.notes, *notes),
+        against=file.against if any(run.row == file.against for run in runs) else "",
+        varied={**file.varied, **{axis.key: list(axis.values) for axis in axes}},
+    )
+
+
+def _applied(run: Table, axes: Sequence[Axis], places: Sequence[int], folder: str) -> Table:
+    """Return a run with one combination of values; those that name something come first, as options are for it."""
+    given = [(axis.key, axis.values[k]) for axis, k in zip(axes, places, strict=True)]
+    names = [(key, value) for key, value in given if "." not in key or key.endswith((".name", f".{FILE}"))]
+    options = [(key, value) for key, value in given if (key, value) not in names]
+    table = deepcopy(run)
+    for key, value in changes_with_files(names, folder):
+        toml_config.apply(table, key, value)
+    taken = [(key, value) for key, value in options if _takes(table, key)]
+    for key, value in changes_with_files(taken, folder):
+        toml_config.apply(table, key, value)
+    kept = {key for key, _ in (*names, *taken)}
+    table["varied"] = {**run.get("varied", {}), **{key: value for key, value in given if key in kept}}
+    return table
+
+
+def _takes(run: Table, key: str) -> bool:
+    """Whether what the run names takes an option; of keys that are no options it is assumed."""
+    first, _, rest = key.partition(".")
+    named = run.get(first)
+    if first not in OPTIONS or not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        return True
+    find, given = OPTIONS[first]
+    try:
+        factory = find(named["name"])
+    except KeyError:  # there is no such thing, which is said where it is made
+        return True
+    return takes(factory, rest.partition(".")[0], given)
+
+
+def _all_taken(axes: Sequence[Axis], grid: Sequence[Table]) -> None:
+    for axis in axes:
+        if not any(axis.key in run["varied"] for run in grid):
+            first, _, option = axis.key.partition(".")
+            named = ", ".join(sorted({str(run[first]["name"]) for run in grid}))
+            raise ConfigurationError(f"--vary {axis.key}: no run has a {first} with the option {option}; there is {named}")
+
+
+def _same(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

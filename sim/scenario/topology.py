@@ -1,0 +1,229 @@
+"""The topology of a scenario: a named graph, or one from a file, and what it is like."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from p2pfl.config import toml_config
+from p2pfl.config.registry import build
+from p2pfl.errors import ConfigurationError, unknown
+from p2pfl.sim.scenario.network import Network
+from p2pfl.system.available_memory import check_memory
+from p2pfl.topologies import BUILDERS, labels, places, properties, read
+from p2pfl.topologies.geography import Point
+
+EDGE = 150  # bytes of one in a graph and in a simulation, or more; measured are 200
+FILE = "file"  # what a topology from a file is called in a resolved scenario
+
+
+def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
+    """Return the graph that a scenario's table `topology` names.
+
+    Raises:
+        ConfigurationError: there is no such graph, or it has another number of nodes.
+    """
+    name, options = toml_config.named("topology", table)
+    if name == FILE:
+        graph: nx.Graph = build("topology", read, options)
+        if len(graph) != nodes:
+            raise ConfigurationError(
+                f"nodes is {nodes}, but {Path(options['file']).name} has {len(graph)}; leave nodes out, the file sets it"
+            )
+        return graph
+    if name not in BUILDERS:
+        raise unknown("topology", name, [*BUILDERS, FILE])
+    graph = build("topology", BUILDERS[name], options, n=nodes, seed=seed)
+    graph.graph["name"] = name
+    return graph
+
+
+def from_file(table: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], int] | None:
+    """Return a table `topology` that has the key `file` as the table of a topology from a file, and its number of nodes.
+
+    The file is looked for in the scenario's folder, in the current one, and in that of the environment variable P2PFL_DATA.
+
+    Returns:
+        None if the table has no `file`, or has the name of a graph beside it.
+
+    Raises:
+        ConfigurationError: there is no such file, or it cannot be read.
+    """
+    if FILE not in table or table.get("name", FILE) != FILE:
+        return None
+    whole = {"name": FILE, **table, FILE: path_of("topology.file", table[FILE], folder)}
+    graph: nx.Graph = build("topology", read, toml_config.named("topology", whole)[1])
+    return whole, len(graph)
+
+
+def path_of(key: str, file: Any, folder: str) -> str:
+    """Return the whole path of a topology file that a key of a scenario names; see `from_file`.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    if not isinstance(file, str):
+        raise ConfigurationError(f"{key} must be a string, got {file!r}")
+    folders = [Path(folder), Path.cwd(), *([Path(os.environ["P2PFL_DATA"])] if os.environ.get("P2PFL_DATA") else [])]
+    found = next((path for path in (place / file for place in folders) if path.is_file()), None)
+    if found is None:
+        where = ", ".join(dict.fromkeys(str(place.resolve()) for place in folders))
+        raise ConfigurationError(f"there is no topology file {file} (looked for in {where})")
+    return str(found.resolve())
+
+
+def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return one layer of a scenario, with whole paths: where its topology is a file, this sets `nodes`, unless the same
+    layer does."""
+    layer = deepcopy(dict(table))
+    if isinstance(network := layer.get("network"), dict) and network.get("places"):
+        network["places"] = path_of("network.places", network["places"], folder)
+    graph = layer.get("topology")
+    if isinstance(graph, Mapping) and (found := from_file(graph, folder)):
+        layer["topology"], nodes = found
+        layer.setdefault("nodes", nodes)
+    return layer
+
+
+def changes_with_files(changes: Sequence[tuple[str, Any]], folder: str) -> list[tuple[str, Any]]:
+    """Return changes with whole paths, in which a topology from a file has its name, and sets `nodes`, unless they do so
+    themselves."""
+    result: list[tuple[str, Any]] = []
+    for key, value in changes:
+        if key == "network.places" and value:
+            result.append((key, path_of(key, value, folder)))
+            continue
+        table = {"file": value} if key == "topology.file" else value if key == "topology" else None
+        found = from_file(table, folder) if isinstance(table, Mapping) else None
+        if found is None:
+            result.append((key, value))
+            continue
+        whole, nodes = found
+        result.append(("topology", whole))
+        if all(other != "nodes" for other, _ in changes):
+            result.append(("nodes", nodes))
+    return result
+
+
+def measured(graph: nx.Graph) -> dict[str, Any]:
+    """Return the properties of a graph; see p2pfl.topologies.properties.
+
+    Raises:
+        ConfigurationError: a weight or a coordinate of it makes no sense.
+    """
+    try:
+        return properties(graph)
+    except ValueError as error:
+        raise ConfigurationError(f"topology: {error}") from error
+
+
+def mapped(network: Network, graph: nx.Graph) -> nx.Graph:
+    """Return the graph whose nodes say where those of a topology are: that of `network.places`, or the topology itself.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has another number of nodes.
+    """
+    if not network.places:
+        return graph
+    there: nx.Graph = build("network.places", read, {FILE: network.places})
+    if len(there) != len(graph):
+        raise ConfigurationError(
+            f"network.places: {Path(network.places).name} has {len(there)} places, but there are {len(graph)} nodes"
+        )
+    return there
+
+
+def located(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point | None], list[str]]:
+    """Return where each node is, and what the user should know about those that have no coordinates.
+
+    Raises:
+        ConfigurationError: the topology does not say where its nodes are.
+    """
+    try:
+        found = places(graph)
+    except ValueError as error:
+        raise ConfigurationError(f'network.latency is "geography", but the topology cannot tell it: {error}') from error
+    called = labels(graph)
+    notes = []
+    for missing, how in (
+        (found.estimated, "placed in the middle of their neighbours"),
+        (found.unknown, "nowhere near a node that has some: their latency is the mean of the others'"),
+    ):
+        if missing:
+            nodes = ", ".join(f"{names[k]} ({called[k]})" for k in missing[:MOST_NAMED])
+            more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+            notes.append(f"nodes without coordinates, {how}: {nodes}{more}")
+    return dict(zip(names, found.points, strict=True)), notes
+
+
+def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
+    """Return how many edges a topology has at least; 0 where its options make no sense, or it comes from a file."""
+
+    def option(name: str, default: float, most: float) -> float:
+        value = topology.get(name, default)
+        return max(0.0, min(value, most)) if isinstance(value, int | float) else 0.0
+
+    pairs = nodes * (nodes - 1) / 2
+    match topology.get("name"):
+        case "complete":
+            return pairs
+        case "ring" | "star" | "torus":
+            return nodes - 1
+        case "k-regular" | "small-world" | "watts-strogatz":
+            return nodes * option("degree", 4, nodes - 1) / 2
+        case "barabasi-albert" | "scale-free":
+            return option("edges", 2, nodes / 2) * nodes / 2
+        case "erdos-renyi":
+            return 0.9 * pairs * option("p", 0.1, 1)
+        case "clusters":
+            groups = max(1.0, option("groups", 3, nodes))
+            return 0.9 * option("within", 1.0, 1) * nodes * max(0, nodes / groups - 1) / 2
+    return 0
+
+
+MOST_NAMED = 20  # nodes in a note
+
+
+def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_json: bool) -> None:
+    """Print the properties of a named graph or of a file; see the command `p2pfl-sim topology`.
+
+    Raises:
+        ConfigurationError: there is no such graph.
+    """
+    if nodes is not None and nodes < 1:
+        raise ConfigurationError(f"nodes must be 1 or more, got {nodes}")
+    is_file = name not in BUILDERS and ("." in name or "/" in name)
+    table = toml_config.changed({FILE: name} if is_file else {"name": name}, changes)
+    if found := from_file(table, "."):
+        table, count = found
+        nodes = count if nodes is None else nodes
+    nodes = 10 if nodes is None else nodes
+    check_memory(f"a topology of {nodes:,} nodes", int(EDGE * (nodes + edges_of(table, nodes))))
+    graph = topology(table, nodes, seed)
+    shown = {"topology": graph.graph["name"], **measured(graph), "notes": graph.graph.get("notes", [])}
+    if as_json:
+        print(json.dumps({**shown, "labels": labels(graph)}))
+        return
+    for key, value in shown.items():
+        print(f"{key.replace('_', ' ')}: {_words(value)}")
+
+
+def _words(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case dict():
+            return ", ".join(f"{key.replace('_', ' ')} {_words(item)}" for key, item in value.items())
+        case list():
+            return "; ".join(value) or "none"
+        case None:
+            return "none"
+    return str(value)

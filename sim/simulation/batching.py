@@ -1,0 +1,172 @@
+"""Trainings that hundreds of nodes ask for one by one, computed together.
+
+A request is not computed when it is made but when the first result is due on the virtual clock; everything asked for by
+then is computed at once. Results are handed out each at its own time, so nodes see nothing of it.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, R, Train
+from p2pfl.sim.simulation.clock import VirtualLoop
+
+T = TypeVar("T")
+
+FIRST = (Train.name, Loss.name, Mean.name, Evaluate.name)  # the order of queues that are due at one instant; others follow
+
+
+class Crew(Protocol):
+    """Computes many nodes' jobs: `Stacked` together, `OneByOne` in turn."""
+
+    def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
+        """Return the results of jobs whose queries have one name."""
+
+
+class _Queue:
+    """Jobs of one name that wait to be computed.
+
+    Attributes:
+        due: when the first result is; inf without jobs, or without urgent ones.
+        batches, jobs: how often jobs were computed, and how many.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self.entries: list[tuple[NodeQuery[Any], float, Future[Any]]] = []
+        self.due = inf
+        self.batches = self.jobs = 0
+
+    def run(self, loop: VirtualLoop) -> None:
+        """Compute all jobs. Results that are due are delivered now, the rest at their time."""
+        entries, self.entries, self.due = self.entries, [], inf
+        entries.sort(key=_node)  # so that nothing depends on the order in which nodes have asked
+        results = self._crew.compute([entry[0] for entry in entries])
+        self.batches += 1
+        self.jobs += len(entries)
+        now = loop.now
+        for (_, due, future), result in zip(entries, results, strict=True):
+            if due > now:
+                loop.call_at(due, _deliver, future, result)
+            elif not future.done():
+                future.set_result(result)
+
+
+def _node(entry: tuple[NodeQuery[Any], float, Future[Any]]) -> int:
+    return entry[0].node
+
+
+class Batcher:
+    """Collects jobs until the first of a name is due, and computes those of its name together.
+
+    Attributes:
+        due: when the next one is.
+        queues: by the name of their queries, in the order in which they are computed.
+    """
+
+    def __init__(self, crew: Crew, loop: VirtualLoop) -> None:
+        self._crew = crew
+        self._loop = loop
+        self.queues = {name: _Queue(crew) for name in FIRST}
+        self._patient: dict[str, _Queue] = {}  # queues of queries that are not urgent
+        self.due = inf
+        loop.defer(self)
+
+    def ask(self, job: NodeQuery[R], seconds: float = 0.0) -> Future[R]:
+        """Ask for the result of a job that takes so many virtual seconds.
+
+        A job that is not urgent costs no virtual time. It is computed along with trainings, or at once when its result is
+        awaited.
+        """
+        query = job.query
+        queue = self.queues.get(query.name)
+        if queue is None:
+            queue = self._open(query.name)
+        future: Future[R]
+        if not query.urgent:
+            future = _Patient(self, queue, loop=self._loop)
+            queue.entries.append((job, self._loop.now, future))
+            self._patient[query.name] = queue
+            return future
+        due = self._loop.now + seconds
+        if due < queue.due:
+            queue.due = due
+            if due < self.due:
+                self.due = due
+        future = Future(loop=self._loop)
+        queue.entries.append((job, due, future))
+        return future
+
+    def _open(self, name: str) -> _Queue:
+        others = {other: queue for other, queue in self.queues.items() if other not in FIRST} | {name: _Queue(self._crew)}
+        self.queues = {name: self.queues[name] for name in FIRST} | dict(sorted(others.items()))
+        return self.queues[name]
+
+    def hurry(self, queue: _Queue) -> None:
+        """Compute a queue's jobs at this instant, as one of their results is awaited."""
+        queue.due = self.due = min(self.due, self._loop.now)
+
+    def run(self) -> None:
+        """Compute every queue of which something is due, and jobs that are not urgent along with trainings."""
+        now = self._loop.now
+        if self.queues[Train.name].due <= now:
+            for queue in self._patient.values():
+                if queue.entries:
+                    queue.due = now
+        for queue in self.queues.values():
+            if queue.due <= now:
+                queue.run(self._loop)
+        self.due = min(queue.due for queue in self.queues.values())
+
+
+class _Patient(Future[Any]):
+    """A result that is computed with the next batch, or at once when it is awaited."""
+
+    def __init__(self, batcher: Batcher, queue: _Queue, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._batcher = batcher
+        self._queue = queue
+
+    def __await__(self) -> Any:
+        if not self.done():
+            self._batcher.hurry(self._queue)
+        return super().__await__()
+
+    __iter__ = __await__
+
+
+def _deliver(future: Future[Any], result: Any) -> None:
+    if not future.done():  # whoever asked may have been cancelled
+        future.set_result(result)
+
+
+class BatchedTrainer:
+    """One node's trainer (see p2pfl.node.trainer.Trainer) in a batcher.
+
+    Args:
+        node: the node's place.
+        seconds: how long a pass over its training data takes this node, in virtual seconds.
+    """
+
+    def __init__(self, batcher: Batcher, node: int, seconds: float) -> None:
+        self._batcher = batcher
+        self._node = node
+        self._seconds = seconds
+
+    def submit(self, query: Query[R]) -> Future[R]:
+        return self._batcher.ask(NodeQuery(self._node, query), query.passes * self._seconds)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def kept(self) -> Mapping[str, np.ndarray]:
+        """Return nothing: a simulated node that comes back from a crash finds its learner as it was."""
+        return {}
+
+    def restore(self, kept: Mapping[str, np.ndarray]) -> None:
+        pass

@@ -1,0 +1,141 @@
+"""Factory of the exchanges of simulated nodes: by signed messages, or modelled."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from p2pfl.node.coordination.election_runner import Electing, MemoryVotes, timing_of
+from p2pfl.node.coordination.factory import Coordination
+from p2pfl.node.exchange.base import Exchange
+from p2pfl.node.exchange.config import NeighbourRoles
+from p2pfl.node.exchange.factory import federation_id, message_exchange
+from p2pfl.node.peering.peer import Member
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Policy, Step, asks_scores
+from p2pfl.protocols.election.types import Electorate
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.queries import Loss
+from p2pfl.random_streams import Draws
+from p2pfl.sim.scenario.network import Links
+from p2pfl.sim.simulation.batching import BatchedTrainer
+from p2pfl.sim.simulation.clock import VirtualLoop
+from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
+from p2pfl.sim.simulation.modelled_exchange import ModelledExchange, connect
+from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwork
+from p2pfl.sim.simulation.plan import RunPlan
+from p2pfl.task import goals_of
+
+
+class Parts(NamedTuple):
+    """Parts of a run that exchanges are made from.
+
+    Attributes:
+        links: shared by all nodes.
+        trainers: of each node; they compute the losses that peers ask for.
+        policies: of each node.
+        steps: joint step of each node's policy; None where that is not coordinated.
+    """
+
+    plan: RunPlan
+    loop: VirtualLoop
+    links: Links
+    trainers: Sequence[BatchedTrainer]
+    policies: Sequence[Policy]
+    steps: Sequence[Step | None]
+
+
+def make_exchanges(parts: Parts) -> Sequence[Exchange]:
+    """Return the exchange of each node, of the fidelity that the scenario asks for."""
+    return message_exchanges(parts) if parts.plan.scenario.fidelity == "wire" else modelled_exchanges(parts)
+
+
+def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
+    """Return exchanges that share a network and make no messages."""
+    plan = parts.plan
+    network = ModelledNetwork(parts.loop, parts.links, plan.scenario)
+    coordination = ModelledCoordination(network)
+    exchanges = []
+    for k, (name, task, step) in enumerate(zip(plan.names, plan.tasks, parts.steps, strict=True)):
+        config = ModelledConfig(
+            name=name,
+            neighbours=tuple(plan.topology.neighbours[k]),
+            n_samples=task.n_samples,
+            about=task.about,
+            coding=plan.encoder(k),
+            private=bool(goals_of(task)),
+            sparse=plan.sparse(k),
+        )
+        loss = partial(_loss, parts.trainers[k])
+        exchanges.append(ModelledExchange(network, config, loss, None if step is None else (coordination, step)))
+    connect(network)
+    return exchanges
+
+
+def message_exchanges(parts: Parts) -> Sequence[Exchange]:
+    """Return exchanges that sign, send and verify real messages over simulated links."""
+    plan = parts.plan
+    network = MemoryNetwork(parts.links)
+    scenario, names = plan.scenario, plan.names
+    keys = {name: Identity.from_seed(Draws(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
+    askers = _askers(plan)
+    scores = any(map(asks_scores, parts.policies))
+    exchanges: list[Exchange] = []
+    for k, (name, sources, step) in enumerate(zip(names, plan.topology.neighbours, parts.steps, strict=True)):
+        coordination = None if step is None else Coordination(_electing(plan, parts.loop, name), step)
+        known = {*sources, *askers[name]} if coordination is None else {*names} - {name}
+        roles = NeighbourRoles(
+            members={id: Member(keys[id].public, (f"memory:{id}",)) for id in known},
+            sources=sources,
+            askers=askers[name],
+            sparse=plan.sparse(k),
+        )
+        exchange = message_exchange(
+            name,
+            roles,
+            identity=keys[name],
+            transport=network.transport(name),
+            boot=1,
+            federation=federation_id("simulation"),
+            task=plan.tasks[k],
+            trainer=parts.trainers[k],
+            settings=scenario,
+            agreed={},
+            coding=plan.encoder(k),
+            coordination=coordination,
+            scores=scores,
+        )
+        exchanges.append(exchange)
+    return exchanges
+
+
+def _loss(trainer: BatchedTrainer, params: Parameters) -> Future[np.ndarray]:
+    """Ask for the loss of a model on a node's training data; its result is float [1]."""
+    return trainer.submit(Loss([params], "train"))
+
+
+def _askers(plan: RunPlan) -> dict[str, list[str]]:
+    """Return by name the nodes that may fetch from a node."""
+    askers: dict[str, list[str]] = {name: [] for name in plan.names}
+    for name, sources in zip(plan.names, plan.topology.neighbours, strict=True):
+        for id in sources:
+            askers[id].append(name)
+    return askers
+
+
+def _electing(plan: RunPlan, loop: VirtualLoop, name: str) -> Electing:
+    """Return a node's part in electing a coordinator: all vote, and any may be elected."""
+    return Electing(
+        name,
+        Electorate(1, frozenset(plan.names), plan.names),
+        MemoryVotes(),
+        boot=1,
+        seed=plan.scenario.seed,
+        clock=loop.time,
+        timing=timing_of(plan.tasks[0].layout.shared.size, plan.scenario.deadline),
+    )

@@ -1,0 +1,209 @@
+"""Submissions of simulated nodes to their coordinator, without messages (see p2pfl.policy.Coordinated).
+
+As with fetches sizes are computed. No election is held: the lowest name coordinates. What a coordinator does with
+submissions stands in node/coordination/coordinator.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.coordinator import Desk, Entry
+from p2pfl.node.coordination.policy_step import StepResult, run_protected_step
+from p2pfl.node.exchange.rules import without_known_start
+from p2pfl.node.folder.settings import check_coordinated
+from p2pfl.policy import Assignment, Coordinated, Policy, Step, Submission
+from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.submission import encode_assignment, encode_submission
+from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.simulation.gather import Gather
+from p2pfl.sim.simulation.modelled_network import ModelledNetwork, ModelledPeer
+
+
+def refuse(scenario: Scenario, policy: Policy) -> None:
+    """Raise ConfigurationError where a coordinated policy cannot run as a scenario asks."""
+    if not isinstance(policy, Coordinated):
+        return
+    check_coordinated(scenario)
+    if scenario.policy_by_group:
+        raise ConfigurationError("a coordinated policy is that of all nodes: it cannot be used with policy_by_group")
+
+
+class Leader(NamedTuple):
+    """The coordinator's name and its term: terms only grow."""
+
+    term: Term
+    id: str
+
+
+class ModelledCoordination:
+    """Coordination in one modelled network.
+
+    Attributes:
+        offices: by name of their node.
+    """
+
+    def __init__(self, network: ModelledNetwork) -> None:
+        self.network = network
+        self.offices: dict[str, ModelledOffice] = {}
+        self._lowest = ""  # name of a node
+
+    def join(self, peer: ModelledPeer, step: Step) -> ModelledParticipant:
+        """Let a node take part, whose policy has this step."""
+        self.offices[peer.name] = ModelledOffice(self, peer, step)
+        self._lowest = min(self._lowest or peer.name, peer.name)
+        return ModelledParticipant(self, peer)
+
+    def leader(self) -> Leader | None:
+        """Return the coordinator of now, or None while there is none: the lowest name, in a single term."""
+        return Leader(Term(1, 1), self._lowest)
+
+
+class ModelledParticipant:
+    """One node's submissions (see p2pfl.node.coordination.participant).
+
+    Attributes:
+        expired: number of deadlines that have passed.
+    """
+
+    def __init__(self, coordination: ModelledCoordination, peer: ModelledPeer) -> None:
+        self.coordination = coordination
+        self.expired = 0
+        self._peer = peer
+        self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        """Return what the coordinator assigns; None without one, or if nothing has come by the deadline."""
+        network, peer = self._peer.network, self._peer
+        if submission.round > peer.round:
+            peer.reach(submission.round)
+        leader = self.coordination.leader()
+        known, self._assigned_in = self._assigned_in, None
+        if leader is None:
+            return None
+        submission = without_known_start(submission, known, leader.term)
+        answer = Gather(network.loop, 1, network.settings.deadline)
+        arrives = self._send(submission, network.peers[leader.id])
+        if arrives is not None:
+            network.loop.call_at(arrives, self.coordination.offices[leader.id].take, leader.term, submission, peer, answer)
+        network.open(answer)
+        if not await answer.future:
+            self.expired += 1
+            return None
+        assignment: Assignment | None = answer.items[leader.id]
+        if assignment is not None:
+            self._assigned_in = leader.term
+        return assignment
+
+    def _send(self, submission: Submission, coordinator: ModelledPeer) -> float | None:
+        """Count a submission; return its time of arrival, or None if it is lost."""
+        peer = self._peer
+        if coordinator is peer:
+            return peer.network.loop.now
+        size = size_of(submission, peer.coding.whole)
+        peer.traffic.sent_models += 1
+        peer.traffic.sent_submit += size
+        arrives = peer.arrival(coordinator, size)
+        if arrives is not None:
+            coordinator.traffic.received_models += 1
+            coordinator.traffic.received_submit += size
+        return arrives
+
+    def leave(self) -> None:
+        """Let the coordinator know that it can expect nothing more of this node."""
+        leader = self.coordination.leader()
+        if leader is None:
+            return
+        network = self._peer.network
+        when = self._peer.arrival(network.peers[leader.id], OVERHEAD)
+        if when is not None:
+            network.loop.call_at(when, self.coordination.offices[leader.id].leave, self._peer.name)
+
+
+class ModelledOffice:
+    """Coordinator's side of a modelled node (see p2pfl.node.coordination.coordinator.Office).
+
+    Attributes:
+        left: names of nodes that have stopped.
+    """
+
+    def __init__(self, coordination: ModelledCoordination, owner: ModelledPeer, step: Step) -> None:
+        self._coordination = coordination
+        self._owner = owner
+        self._step = step
+        self.desk = Desk(self, owner.network.settings.deadline)
+        self.left: set[str] = set()
+
+    def take(self, term: Term, submission: Submission, participant: ModelledPeer, answer: Gather) -> None:
+        """Keep a submission that has arrived, or answer that it comes to the wrong node."""
+        reply = partial(self._send, participant, answer)
+        if not self.coordinates(term):
+            reply(None)
+            return
+        if term > self.desk.term:
+            self.left = {id for id, peer in self._owner.network.peers.items() if peer.outbox.final}
+        self.desk.take(term, Entry(submission, reply))
+
+    def leave(self, id: str) -> None:
+        """Expect nothing more of a node."""
+        self.left.add(id)
+        self.desk.review()
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._owner.network.loop.call_later(seconds, callback)
+
+    def expected(self) -> AbstractSet[str]:
+        return self._owner.network.peers.keys() - self.left
+
+    def reached(self) -> float:
+        return inf  # no simulated node lies
+
+    def coordinates(self, term: Term) -> bool:
+        return self._coordination.leader() == (term, self._owner.name)
+
+    leads = coordinates
+
+    def compute(
+        self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
+    ) -> None:
+        owner = self._owner
+        layout, robust = owner.coding.layout, owner.network.settings.robust
+        then(run_protected_step(self._step, submissions, state, layout, coordinator=owner.name, robust=robust, trusted=True))
+
+    def _send(self, participant: ModelledPeer, answer: Gather, assignment: Assignment | None) -> None:
+        """Send an assignment, or (None) that there will be none."""
+        owner = self._owner
+        if participant is owner:
+            answer.add(owner.name, assignment, owner.network.loop.now)
+            return
+        if assignment is None:
+            owner.traffic.sent_assigned += OVERHEAD
+            participant.traffic.received_assigned += OVERHEAD
+            answer.add(owner.name, None, owner.arrival(participant, OVERHEAD))
+            return
+        size = OVERHEAD + owner.coding.whole + len(encode_assignment(assignment.weights, assignment.extras))
+        owner.traffic.sent_models += 1
+        owner.traffic.sent_assigned += size
+        arrives = owner.arrival(participant, size)
+        if arrives is not None:
+            participant.traffic.received_models += 1
+            participant.traffic.received_assigned += size
+            answer.add(owner.name, replace(assignment, size=size), arrives)
+
+
+def size_of(submission: Submission, model: int) -> int:
+    """Return the bytes of the frame of a submission.
+
+    Args:
+        model: bytes of one model.
+    """
+    rest = encode_submission(submission.extras, submission.previous)
+    return OVERHEAD + model * (1 if submission.start is None else 2) + len(rest)

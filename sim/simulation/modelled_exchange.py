@@ -1,0 +1,228 @@
+"""The exchange of simulated nodes (see p2pfl.node.exchange.base.Exchange): events and sizes in place of messages.
+
+A fetch is one event, at the time at which the last of its models would have arrived. A model is handed over by reference.
+Decisions of both exchanges stand in node/exchange/rules.py, node/exchange/rounds/pacing.py and
+node/exchange/published_models.py. A test holds their results equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future, TaskGroup
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.exchange.base import Detached, ExchangeHost
+from p2pfl.node.exchange.publisher import Publisher
+from p2pfl.node.exchange.rounds.pacing import PACING_SHARE, Pacing, is_awaited
+from p2pfl.node.exchange.rules import late_answer, late_round, without_stale
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Assignment, Extras, Stage, Step, Submission, Update
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.sim.simulation.gather import Gather, yield_once
+from p2pfl.sim.simulation.modelled_coordinator import ModelledCoordination
+from p2pfl.sim.simulation.modelled_fetch import Fetch, fetch_at_once
+from p2pfl.sim.simulation.modelled_network import ModelledConfig, ModelledNetwork, ModelledPeer
+
+Losses = Callable[[Parameters], Future[np.ndarray]]
+
+
+class ModelledExchange:
+    """
+    Args:
+        loss: computes the loss of a whole model on the node's training data; its result is float [1].
+        coordination: that of the network, with the step of the node's policy, if that is coordinated.
+
+    Attributes:
+        peer: the node as the others reach it.
+        participant: the node's part in a coordinated policy, if it has one.
+    """
+
+    def __init__(
+        self,
+        network: ModelledNetwork,
+        config: ModelledConfig,
+        loss: Losses,
+        coordination: tuple[ModelledCoordination, Step] | None = None,
+    ) -> None:
+        self.network = network
+        self.name = config.name
+        self.peer = ModelledPeer(network, config, self._loss_of)
+        self.roster = self.peer.roster
+        self.outbox = self.peer.outbox
+        self.traffic = self.peer.traffic
+        self.coding = config.coding
+        self._host: ExchangeHost = Detached()
+        self._compute = loss
+        self._expired = 0
+        self._pacing = Pacing(network.settings.rounds, sparse=config.sparse)
+        self._publisher = Publisher(self.name, config.n_samples, self.coding, network.loop.time)
+        self.participant = None if coordination is None else coordination[0].join(self.peer, coordination[1])
+
+    @property
+    def expired(self) -> int:
+        """Number of deadlines that have passed."""
+        return self._expired + (0 if self.participant is None else self.participant.expired)
+
+    async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
+        """Begin; all nodes of a network are there from the start."""
+        self._host = host
+
+    def leave(self) -> None:
+        """Do nothing: no node waits for others to appear."""
+
+    async def close(self) -> None:
+        """Do nothing: a node serves until the simulation ends."""
+
+    def about(self, id: str) -> Mapping[str, Any]:
+        return self.network.peers[id].about
+
+    async def next_round(self, finished: int) -> int:
+        network, loop = self.network, self.network.loop
+        if network.fastest <= finished + 1 and network.slowest >= finished - 1:  # the usual case: no look at neighbours
+            return finished + 1
+        ends = loop.now + network.settings.deadline
+        while (round := self._following(finished)) == finished - 1 and loop.now < ends:
+            await network.move(ends)
+        announced = self._pacing.enter(round, finished, int(self.peer.round), self.outbox)
+        if announced is not None:
+            self.peer.reach(announced)
+        return round
+
+    def _following(self, finished: int) -> int:
+        """Return the round that follows, as far as this node knows of its neighbours."""
+        peers, now = self.network.peers, self.network.loop.now
+        rounds = [peers[id].known_round(self.peer, now) for id in self.roster.neighbours]
+        return self._pacing.following(finished, int(self.peer.round), [int(round) for round in rounds if round < inf])
+
+    # Publishing
+
+    async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
+        network, peer = self.network, self.peer
+        if round > peer.round:
+            if network.synchronous and not network.all_know(round - 1):
+                await self._pace(round)
+            peer.reach(round)
+        model = self._publisher.make(round, stage, params, extras)
+        await self._host.save_model(model)
+        self.outbox.add(model)
+        if peer.waiting:
+            peer.serve_waiting()
+
+    def finish(self) -> None:
+        self.outbox.final = True
+        self.peer.reach(inf)
+        self.peer.serve_waiting()
+        if self.participant is not None:
+            self.participant.leave()
+
+    async def _pace(self, round: int) -> None:
+        """Wait until every node that may fetch from this one, and keeps up, has reached the round before."""
+        peer, network = self.peer, self.network
+        now, suspected = network.loop.now, self.roster.suspected
+        behind = [
+            other
+            for other in peer.requesters
+            if other.name not in suspected and is_awaited(other.known_round(peer, now), round)
+        ]
+        if not behind:
+            return
+        gather = Gather(network.loop, len(behind), network.settings.deadline * PACING_SHARE)
+        for other in behind:
+            other.announce_to(peer, round - 1, gather)
+        if not gather.future.done():
+            network.loop.call_at(gather.expires, gather.expire)
+            if not await gather.future:
+                self._miss([other.name for other in behind], gather, late_round(round - 1))
+
+    def _miss(self, ids: Sequence[str], gather: Gather, reason: str) -> None:
+        """Suspect the peers that have not contributed to a gather by its deadline."""
+        self._expired += 1
+        for id in ids:
+            if id not in gather.items:
+                self.peer.suspect(self.network.peers[id], reason)
+
+    # Fetching
+
+    async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
+        network = self.network
+        ids = sorted(self._reachable(ids))
+        if not ids:
+            return []
+        self.traffic.sent_get += OVERHEAD * len(ids)
+        if not round:
+            self.traffic.sent_preparation += OVERHEAD * len(ids)
+        known = self.coding.ask(ids)
+        if network.synchronous and network.links.instant:
+            await yield_once()  # then nodes that train as long have published too, and there is usually nothing to wait for
+            at_once = None if known else fetch_at_once(self.peer, ids, round, stages)
+            if at_once is not None:
+                return at_once
+        fetch = Fetch(self.peer, ids, round, stages, known)
+        if not fetch.future.done():
+            network.open(fetch)
+            await fetch.future
+        items = fetch.items
+        if fetch.left:
+            self._miss(ids, fetch, late_answer(round))
+        fetch.items = {}  # peers that serve it late may keep it for long
+        updates = [items[id] for id in sorted(items) if items[id] is not None]
+        if updates:
+            self._pacing.exchanged()
+        return without_stale(updates, network.settings)
+
+    def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
+        """Return the ids of neighbours: a policy may ask for any node, but others do not answer."""
+        if ids is self.roster.ids:
+            return ids
+        around = self.roster.neighbours
+        places = [(id, bisect_left(around, id)) for id in ids]
+        return [id for id, place in places if place < len(around) and around[place] == id]
+
+    def expected(self, id: str, round: int) -> int:
+        return self.coding.expected(id, round)
+
+    # Losses
+
+    async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
+        network, peer = self.network, self.peer
+        ids = self._reachable(ids)
+        if not ids:
+            return {}
+        gather = Gather(network.loop, len(ids), network.settings.deadline)
+        for id in ids:
+            other = network.peers[id]
+            self.traffic.sent_score += peer.score_size
+            arrives = peer.arrival(other, peer.score_size)
+            if arrives is not None:
+                network.loop.call_at(arrives, other.score, peer, gather, params)
+        network.open(gather)
+        if not await gather.future:
+            self._miss(ids, gather, late_answer(round))
+        return {id: loss for id, loss in sorted(gather.items.items()) if isfinite(loss)}
+
+    def _loss_of(self, params: Parameters) -> Future[np.ndarray]:
+        """Begin to compute the loss of a peer's model."""
+        return asyncio.ensure_future(self._compute(self._host.complete(params)), loop=self.network.loop)
+
+    # Submitting: see p2pfl.sim.simulation.modelled_coordinator
+
+    def resume(self, round: int, params: Parameters) -> None:
+        """Do nothing: every node begins with the first round."""
+
+    async def submit(self, submission: Submission) -> Assignment | None:
+        if self.participant is None:
+            raise ConfigurationError("only a coordinated policy may call joint: one that has a method step")
+        return await self.participant.submit(submission)
+
+
+def connect(network: ModelledNetwork) -> None:
+    """Let every node of a network know which others may fetch from it. To be called when all have joined."""
+    for peer in network.peers.values():
+        for id in peer.roster.neighbours:
+            network.peers[id].requesters.append(peer)

@@ -1,0 +1,169 @@
+"""Fetches of simulated nodes: one event each, at the time at which the last of the models would have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from p2pfl.compression.sparse_updates import Copy
+from p2pfl.node.exchange.published_models import Missing, Published
+from p2pfl.policy import Stage, Update
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.sim.simulation.gather import Gather
+from p2pfl.sim.simulation.modelled_network import ModelledPeer
+
+
+class Fetch(Gather):
+    """One node's requests to several peers for models of a round.
+
+    Args:
+        stages: stage of the models, or one for each peer.
+        known: models of peers that the asking node has, by peer; differences from them are sent.
+    """
+
+    __slots__ = ("asker", "known", "links", "pending", "round", "stages")
+
+    def __init__(
+        self,
+        asker: ModelledPeer,
+        ids: Sequence[str],
+        round: int,
+        stages: Stage | Mapping[str, Stage],
+        known: Mapping[str, Copy],
+    ) -> None:
+        network = asker.network
+        super().__init__(network.loop, len(ids), network.settings.deadline)
+        self.asker = asker
+        self.round = round
+        self.stages = stages
+        self.known = known
+        self.links = links = network.links
+        peers, now = network.peers, self.latest
+        arrivals = [(peers[id], links.arrival(asker.name, id, OVERHEAD, now)) for id in ids]
+        self.pending = [(peer, when) for peer, when in arrivals if when is not None]
+        if network.synchronous and links.steady:
+            self.advance()
+            return
+        for peer, when in self.pending:  # what is served depends on what happens until the request arrives
+            self.loop.call_at(when, self.serve, peer, when)
+
+    def advance(self) -> None:
+        """Serve the requests, the last first, until one must wait for a model to be published.
+
+        That one keeps the others waiting, which changes nothing before the deadline, since the fetch needs all of them. So
+        it waits about once, for the node that is likely to publish last, and not once for each peer.
+        """
+        pending = self.pending
+        while pending:
+            peer, asked = pending[-1]
+            stage = self.stage_of(peer)
+            found = peer.outbox.find(self.round, stage)
+            if found == "wait":
+                peer.waiting.append((self.round, stage, self.advance))
+                return
+            pending.pop()
+            self.take(peer, found, asked)
+
+    def close(self) -> None:
+        """Serve those that another one kept waiting, and end without the rest."""
+        waiting, self.pending = self.pending, []
+        for peer, asked in waiting:
+            found = peer.outbox.find(self.round, self.stage_of(peer))
+            if found == "wait":
+                self.pending.append((peer, asked))
+            else:
+                self.take(peer, found, asked)
+        self.expire()
+
+    def serve(self, peer: ModelledPeer, asked: float) -> None:
+        """Serve one request, now or when its model is published."""
+        stage = self.stage_of(peer)
+        found = peer.outbox.find(self.round, stage)
+        if found == "wait":
+            peer.waiting.append((self.round, stage, partial(self.serve, peer, asked)))
+        else:
+            self.take(peer, found, asked)
+
+    def stage_of(self, peer: ModelledPeer) -> Stage:
+        """Return the stage of the model that a peer is asked for."""
+        return self.stages if isinstance(self.stages, str) else self.stages[peer.name]
+
+    def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
+        """Have `peer` answer a request that reached it at `asked`."""
+        asker, links = self.asker, self.links
+        sent = peer.traffic
+        sent.received_get += OVERHEAD
+        if not self.round:
+            sent.received_preparation += OVERHEAD
+        peer.heard(asker, asker.round)
+        if not isinstance(found, Published):
+            sent.sent_control += OVERHEAD
+            asker.traffic.received_control += OVERHEAD
+            when = max(asked, self.loop.now)
+            self.add(peer.name, None, links.arrival(peer.name, asker.name, OVERHEAD, when))
+            return
+        update = found.update
+        if peer.name in self.known:
+            saved = peer.coding.whole - peer.coding.size(found, self.known[peer.name].tag)
+            update = replace(update, size=update.size - saved)
+        when = asked if asked > found.time else found.time
+        arrives = self._carry(peer, update.size, when)
+        if arrives is None:
+            return
+        update = peer.outbox.as_sent(update, found.age(when))
+        if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is there
+            self.loop.call_at(arrives, asker.heard, peer, peer.round)
+        elif peer.name in self.known:
+            asker.coding.keep(peer.name, update.round, update.params, found.tag)
+
+    def _carry(self, peer: ModelledPeer, size: int, when: float) -> float | None:
+        """Count a model that `peer` sends at `when`; return its time of arrival, or None if it is lost."""
+        sent, received = peer.traffic, self.asker.traffic
+        sent.sent_models += 1
+        sent.sent_update += size
+        if not self.round:
+            sent.sent_preparation += size
+        arrives = when if self.links.instant else self.links.arrival(peer.name, self.asker.name, size, when)
+        if arrives is not None:
+            received.received_models += 1
+            received.received_update += size
+            if not self.round:
+                received.received_preparation += size
+        return arrives
+
+
+def fetch_at_once(
+    asker: ModelledPeer, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]
+) -> list[Update] | None:
+    """Do what a Fetch does where links cost nothing and every model is there; return None where one is not."""
+    peers, now = asker.network.peers, asker.network.loop.now
+    found: list[tuple[ModelledPeer, Published]] = []
+    for id in ids:
+        peer = peers[id]
+        model = peer.outbox.models.get((round, stages if isinstance(stages, str) else stages[id]))
+        if model is None:
+            return None
+        found.append((peer, model))
+    updates, size = [], 0
+    for peer, model in found:
+        update, sent = model.update, peer.traffic
+        sent.received_get += OVERHEAD
+        sent.sent_models += 1
+        sent.sent_update += update.size
+        size += update.size
+        if not round:
+            sent.received_preparation += OVERHEAD
+            sent.sent_preparation += update.size
+        if peer.roster.suspected:
+            peer.heard(asker, asker.round)
+        if model.time < now or peer.outbox.final:
+            update = peer.outbox.as_sent(update, model.age(now))
+        updates.append(update)
+    received = asker.traffic
+    received.received_models += len(updates)
+    received.received_update += size
+    if not round:
+        received.received_preparation += size
+    return updates

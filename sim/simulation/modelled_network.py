@@ -1,0 +1,267 @@
+"""The modelled network: which round each simulated node has reached, when its peers know of it, and what they ask of it.
+
+No message is made. A node that sends something computes when it would have arrived, and has its peer called at that time.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.published_models import Outbox
+from p2pfl.node.exchange.rounds.pacing import keeps_up
+from p2pfl.node.exchange.rules import disclosed_loss
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.peer_view import Roster
+from p2pfl.node.peering.traffic import Traffic
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Stage
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.sim.scenario.network import Links
+from p2pfl.sim.simulation.clock import VirtualLoop
+from p2pfl.sim.simulation.gather import Gather
+
+PROBING = 1.0  # seconds after which a probe that was lost is repeated
+
+
+class ModelledNetwork:
+    """Links and clock that all nodes of a simulation share, and the rounds that they have reached.
+
+    Attributes:
+        peers: all nodes by name.
+        slowest: round that every node has reached.
+        fastest: latest round that a node has reached.
+    """
+
+    def __init__(self, loop: VirtualLoop, links: Links, settings: Settings) -> None:
+        self.loop = loop
+        self.links = links
+        self.settings = settings
+        self.synchronous = settings.mode == "synchronous"
+        self.peers: dict[str, ModelledPeer] = {}
+        self.slowest = 0
+        self.fastest = 0
+        self._at_round: dict[float, int] = {0: 0}  # how many nodes are at a round
+        self._settled = -inf  # when the slowest node has last reached a round
+        self._waiting: list[Future[None]] = []  # of nodes that wait for others to come up
+        self._open: deque[Gather] = deque()  # by the time of their deadline
+        self._alarm = False
+
+    def join(self, peer: ModelledPeer) -> None:
+        self.peers[peer.name] = peer
+        self._at_round[0] += 1
+
+    def moved(self, before: float, after: float) -> None:
+        """Take note that a node has gone from one round to another (inf: it has stopped)."""
+        at = self._at_round
+        at[before] -= 1
+        at[after] = at.get(after, 0) + 1
+        if after < inf:
+            self.fastest = max(self.fastest, int(after))
+        self.slowest = int(min(self.slowest, after))
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            self.loop.call_later(self.links.longest if self.links.longest < inf else 1.0, _wake, waiter)
+        while self.slowest <= self.fastest and not at.get(self.slowest):
+            at.pop(self.slowest, None)
+            self.slowest += 1
+            self._settled = self.loop.now
+
+    async def move(self, until: float) -> None:
+        """Wait until some node goes to another round and all can know of it, at most until a time."""
+        waiter = self.loop.create_future()
+        self._waiting.append(waiter)
+        if until < inf:
+            self.loop.call_at(until, _wake, waiter)
+        await waiter
+
+    def all_know(self, round: int) -> bool:
+        """Return whether every node knows that every other has reached a round."""
+        return self.slowest >= round and self._settled + self.links.longest <= self.loop.now
+
+    def open(self, gather: Gather) -> None:
+        """Close a gather at its deadline, if it has not ended before. One timer serves all."""
+        while self._open and self._open[0].future.done():
+            self._open.popleft()
+        self._open.append(gather)
+        if not self._alarm:
+            self._alarm = True
+            self.loop.call_at(gather.expires, self._expire)
+
+    def _expire(self) -> None:
+        queue, now = self._open, self.loop.now
+        while queue and (queue[0].future.done() or queue[0].expires <= now):
+            queue.popleft().close()
+        self._alarm = bool(queue)
+        if queue:
+            self.loop.call_at(queue[0].expires, self._expire)
+
+
+def _wake(waiter: Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelledConfig:
+    """Facts about one node of a modelled network.
+
+    Attributes:
+        neighbours: names of the nodes that it may fetch from; those that may fetch from it are the reverse over all nodes.
+        about: public facts.
+        coding: encoding of models.
+        private: the node answers nan to peers that ask for the losses of their models.
+        sparse: the topology is not complete; see p2pfl.node.exchange.rounds.pacing.
+    """
+
+    name: str
+    neighbours: tuple[str, ...]
+    n_samples: int
+    about: Mapping[str, Any]
+    coding: Coding
+    private: bool = False
+    sparse: bool = False
+
+
+class ModelledPeer:
+    """One node as the others reach it: the models it serves, the round it announces, the losses it computes for them.
+
+    Args:
+        loss: computes the loss of a model, without its private part, on the node's training data; its result is [1].
+
+    Attributes:
+        round: newest round that was announced; inf: the node has stopped.
+        requesters: nodes that may fetch from this one.
+        suspected_by: nodes that leave this one out, by name.
+        waiting: requests for models that are not published yet: (round, stage, callback).
+    """
+
+    def __init__(
+        self, network: ModelledNetwork, config: ModelledConfig, loss: Callable[[Parameters], Future[np.ndarray]]
+    ) -> None:
+        self.network = network
+        self.name = config.name
+        self.about = {**config.about, "n_samples": config.n_samples}
+        self.coding = config.coding
+        self.roster = Roster(config.neighbours)
+        self.outbox = Outbox(network.synchronous)
+        self.traffic = Traffic()
+        self.round: float = 0
+        self.requesters: list[ModelledPeer] = []
+        self.suspected_by: dict[str, ModelledPeer] = {}
+        self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []
+        self._loss = loss
+        self._private = config.private
+        self._announced: dict[float, float] = {0: -inf}  # when the last rounds were reached
+        self._awaited: dict[int, list[tuple[ModelledPeer, Gather]]] = {}  # by round that others wait for
+        network.join(self)
+
+    def arrival(self, to: ModelledPeer, size: int) -> float | None:
+        """Return when a frame that this node sends now arrives, or None if it is lost."""
+        return self.network.links.arrival(self.name, to.name, size, self.network.loop.now)
+
+    # Rounds
+
+    def reach(self, round: float) -> None:
+        """Announce a round to those that wait for this node."""
+        network = self.network
+        network.moved(self.round, round)
+        before, self.round = self.round, round
+        if not network.links.instant:
+            if round < before:
+                self._announced = {r: when for r, when in self._announced.items() if r < round}
+            self._announced[round] = network.loop.now
+            if len(self._announced) > 4:
+                del self._announced[min(self._announced)]
+        for other in list(self.suspected_by.values()):
+            when = self.arrival(other, OVERHEAD)
+            if when is not None:
+                network.loop.call_at(when, other.heard, self, round)
+        if self._awaited:
+            for awaited in [r for r in self._awaited if r <= round]:
+                for other, gather in self._awaited.pop(awaited):
+                    gather.add(self.name, None, self.arrival(other, OVERHEAD))
+
+    def known_round(self, other: ModelledPeer, now: float) -> float:
+        """Return the round that `other` knows this node to have reached."""
+        if self.network.links.instant:
+            return self.round
+        latency = self.network.links.latency(self.name, other.name)
+        return max((r for r, when in self._announced.items() if when + latency <= now), default=self.round)
+
+    def announce_to(self, other: ModelledPeer, round: int, gather: Gather) -> None:
+        """Contribute to a gather of `other` when the news arrives there that this node has reached a round."""
+        if self.round >= round:  # announced, but the news is still on its way
+            reached = min(r for r in self._announced if r >= round)
+            gather.add(self.name, None, self._announced[reached] + self.network.links.latency(self.name, other.name))
+        else:
+            self._awaited.setdefault(round, []).append((other, gather))
+
+    # Serving
+
+    def serve_waiting(self) -> None:
+        """Serve requests that waited for what was just published."""
+        waiting, self.waiting = self.waiting, []
+        for entry in waiting:
+            if self.outbox.find(entry[0], entry[1]) == "wait":
+                self.waiting.append(entry)
+            else:
+                entry[2]()
+
+    @property
+    def score_size(self) -> int:
+        """Bytes of a request for a loss: the model travels as float32, whatever the codec."""
+        return OVERHEAD + 4 * self.coding.layout.size
+
+    def score(self, asker: ModelledPeer, gather: Gather, params: Parameters) -> None:
+        """Compute a loss for a peer, and send it."""
+        self.traffic.received_score += self.score_size
+
+        def reply(done: Future[np.ndarray]) -> None:
+            self.traffic.sent_scored += OVERHEAD
+            when = self.arrival(asker, OVERHEAD)
+            if when is not None:
+                asker.traffic.received_scored += OVERHEAD
+                loss = nan if self._private else float(done.result()[0])
+                gather.add(self.name, disclosed_loss(loss, self.network.settings.robust), when)
+
+        self._loss(params).add_done_callback(reply)
+
+    # Suspicion: see p2pfl.node.peering.peer_manager
+
+    def heard(self, peer: ModelledPeer, round: float) -> None:
+        """Take note of a message by which a peer says that it is at a round."""
+        if peer.name in self.roster.suspected and keeps_up(round, self.round, self.network.synchronous):
+            self.roster.heard(peer.name)
+            peer.suspected_by.pop(self.name, None)
+
+    def suspect(self, peer: ModelledPeer, reason: str) -> None:
+        """Leave a peer out, and probe it."""
+        self.roster.suspect(peer.name, reason)
+        peer.suspected_by[self.name] = self
+        self._probe(peer)
+
+    def _probe(self, peer: ModelledPeer) -> None:
+        there = self.arrival(peer, OVERHEAD)
+        if there is None:
+            self.network.loop.call_later(PROBING, self._probe_again, peer)
+        else:
+            self.network.loop.call_at(there, self._probed, peer)
+
+    def _probed(self, peer: ModelledPeer) -> None:
+        back = peer.arrival(self, OVERHEAD)
+        if back is None:
+            self.network.loop.call_later(PROBING, self._probe_again, peer)
+        else:
+            self.network.loop.call_at(back, self.heard, peer, peer.round)
+
+    def _probe_again(self, peer: ModelledPeer) -> None:
+        if peer.name in self.roster.suspected:
+            self._probe(peer)

@@ -1,0 +1,217 @@
+"""Plan of a run: the values that a scenario stands for, checked before anything is put on the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+
+from p2pfl.compression.codecs import Codec, make_codec
+from p2pfl.config import toml_config
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.torch_learner import choose_device
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.parameters import Parameters
+from p2pfl.policies import make_policy
+from p2pfl.policy import Policy
+from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.scenario.topology import located, mapped, measured, topology
+from p2pfl.sim.simulation.modelled_coordinator import refuse
+from p2pfl.sim.simulation.sharding import task_of
+from p2pfl.task import POINT, Part, Task, also_of, goals_of, make_task
+from p2pfl.topologies import labels, neighbours
+from p2pfl.topologies.geography import Point
+
+
+@dataclass(frozen=True)
+class TopologyPlan:
+    """Topology of a run.
+
+    Attributes:
+        properties: see p2pfl.topologies.properties.
+        labels: label of each node, or else of its place; empty where every label is the node's number.
+        neighbours: for each node, the names of the nodes that it may fetch from.
+        places: the graph whose nodes have the coordinates.
+        notes: what the user should know about it.
+    """
+
+    name: str
+    properties: dict[str, Any]
+    labels: list[str]
+    neighbours: list[list[str]]
+    places: nx.Graph
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Values that a run starts from.
+
+    Attributes:
+        names: of the nodes. One tuple for all of them: with a copy each there would be nodes times nodes names.
+        tasks: one for each node.
+        initial: the model that all nodes start from.
+        positions: coordinates by name, if latency depends on them.
+        notes: what the user should know about it.
+    """
+
+    scenario: Scenario
+    names: tuple[str, ...]
+    topology: TopologyPlan
+    tasks: list[Task]
+    initial: Parameters
+    codec: Codec
+    positions: dict[str, Point | None]
+    notes: tuple[str, ...]
+
+    def encoder(self, node: int) -> Coding:
+        """Return a new model encoder of a node."""
+        first = self.tasks[0].layout
+        return Coding(self.codec, self.tasks[node].layout.shared, first.cut(self.initial))
+
+    def sparse(self, node: int) -> bool:
+        """Return whether a node has fewer neighbours than there are other nodes."""
+        return len(self.topology.neighbours[node]) < len(self.names) - 1
+
+    def policy(self, node: int) -> Policy:
+        """Return a new policy for a node.
+
+        Raises:
+            ConfigurationError: it cannot run as the scenario asks.
+        """
+        found = make_policy(*toml_config.named("policy", self.scenario.policy_of(self.tasks[node].about.get("group"))))
+        refuse(self.scenario, found)
+        return found
+
+
+def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters | None = None) -> RunPlan:
+    """Return the plan of a run.
+
+    Args:
+        graph: the topology, in place of the scenario's; its number of nodes must be the scenario's.
+        initial: the model that all nodes start from, in place of the task's.
+
+    Raises:
+        ConfigurationError: the scenario asks for something that does not exist, or its parts do not fit together.
+    """
+    scenario.check()
+    known_as = names(scenario.nodes)
+    around = plan_topology(scenario, graph, known_as)
+    tasks = [task_of(scenario, k) for k in range(scenario.nodes)]
+    scarcity = scarcity_notes(scenario, tasks)
+    check_layouts(tasks, known_as)
+    check_groups(scenario, tasks)
+    start = tasks[0].initial(scenario.seed) if initial is None else initial
+    check_starts(tasks, known_as, start, scenario.seed)
+    codec = make_codec(*toml_config.named("codec", scenario.codec))
+    positions, notes = located(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
+    return RunPlan(scenario, known_as, around, tasks, start, codec, positions, (*around.notes, *scarcity, *notes))
+
+
+def names(count: int) -> tuple[str, ...]:
+    """Return the names of simulated nodes; they sort by number."""
+    width = len(str(count - 1))
+    return tuple(f"node-{k:0{width}d}" for k in range(count))
+
+
+def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence[str]) -> TopologyPlan:
+    """Return the topology of a scenario, or `graph` in its place.
+
+    Raises:
+        ConfigurationError: it has another number of nodes than the scenario, or a value in it makes no sense.
+    """
+    name, notes = "a graph of one's own", ()
+    if graph is None:
+        graph = topology(scenario.topology, scenario.nodes, scenario.seed)
+        name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
+    if len(graph) != scenario.nodes:
+        raise ConfigurationError(f"the topology has {len(graph)} nodes, the scenario {scenario.nodes}")
+    properties = measured(graph)
+    places = mapped(scenario.network, graph)
+    numbers = [str(k) for k in range(len(graph))]
+    labelled = next((found for found in (labels(graph), labels(places)) if found != numbers), [])
+    around = [[known_as[k] for k in ks] for ks in neighbours(graph)]
+    return TopologyPlan(name, properties, labelled, around, places, notes)
+
+
+def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
+    """Return a note if nodes have fewer training samples than the scenario asks for."""
+    asked = scenario.task.get("samples", 0)
+    least = min(task.n_samples for task in tasks)
+    if not isinstance(asked, int) or least >= asked:
+        return []
+    few = sum(task.n_samples < asked for task in tasks)
+    return [f"{few} of {len(tasks)} nodes have fewer than {asked} training samples, the least {least}"]
+
+
+def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:
+    """Raise ConfigurationError if the shared parameters of two nodes differ in layout."""
+    first = tasks[0].layout.shared
+    for name, task in zip(known_as, tasks, strict=True):
+        layout = task.layout.shared
+        if layout.fingerprint != first.fingerprint:
+            raise ConfigurationError(
+                f"the task of {name} has another layout than that of {known_as[0]}: {layout.size} values"
+                f" in {len(layout.shapes)} tensors, against {first.size} in {len(first.shapes)}"
+            )
+
+
+def check_groups(scenario: Scenario, tasks: Sequence[Task]) -> None:
+    """Raise ConfigurationError if `policy_by_group` names a group that no node is in."""
+    groups = {str(task.about["group"]) for task in tasks if "group" in task.about}
+    for group in scenario.policy_by_group:
+        if group not in groups:
+            known = ", ".join(sorted(groups)) or "none"
+            raise ConfigurationError(f"policy_by_group names the group {group!r}; the nodes' groups are: {known}")
+
+
+def check_starts(tasks: Sequence[Task], known_as: Sequence[str], initial: Parameters, seed: int) -> None:
+    """Raise ConfigurationError if the shared part of two nodes' initial models differs.
+
+    Nodes on machines start from the same shared values before they exchange anything.
+    """
+    first = tasks[0].layout
+    shared = first.cut(initial)
+    for name, task in zip(known_as, tasks, strict=True):
+        if task.layout != first and (task.layout.cut(task.initial(seed)) != shared).any():
+            raise ConfigurationError(
+                f"the shared part of {name} does not start as that of {known_as[0]} does: where private parts"
+                " differ in size, the module must make the shared part first"
+            )
+
+
+def check(scenario: Scenario) -> Task:
+    """Make one of each thing that a scenario names, to report errors before anything runs.
+
+    Returns:
+        The task of its first node.
+
+    Raises:
+        ConfigurationError: naming the run.
+    """
+    try:
+        graph = topology(scenario.topology, scenario.nodes, scenario.seed)
+        if scenario.network.latency == "geography":
+            located(mapped(scenario.network, graph), names(scenario.nodes))
+        for group in (None, *scenario.policy_by_group):
+            refuse(scenario, make_policy(*toml_config.named("policy", scenario.policy_of(group))))
+        task = make_task(*toml_config.named("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
+        _check_pool(scenario, task)
+        choose_device(scenario.device)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
+    return task
+
+
+def _check_pool(scenario: Scenario, task: Task) -> None:
+    if scenario.pool is None:
+        return
+    if scenario.pool.of == "fronts":
+        if not {*also_of(task)} >= POINT:
+            raise ConfigurationError(
+                "a pool of fronts is for runs of tasks that report error and disparity, such as `praffl`"
+            )
+    elif not goals_of(task):
+        raise ConfigurationError("a pool is for runs of tasks with several objectives")

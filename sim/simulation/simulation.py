@@ -1,0 +1,231 @@
+"""One run of a scenario: its nodes on virtual time, and the result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from asyncio import TaskGroup
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import networkx as nx
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.learner import Learner
+from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.torch_learner import TorchLearner
+from p2pfl.node.exchange.base import Exchange
+from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.node import Node, first_error
+from p2pfl.parameters import Parameters
+from p2pfl.policy import Coordinated, Policy, Step
+from p2pfl.random_streams import Draws
+from p2pfl.sim.scenario.network import Links, draw
+from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.simulation import clock
+from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, Crew
+from p2pfl.sim.simulation.clock import virtual_loop
+from p2pfl.sim.simulation.exchanges import Parts, make_exchanges
+from p2pfl.sim.simulation.plan import RunPlan, plan
+from p2pfl.sim.simulation.recorder import Recorder
+from p2pfl.sim.simulation.sharding import Shards
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Run:
+    """A finished run.
+
+    Attributes:
+        topology: its name.
+        properties: of the topology; see p2pfl.topologies.properties.
+        labels: label of each node in the topology, or else of its place; empty where every label is the node's number.
+        nodes: as they were at the end, by name.
+        batches: by kind, the number of batches of jobs, and the number of jobs.
+        notes: what the user should know about how it was computed.
+    """
+
+    scenario: Scenario
+    topology: str
+    properties: dict[str, Any]
+    labels: list[str]
+    nodes: dict[str, Node]
+    recorder: Recorder
+    batches: dict[str, tuple[int, int]]
+    virtual_s: float
+    wall_s: float
+    expired: int
+    notes: list[str] = field(default_factory=list)
+
+
+def run(
+    scenario: Scenario,
+    *,
+    graph: nx.Graph | None = None,
+    order: Sequence[int] | None = None,
+    progress: Progress = lambda rounds: None,
+) -> Run:
+    """Run a scenario on virtual time.
+
+    Args:
+        graph: the topology, in place of the scenario's; its number of nodes must be the scenario's.
+        order: the order in which the nodes are made; it does not affect the result.
+        progress: called now and then with the number of node-rounds done.
+
+    Raises:
+        ConfigurationError: the scenario asks for something that does not exist.
+        p2pfl.sim.simulation.clock.DeadlockError: nodes wait for each other for ever.
+    """
+    return Simulation(scenario, graph, order).run(progress)
+
+
+class Simulation:
+    """All objects of a run; made on construction from its plan, run once.
+
+    Args: see `run`.
+        workers: processes that may be used to train the nodes, where they are trained one by one.
+        initial: the model that all nodes start from, in place of the task's.
+
+    Attributes:
+        processes: the number of processes that are used.
+        notes: what the user should know about how it is computed.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        graph: nx.Graph | None = None,
+        order: Sequence[int] | None = None,
+        workers: int = 1,
+        initial: Parameters | None = None,
+    ) -> None:
+        self.plan = plan(scenario, graph, initial)
+        self.notes = list(self.plan.notes)
+        self.loop = virtual_loop()
+        self.links = Links(scenario.network, scenario.seed, self.plan.positions)
+        self.recorder = Recorder(self.loop, self.plan.names, scenario.rounds)
+        self.processes = 1
+        self.crew = self._crew(workers)
+        self.batcher = Batcher(self.crew, self.loop)
+        self.trainers = [
+            BatchedTrainer(self.batcher, k, scenario.compute.seconds * slowdown)
+            for k, slowdown in enumerate(slowdowns(self.plan))
+        ]
+        self.policies = [self.plan.policy(k) for k in range(scenario.nodes)]
+        exchanges = make_exchanges(self._parts())
+        made = {k: self._node(k, exchanges[k]) for k in (range(scenario.nodes) if order is None else order)}
+        self.nodes = {name: made[k] for k, name in enumerate(self.plan.names)}
+        self._note_small_budgets()
+
+    def run(self, progress: Progress = lambda rounds: None) -> Run:
+        """Run to the end.
+
+        Args: see `run`.
+        """
+        self.recorder.progress = progress
+        begun = time.perf_counter()
+        try:
+            clock.run(self._main(), self.loop)
+        finally:
+            if isinstance(self.crew, Shards):
+                self.crew.close()
+        wall = time.perf_counter() - begun
+        self.recorder.close(self.nodes)
+        return Run(
+            scenario=self.plan.scenario,
+            topology=self.plan.topology.name,
+            properties=self.plan.topology.properties,
+            labels=self.plan.topology.labels,
+            nodes=self.nodes,
+            recorder=self.recorder,
+            batches={kind: (queue.batches, queue.jobs) for kind, queue in self.batcher.queues.items()},
+            virtual_s=self.loop.time(),
+            wall_s=wall,
+            expired=sum(node.exchange.expired for node in self.nodes.values()),
+            notes=self.notes,
+        )
+
+    async def _main(self) -> None:
+        learning, nobody = len(self.nodes), asyncio.Event()
+        loss = self.plan.scenario.network.loss
+
+        async def linger(exchange: MessageExchange) -> None:
+            """Serve while a node may need it. With message loss, the message that a node is done may be lost too."""
+            nonlocal learning
+            learning -= 1
+            if not learning:
+                nobody.set()
+            await (nobody.wait() if loss else exchange.others_done())
+
+        try:
+            async with TaskGroup() as tasks:
+                for name, node in self.nodes.items():
+                    waits = partial(linger, node.exchange) if isinstance(node.exchange, MessageExchange) else None
+                    tasks.create_task(node.run(waits), name=name)
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+
+    def _parts(self) -> Parts:
+        steps = [self._step(policy) for policy in self.policies]
+        return Parts(self.plan, self.loop, self.links, self.trainers, self.policies, steps)
+
+    def _step(self, policy: Policy) -> Step | None:
+        """Return the joint step of a coordinated policy, as the recorder watches it."""
+        return self.recorder.clusters.watching(policy) if isinstance(policy, Coordinated) else None
+
+    def _node(self, k: int, exchange: Exchange) -> Node:
+        plan, scenario, name = self.plan, self.plan.scenario, self.plan.names[k]
+        return Node(
+            name,
+            plan.names,
+            task=plan.tasks[k],
+            policy=self.policies[k],
+            trainer=self.trainers[k],
+            exchange=exchange,
+            settings=scenario,
+            observer=self.recorder,
+            budget=scenario.budget.of(scenario.seed, name, scenario.nodes),
+            initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
+        )
+
+    def _crew(self, workers: int) -> Crew:
+        """Return what computes the nodes' jobs: all together where the task allows it, else one by one, in `workers`
+        processes.
+
+        Stacks stay in one process: in smaller ones, the last bits of the results would be others.
+        """
+        plan, scenario = self.plan, self.plan.scenario
+        learners = make_learners(plan)
+        torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
+        if scenario.trainer != "one-by-one" and len(torch_learners) == len(learners) > 1:
+            try:
+                return Stacked(torch_learners)
+            except ConfigurationError as error:
+                self.notes.append(f"trained one by one: {error}")
+        self.processes = min(workers, len(learners))
+        if self.processes == 1:
+            return OneByOne(learners)
+        samples = [task.n_samples for task in plan.tasks]
+        return Shards(scenario, learners, plan.names, samples, self.processes)
+
+    def _note_small_budgets(self) -> None:
+        """Note budgets that no model fits in: a policy that takes what fits would train alone without a word."""
+        size = self.plan.encoder(0).expected("", 1)
+        small = [limit for node in self.nodes.values() if 0 < (limit := node.me.budget.bytes) < size]
+        if small:
+            self.notes.append(f"budget.bytes of {len(small)} of {len(self.nodes)} nodes is less than a model takes: {size}")
+
+
+def make_learners(plan: RunPlan) -> list[Learner]:
+    """Return the learner of each node."""
+    seed, device = plan.scenario.seed, plan.scenario.device
+    return [task.learner(Draws(seed, name), device) for name, task in zip(plan.names, plan.tasks, strict=True)]
+
+
+def slowdowns(plan: RunPlan) -> list[float]:
+    """Return for each node the factor by which it trains slower."""
+    scenario = plan.scenario
+    return [draw(scenario.compute.slowdown, scenario.seed, name, "slowdown") for name in plan.names]

@@ -1,0 +1,84 @@
+"""A reader written from docs/wire-protocol.md alone agrees with every golden vector: what is in it, or why it is refused."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import wire_reader
+from tests.conformance.wire_types import RefusedError
+
+TESTS = Path(__file__).parent
+VECTORS = TESTS.parents[1] / "docs" / "vectors"
+OURS = {"p2pfl"}
+
+
+def vectors():
+    return [
+        pytest.param(vector, id=f"{path.stem}: {vector['check']}: {vector['name']}")
+        for path in sorted(VECTORS.glob("*.json"))
+        for vector in json.loads(path.read_text()).get("vectors", [])
+    ]
+
+
+def judge(vector, run):
+    """Hold what a reader makes of a vector against what is written there."""
+    if "cause" in vector:
+        with pytest.raises(RefusedError) as refused:
+            run(vector["check"], vector["given"])
+        assert refused.value.cause == vector["cause"], vector["why"]
+        if "epoch" in vector:
+            assert refused.value.epoch == vector["epoch"]
+    else:
+        assert json.loads(json.dumps(run(vector["check"], vector["given"]))) == vector["expect"]
+
+
+@pytest.mark.parametrize("vector", vectors())
+def test_a_reader_written_from_the_document_agrees_with_a_vector(vector):
+    judge(vector, lambda check, given: wire_reader.CHECKS[check](given))
+
+
+def test_every_check_has_valid_vectors_and_almost_every_one_invalid_ones():
+    every = [vector.values[0] for vector in vectors()]
+    assert {v["check"] for v in every if "expect" in v} == set(wire_reader.CHECKS)
+    cannot_fail = {"layout", "agreed", "topic", "encode"}
+    assert {v["check"] for v in every if "cause" in v} == set(wire_reader.CHECKS) - cannot_fail
+
+
+def test_every_cause_of_the_document_that_a_reader_can_find_has_a_vector():
+    table = (TESTS.parents[1] / "docs" / "wire-protocol.md").read_text().partition("\n## Causes\n")[2].partition("\n## ")[0]
+    words = {word for line in table.splitlines() if line.startswith("| `") for word in line.split("|")[1].split("`")[1::2]}
+    found = {vector.values[0].get("cause") for vector in vectors()} - {None}
+    assert words - found == {"not introduced"}  # which needs a link that is not introduced
+    assert found <= words
+
+
+def test_names_of_vectors_are_different():
+    for path in VECTORS.glob("*.json"):
+        names = [(v["check"], v["name"]) for v in json.loads(path.read_text()).get("vectors", [])]
+        assert len(names) == len(set(names)), path.name
+
+
+def imported(path):
+    for element in ast.walk(ast.parse(path.read_text())):
+        if isinstance(element, ast.Import):
+            yield from (name.name.removeprefix("tests.conformance.").partition(".")[0] for name in element.names)
+        elif isinstance(element, ast.ImportFrom):
+            yield "." if element.level else element.module.removeprefix("tests.conformance.").partition(".")[0]
+
+
+READER = ["wire_reader", "wire_types", "wire_models", "wire_coordination"]
+
+
+@pytest.mark.parametrize("name", ["test_golden", *READER])
+def test_the_reader_and_this_test_import_nothing_of_the_project(name):
+    allowed = {*sys.stdlib_module_names, "pytest", "msgpack", "cryptography", "blake3", *READER}
+    assert set(imported(TESTS / f"{name}.py")) <= allowed
+
+
+def test_nor_does_anything_that_the_reader_imports():
+    code = f"import sys, tests.conformance.wire_reader; sys.exit(bool(set({sorted(OURS)!r}) & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=TESTS.parents[1]).returncode == 0

@@ -1,0 +1,185 @@
+"""Reads what docs/wire-protocol.md says of elections and coordinated rounds: a voter, submissions, assignments."""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+
+from tests.conformance.wire_models import EXTRAS, floats, follows, more_text, unpacked
+from tests.conformance.wire_types import U32, WORD, array_of, boolean, expect, kinds, number, structure
+
+PATIENCE = 2.0
+FURTHEST = 1024
+TERM = {"epoch": U32, "term": U32}
+MESSAGES = {
+    "vote": structure(TERM | {"trial": boolean}),
+    "voted": structure(TERM | {"trial": boolean, "granted": boolean}),
+    "leading": structure(TERM | {"beat": U32}),
+    "following": structure(TERM | {"beat": U32}),
+    "submit": structure({"request": U32, "round": U32, **TERM, "n_samples": U32, "start": boolean}),
+    "assigned": structure({"request": U32, "round": U32, **TERM, "given": boolean}),
+}
+SAID = kinds(MESSAGES)
+
+
+class Voter:
+    """A member that does not stand for election, from its start on."""
+
+    def __init__(self, given):
+        self.me, electorate = given["me"], given["electorate"]
+        self.epoch, self.members, self.eligible = (electorate[key] for key in ("epoch", "members", "eligible"))
+        self.term, self.vote = given["term"], given["vote"]
+        self.coordinator, self.beat = "", 0
+        self.promised = "", given["started"] + PATIENCE  # to whom, until when
+        self.far = {}  # by sender: the latest term that is too far ahead
+
+    def hear(self, now, sender, said):
+        """Return the answer to a message, or None."""
+        if said["epoch"] != self.epoch or sender not in self.members or sender == self.me:
+            return None
+        self.expect_credible(sender, said["term"])
+        if said["kind"] in ("vote", "leading"):
+            expect(sender in self.eligible, "election")
+        match said["kind"]:
+            case "vote":
+                return self.asked(now, sender, said)
+            case "leading":
+                return self.led(now, sender, said)
+            case "following":
+                if said["term"] > self.term:
+                    self.adopt(said["term"])
+        return None
+
+    def expect_credible(self, sender, term):
+        if term <= self.term + FURTHEST:
+            return
+        self.far[sender] = term
+        claims = sorted((claim for claim in self.far.values() if claim > self.term + FURTHEST), reverse=True)
+        needed = max(2, len(self.members) // 2 + 1)
+        if len(claims) >= needed:
+            self.adopt(claims[needed - 1])
+        expect(term <= self.term + FURTHEST, "election")
+
+    def asked(self, now, sender, said):
+        granted = self.grant(now, sender, said["term"], said["trial"])
+        return ["voted", self.epoch, said["term"] if granted else self.term, said["trial"], granted]
+
+    def grant(self, now, sender, term, trial):
+        whom, until = self.promised
+        if (now < until and whom != sender) or term < self.term:
+            return False
+        if trial:
+            return term > self.term
+        if term > self.term:
+            self.adopt(term)
+        self.vote = self.vote or sender
+        return self.vote == sender
+
+    def led(self, now, sender, said):
+        if said["term"] < self.term:
+            return ["following", self.epoch, self.term, 0]
+        if said["term"] > self.term:
+            self.adopt(said["term"])
+        expect(self.coordinator in ("", sender), "election")
+        if self.coordinator and said["beat"] <= self.beat:
+            return None
+        self.coordinator, self.beat = sender, said["beat"]
+        self.promised = sender, now + PATIENCE
+        return ["following", self.epoch, self.term, said["beat"]]
+
+    def adopt(self, term):
+        self.term, self.vote, self.coordinator = term, "", ""
+
+
+def check_election(given):
+    voter, answers = Voter(given), []
+    for now, sender, message in given["heard"]:
+        answers.append(voter.hear(now, sender, SAID(message)))
+    return {"answers": answers, "term": voter.term, "vote": voter.vote, "coordinator": voter.coordinator}
+
+
+# What travels
+
+
+def both(first, second):
+    def check(value):
+        expect(type(value) is list and len(value) == 2, "malformed")
+        return first(value[0]), second(value[1])
+
+    return check
+
+
+SUBMISSION = both(EXTRAS, EXTRAS)
+ASSIGNMENT = both(array_of(both(WORD, number(finite=True)), 65536), EXTRAS)
+
+
+def models(given, number, data):
+    """Return the bytes of some models, and what follows them."""
+    size = 4 * sum(prod(shape) for shape in given["tensors"])
+    expect(len(data) >= number * size, "wrong length")
+    return [data[k * size : (k + 1) * size] for k in range(number)], data[number * size :]
+
+
+def check_submission(given):
+    found, rest = models(given, 1 + given["start"], bytes.fromhex(given["bytes"]))
+    extras, previous = map(unpacked, follows(rest, SUBMISSION) if rest else ([], []))
+    params, *start = map(floats, found)
+    return {
+        "params": params,
+        "start": start[0] if start else None,
+        "extras": more_text(extras),
+        "previous": more_text(previous),
+    }
+
+
+def check_assignment(given):
+    (model,), rest = models(given, 1, bytes.fromhex(given["bytes"]))
+    pairs, arrays = follows(rest, ASSIGNMENT)
+    expect(len(dict(pairs)) == len(pairs), "malformed")
+    extras = unpacked(arrays)
+    return {"params": floats(model), "weights": dict(pairs), "extras": more_text(extras)}
+
+
+def expect_small(values, given):
+    expect(sqrt(sum(v * v for v in values)) <= 1000 * (1 + given["norm"]), "too large")
+
+
+def check_submit(given):
+    """What a node does with a submission of alice's before it keeps it for its step."""
+    said = given["message"]
+    term = [said["epoch"], said["term"]]
+    expect(term >= given["term"], "lower term")
+    expect(term == given["term"] and given["coordinates"], "not the coordinator")
+    if "alice" not in given["voters"]:
+        return {"taken": False}
+    expect(said["n_samples"] == given["about"].get("n_samples"), "differs")
+    found = check_submission(given | {"start": said["start"], "bytes": given["payload"]})
+    for model in (found["params"], found["start"] or []):
+        expect_small(model, given)
+    return {"taken": True}
+
+
+def check_assigned(given):
+    """What a participant does with an answer of alice's."""
+    said, asked = given["message"], given["asked"]
+    term = [said["epoch"], said["term"]]
+    expect(term >= given["term"], "lower term")
+    if said["request"] != asked["request"]:
+        return {"answered": False}
+    expect((asked["of"], asked["term"], asked["round"]) == ("alice", term, said["round"]), "not asked for")
+    expect(term == given["term"] and given["follows"] == "alice", "not asked for")
+    if not said["given"]:
+        expect(not given["payload"], "wrong length")
+        return {"answered": True, "params": None}
+    found = check_assignment(given | {"bytes": given["payload"]})
+    expect_small(found["params"], given)
+    expect(set(found["weights"]) <= set(given["voters"]), "malformed")
+    return {"answered": True, "params": found["params"]}
+
+
+CHECKS = {
+    "election": check_election,
+    "submission": check_submission,
+    "assignment": check_assignment,
+    "submit": check_submit,
+    "assigned": check_assigned,
+}

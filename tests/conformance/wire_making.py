@@ -1,0 +1,121 @@
+"""What the makers of golden vectors have in common: a federation, its log, and a file of vectors."""
+
+import json
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import count
+from unittest import mock
+
+import msgpack
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.mqtt import key_exchange
+from p2pfl.protocols.wire.envelope import VERSION
+from tests.conformance.wire_keys import KEYS
+from tests.conformance.wire_project import run
+
+ADMISSION, SUCCESSOR, ALICE, BOB, CAROL, DAVE, MALLORY = KEYS.values()
+TENSORS = [["weights", [2, 3]], ["bias", [2]]]
+SHAPES = [shape for _, shape in TENSORS]
+LAYOUT = bytes.fromhex(run("layout", {"trained": 8, "tensors": TENSORS})["fingerprint"])
+INITIAL = np.zeros(8, np.float32)
+AGREED = {
+    "name": "example",
+    "rounds": 5,
+    "seed": 7,
+    "members": 2,
+    "mode": "synchronous",
+    "deadline": 30.0,
+    "adaptive": False,
+    "max_staleness": float("inf"),
+    "patience": 0,
+    "robust": "median-clip",
+    "codec": {"name": "float32"},
+    "edges": "all",
+    "task": {"name": "digits", "alpha": 0.5},
+    "policy": {"name": "dac", "tau": 30.0},
+    "model": {"layout": LAYOUT.hex(), "values": 8, "initial": sha256(INITIAL.tobytes()).hexdigest()},
+}
+
+
+@contextmanager
+def nothing_random(seed):
+    """Draw what should be random from a seed, so that the same vectors are made each time."""
+    numbers = count()
+
+    def urandom(size):
+        blocks = (sha256(f"{seed} {next(numbers)}".encode()).digest() for _ in range(-(-size // 32)))
+        return b"".join(blocks)[:size]
+
+    class Ephemeral:
+        @staticmethod
+        def generate():
+            return X25519PrivateKey.from_private_bytes(urandom(32))
+
+    with mock.patch("os.urandom", urandom), mock.patch.object(key_exchange, "X25519PrivateKey", Ephemeral):
+        yield
+
+
+class Vectors:
+    """The vectors of one file."""
+
+    def __init__(self, about):
+        self.about = about
+        self.vectors = []
+
+    def good(self, name, check, **given):
+        self.vectors.append({"name": name, "check": check, "given": given, "expect": run(check, given)})
+
+    def bad(self, name, check, cause, why, epoch=None, **given):
+        after = {} if epoch is None else {"epoch": epoch}
+        self.vectors.append({"name": name, "check": check, "given": given, "cause": cause, "why": why, **after})
+
+    def text(self):
+        whole = {"about": self.about, "protocol": VERSION, "vectors": self.vectors}
+        return json.dumps(whole, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
+
+
+def exact(values):
+    """Return values as float32 has them."""
+    return [float(np.float32(value)) for value in values]
+
+
+def pack(value):
+    return msgpack.packb(value)
+
+
+def flipped(data, at=-1):
+    changed = bytearray(data)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+def federation(**changes):
+    with nothing_random("federation"):
+        return Federation.sign(AGREED | changes, ADMISSION)
+
+
+def signed_file(content, identity=ADMISSION):
+    signature = identity.sign(b"p2pfl federation 1\0" + content.encode())
+    return f"{content}# signature: {signature.hex()}\n"
+
+
+FILE = federation()
+ID = FILE.id
+
+
+def grown(*steps):
+    """Return a log; a step is (action, name, identity) or (action, name, identity, role)."""
+    log, admission = Membership(FILE), ADMISSION
+    for action, name, identity, *role in steps:
+        log.append(admission, action, name, identity.public, *role)
+        admission = identity if action == "hand-over" else admission
+    return log
+
+
+ADDED = [("add", "alice", ALICE), ("add", "bob", BOB), ("add", "carol", CAROL)]
+LOG = grown(*ADDED)
+IN = {"federation": ID.hex(), "admission": ADMISSION.public.hex()}

@@ -1,0 +1,185 @@
+"""Reads models as docs/wire-protocol.md describes them: codecs, differences, extras, and which update is accepted."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from math import ceil, isfinite, prod, sqrt
+
+from blake3 import blake3
+
+from tests.conformance.wire_types import (
+    MIB,
+    WORD,
+    RefusedError,
+    array_of,
+    blob,
+    expect,
+    integer,
+    one_of,
+    read,
+    structure,
+    to_text,
+)
+
+
+def floats(data):
+    values = list(struct.unpack(f"<{len(data) // 4}f", data))
+    expect(all(map(isfinite, values)), "not finite")
+    return values
+
+
+def to_float32(value):
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+def bits(value):
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def parameters(codec, sizes, data):
+    """Return the values of a model, and what follows them."""
+    count = sum(sizes)
+    size = {"float32": 4 * count, "top-k": 4 * count, "int8": 4 * len(sizes) + count}.get(codec, 2 * count)
+    expect(len(data) >= size, "wrong length")
+    data, rest = data[:size], data[size:]
+    if codec in ("float32", "top-k"):
+        return floats(data), rest
+    if codec == "float16":
+        values = list(struct.unpack(f"<{count}e", data))
+        expect(all(map(isfinite, values)), "not finite")
+        return values, rest
+    if codec == "bfloat16":
+        return floats(b"".join(b"\0\0" + data[i : i + 2] for i in range(0, size, 2))), rest
+    scales = floats(data[: 4 * len(sizes)])
+    numbers = struct.unpack(f"<{count}b", data[4 * len(sizes) :])
+    expect(min(scales) >= 0 and min(numbers) > -128, "malformed")
+    scale_of = [scale for scale, tensor in zip(scales, sizes, strict=True) for _ in range(tensor)]
+    return [to_float32(n * m / 127) for n, m in zip(numbers, scale_of, strict=True)], rest
+
+
+def difference(known, data):
+    count, size = int.from_bytes(data[:4], "little"), len(known)
+    listed = 4 * count <= ceil(size / 8)
+    which = 4 * count if listed else ceil(size / 8)
+    expect(len(data) >= 4 and count <= size and len(data) >= 4 + which + 4 * count, "wrong length")
+    end = 4 + which + 4 * count
+    values = floats(data[4 + which : end])
+    if listed:
+        places = list(struct.unpack(f"<{count}I", data[4 : 4 + which]))
+        expect(all(a < b for a, b in pairwise(places)), "malformed")
+    else:
+        places = [i for i in range(8 * which) if data[4 + i // 8] >> (i % 8) & 1]
+        expect(len(places) == count, "malformed")
+    expect(all(place < size for place in places), "malformed")
+    model = list(known)
+    for place, value in zip(places, values, strict=True):
+        model[place] = value
+    return model, data[end:]
+
+
+EXTRA = structure(
+    {
+        "name": WORD,
+        "dtype": one_of("f4", "f8", "i8", "u8"),
+        "shape": array_of(integer(0, 2**24), 4),
+        "data": blob(MIB, 0),
+    }
+)
+EXTRAS = array_of(EXTRA, 16)
+FORMATS = {"f4": "f", "f8": "d", "i8": "q", "u8": "Q"}
+
+
+def follows(data, kind):
+    """Read what comes after the parameters."""
+    expect(len(data) <= MIB, "wrong length")
+    try:
+        return read(data, kind)
+    except RefusedError:
+        raise RefusedError("wrong length") from None
+
+
+def extras(data):
+    return unpacked(follows(data, EXTRAS)) if data else {}
+
+
+def unpacked(arrays):
+    found = {}
+    for array in arrays:
+        name, dtype, shape = array["name"], array["dtype"], array["shape"]
+        width = struct.calcsize("<" + FORMATS[dtype])
+        expect(name not in found and len(array["data"]) == width * prod(shape), "malformed")
+        expect(prod(shape) or width * prod(filter(None, shape)) < 2**63, "malformed")
+        found[name] = [dtype, shape, list(struct.unpack(f"<{prod(shape)}{FORMATS[dtype]}", array["data"]))]
+    return found
+
+
+def tag(values):
+    return blake3(struct.pack(f"<{len(values)}f", *values)).digest()[:8]
+
+
+def model(given, base, data):
+    """Return the values and the extras of an update's payload."""
+    sizes, known = [prod(shape) for shape in given["tensors"]], given["known"]
+    if base:
+        expect(known is not None and base == tag(known), "not asked for")
+        values, rest = difference(known, data)
+    else:
+        values, rest = parameters(given["codec"], sizes, data)
+    return values, extras(rest)
+
+
+def check_model(given):
+    values, more = model(given, bytes.fromhex(given["base"]), bytes.fromhex(given["bytes"]))
+    return {"values": [to_text(v) for v in values], "tag": tag(values).hex(), "extras": more_text(more)}
+
+
+def more_text(more):
+    return {name: [dtype, shape, [to_text(v) for v in values]] for name, (dtype, shape, values) in more.items()}
+
+
+def check_encode(given):
+    values, sizes = given["values"], [prod(shape) for shape in given["tensors"]]
+    match given["codec"]:
+        case "float16":
+            data = struct.pack(f"<{len(values)}e", *(max(-65504.0, min(65504.0, v)) for v in values))
+        case "bfloat16":
+            data = b"".join(struct.pack("<H", upper_half(v)) for v in values)
+        case "int8":
+            data = int8(values, sizes)
+        case _:
+            data = struct.pack(f"<{len(values)}f", *values)
+    return {"bytes": data.hex()}
+
+
+def upper_half(value):
+    whole = bits(value)
+    half, rest = whole >> 16, whole & 0xFFFF
+    if rest > 0x8000 or (rest == 0x8000 and half & 1):
+        half += 1
+    return half - 1 if half & 0x7FFF == 0x7F80 else half
+
+
+def int8(values, sizes):
+    scales, numbers, start = [], [], 0
+    for size in sizes:
+        tensor = values[start : start + size]
+        greatest = max(map(abs, tensor), default=0.0)
+        scales.append(greatest)
+        numbers += [round(v * 127 / greatest) if greatest else 0 for v in tensor]
+        start += size
+    return struct.pack(f"<{len(scales)}f{len(numbers)}b", *scales, *numbers)
+
+
+def check_update(given):
+    asked, said = given["asked"], given["message"]
+    expect(asked["kind"] == "get", "not asked for")
+    newest = said["final"] or (given["asynchronous"] and said["stage"] != "prepared")
+    expect(said["stage"] == asked["stage"] and (newest or said["round"] == asked["round"]), "not asked for")
+    expect(said["n_samples"] == given["about"].get("n_samples"), "differs")
+    values, _ = model(given | {"known": asked["known"]}, bytes.fromhex(said["base"]), bytes.fromhex(given["payload"]))
+    expect(sqrt(sum(v * v for v in values)) <= 1000 * (1 + given["norm"]), "too large")
+    return {"values": values}
+
+
+CHECKS = {"encode": check_encode, "model": check_model, "update": check_update}

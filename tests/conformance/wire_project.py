@@ -1,0 +1,445 @@
+"""The checks of the golden vectors that tests/conformance/wire_reader.py does, done by the code that nodes run."""
+
+import asyncio
+import tempfile
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from p2pfl.compression.codecs import CODECS, make_codec
+from p2pfl.compression.sparse_updates import Copy, tag
+from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.federation import admission_key, invitations, membership_file
+from p2pfl.node.federation.agreement import describe, read, terms
+from p2pfl.node.federation.invitation_service import InvitationService
+from p2pfl.node.federation.token_redeemer import TokenRedeemer
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.config import PeeringConfig
+from p2pfl.node.peering.links.introducer import difference
+from p2pfl.node.peering.peer import Asked, Member
+from p2pfl.parameters import Layout
+from p2pfl.protocols import key_files
+from p2pfl.protocols.discovery import mdns
+from p2pfl.protocols.election.types import TIMING
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.invitation import Invitation, Request, decode_admission, decode_answer, decode_join
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt.packets import Topics
+from p2pfl.protocols.transports import handshake
+from p2pfl.protocols.transports.certificates import key_of
+from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.tls import TlsTransport
+from p2pfl.protocols.transports.tls_link import TlsLink
+from p2pfl.protocols.wire import messages
+from p2pfl.protocols.wire.envelope import Door, Opened, Sealer
+from p2pfl.protocols.wire.payload import decode_extras
+from tests.conformance import wire_project_coordination
+from tests.conformance.wire_keys import BY_KEY, KEYS
+from tests.conformance.wire_models import more_text
+from tests.conformance.wire_types import RefusedError, plain
+
+# What is refused with words for people, and the cause that docs/wire-protocol.md gives to it.
+WORDS = {
+    "has at most": "wrong length",
+    "its signature does not hold": "wrong signature",
+    "was not signed with the keys": "wrong signature",
+    "which begins with": "other kind",
+    "was not copied as it is": "damaged",
+    "answers with": "malformed",
+    "answers nonsense": "malformed",
+    "this is no federation's file": "malformed",
+    "is signed, but no TOML": "malformed",
+    "in another place than": "malformed",
+    "is no name": "malformed",
+    "with a key without a secret": "malformed",
+    "of another version of p2pfl": "malformed",
+}
+
+
+def unhex(text):
+    return bytes.fromhex(text)
+
+
+def fields(struct):
+    return plain(msgspec.to_builtins(msgspec.structs.asdict(struct), builtin_types=(bytes,)))
+
+
+def tagged(struct):
+    return {"kind": struct.__struct_config__.tag, **fields(struct)}
+
+
+def file_of(given):
+    return Federation(b"", unhex(given["federation"]), "", unhex(given["admission"]), {})
+
+
+def log_of(given, entries="log"):
+    membership = Membership(file_of(given), unhex(given[entries]))
+    membership.invites = given.get("invites", False)
+    return membership
+
+
+def listed(log):
+    return {name: [member.key.hex(), member.role] for name, member in log.members.items()}
+
+
+def layout_of(given):
+    shapes = tuple((f"tensor {k}", tuple(shape)) for k, shape in enumerate(given["tensors"]))
+    layout = Layout(shapes, 0)
+    return Layout(shapes, layout.size)
+
+
+def vector(values):
+    return np.array(values, np.float64).astype(np.float32)
+
+
+def check_layout(given):
+    layout = Layout(tuple((name, tuple(shape)) for name, shape in given["tensors"]), given["trained"])
+    return {"fingerprint": layout.fingerprint.hex(), "values": layout.size}
+
+
+def check_federation_file(given):
+    file = Federation.parse(b"\n" * given.get("filled", 0) + given["text"].encode())
+    return {"id": file.id.hex(), "admission": file.admission.hex(), "name": file.name}
+
+
+def check_agreed(given):
+    agreement = read(Federation.parse(given["text"].encode()))
+    layout = Layout(tuple((name, tuple(shape)) for name, shape in given["tensors"]), given["trained"])
+    settings = Settings(**{key: getattr(agreement, key) for key in Settings.__struct_fields__ if hasattr(agreement, key)})
+    timing = TIMING if given.get("coordinated") else None
+    agreed = terms(layout, settings, agreement.model.initial, agreement.edges, timing)
+    return {"agreed": agreed | describe("task", agreement.task) | describe("policy", agreement.policy)}
+
+
+def check_introduction(given):
+    if problem := difference(given["ours"], given["theirs"]):
+        raise ProtocolError("differs", problem)
+    return {}
+
+
+def check_log(given):
+    log = log_of(given, "known")
+    try:
+        log.extend(unhex(given["entries"]))
+    except ProtocolError as error:
+        raise RefusedError(error.cause, log.epoch) from error
+    revoked = [key.hex() for key in log._seen if log.refusal(key) == "revoked"]
+    return {"epoch": log.epoch, "admission": log.admission.hex(), "members": listed(log), "revoked": sorted(revoked)}
+
+
+def check_invitation(given):
+    return plain(vars(Invitation.parse(given["text"])) | {"addresses": [*Invitation.parse(given["text"]).addresses]})
+
+
+def check_request(given):
+    return plain(vars(Request.parse(given["text"])))
+
+
+def check_admission(given):
+    return fields(decode_admission(given["text"]))
+
+
+def check_join(given):
+    return fields(decode_join(unhex(given["bytes"])))
+
+
+def check_join_answer(given):
+    return tagged(decode_answer(unhex(given["bytes"])))
+
+
+def check_inviter(given):
+    with tempfile.TemporaryDirectory() as name:
+        folder, file = Path(name), Federation.parse(given["file"].encode())
+        log = Membership(file, unhex(given["log"]))
+        membership_file.write_federation(folder, log)
+        key_files.write_new(folder / admission_key.ADMISSION, key_files.encode(BY_KEY[file.admission]._private))
+        (folder / invitations.INVITATIONS).mkdir()
+        for secret, how in given["secrets"].items():
+            invitations.write_note(
+                folder, unhex(secret), invitations.Note(**how | {"used_by": unhex(how["used_by"] or "")}, until=inf)
+            )
+        redeemer = TokenRedeemer(folder, now=lambda: given["now"], booted=lambda: 0.0)
+        service = InvitationService(redeemer, log, booted=lambda: 0.0)
+        reply = asyncio.run(service.answer(unhex(given["key"]), unhex(given["join"]), "10.0.0.1"))
+    answer = decode_answer(reply.frame)
+    if reply.cause:
+        assert answer.reason.startswith(reply.cause + ": ")
+        raise RefusedError(reply.cause)
+    assert answer.file == file.data
+    assert answer.log == log.encode()
+    return {"epoch": log.epoch, "members": listed(log)}
+
+
+def check_certificate(given):
+    if key_of(unhex(given["certificate"])) != unhex(given["dialled"]):
+        raise ProtocolError("wrong key")
+    return {}
+
+
+class Ear:
+    """Hears what a transport says."""
+
+    def __init__(self):
+        self.frames, self.causes = [], []
+
+    def received(self, link, frame):
+        self.frames.append(bytes(frame))
+
+    def refused(self, cause, detail):
+        self.causes.append(cause)
+
+    def lost(self, link, reason): ...
+
+
+def check_frames(given):
+    async def feed():
+        ear = Ear()
+        transport = TlsTransport(
+            "127.0.0.1:0", KEYS["bob"], log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""}), 0
+        )
+        transport.use(ear)
+        link = TlsLink(transport)
+        link._limit = given["limit"]
+        link._prove = lambda frame: ear.frames.append(bytes(frame))  # the handshake has vectors of its own
+        data = unhex(given["bytes"])
+        while data and not ear.causes:
+            buffer = link.get_buffer(-1)
+            taken = min(len(buffer), len(data))
+            buffer[:taken], data = data[:taken], data[taken:]
+            link.buffer_updated(taken)
+        return ear
+
+    ear = asyncio.run(feed())
+    if ear.causes:
+        raise RefusedError(ear.causes[0])
+    return {"frames": [frame.hex() for frame in ear.frames]}
+
+
+def check_step(given):
+    return tagged(handshake.decode(unhex(given["bytes"])))
+
+
+def step(data, kind):
+    found = handshake.decode(unhex(data))
+    if not isinstance(found, kind):
+        raise ProtocolError("malformed", "a step of the handshake out of its order")
+    return found
+
+
+def check_challenge(given):
+    challenge = step(given["bytes"], handshake.Challenge)
+    gate = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
+    handshake.prove(KEYS["alice"], gate, challenge, KEYS["bob"].public, b"", joining=False)
+    return plain({"nonce": challenge.nonce, "epoch": challenge.epoch})
+
+
+def check_proof(given):
+    log = log_of(given)
+    challenge, proof = step(given["challenge"], handshake.Challenge), step(given["proof"], handshake.Proof)
+    proven = handshake.check(proof, log, challenge, unhex(given["server"]), unhex(given["certificate"]))
+    return plain(proven._asdict() | {"epoch": log.epoch})
+
+
+def check_topic(given):
+    gate = log_of({"federation": given["federation"], "admission": "00" * 32, "log": ""})
+    return {"packets": Topics(gate.federation, unhex(given["sender"])).inbox(unhex(given["recipient"]))}
+
+
+def check_opening(given):
+    packet, log = unhex(given["packet"]), log_of(given)
+    opening = key_exchange.decode_opening(packet)
+    if opening.dialler.hex() != given["sender"]:
+        raise ProtocolError("other sender")
+    key_exchange.accept(packet, opening, BY_KEY[unhex(given["me"])], log)
+    found = fields(opening)
+    del found["entries"]
+    return {"link" if name == "id" else name: value for name, value in found.items()}
+
+
+def check_answer(given):
+    packet, opening = unhex(given["packet"]), unhex(given["opening"])
+    dialler = key_exchange.Dialler.__new__(key_exchange.Dialler)
+    dialler.id, dialler.packet = key_exchange.decode_opening(opening).id, opening
+    dialler._key, dialler._private = unhex(given["dialled"]), X25519PrivateKey.from_private_bytes(unhex(given["ephemeral"]))
+    answer = dialler.finish(packet)
+    if isinstance(answer, key_exchange.Refusing):
+        return {"kind": "refusing", "cause": answer.cause, "detail": answer.detail, "epoch": answer.epoch}
+    accepting = key_exchange.decode_answer(packet)
+    there, back, number = key_exchange._agree(dialler._private, accepting.ephemeral, opening, packet)
+    assert number == answer.session
+    return plain(
+        {"kind": "accepting", "dialler_key": there, "listener_key": back, "session": number, "epoch": accepting.epoch}
+    )
+
+
+def check_packets(given):
+    link, key, own = unhex(given["link"]), unhex(given["key"]), bytes(32)
+    stream = reliable_stream.Stream(key_exchange.Sealing(own, key, bytes(16)), link, given["limit"], 0.0)
+    frames = []
+    for position, packet in enumerate(given["packets"]):
+        data = unhex(packet)
+        if position == 0 and "pattern" in given:
+            data = pattern_packet(link, key, given["pattern"])
+            assert sha256(data).hexdigest() == packet
+        if data[0] not in (reliable_stream.DATA_PACKET, reliable_stream.CONTROL_PACKET):
+            raise ProtocolError("malformed")
+        if data[1:17] != link:
+            raise ProtocolError("unknown session")
+        stream.packet_in(data, 0.0)
+        while (frame := stream.frame()) is not None:
+            frames.append(frame)
+    stream.acknowledge()
+    said = stream.packet_out(0.0)
+    content = key_exchange.Sealing(key, own, bytes(16)).open(key_exchange.CONTROL, 0, said[25:], said[:25])
+    _, missing, came = reliable_stream._CONTROL.unpack(content)
+    return {
+        "frames": [sha256(frame).hexdigest() for frame in frames],
+        "acknowledged": {"missing": missing, "came": came},
+        "closed": stream.ended,
+    }
+
+
+def pattern_packet(link, key, size):
+    sender = reliable_stream.Stream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
+    sender.send([bytes(i % 251 for i in range(size))])
+    return sender.packet_out(0.0)
+
+
+def check_presence(given):
+    directory, key = presence.Directory(log_of(given)), unhex(given["key"])
+    for packet in given["before"]:
+        directory.read(key, unhex(packet))
+    return fields(directory.read(key, unhex(given["packet"])))
+
+
+def check_txt(given):
+    found = mdns.read_text(unhex(given["bytes"]))
+    if found is None:
+        raise RefusedError("malformed")
+    return {"key": found[0].hex(), "federation": found[1].hex()}
+
+
+def check_conflict(given):
+    identity = BY_KEY[unhex(given["key"])]
+    sealer, evidence = Sealer(identity, unhex(given["federation"]), bytes(16), given["boot"]), unhex(given["evidence"])
+    for known in given["sessions"]:
+        sealer.seal(messages.Ping(1), identity.public, session=unhex(known))
+    foreign = sealer.foreign(evidence)
+    return {"conflict": foreign is not None, "boot": msgspec.msgpack.decode(evidence[:256])[5]}
+
+
+def check_frame(given):
+    keys = {key: unhex(key) for key in given["members"]}
+    door = Door(keys, unhex(given["me"]), unhex(given["federation"]), given["limit"])
+    for frame in given["before"]:
+        door.open(unhex(frame), unhex(given["session"]), unhex(given["link"]))
+    opened = door.open(unhex(given["frame"]), unhex(given["session"]), unhex(given["link"]))
+    header = msgspec.msgpack.decode(unhex(given["frame"])[:256])
+    return plain(
+        {
+            "sender": unhex(opened.sender),
+            "boot": opened.boot,
+            "sequence": header[6],
+            "layout": header[8],
+            "kind": opened.message.__struct_config__.tag,
+            "fields": fields(opened.message),
+            "payload": bytes(opened.payload),
+        }
+    )
+
+
+def check_terms(given):
+    return fields(messages.decode_terms(unhex(given["bytes"])))
+
+
+def codec_of(given):
+    return CODECS[given["codec"]]()
+
+
+def check_encode(given):
+    return {"bytes": bytes(codec_of(given).encode(vector(given["values"]), layout_of(given))).hex()}
+
+
+def coding_of(given, known):
+    layout = layout_of(given)
+    initial = np.zeros(layout.size, np.float32) if known is None else vector(known)
+    return Coding(make_codec(given["codec"], {}), layout, initial), initial
+
+
+def check_model(given):
+    coding, initial = coding_of(given, given["known"])
+    copy = None if given["known"] is None else Copy(tag(initial), initial, 0)
+    params, rest = coding.decode(memoryview(unhex(given["bytes"])), unhex(given["base"]), copy)
+    extras = decode_extras(rest)
+    dtypes = {np.dtype("<f4"): "f4", np.dtype("<f8"): "f8", np.dtype("<i8"): "i8", np.dtype("<u8"): "u8"}
+    more = {name: [dtypes[a.dtype], list(a.shape), a.reshape(-1).tolist()] for name, a in extras.items()}
+    return {"values": plain(params.tolist()), "tag": tag(params).hex(), "extras": more_text(more)}
+
+
+def check_update(given):
+    """Have an exchange take an answer to what it has asked."""
+    return asyncio.run(_update(given))
+
+
+async def _update(given):
+    asked, said = given["asked"], given["message"]
+    coding, initial = coding_of(given, asked["known"])
+    copy = None if asked["known"] is None else Copy(tag(initial), initial, 0)
+    alice, bob = KEYS["alice"], KEYS["bob"]
+    config = ExchangeConfig(
+        peering=PeeringConfig(
+            name="bob",
+            key=bob.public,
+            neighbours={"alice": Member(alice.public)},
+            transport=MemoryNetwork().transport("bob"),
+            sealer=Sealer(bob, bytes(16), bytes(16), 1),
+            door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+            agreed={},
+            about={},
+            asynchronous=given["asynchronous"],
+        ),
+        settings=Settings(mode="asynchronous" if given["asynchronous"] else "synchronous"),
+        n_samples=1,
+    )
+    exchange = MessageExchange(config, coding)
+    exchange.limit.own = given["norm"]
+    peer = exchange.peers["alice"]
+    peer.about = given["about"]
+    answer = peer.requests[asked["request"]] = asyncio.get_running_loop().create_future()
+    if asked["kind"] == "get":
+        peer.asked[asked["request"]] = Asked(asked["round"], asked["stage"], copy)
+    message = messages.Answer(**{name: unhex(value) if name == "base" else value for name, value in said.items()})
+    try:
+        exchange.handle(peer, Opened("alice", message, memoryview(unhex(given["payload"])), 1))
+    except ProtocolError:
+        assert answer.result() is None  # nobody waits for it any more
+        raise
+    return {"values": answer.result().params.tolist()}
+
+
+def names():
+    return {name: function for name, function in globals().items() if name.startswith("check_")}
+
+
+CHECKS = wire_project_coordination.CHECKS | {
+    {"step": "handshake step"}.get(name.removeprefix("check_"), name.removeprefix("check_").replace("_", " ")): function
+    for name, function in names().items()
+}
+
+
+def run(check, given):
+    """Do a check; whatever is refused is refused with its cause."""
+    try:
+        return CHECKS[check](given)
+    except ProtocolError as error:
+        raise RefusedError(error.cause) from error
+    except FederationError as error:
+        raise RefusedError(next(cause for words, cause in WORDS.items() if words in str(error))) from error

@@ -1,0 +1,142 @@
+"""The checks of elections and coordinated rounds, done by the code that nodes run."""
+
+from math import prod
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+
+from p2pfl.compression.codecs import Float32
+from p2pfl.node.coordination.election_runner import Electing, MemoryVotes
+from p2pfl.node.coordination.factory import Coordination
+from p2pfl.node.coordination.participant import _Pending
+from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.config import PeeringConfig
+from p2pfl.node.peering.peer import Member
+from p2pfl.parameters import Layout
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.protocols.election.raft import Election
+from p2pfl.protocols.election.types import Ballot, Electorate, Term
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Door, Opened, Sealer
+from p2pfl.protocols.wire.submission import decode_assignment, decode_submission
+from tests.conformance.wire_keys import KEYS
+from tests.conformance.wire_models import more_text
+
+DTYPES = {np.dtype("<f4"): "f4", np.dtype("<f8"): "f8", np.dtype("<i8"): "i8", np.dtype("<u8"): "u8"}
+
+
+def arrays(extras):
+    return more_text({name: [DTYPES[a.dtype], list(a.shape), a.reshape(-1).tolist()] for name, a in extras.items()})
+
+
+def check_election(given):
+    epoch, members, eligible = (given["electorate"][key] for key in ("epoch", "members", "eligible"))
+    electorate = Electorate(epoch, frozenset(members), tuple(eligible))
+    ballot = Ballot(Term(epoch, given["term"]), given["vote"])
+    voter = Election(given["me"], electorate, ballot, lambda: 0.0, given["started"])
+    answers = []
+    for now, sender, said in given["heard"]:
+        step = voter.receive(sender, msgspec.convert(said, m.Electing), now)
+        assert {name for name, _ in step.send} <= {sender}
+        answers.append(msgspec.to_builtins(step.send[0][1]) if step.send else None)
+    coordinator = next((name for name in members if voter.obeys(name, voter.term)), "")
+    return {"answers": answers, "term": voter.term.number, "vote": voter.ballot.vote, "coordinator": coordinator}
+
+
+def size_of(given):
+    return sum(prod(shape) for shape in given["tensors"])
+
+
+def check_submission(given):
+    found = decode_submission(bytes.fromhex(given["bytes"]), size_of(given), given["start"])
+    start = None if found.start is None else found.start.tolist()
+    said = {"extras": arrays(found.extras), "previous": arrays(found.previous)}
+    return {"params": found.params.tolist(), "start": start, **said}
+
+
+def check_assignment(given):
+    found = decode_assignment(bytes.fromhex(given["bytes"]), size_of(given))
+    return {"params": found.params.tolist(), "weights": found.weights, "extras": arrays(found.extras)}
+
+
+def exchange_of(given):
+    """Return bob's exchange, to which alice has introduced herself, and which knows who coordinates in which term."""
+    layout = Layout((("model", (size_of(given),)),), size_of(given))
+    alice, bob = KEYS["alice"], KEYS["bob"]
+    term = Term(*given["term"])
+    voters = Electorate(term.epoch, frozenset(given["voters"]), ("bob",))
+    electing = Electing("bob", voters, MemoryVotes(), boot=1, seed=0)
+    config = ExchangeConfig(
+        peering=PeeringConfig(
+            name="bob",
+            key=bob.public,
+            neighbours={"alice": Member(alice.public)},
+            transport=MemoryNetwork().transport("bob"),
+            sealer=Sealer(bob, bytes(16), bytes(16), 1),
+            door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+            agreed={},
+            about={},
+        ),
+        settings=Settings(),
+        n_samples=1,
+    )
+    coordination = Coordination(electing, CoordinatedFedAvg().step)
+    exchange = MessageExchange(config, Coding(Float32(), layout), coordination=coordination)
+    exchange.limit.own = given["norm"]
+    everyone = Electorate(term.epoch, frozenset({"alice", "bob"}), ("alice", "bob"))
+    electing._election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
+    return exchange, electing._election
+
+
+def check_submit(given):
+    """Have bob, who may be the coordinator, take a submission of alice's."""
+    exchange, election = exchange_of(given)
+    if given["coordinates"]:
+        election.role = "coordinator"
+    exchange.peers["alice"].about = given["about"]
+    answers, taken = [], []
+    coordination = exchange.coordination
+    coordination.server._reply = lambda peer, message, assignment: answers.append(assignment)
+    coordination.coordinator.take = lambda term, entry: taken.append(entry.submission)
+    handle(exchange, m.Submit(**given["message"]), given)
+    return {"taken": bool(taken)}
+
+
+def check_assigned(given):
+    """Have bob, who waits for an assignment, take what alice says."""
+    asked, answers = given["asked"], []
+    exchange, election = exchange_of(given)
+    election._coordinator = given["follows"]
+    waiting = SimpleNamespace(done=lambda: bool(answers), set_result=answers.append)
+    exchange.coordination.client._pending = _Pending(
+        asked["request"], asked["round"], asked["of"], Term(*asked["term"]), waiting
+    )
+    try:
+        handle(exchange, m.Assigned(**given["message"]), given)
+    except ProtocolError as error:
+        unusable = error.cause in ("wrong length", "malformed", "not finite", "too large")
+        if answers != [None] * unusable:  # it ends the waiting; what somebody else says does not
+            raise AssertionError(answers) from error
+        raise
+    if not answers:
+        return {"answered": False}
+    return {"answered": True, "params": None if answers[0] is None else answers[0].params.tolist()}
+
+
+def handle(exchange, message, given):
+    exchange.handle(exchange.peers["alice"], Opened("alice", message, memoryview(bytes.fromhex(given["payload"])), 1))
+
+
+CHECKS = {
+    "election": check_election,
+    "submission": check_submission,
+    "assignment": check_assignment,
+    "submit": check_submit,
+    "assigned": check_assigned,
+}

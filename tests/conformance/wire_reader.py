@@ -1,0 +1,817 @@
+"""Reads what docs/wire-protocol.md describes, as another implementation would: written from that page alone.
+
+`CHECKS` has a function for each `check` of the golden vectors: it takes what is `given` and returns what is to be expected,
+or raises `RefusedError` with the cause. Nothing of this project is imported.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import tomllib
+from hashlib import sha256
+from math import prod
+
+import msgpack
+from blake3 import blake3
+from cryptography import x509
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tests.conformance import wire_coordination, wire_models
+from tests.conformance.wire_types import (
+    B16,
+    B32,
+    B64,
+    U32,
+    WORD,
+    RefusedError,
+    array_of,
+    blob,
+    boolean,
+    digest,
+    either,
+    expect,
+    integer,
+    is_weak,
+    kinds,
+    map_of,
+    nothing,
+    number,
+    one_of,
+    plain,
+    read,
+    signed,
+    structure,
+    text,
+    without_kind,
+)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MIB = 1 << 20
+NONE = bytes(32)
+
+# Keys and layouts
+
+
+def layout_fingerprint(trained, tensors):
+    lines = ["p2pfl layout 1", str(trained), *(f"{name} [{', '.join(map(str, shape))}]" for name, shape in tensors)]
+    return digest("\n".join(lines).encode())[:16]
+
+
+def check_layout(given):
+    values = sum(prod(shape) for _, shape in given["tensors"])
+    return {"fingerprint": layout_fingerprint(given["trained"], given["tensors"]).hex(), "values": values}
+
+
+# The federation file
+
+
+def federation_file(data):
+    expect(len(data) <= 65536, "wrong length")
+    match = re.fullmatch(rb"(.*\n)# signature: ([0-9a-f]{128})\n", data, re.S)
+    expect(match, "malformed")
+    content, signature = match[1], bytes.fromhex(match[2].decode())
+    lines = (re.fullmatch(rb'admission = "([0-9a-f]{64})"', line) for line in content.split(b"\n"))
+    keys = [line[1].decode() for line in lines if line]
+    expect(keys, "malformed")
+    signed_part = b"p2pfl federation 1\0" + content
+    expect(signed(bytes.fromhex(keys[0]), signature, signed_part), "wrong signature")
+    try:
+        tables = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise RefusedError("malformed") from error
+    expect(tables.get("admission") == keys[0] and isinstance(tables.get("nonce"), str), "malformed")
+    expect(isinstance(tables.get("name"), str) and NAME.fullmatch(tables["name"]), "malformed")
+    return {"id": digest(signed_part)[:16], "admission": bytes.fromhex(keys[0]), "name": tables["name"], "tables": tables}
+
+
+def check_federation_file(given):
+    file = federation_file(b"\n" * given.get("filled", 0) + given["text"].encode())
+    return {"id": file["id"].hex(), "admission": file["admission"].hex(), "name": file["name"]}
+
+
+def short_hash(words):
+    return sha256(words.encode()).hexdigest()[:16]
+
+
+COORDINATED = {
+    "coordinator": "elected by a majority of the members; beats every 0.4 s, a lease of 1.6 s, patience of 2 s",
+    "local submission trigger": "the end of a round's training",
+    "local aggregation behaviour": "takes what the coordinator assigns",
+    "joint aggregation behaviour": "the policy's step, made by the coordinator of what has come after half of the wait",
+    "model collection": "submitted to the coordinator, whatever the topology is",
+}
+
+
+def check_agreed(given):
+    file = federation_file(given["text"].encode())["tables"]
+    edges, synchronous = file["edges"], file["mode"] == "synchronous"
+    pairs = sorted(tuple(pair) for pair in edges) if edges != "all" else []
+    topology = "everyone with everyone" if edges == "all" else f"{len(pairs)} edges ({short_hash(repr(pairs))})"
+    codec = file.get("codec", {"name": "float32"})
+    few = ", fewer where peers are quick" if file["adaptive"] else ""
+    layout = check_layout(given)
+    agreed = {
+        "system topology": f"no server; {topology}",
+        "coordinator": "none",
+        "layout": f"{layout['values']} values in {len(given['tensors'])} tensors ({layout['fingerprint']})",
+        "initial model": file["model"]["initial"],
+        "seed": str(file["seed"]),
+        "rounds": str(file["rounds"]),
+        "round mode": file["mode"],
+        "local submission trigger": "the end of a round's training, and a peer's request",
+        "local submission format": CODEC_WORDS[codec["name"]].format(share=codec.get("share", 0.1)),
+        "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
+        "joint aggregation behaviour": "none; every node aggregates for itself",
+        "integration of a received model": "as the policy says, in place of the local model",
+        "model collection": "fetched from peers, as many as the policy asks for and the node's own budget lets in",
+        "failure handling": f"waits {file['deadline']:g} s at most{few}, goes on without a silent peer until it is heard",
+        "robust aggregation": file["robust"],
+        "early stopping": f"after {file['patience']} rounds" if file["patience"] else "never",
+    }
+    if given.get("coordinated"):
+        agreed |= COORDINATED
+    for table in ("task", "policy"):
+        for key, value in file[table].items():
+            words = repr(value)
+            if len(words) > 200:
+                words = f"{words[:40]}... ({short_hash(words)})"
+            agreed[f"{table}.{key}"[:64]] = words
+    return {"agreed": agreed}
+
+
+def check_introduction(given):
+    expect(given["ours"] == given["theirs"], "differs")
+    return {}
+
+
+# The membership log
+
+SIGNED = structure({"entry": blob(512, 0), "signature": B64})
+ENTRIES = array_of(SIGNED, 65536)
+ENTRY = structure(
+    {
+        "federation": B16,
+        "epoch": integer(1, 2**32 - 1),
+        "before": B32,
+        "action": one_of("add", "remove", "replace", "hand-over"),
+        "name": text(64),
+        "key": B32,
+        "role": one_of("participant", "observer", "coordinator-eligible"),
+    }
+)
+
+
+class Log:
+    def __init__(self, federation, admission, entries=b""):
+        self.federation = federation
+        self.admissions = [admission]
+        self.members = {}  # name: (key, role)
+        self.seen = []
+        self.names = set()
+        self.entries = []  # in the shortest formats
+        if entries:
+            self.extend(entries)
+
+    @property
+    def epoch(self):
+        return len(self.entries)
+
+    def standing(self, key):
+        if any(key == member for member, _ in self.members.values()):
+            return "member"
+        return "revoked" if key in self.seen else "stranger"
+
+    def extend(self, data):
+        try:
+            expect(len(data) <= 4 * MIB, "malformed")
+            entries = read(data, ENTRIES)
+        except RefusedError:
+            raise RefusedError("membership", self.epoch) from None
+        for entry in entries:
+            try:
+                self.take(entry)
+            except RefusedError as error:
+                raise RefusedError(
+                    "membership fork" if error.cause == "membership fork" else "membership", self.epoch
+                ) from None
+
+    def take(self, one):
+        entry = read(one["entry"], ENTRY)
+        whole = msgpack.packb([one["entry"], one["signature"]])
+        expect(entry["federation"] == self.federation, "membership")
+        valid = [signed(key, one["signature"], b"p2pfl membership 1\0" + one["entry"]) for key in self.admissions]
+        if entry["epoch"] <= self.epoch:
+            if whole != self.entries[entry["epoch"] - 1]:
+                raise RefusedError("membership fork" if any(valid) else "membership")
+            return
+        expect(entry["epoch"] == self.epoch + 1, "membership")
+        expect(entry["before"] == (digest(self.entries[-1]) if self.entries else NONE), "membership")
+        expect(valid[-1], "membership")
+        expect(5 + sum(map(len, self.entries)) + len(whole) <= 4 * MIB, "membership")
+        self.apply(entry)
+        self.entries.append(whole)
+
+    def apply(self, entry):
+        action, name, key = entry["action"], entry["name"], entry["key"]
+        expect(action == "remove" or not is_weak(key), "membership")
+        if action == "hand-over":
+            expect(not name and key not in self.admissions, "membership")
+            self.admissions.append(key)
+            return
+        expect(NAME.fullmatch(name), "membership")
+        expect((name in self.members) == (action != "add"), "membership")
+        if action == "remove":
+            expect(self.members[name][0] == key, "membership")
+            del self.members[name]
+            return
+        expect(key not in self.seen, "membership")
+        self.members[name] = key, entry["role"] if action == "add" else self.members[name][1]
+        self.seen.append(key)
+        self.names.add(name)
+
+    def listed(self):
+        return {name: [key.hex(), role] for name, (key, role) in sorted(self.members.items())}
+
+
+def log_of(given, entries="log"):
+    return Log(bytes.fromhex(given["federation"]), bytes.fromhex(given["admission"]), bytes.fromhex(given[entries]))
+
+
+def check_log(given):
+    log = log_of(given, "known")
+    log.extend(bytes.fromhex(given["entries"]))
+    revoked = [key.hex() for key in log.seen if log.standing(key) == "revoked"]
+    return {
+        "epoch": log.epoch,
+        "admission": log.admissions[-1].hex(),
+        "members": log.listed(),
+        "revoked": sorted(revoked),
+    }
+
+
+# Becoming a member
+
+
+def word(line, prefix):
+    line = "".join(line.split())
+    expect(line.startswith(prefix), "other kind")
+    rest = line[len(prefix) :]
+    try:
+        data = base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raise RefusedError("damaged") from None
+    content, check = data[:-4], data[-4:]
+    expect(content and digest(content)[:4] == check, "damaged")
+    return content
+
+
+INVITATION = structure(
+    {
+        "federation": B16,
+        "name": WORD,
+        "admission": B32,
+        "inviter": B32,
+        "addresses": array_of(text(256), 8),
+        "secret": B16,
+        "expires": integer(0, 2**53),
+        "member": WORD,
+    }
+)
+REQUEST = structure(
+    {
+        "name": WORD,
+        "key": B32,
+        "replaces": either(B32, nothing),
+        "signature": B64,
+        "old_signature": either(B64, nothing),
+    }
+)
+JOIN = kinds({"join": structure({"secret": B16, "name": WORD})})
+JOINED = structure({"file": blob(65536, 0), "log": blob(4 * MIB, 0)})
+ADMISSION = kinds({"joined": JOINED})
+JOIN_ANSWER = kinds({"joined": JOINED, "refused": structure({"reason": text(256)})})
+
+
+def check_invitation(given):
+    found = read(word(given["text"], "p2pfl-invite-"), INVITATION)
+    expect(NAME.fullmatch(found["member"]), "malformed")
+    expect(not is_weak(found["admission"]) and not is_weak(found["inviter"]), "malformed")
+    return plain(found)
+
+
+def check_request(given):
+    asked = read(word(given["text"], "p2pfl-request-"), REQUEST)
+    expect(NAME.fullmatch(asked["name"]), "malformed")
+    content = b"p2pfl request 1\0" + asked["key"] + (asked["replaces"] or NONE) + asked["name"].encode()
+    expect(signed(asked["key"], asked["signature"], content), "wrong signature")
+    if asked["replaces"] is not None:
+        expect(signed(asked["replaces"], asked["old_signature"] or b"", content), "wrong signature")
+    return plain({name: asked[name] for name in ("name", "key", "replaces")})
+
+
+def check_admission(given):
+    return plain(without_kind(read(word(given["text"], "p2pfl-admission-"), ADMISSION)))
+
+
+def join(data):
+    expect(len(data) <= 4096, "malformed")
+    return read(data, JOIN)
+
+
+def check_join(given):
+    return plain(without_kind(join(bytes.fromhex(given["bytes"]))))
+
+
+def check_join_answer(given):
+    data = bytes.fromhex(given["bytes"])
+    expect(len(data) <= 4 * MIB + 65536 + 64, "malformed")
+    return plain(read(data, JOIN_ANSWER))
+
+
+def check_inviter(given):
+    file, now, key = federation_file(given["file"].encode()), given["now"], bytes.fromhex(given["key"])
+    log = Log(file["id"], file["admission"], bytes.fromhex(given["log"]))
+    asked = join(bytes.fromhex(given["join"]))
+    expect(NAME.fullmatch(asked["name"]), "malformed")
+    secret = given["secrets"].get(asked["secret"].hex())
+    expect(secret, "invitation unknown")
+    if secret["used_by"] == key.hex() and log.standing(key) == "member":
+        return {"epoch": log.epoch, "members": log.listed()}
+    expect(secret["used_by"] in (None, key.hex()), "invitation used")
+    expect(now <= secret["expires"] and not secret["expired"], "invitation expired")
+    expect(asked["name"] == secret["name"], "other name")
+    expect(asked["name"] not in log.members, "name taken")
+    expect(asked["name"] not in log.names or secret["reuse_name"], "name taken")
+    expect(log.standing(key) == "stranger", "known key")
+    return {
+        "epoch": log.epoch + 1,
+        "members": dict(sorted({**log.listed(), asked["name"]: [key.hex(), secret["role"]]}.items())),
+    }
+
+
+# The link over TLS
+
+STEPS = {
+    "challenge": structure({"version": U32, "nonce": B32, "epoch": U32}),
+    "proof": structure(
+        {
+            "version": U32,
+            "federation": B16,
+            "key": B32,
+            "nonce": B32,
+            "joining": boolean,
+            "entries": blob(3500, 0),
+            "signature": B64,
+        }
+    ),
+    "accepted": structure({}),
+    "refused": structure({"cause": text(64), "detail": text(256)}),
+}
+
+
+def step(data, *which):
+    expect(len(data) <= 4096, "malformed")
+    return read(data, kinds({name: STEPS[name] for name in which or STEPS}))
+
+
+def check_certificate(given):
+    try:
+        key = x509.load_der_x509_certificate(bytes.fromhex(given["certificate"])).public_key()
+    except ValueError:
+        raise RefusedError("wrong key") from None
+    expect(isinstance(key, Ed25519PublicKey) and key.public_bytes_raw().hex() == given["dialled"], "wrong key")
+    return {}
+
+
+def check_frames(given):
+    data, frames = bytes.fromhex(given["bytes"]), []
+    while len(data) >= 4:
+        size = int.from_bytes(data[:4], "big")
+        expect(0 < size <= given["limit"], "malformed")
+        if len(data) < 4 + size:
+            break
+        frames.append(data[4 : 4 + size].hex())
+        data = data[4 + size :]
+    return {"frames": frames}
+
+
+def check_step(given):
+    return plain(step(bytes.fromhex(given["bytes"])))
+
+
+def check_challenge(given):
+    challenge = step(bytes.fromhex(given["bytes"]), "challenge")
+    expect(challenge["version"] == 1, "version")
+    return plain({name: challenge[name] for name in ("nonce", "epoch")})
+
+
+def may_dial(log, key, joining, invites, entries):
+    if joining:
+        expect(invites, "not inviting")
+        return
+    if log.standing(key) == "stranger" and entries:
+        log.extend(entries)
+    expect(log.standing(key) == "member", log.standing(key))
+
+
+def check_proof(given):
+    log = log_of(given)
+    server, certificate = bytes.fromhex(given["server"]), bytes.fromhex(given["certificate"])
+    challenge = step(bytes.fromhex(given["challenge"]), "challenge")
+    proof = step(bytes.fromhex(given["proof"]), "proof")
+    expect(proof["version"] == 1, "version")
+    expect(proof["federation"] == log.federation, "other federation")
+    may_dial(log, proof["key"], proof["joining"], given["invites"], proof["entries"])
+    parts = log.federation + server + digest(certificate) + challenge["nonce"] + proof["nonce"] + proof["key"]
+    content = digest(parts + bytes([proof["joining"]]))
+    expect(signed(proof["key"], proof["signature"], b"p2pfl proof 1\0" + content), "wrong proof")
+    session = digest(b"p2pfl session 1\0" + content)[:16]
+    return plain({"key": proof["key"], "joining": proof["joining"], "session": session, "epoch": log.epoch})
+
+
+# The link through a broker
+
+OPENING = kinds(
+    {
+        "opening": structure(
+            {
+                "version": U32,
+                "link": B16,
+                "federation": B16,
+                "dialler": B32,
+                "listener": B32,
+                "ephemeral": B32,
+                "joining": boolean,
+                "epoch": U32,
+                "entries": blob(3500, 0),
+            }
+        )
+    }
+)
+ANSWER = kinds(
+    {
+        "accepting": structure({"link": B16, "opening": B32, "ephemeral": B32, "epoch": U32}),
+        "refusing": structure({"link": B16, "opening": B32, "epoch": U32, "cause": text(64), "detail": text(256)}),
+    }
+)
+PRESENCE = structure(
+    {
+        "federation": B16,
+        "key": B32,
+        "boot": U32,
+        "sequence": U32,
+        "addresses": array_of(text(256), 8),
+        "online": boolean,
+    }
+)
+
+
+def signed_packet(packet, most, kind):
+    expect(65 <= len(packet) <= most, "malformed")
+    return read(packet[64:], kind)
+
+
+def secret_of(private, public):
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise RefusedError("malformed") from None
+
+
+def check_topic(given):
+    return {"packets": f"p2pfl/{given['federation']}/{given['recipient']}/{given['sender']}"}
+
+
+def check_opening(given):
+    log, packet = log_of(given), bytes.fromhex(given["packet"])
+    opening = signed_packet(packet, 4096, OPENING)
+    expect(opening["dialler"].hex() == given["sender"], "other sender")
+    expect(opening["version"] == 1, "version")
+    expect(opening["federation"] == log.federation, "other federation")
+    expect(opening["listener"].hex() == given["me"], "other recipient")
+    may_dial(log, opening["dialler"], opening["joining"], given["invites"], opening["entries"])
+    expect(signed(opening["dialler"], packet[:64], b"p2pfl broker opening 1\0" + packet[64:]), "wrong proof")
+    secret_of(X25519PrivateKey.generate(), opening["ephemeral"])
+    return plain({name: value for name, value in opening.items() if name not in ("kind", "entries")})
+
+
+def check_answer(given):
+    opening_packet, packet = bytes.fromhex(given["opening"]), bytes.fromhex(given["packet"])
+    opening = signed_packet(opening_packet, 4096, OPENING)
+    answer = signed_packet(packet, 1024, ANSWER)
+    expect(answer["link"] == opening["link"] and answer["opening"] == digest(opening_packet), "other session")
+    expect(signed(bytes.fromhex(given["dialled"]), packet[:64], b"p2pfl broker answer 1\0" + packet[64:]), "wrong proof")
+    if answer["kind"] == "refusing":
+        return {name: answer[name] for name in ("kind", "cause", "detail", "epoch")}
+    private = X25519PrivateKey.from_private_bytes(bytes.fromhex(given["ephemeral"]))
+    secret = secret_of(private, answer["ephemeral"])
+    transcript = digest(digest(opening_packet) + digest(packet))
+    keys = HKDF(SHA256(), 80, transcript, b"p2pfl broker keys 1\0").derive(secret)
+    found = {"dialler_key": keys[:32], "listener_key": keys[32:64], "session": keys[64:], "epoch": answer["epoch"]}
+    return plain({"kind": "accepting"} | found)
+
+
+CHUNK = 261632
+
+
+class Receiver:
+    """One direction of a link."""
+
+    def __init__(self, link, key, limit):
+        self.link, self.limit = link, limit
+        self.seal = ChaCha20Poly1305(key)
+        self.early = {}
+        self.missing = 0
+        self.control = -1
+        self.frames = []
+        self.size, self.index, self.parts = None, 0, b""
+        self.closed = False
+
+    def open(self, kind, number, header, sealed):
+        try:
+            return self.seal.decrypt(struct.pack(">IQ", kind, number), sealed, header)
+        except InvalidTag:
+            raise RefusedError("wrong seal") from None
+
+    def packet(self, packet):
+        expect(packet[0] in (1, 2), "malformed")
+        expect(packet[1:17] == self.link, "unknown session")
+        length = 33 if packet[0] == 1 else 25
+        expect(len(packet) > length, "malformed")
+        header, sealed = packet[:length], packet[length:]
+        number = int.from_bytes(packet[17:25], "big")
+        if packet[0] == 1:
+            if number < self.missing or number in self.early or number >= self.missing + 16:
+                return
+            self.early[number] = (*struct.unpack(">II", packet[25:33]), self.open(0, number, header, sealed))
+            while self.missing in self.early:
+                self.missing += 1
+                self.chunk(*self.early.pop(self.missing - 1))
+            return
+        if number <= self.control:
+            return
+        content = self.open(1, number, header, sealed)
+        expect(len(content) == 13, "malformed")
+        self.control = number
+        self.closed |= bool(content[0] & 2)
+
+    def chunk(self, size, index, chunk):
+        if self.size is None:
+            expect(size <= self.limit, "too large")
+            self.size = size
+        length = min(CHUNK, self.size - len(self.parts))
+        last = len(self.parts) + length == self.size
+        expect(size == self.size and index == self.index and len(chunk) == length + 32 * last, "malformed")
+        self.parts += chunk[:length]
+        self.index += 1
+        if last:
+            expect(digest(self.parts) == chunk[length:], "malformed")
+            self.frames.append(self.parts)
+            self.size, self.index, self.parts = None, 0, b""
+
+    @property
+    def came(self):
+        return sum(1 << (number - self.missing - 1) for number in self.early)
+
+
+def patterned(link, key, size, expected):
+    """Make the first packet of a frame of which byte i is i mod 251."""
+    header = b"\1" + link + struct.pack(">QII", 0, size, 0)
+    chunk = bytes(i % 251 for i in range(min(size, CHUNK)))
+    packet = header + ChaCha20Poly1305(key).encrypt(bytes(12), chunk, header)
+    assert sha256(packet).hexdigest() == expected
+    return packet
+
+
+def check_packets(given):
+    link, key = bytes.fromhex(given["link"]), bytes.fromhex(given["key"])
+    receiver = Receiver(link, key, given["limit"])
+    packets = [bytes.fromhex(packet) for packet in given["packets"]]
+    if "pattern" in given:
+        packets[0] = patterned(link, key, given["pattern"], given["packets"][0])
+    for packet in packets:
+        receiver.packet(packet)
+    return {
+        "frames": [sha256(frame).hexdigest() for frame in receiver.frames],
+        "acknowledged": {"missing": receiver.missing, "came": receiver.came},
+        "closed": receiver.closed,
+    }
+
+
+def presence(log, key, packet, newest):
+    said = signed_packet(packet, 4096, PRESENCE)
+    expect(said["federation"] == log.federation, "other federation")
+    expect(said["key"] == key, "other sender")
+    expect(log.standing(key) == "member", log.standing(key))
+    expect((said["boot"], said["sequence"]) >= newest, "replay")
+    expect(signed(key, packet[:64], b"p2pfl presence 1\0" + packet[64:]), "wrong signature")
+    return said
+
+
+def check_presence(given):
+    log, key, newest = log_of(given), bytes.fromhex(given["key"]), (-1, -1)
+    for packet in given["before"]:
+        said = presence(log, key, bytes.fromhex(packet), newest)
+        newest = said["boot"], said["sequence"]
+    return plain(presence(log, key, bytes.fromhex(given["packet"]), newest))
+
+
+# mDNS
+
+
+def check_txt(given):
+    data, values = bytes.fromhex(given["bytes"]), {}
+    expect(len(data) <= 512, "malformed")
+    while data:
+        size = data[0]
+        expect(len(data) > size, "malformed")
+        name, _, value = data[1 : 1 + size].partition(b"=")
+        values.setdefault(name.lower(), value)
+        data = data[1 + size :]
+    for name, digits in ((b"id", 64), (b"fed", 32)):
+        expect(re.fullmatch(rb"[0-9a-fA-F]{%d}" % digits, values.get(name, b"")), "malformed")
+    return {"key": values[b"id"].decode().lower(), "federation": values[b"fed"].decode().lower()}
+
+
+# The envelope
+
+STAGE = one_of("prepared", "trained", "merged")
+MESSAGES = {
+    "hello": structure({}),
+    "welcome": structure({}),
+    "get": structure({"request": U32, "round": U32, "stage": STAGE, "known": blob(8, 0)}, {"known": b""}),
+    "update": structure(
+        {
+            "request": U32,
+            "round": U32,
+            "stage": STAGE,
+            "n_samples": U32,
+            "final": boolean,
+            "age": number(0, finite=True),
+            "base": blob(8, 0),
+        },
+        {"base": b""},
+    ),
+    "absent": structure({"request": U32, "round": U32, "reason": one_of("gone", "not allowed", "busy", "nothing yet")}),
+    "score": structure({"request": U32, "round": U32}),
+    "scored": structure({"request": U32, "loss": number()}),
+    "have": structure({"round": U32}),
+    "ping": structure({"request": U32}),
+    "pong": structure({"request": U32, "round": U32}),
+    "probe": structure({"request": U32, "subject": B32}),
+    "vouch": structure({"request": U32, "subject": B32}),
+    "entries": structure({"epoch": U32}),
+    "bye": structure({"round": U32, "leaving": boolean}),
+    "conflict": structure({}),
+    **wire_coordination.MESSAGES,
+}
+WITH_PAYLOAD = ("hello", "welcome", "update", "score", "entries", "submit", "assigned", "conflict")
+U63 = integer(0, 2**63 - 1)
+HEADER = structure(
+    {
+        "version": U32,
+        "federation": B16,
+        "sender": B32,
+        "recipient": B32,
+        "session": B16,
+        "boot": U32,
+        "sequence": U63,
+        "term": U32,
+        "layout": B16,
+        "payload_size": U32,
+        "digest": B32,
+        "message": kinds(MESSAGES),
+        "padding": blob(256, 0),
+    }
+)
+
+
+class Door:
+    def __init__(self, given):
+        self.federation, self.me = bytes.fromhex(given["federation"]), bytes.fromhex(given["me"])
+        self.members = [bytes.fromhex(key) for key in given["members"]]
+        self.session, self.link = bytes.fromhex(given["session"]), bytes.fromhex(given["link"])
+        self.limit = given["limit"]
+        self.seen = {}  # by key: the greatest boot, and the sequence numbers of it
+
+    def open(self, frame):
+        expect(320 <= len(frame) <= 320 + self.limit, "wrong length")
+        head, signature, payload = frame[:256], frame[256:320], frame[320:]
+        if 0x90 <= head[0] <= 0x9F and head[1] < 0x80:
+            expect(head[1] == 5, "version")
+        header = read(head, HEADER)
+        sender, message = header["sender"], header["message"]
+        expect(header["version"] == 5, "version")
+        expect(header["federation"] == self.federation, "other federation")
+        expect(header["recipient"] == self.me, "other recipient")
+        expect(sender in self.members, "stranger")
+        expect(sender == self.link, "other sender")
+        expect(header["session"] == self.session, "other session")
+        expect(header["payload_size"] == len(payload), "wrong length")
+        expect(not payload or message["kind"] in WITH_PAYLOAD, "wrong length")
+        boot, numbers = self.seen.get(sender, (-1, set()))
+        if header["boot"] > boot:
+            boot, numbers = header["boot"], set()
+        expect(header["boot"] == boot, "replay")
+        expect(not numbers or header["sequence"] > max(numbers) - 1024, "replay")
+        expect(header["sequence"] not in numbers, "replay")
+        expect(signed(sender, signature, b"p2pfl envelope 5\0" + digest(head) + header["digest"]), "wrong signature")
+        expect(blake3(payload).digest() == header["digest"], "wrong signature")
+        self.seen[sender] = boot, numbers | {header["sequence"]}
+        found = {name: header[name] for name in ("sender", "boot", "sequence", "layout")}
+        return found | {"kind": message["kind"], "fields": without_kind(message), "payload": payload}
+
+
+def check_conflict(given):
+    """Tests of the evidence that a node is shown: a frame of its own key."""
+    evidence = bytes.fromhex(given["evidence"])
+    expect(len(evidence) == 320, "wrong length")
+    head, signature = evidence[:256], evidence[256:]
+    header = read(head, HEADER)
+    expect(header["federation"] == bytes.fromhex(given["federation"]), "other federation")
+    expect(header["sender"] == bytes.fromhex(given["key"]), "wrong signature")
+    content = b"p2pfl envelope 5\0" + digest(head) + header["digest"]
+    expect(signed(header["sender"], signature, content), "wrong signature")
+    same = header["boot"] == given["boot"] and header["session"].hex() not in given["sessions"]
+    return {"conflict": header["boot"] > given["boot"] or same, "boot": header["boot"]}
+
+
+def check_frame(given):
+    door = Door(given)
+    for frame in given["before"]:
+        door.open(bytes.fromhex(frame))
+    return plain(door.open(bytes.fromhex(given["frame"])))
+
+
+# Payloads
+
+TERMS_KEYS = {"agreed", "about", "round", "stopped", "epoch"}
+AGREED = map_of(WORD, text(256), 128)
+CODEC_WORDS = {
+    "float32": "all parameters, float32, not compressed",
+    "float16": "all parameters, float16",
+    "bfloat16": "all parameters, bfloat16",
+    "int8": "all parameters, int8 with a scale for each tensor",
+    "top-k": "the {share:g} of the parameters that have changed most, float32",
+}
+
+
+def fact(value):
+    if type(value) is float:
+        return number(finite=True)(value)
+    return either(integer(-(2**53), 2**53), boolean, text(256))(value)
+
+
+def terms(value):
+    expect(type(value) is dict and TERMS_KEYS - {"epoch"} <= set(value) <= TERMS_KEYS, "malformed")
+    return {
+        "agreed": AGREED(value["agreed"]),
+        "about": map_of(WORD, fact, 32)(value["about"]),
+        "round": U32(value["round"]),
+        "stopped": boolean(value["stopped"]),
+        "epoch": U32(value.get("epoch", 0)),
+    }
+
+
+def check_terms(given):
+    data = bytes.fromhex(given["bytes"])
+    expect(len(data) <= 65536, "malformed")
+    return read(data, terms)
+
+
+CHECKS = {
+    "layout": check_layout,
+    "federation file": check_federation_file,
+    "agreed": check_agreed,
+    "introduction": check_introduction,
+    "log": check_log,
+    "invitation": check_invitation,
+    "request": check_request,
+    "admission": check_admission,
+    "join": check_join,
+    "join answer": check_join_answer,
+    "inviter": check_inviter,
+    "certificate": check_certificate,
+    "frames": check_frames,
+    "handshake step": check_step,
+    "challenge": check_challenge,
+    "proof": check_proof,
+    "topic": check_topic,
+    "opening": check_opening,
+    "answer": check_answer,
+    "packets": check_packets,
+    "presence": check_presence,
+    "txt": check_txt,
+    "conflict": check_conflict,
+    "frame": check_frame,
+    "terms": check_terms,
+    **wire_models.CHECKS,
+    **wire_coordination.CHECKS,
+}

@@ -1,0 +1,1134 @@
+"""Makes the golden vectors of docs/vectors: scripts/vectors writes them, a test holds that they are what it would write.
+
+What is to be expected of a valid input is what this project's code makes of it (tests/conformance/wire_project.py). The
+cause of a refusal is stated here, by hand.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import msgpack
+import msgspec
+import numpy as np
+
+from p2pfl.compression.sparse_updates import tag
+from p2pfl.protocols.membership.invitation import (
+    Invitation,
+    Join,
+    Joined,
+    JoinRefused,
+    Request,
+    _pack,
+    encode_admission,
+    encode_join,
+)
+from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, Stream
+from p2pfl.protocols.transports import handshake
+from p2pfl.protocols.transports.certificates import make_certificate
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import EMPTY, VERSION, Payload, Sealer
+from p2pfl.protocols.wire.payload import encode_extras
+from tests.conformance.wire_keys import KEYS, SEEDS
+from tests.conformance.wire_making import (
+    ADDED,
+    ADMISSION,
+    ALICE,
+    BOB,
+    CAROL,
+    DAVE,
+    FILE,
+    ID,
+    IN,
+    INITIAL,
+    LAYOUT,
+    LOG,
+    MALLORY,
+    SUCCESSOR,
+    TENSORS,
+    Vectors,
+    federation,
+    flipped,
+    grown,
+    nothing_random,
+    pack,
+    signed_file,
+)
+from tests.conformance.wire_vectors_coordination import WRONG_MESSAGES, coordination_messages, coordination_vectors
+from tests.conformance.wire_vectors_models import codec_vectors, difference_vectors, extras_vectors, update_vectors
+from tests.support.weak_keys import NOT_CANONICAL, SMALL_ORDER, TWINS, forged
+
+FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
+
+
+# The federation file
+
+
+def federation_vectors() -> Vectors:
+    v = Vectors("Layouts, federation files, and what follows from them for an introduction.")
+    v.good("two tensors", "layout", trained=8, tensors=TENSORS)
+    v.good("one value without dimensions, frozen", "layout", trained=0, tensors=[["scale", []]])
+    v.good("names in UTF-8", "layout", trained=3, tensors=[["größe", [1]], ["λ.0", [2, 1]]])
+    v.good("a federation file", "federation file", text=FILE.data.decode())
+    text, content = FILE.data.decode(), FILE.data.decode().rpartition("# signature")[0]
+    v.good(
+        "a signature by hand over another text",
+        "federation file",
+        text=signed_file(content.replace("# A p2pfl", "# Our p2pfl")),
+    )
+    refused = [
+        ("a changed byte", "wrong signature", "rounds were changed", text.replace("rounds = 5", "rounds = 6")),
+        ("another signature", "wrong signature", "signed by another key", signed_file(content, MALLORY)),
+        ("no signature", "malformed", "the last line is missing", content),
+        ("an upper-case signature", "malformed", "digits are 0-9a-f", upper(text)),
+        ("no line feed at the end", "malformed", "the last line does not end", text[:-1]),
+        ("something after the signature", "malformed", "the signature is not the last line", text + "\n"),
+        ("no admission key", "malformed", "no line names it", signed_file("name = 'x'\nnonce = ''\n")),
+        ("no TOML", "malformed", "signed, but cannot be read", signed_file(content + "= 1\n")),
+    ]
+    key = f'admission = "{ADMISSION.public.hex()}"\n'
+    refused += [
+        ("a key in a table", "malformed", "admission is not on top", signed_file(f'name = "x"\nnonce = ""\n[a]\n{key}')),
+        (
+            "a key in a text",
+            "malformed",
+            "the line is part of a string",
+            signed_file(f'a = """\n{key}"""\nname = "x"\nnonce = ""\n'),
+        ),
+        ("no nonce", "malformed", "nonce is missing", signed_file(f'{key}name = "x"\n')),
+        ("a nonce that is a number", "malformed", "nonce is no string", signed_file(f'{key}name = "x"\nnonce = 1\n')),
+        ("a name with a blank", "malformed", "no name", signed_file(f'{key}name = "x y"\nnonce = ""\n')),
+        ("a name of 65 characters", "malformed", "no name", signed_file(f'{key}name = "{"x" * 65}"\nnonce = ""\n')),
+        ("no name", "malformed", "name is missing", signed_file(f'{key}nonce = ""\n')),
+    ]
+    refused.append(("a key of small order", "wrong signature", "no signature holds with it", file_of_no_secret()))
+    for name, cause, why, wrong in refused:
+        v.bad(name, "federation file", cause, why, text=wrong)
+    v.good("of 65,536 bytes", "federation file", **filled(content, 65_536))
+    v.bad("too long", "federation file", "wrong length", "65,537 bytes", **filled(content, 65_537))
+    for name, changes in {
+        "everyone with everyone, synchronous": {},
+        "edges, asynchronous, adaptive, patience": {
+            "edges": [["bob", "carol"], ["alice", "bob"]],
+            "mode": "asynchronous",
+            "adaptive": True,
+            "patience": 3,
+            "deadline": 2.5,
+            "codec": {"name": "top-k", "share": 0.25},
+        },
+        "values of all types": {
+            "codec": {"name": "int8"},
+            "task": {"name": "my.module:task", "flag": True, "list": [1, 2.5], "table": {"a": "b'c"}, "long": "x" * 300},
+        },
+        "values of 200 and 201 characters, and a long key": {
+            "policy": {"name": "dac", "whole": "x" * 198, "cut": "x" * 199, "k" * 70: 1}
+        },
+    }.items():
+        v.good(name, "agreed", text=federation(**changes).data.decode(), trained=8, tensors=TENSORS)
+    agreed = v.vectors[-4]["expect"]["agreed"]
+    text = federation(policy={"name": "fedpref"}).data.decode()
+    v.good("a coordinated policy", "agreed", text=text, trained=8, tensors=TENSORS, coordinated=True)
+    v.good("the same on both sides", "introduction", ours=agreed, theirs=agreed)
+    v.bad("another value", "introduction", "differs", "the seed", ours=agreed, theirs=agreed | {"seed": "8"})
+    v.bad(
+        "a key more", "introduction", "differs", "policy.k is not set here", ours=agreed, theirs=agreed | {"policy.k": "1"}
+    )
+    return v
+
+
+def filled(content, size):
+    """Return a signed file of so many bytes: line feeds in front, which are not written down."""
+    more = size - len(signed_file(content).encode())
+    return {"text": signed_file("\n" * more + content).lstrip("\n"), "filled": more}
+
+
+def file_of_no_secret():
+    """Return a file whose signature is one for a library, by an admission key of order 8."""
+
+    def content(k):
+        return f'admission = "{SMALL_ORDER[4].hex()}"\nnonce = ""\nname = "x{k}"\n'
+
+    data, signature = forged(SMALL_ORDER[4], lambda k: b"p2pfl federation 1\0" + content(k).encode())
+    _, _, signed = data.partition(b"\0")
+    return f"{signed.decode()}# signature: {signature.hex()}\n"
+
+
+def upper(text):
+    head, mark, tail = text.rpartition("# signature: ")
+    return head + mark + tail.upper()
+
+
+# The membership log
+
+
+def entry(log, action="add", name="dave", key=DAVE.public, role="participant", by=ADMISSION, **changes):
+    """Return a signed entry that follows a log, with some fields changed; `extra` are more of them."""
+    extra = changes.pop("extra", [])
+    last = sha256(log._log[-1]).digest() if log.epoch else bytes(32)
+    fields = {
+        "federation": ID,
+        "epoch": log.epoch + 1,
+        "before": last,
+        "action": action,
+        "name": name,
+        "key": key,
+        "role": role,
+    }
+    content = pack([*(fields | changes).values(), *extra])
+    return [content, by.sign(b"p2pfl membership 1\0" + content)]
+
+
+def entries(*some):
+    return pack([*some]).hex()
+
+
+def membership_vectors() -> Vectors:
+    v = Vectors("Entries of the membership log, taken in by a node that knows some already.")
+
+    def good(name, known, new):
+        v.good(name, "log", **IN, known=known, entries=new)
+
+    good("an empty log", "", pack([]).hex())
+    good("three members", "", LOG.encode().hex())
+    roles = [("add", "alice", ALICE, "observer"), ("add", "bob", BOB, "coordinator-eligible")]
+    good("roles", "", grown(*roles).encode().hex())
+    good("a removed member", "", grown(*ADDED, ("remove", "bob", BOB)).encode().hex())
+    good("a replaced key, whose member keeps its role", "", grown(*roles, ("replace", "alice", DAVE)).encode().hex())
+    handed = grown(*ADDED, ("hand-over", "", SUCCESSOR), ("add", "dave", DAVE))
+    good("a hand-over, and an entry by the next admission key", "", handed.encode().hex())
+    good("entries that are known already, and new ones", LOG.encode().hex(), handed.encode().hex())
+    good("new ones alone", LOG.encode().hex(), handed.after(3, 4 << 20).hex())
+    longer = b"\xdd\x00\x00\x00\x03" + b"".join(longer_formats(one) for one in msgpack.unpackb(LOG.encode()))
+    good("longer formats around the entries: their hashes are those of the shortest", "", longer.hex())
+    good("and an entry after them", longer.hex(), entries(entry(LOG)))
+    good(
+        "a name that was a removed member's", "", grown(*ADDED, ("remove", "bob", BOB), ("add", "bob", DAVE)).encode().hex()
+    )
+
+    good("a name of 64 characters", "", grown(("add", "x" * 64, ALICE)).encode().hex())
+
+    def bad(name, new, why, known=LOG, cause="membership", epoch=3):
+        v.bad(name, "log", cause, why, epoch, **IN, known=known.encode().hex() if known.epoch else "", entries=new)
+
+    empty = grown()
+    bad("not signed by the admission key", entries(entry(LOG, by=MALLORY)), "signed by another key")
+    bad(
+        "a changed entry",
+        entries([flipped(entry(LOG)[0], 30), entry(LOG)[1]]),
+        "before differs, and the signature does not hold",
+    )
+    bad("another federation", entries(entry(LOG, federation=bytes(16))), "names another federation")
+    bad("a gap", entries(entry(LOG, epoch=5)), "entry 5 after 3")
+    bad("a false link", entries(entry(LOG, before=bytes(32))), "before is not the hash of the last entry")
+    other = grown(*ADDED[:2], ("add", "dave", DAVE))
+    bad("a fork", other.encode().hex(), "another entry 3, signed by the admission key", cause="membership fork")
+    bad(
+        "a forged fork",
+        entries(entry(grown(*ADDED[:2]), by=MALLORY)),
+        "another entry 3, not signed by the admission key: no fork, but nothing",
+    )
+    bad("rolled back", entries(entry(empty)), "another entry 1 than the known one", cause="membership fork")
+    handed = grown(*ADDED, ("hand-over", "", SUCCESSOR))
+    bad("signed by the former admission key", entries(entry(handed)), "it was handed over", known=handed, epoch=4)
+    bad("the first of two is taken", pack([entry(LOG), entry(LOG, epoch=6)]).hex(), "a gap after the first", epoch=4)
+    for name, change, why in [
+        ("a name that is taken", {"name": "bob"}, "there is a member named bob"),
+        ("no name", {"name": ""}, "a member has a name"),
+        ("a name with a blank", {"name": "da ve"}, "no name"),
+        ("a name of 65 characters", {"name": "x" * 65}, "no name"),
+        ("a key of a member", {"key": BOB.public}, "it was a member's before"),
+        ("a member that is none is removed", {"action": "remove"}, "there is no dave"),
+        ("a removed member with another key", {"action": "remove", "name": "bob"}, "bob has another key"),
+        ("a key for a member that is none", {"action": "replace"}, "there is no dave"),
+        (
+            "a replacement by the same key",
+            {"action": "replace", "name": "bob", "key": BOB.public},
+            "it was a member's before",
+        ),
+        ("a hand-over with a name", {"action": "hand-over"}, "it has no name"),
+        (
+            "a hand-over to the same key",
+            {"action": "hand-over", "name": "", "key": ADMISSION.public},
+            "it was the admission key before",
+        ),
+        ("an unknown action", {"action": "promote"}, "no such action"),
+        ("an unknown role", {"role": "server"}, "no such role"),
+        ("epoch 0", {"epoch": 0}, "epochs begin with 1"),
+        ("a short key", {"key": bytes(31)}, "31 bytes"),
+        ("a field too many", {"extra": [1]}, "eight fields"),
+        ("an epoch that is a float", {"epoch": 4.0}, "no integer"),
+        ("a name in bytes", {"name": b"dave"}, "no text"),
+    ]:
+        bad(name, entries(entry(LOG, **change)), why)
+    for weak in (*SMALL_ORDER, *TWINS, NOT_CANONICAL[-3]):
+        kind = "of small order" if weak in SMALL_ORDER else "that is not canonical"
+        bad(f"a key {kind}: {weak.hex()}", entries(entry(LOG, key=weak)), "no signature holds with it")
+    weak = {"key": SMALL_ORDER[0]}
+    bad("a replacement by a key of small order", entries(entry(LOG, action="replace", name="bob", **weak)), "no signature")
+    bad("a hand-over to a key of small order", entries(entry(LOG, action="hand-over", name="", **weak)), "no signature")
+    gone = grown(*ADDED, ("remove", "bob", BOB))
+    bad("a revoked key comes back", entries(entry(gone, key=BOB.public)), "it was a member's before", known=gone, epoch=4)
+    bad("a signature of 63 bytes", entries([entry(LOG)[0], bytes(63)]), "63 bytes")
+    bad("an entry of 513 bytes", entries([bytes(513), bytes(64)]), "more than 512 bytes")
+    bad("no array", pack({}).hex(), "a map")
+    bad("trailing bytes", entries(entry(LOG)) + "00", "one byte after the array")
+    bad("cut off", entries(entry(LOG))[:-2], "the last byte is missing")
+    bad("nothing", "", "no value at all")
+    return v
+
+
+def longer_formats(one):
+    content, signature = one
+    return b"\xdc\x00\x02" + b"\xc6" + len(content).to_bytes(4, "big") + content + b"\xc5\x00\x40" + signature
+
+
+# Becoming a member
+
+
+def joining_vectors() -> Vectors:
+    v = Vectors("Invitations, requests and admissions as words; joining over a link, and the inviter, who decides about it.")
+    secret = bytes(range(16))
+    token = Invitation(
+        ID,
+        "example",
+        ADMISSION.public,
+        ALICE.public,
+        ("192.168.1.5:4100", "mqtt://broker:1883"),
+        secret,
+        1_800_000_000,
+        "dave",
+    )
+    word = token.encode()
+    v.good("an invitation", "invitation", text=word)
+    v.good("with white space in it", "invitation", text=f"  {word[:40]}\n\t{word[40:]}\r\n")
+    v.good("without addresses", "invitation", text=replace(token, addresses=(), expires=0).encode())
+    fields = msgpack.unpackb(msgspec.msgpack.encode([ID, "example", ADMISSION.public, ALICE.public, [], secret, 0, "dave"]))
+
+    def invitation(**changes):
+        names = ("federation", "name", "admission", "inviter", "addresses", "secret", "expires", "member")
+        return "p2pfl-invite-" + _pack(pack([*(dict(zip(names, fields, strict=True)) | changes).values()]))
+
+    def bad(check, name, cause, why, text):
+        v.bad(name, check, cause, why, text=text)
+
+    bad("invitation", "a request", "other kind", "another prefix", Request.make(DAVE, "dave"))
+    bad(
+        "invitation",
+        "a mistyped letter",
+        "damaged",
+        "the four bytes at the end differ",
+        word[:30] + ("A" if word[30] != "A" else "B") + word[31:],
+    )
+    bad("invitation", "cut off", "damaged", "the four bytes at the end differ", word[:-3])
+    bad("invitation", "nothing in it", "damaged", "no value", "p2pfl-invite-" + _pack(b""))
+    bad("invitation", "a letter that is none", "damaged", "no base64", word[:-1] + "!")
+    bad("invitation", "a field less", "malformed", "seven fields", "p2pfl-invite-" + _pack(pack(fields[:-1])))
+    bad(
+        "invitation",
+        "trailing bytes",
+        "malformed",
+        "one byte after the structure",
+        "p2pfl-invite-" + _pack(pack(fields) + b"\0"),
+    )
+    bad("invitation", "a short secret", "malformed", "15 bytes", invitation(secret=bytes(15)))
+    bad("invitation", "nine addresses", "malformed", "at most 8", invitation(addresses=["a:1"] * 9))
+    bad("invitation", "a long address", "malformed", "257 characters", invitation(addresses=["a" * 257]))
+    longest = {"name": "é" * 64, "addresses": ["a" * 256] * 8, "expires": 2**53}
+    v.good("the longest", "invitation", text=invitation(**longest))
+    bad("invitation", "after the last second", "malformed", "more than 2^53", invitation(expires=2**53 + 1))
+    bad("invitation", "before 1970", "malformed", "expires is less than 0", invitation(expires=-1))
+    bad("invitation", "an empty name", "malformed", "1 to 64 characters", invitation(name=""))
+    bad("invitation", "for no name", "malformed", "member is no name", invitation(member="da ve"))
+    bad("invitation", "of a weak inviter", "malformed", "its key is of small order", invitation(inviter=SMALL_ORDER[4]))
+    bad("invitation", "of a weak admission key", "malformed", "it is not canonical", invitation(admission=NOT_CANONICAL[0]))
+
+    v.good("a request", "request", text=Request.make(DAVE, "dave"))
+    v.good("a request for another key", "request", text=Request.make(DAVE, "alice", ALICE))
+    content = b"p2pfl request 1\0" + DAVE.public + bytes(32) + b"dave"
+    mine = DAVE.sign(content)
+
+    def request(*values):
+        return "p2pfl-request-" + _pack(pack([*values]))
+
+    bad("request", "an invitation", "other kind", "another prefix", word)
+    bad(
+        "request",
+        "somebody else's key",
+        "wrong signature",
+        "not signed with alice's",
+        request("dave", ALICE.public, None, mine, None),
+    )
+    bad("request", "another name", "wrong signature", "signed for dave", request("david", DAVE.public, None, mine, None))
+    bad("request", "the old key has not signed", "wrong signature", "one signature of two",
+        request("dave", DAVE.public, ALICE.public, DAVE.sign(content[:-36] + ALICE.public + b"dave"), None))  # fmt: skip
+    bad("request", "a name with a blank", "malformed", "no name", request("da ve", DAVE.public, None, mine, None))
+    bad("request", "a short signature", "malformed", "63 bytes", request("dave", DAVE.public, None, mine[:-1], None))
+    bad("request", "nil in place of the key", "malformed", "key is not optional", request("dave", None, None, mine, None))
+
+    for weak in SMALL_ORDER:
+        label = b"p2pfl request 1\0" + weak + bytes(32)
+        data, signature = forged(weak, lambda k, label=label: label + b"dave%d" % k)
+        name = data.removeprefix(label).decode()
+        why = "a library takes the signature for one; no secret is needed for it"
+        bad("request", f"a key of small order: {weak.hex()}", "wrong signature", why,
+            request(name, weak, None, signature, None))  # fmt: skip
+
+    joined = Joined(FILE.data, LOG.encode())
+    v.good("an admission", "admission", text=encode_admission(joined))
+    bad("admission", "of another kind", "malformed", "refused", "p2pfl-admission-" + _pack(pack(["refused", "no"])))
+    bad(
+        "admission",
+        "without its kind",
+        "malformed",
+        "the structure has a kind",
+        "p2pfl-admission-" + _pack(pack([FILE.data, b""])),
+    )
+
+    join = encode_join(Join(secret, "dave"))
+    v.good("a join", "join", bytes=join.hex())
+    for name, why, data in [
+        ("of another kind", "hello", pack(["hello"])),
+        ("a long name", "65 characters", pack(["join", secret, "x" * 65])),
+        ("a secret as text", "no bytes", pack(["join", "x" * 16, "dave"])),
+        ("trailing bytes", "one byte more", join + b"\0"),
+        ("too long", "4,097 bytes", join + bytes(4097 - len(join))),
+        ("nothing", "no value at all", b""),
+    ]:
+        v.bad(name, "join", "malformed", why, bytes=data.hex())
+    v.good("joined", "join answer", bytes=encode_join(joined).hex())
+    v.good("refused", "join answer", bytes=encode_join(JoinRefused("invitation expired: ask for another one")).hex())
+    v.good("a reason of 256 characters", "join answer", bytes=pack(["refused", "é" * 256]).hex())
+    v.bad("a reason of 257 characters", "join answer", "malformed", "at most 256", bytes=pack(["refused", "x" * 257]).hex())
+    v.bad("a join in answer", "join answer", "malformed", "another kind", bytes=join.hex())
+    v.bad(
+        "a file of 65,537 bytes",
+        "join answer",
+        "malformed",
+        "at most 65,536",
+        bytes=pack(["joined", bytes(65_537), b""]).hex(),
+    )
+    inviter_vectors(v, secret, join)
+    return v
+
+
+def inviter_vectors(v, secret, join):
+    note = {"name": "dave", "role": "participant", "reuse_name": False, "expires": 1000, "expired": False, "used_by": None}
+
+    def noted(**changes):
+        return {"secrets": {secret.hex(): note | changes}}
+
+    used = noted(used_by=DAVE.public.hex())
+    base = {"now": 1000, **noted(), "file": FILE.data.decode(), "log": LOG.encode().hex()}
+    base |= {"key": DAVE.public.hex(), "join": join.hex()}
+    v.good("lets in", "inviter", **base)
+    with_dave = grown(*ADDED, ("add", "dave", DAVE)).encode().hex()
+    v.good("again, the first answer was lost", "inviter", **base | used | {"log": with_dave, "now": 5000})
+    v.good("used, but nobody was let in before the power failed", "inviter", **base | used)
+    v.good("an observer", "inviter", **base | noted(role="observer"))
+    gone = grown(*ADDED, ("remove", "carol", CAROL)).encode().hex()
+    as_carol = {"log": gone, "join": encode_join(Join(secret, "carol")).hex()}
+    v.good("a former member's name, which is allowed", "inviter", **base | as_carol | noted(name="carol", reuse_name=True))
+
+    def bad(name, cause, why, **changes):
+        v.bad(name, "inviter", cause, why, **base | changes)
+
+    bad("an unknown secret", "invitation unknown", "it was never given", secrets={})
+    bad("used by another key", "invitation used", "good for one node", **used, key=MALLORY.public.hex())
+    bad("expired", "invitation expired", "a second too late", now=1001)
+    bad("seen expired", "invitation expired", "the clock was set back since", **noted(expired=True))
+    bad("another name", "other name", "it is for dave", join=encode_join(Join(secret, "david")).hex())
+    as_alice = noted(name="alice") | {"join": encode_join(Join(secret, "alice")).hex()}
+    bad("a name that is taken", "name taken", "there is an alice", **as_alice)
+    bad("a former member's name", "name taken", "there was a carol", **as_carol, **noted(name="carol"))
+    bad("a member's key", "known key", "carol's", key=CAROL.public.hex())
+    bad("a revoked key", "known key", "it was carol's", key=CAROL.public.hex(), log=gone)
+    bad("a name with a blank", "malformed", "no name", join=encode_join(Join(secret, "da ve")).hex())
+    bad("no join", "malformed", "a hello", join=pack(["hello"]).hex())
+
+
+# The link over TLS
+
+
+class NoSecret:
+    """Signs by the key of order 1, as a library sees it; so can anybody."""
+
+    public = SMALL_ORDER[0]
+
+    @staticmethod
+    def sign(data):
+        return SMALL_ORDER[0] + bytes(32)
+
+
+def tls_vectors() -> Vectors:
+    v = Vectors("What the two ends of a TLS connection show and say, from the certificate to the session.")
+    with nothing_random("tls"):
+        certificate = make_certificate(BOB)
+        challenge = handshake.challenge(LOG)
+        proof, _ = handshake.prove(ALICE, LOG, challenge, BOB.public, certificate, joining=False)
+    v.good("the key that was dialled", "certificate", dialled=BOB.public.hex(), certificate=certificate.hex())
+    v.bad(
+        "another key", "certificate", "wrong key", "it is bob's", dialled=ALICE.public.hex(), certificate=certificate.hex()
+    )
+    v.bad(
+        "no certificate",
+        "certificate",
+        "wrong key",
+        "a byte is missing",
+        dialled=BOB.public.hex(),
+        certificate=certificate[1:].hex(),
+    )
+
+    steps = [challenge, proof, handshake.Accepted(), handshake.Refused("stranger", "no member at epoch 3")]
+    frames = [handshake.encode(one) for one in steps]
+    framed = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
+    v.good("one after the other", "frames", limit=4096, bytes=framed.hex())
+    v.good("the last one is not complete", "frames", limit=4096, bytes=(framed + b"\0\0\0\5abcd").hex())
+    v.good("a frame of the greatest length", "frames", limit=8, bytes=(b"\0\0\0\x08" + bytes(8)).hex())
+    v.bad("an empty frame", "frames", "malformed", "a length of 0", limit=4096, bytes=bytes(4).hex())
+    v.bad(
+        "a long frame",
+        "frames",
+        "malformed",
+        "4,097 bytes are announced",
+        limit=4096,
+        bytes=(b"\0\0\x10\x01" + bytes(9)).hex(),
+    )
+    v.bad("a very long frame", "frames", "malformed", "4 GiB are announced", limit=4096, bytes="ffffffff")
+    for name, frame in zip(("challenge", "proof", "accepted", "refused"), frames, strict=True):
+        v.good(name, "handshake step", bytes=frame.hex())
+    v.good("the longest words", "handshake step", bytes=pack(["refused", "é" * 64, "é" * 256]).hex())
+    most = ["proof", 1, ID, bytes(32), bytes(32), False, bytes(3500), bytes(64)]
+    v.good("as many entries as there may be", "handshake step", bytes=pack(most).hex())
+    v.good("longer formats", "handshake step", bytes=(b"\xdc\x00\x01\xd9\x08accepted").hex())
+    for name, why, data in [
+        ("an unknown kind", "no step", pack(["resume"])),
+        ("a field more", "accepted has none", pack(["accepted", 1])),
+        ("a field less", "no epoch", pack(["challenge", 1, bytes(32)])),
+        ("a short nonce", "31 bytes", pack(["challenge", 1, bytes(31), 0])),
+        ("a version that is too large", "2^32", pack(["challenge", 2**32, bytes(32), 0])),
+        ("joining as a number", "1 is no boolean", pack(["proof", 1, ID, bytes(32), bytes(32), 1, b"", bytes(64)])),
+        ("many entries", "3,501 bytes", pack(["proof", 1, ID, bytes(32), bytes(32), False, bytes(3501), bytes(64)])),
+        ("a cause of 65 characters", "at most 64", pack(["refused", "x" * 65, ""])),
+        ("a detail of 257 characters", "at most 256", pack(["refused", "", "x" * 257])),
+        ("text that is no UTF-8", "0xff", b"\x93\xa7refused\xa1\xff\xa0"),
+        ("trailing bytes", "one byte more", frames[2] + b"\0"),
+        ("a map", "steps are arrays", pack({"accepted": 1})),
+        ("nested", "an array too deep", b"\x91" * 4000),
+        ("a large array", "4 GiB of elements are announced", b"\xdd\xff\xff\xff\xff"),
+        ("too long", "4,097 bytes", frames[2] + bytes(4097 - len(frames[2]))),
+    ]:
+        v.bad(name, "handshake step", "malformed", why, bytes=data.hex())
+    v.good("a challenge", "challenge", bytes=frames[0].hex())
+    v.bad("another version", "challenge", "version", "2", bytes=pack(["challenge", 2, bytes(32), 0]).hex())
+    v.bad("another step", "challenge", "malformed", "accepted, before anything was proven", bytes=frames[2].hex())
+    proof_vectors(v, certificate, challenge)
+    return v
+
+
+def proof_vectors(v, certificate, challenge):
+    said = handshake.encode(challenge)
+    base = IN | {"log": LOG.encode().hex(), "invites": False, "server": BOB.public.hex(), "certificate": certificate.hex()}
+    base["challenge"] = said.hex()
+
+    def proof(identity=ALICE, log=LOG, joining=False, server=BOB.public, shown=certificate, answers=challenge):
+        with nothing_random("proof"):
+            return handshake.prove(identity, log, answers, server, shown, joining=joining)[0]
+
+    def good(name, proof, **changes):
+        v.good(name, "proof", **base | {"proof": handshake.encode(proof).hex()} | changes)
+
+    def bad(name, cause, why, proof, **changes):
+        data = proof if isinstance(proof, bytes) else handshake.encode(proof)
+        v.bad(name, "proof", cause, why, **base | {"proof": data.hex()} | changes)
+
+    newer = grown(*ADDED, ("add", "dave", DAVE))
+    good("a member", proof())
+    good("a new member, with news of itself", proof(DAVE, newer))
+    good("a member, with news that nobody needs", proof(ALICE, newer))
+    good("one who wants to join", proof(DAVE, joining=True), invites=True)
+    bad("joining at a node that does not invite", "not inviting", "it has no admission key", proof(DAVE, joining=True))
+    bad("a stranger", "stranger", "dave is no member", proof(DAVE))
+    gone = grown(*ADDED, ("remove", "alice", ALICE))
+    bad("a revoked key", "revoked", "alice was removed", proof(), log=gone.encode().hex())
+    bad("another version", "version", "2", msgspec.structs.replace(proof(), version=2))
+    bad(
+        "another federation",
+        "other federation",
+        "its first byte differs",
+        msgspec.structs.replace(proof(), federation=flipped(ID, 0)),
+    )
+    bad(
+        "a changed signature",
+        "wrong proof",
+        "its last byte",
+        msgspec.structs.replace(proof(), signature=flipped(proof().signature)),
+    )
+    bad("a changed nonce", "wrong proof", "another one was signed", msgspec.structs.replace(proof(), nonce=bytes(32)))
+    bad(
+        "joining was not signed",
+        "wrong proof",
+        "signed as a member's",
+        msgspec.structs.replace(proof(), joining=True),
+        invites=True,
+    )
+    bad("of a key of small order", "wrong proof", "no signature holds with it", proof(NoSecret, joining=True), invites=True)
+    bad("meant for another server", "wrong proof", "carol's key was signed", proof(server=CAROL.public))
+    bad("another certificate", "wrong proof", "somebody stands between", proof(shown=flipped(certificate)))
+    other = handshake.Challenge(1, bytes(32), 3)
+    bad("answers another challenge", "wrong proof", "recorded before", proof(answers=other))
+    forged = pack([entry(LOG, by=MALLORY)])
+    bad(
+        "forged news of itself",
+        "membership",
+        "not signed by the admission key",
+        msgspec.structs.replace(proof(DAVE), entries=forged),
+    )
+    fork = grown(*ADDED[:2], ("add", "dave", DAVE)).encode()
+    bad("news from another log", "membership fork", "another entry 3", msgspec.structs.replace(proof(DAVE), entries=fork))
+    bad("no proof", "malformed", "accepted", handshake.Accepted())
+    bad("trailing bytes", "malformed", "one byte more", handshake.encode(proof()) + b"\0")
+
+
+# The link through a broker
+
+
+def broker_vectors() -> Vectors:
+    v = Vectors("Links through an MQTT broker: agreeing on keys, sealed packets, presence.")
+    v.good(
+        "where alice publishes for bob", "topic", federation=ID.hex(), sender=ALICE.public.hex(), recipient=BOB.public.hex()
+    )
+    with nothing_random("broker"):
+        dialler = key_exchange.Dialler(ALICE, LOG, BOB.public)
+        opening = key_exchange.decode_opening(dialler.packet)
+        accepted = key_exchange.accept(dialler.packet, opening, BOB, LOG)
+        newcomer = key_exchange.Dialler(DAVE, LOG, BOB.public, joining=True)
+        newer = grown(*ADDED, ("add", "dave", DAVE))
+        news = key_exchange.Dialler(DAVE, newer, BOB.public, after=3)
+        stranger = key_exchange.Dialler(DAVE, LOG, BOB.public)
+    opening_vectors(v, dialler, newcomer, news, stranger)
+    answer_vectors(v, dialler, opening, accepted.packet)
+    packet_vectors(v)
+    presence_vectors(v)
+    return v
+
+
+def opening_vectors(v, dialler, newcomer, news, stranger):
+    base = IN | {"log": LOG.encode().hex(), "invites": False, "me": BOB.public.hex(), "sender": ALICE.public.hex()}
+    dave = {"sender": DAVE.public.hex()}
+
+    def good(name, packet, **changes):
+        v.good(name, "opening", **base | {"packet": packet.hex()} | changes)
+
+    def bad(name, cause, why, packet, **changes):
+        v.bad(name, "opening", cause, why, **base | {"packet": packet.hex()} | changes)
+
+    def changed(identity=ALICE, **changes):
+        message = msgspec.structs.replace(key_exchange.decode_opening(dialler.packet), **changes)
+        return key_exchange._sign(identity, key_exchange._OPENING, message)
+
+    good("a member", dialler.packet)
+    good("a new member, with news of itself", news.packet, **dave)
+    good("one who wants to join", newcomer.packet, **dave, invites=True)
+    bad("joining at a node that does not invite", "not inviting", "it has no admission key", newcomer.packet, **dave)
+    bad("a stranger", "stranger", "dave is no member", stranger.packet, **dave)
+    gone = grown(*ADDED, ("remove", "alice", ALICE))
+    bad("a revoked key", "revoked", "alice was removed", dialler.packet, log=gone.encode().hex())
+    bad("another sender", "other sender", "published by carol", dialler.packet, sender=CAROL.public.hex())
+    bad("another version", "version", "2", changed(version=2))
+    bad("another federation", "other federation", "zeros", changed(federation=bytes(16)))
+    bad("another listener", "other recipient", "meant for carol", changed(listener=CAROL.public))
+    bad("signed by another key", "wrong proof", "mallory's", changed(MALLORY))
+    bad("a changed signature", "wrong proof", "its first byte", flipped(dialler.packet, 0))
+    bad("a changed epoch", "wrong proof", "not what was signed", changed_byte_of_epoch(dialler.packet))
+    bad("a point of small order", "malformed", "its secret would be known to everyone", changed(ephemeral=bytes(32)))
+    bad("no signature", "malformed", "64 bytes", dialler.packet[:64])
+    good("as many entries as there may be, which nobody needs", changed(entries=bytes(3500)))
+    bad("many entries", "malformed", "3,501 bytes", changed(entries=bytes(3501)))
+    bad("trailing bytes", "malformed", "one byte more", dialler.packet + b"\0")
+    bad("too long", "malformed", "4,097 bytes", dialler.packet + bytes(4097 - len(dialler.packet)))
+    forged = pack([entry(LOG, by=MALLORY)])
+    message = msgspec.structs.replace(key_exchange.decode_opening(stranger.packet), entries=forged)
+    packet = key_exchange._sign(DAVE, key_exchange._OPENING, message)
+    bad("forged news of itself", "membership", "not signed by the admission key", packet, **dave)
+
+
+def changed_byte_of_epoch(packet):
+    """The epoch is the last but two bytes: entries of no bytes follow."""
+    return packet[:-3] + bytes([packet[-3] + 1]) + packet[-2:]
+
+
+def answer_vectors(v, dialler, opening, packet):
+    base = {
+        "dialled": BOB.public.hex(),
+        "opening": dialler.packet.hex(),
+        "ephemeral": dialler._private.private_bytes_raw().hex(),
+    }
+    reason = key_exchange.ProtocolError("stranger", "no member at epoch 2")
+    refusing = key_exchange.refuse(dialler.packet, opening, BOB, grown(*ADDED[:2]), reason)
+    v.good("accepting", "answer", **base, packet=packet.hex())
+    v.good("refusing", "answer", **base, packet=refusing.hex())
+
+    def changed(identity=BOB, **changes):
+        return key_exchange._sign(
+            identity, key_exchange._ANSWER, msgspec.structs.replace(key_exchange.decode_answer(packet), **changes)
+        )
+
+    def refusal(cause, detail):
+        message = key_exchange.Refusing(opening.id, sha256(dialler.packet).digest(), 2, cause, detail)
+        return key_exchange._sign(BOB, key_exchange._ANSWER, message)
+
+    v.good("refusing in the longest words", "answer", **base, packet=refusal("x" * 64, "x" * 256).hex())
+    for name, cause, why, wrong in [
+        ("a cause of 65 characters", "malformed", "at most 64", refusal("x" * 65, "")),
+        ("a detail of 257 characters", "malformed", "at most 256", refusal("", "x" * 257)),
+        ("signed by another key", "wrong proof", "mallory's", changed(MALLORY)),
+        ("a changed signature", "wrong proof", "its first byte", flipped(packet, 0)),
+        ("answers another link", "other session", "its number is another one", changed(id=bytes(16))),
+        ("answers another opening", "other session", "its hash is another one", changed(opening=bytes(32))),
+        ("a point of small order", "malformed", "its secret would be known to everyone", changed(ephemeral=bytes(32))),
+        ("an opening in answer", "malformed", "another kind", dialler.packet),
+        ("trailing bytes", "malformed", "one byte more", packet + b"\0"),
+        ("too long", "malformed", "1,025 bytes", packet + bytes(1025 - len(packet))),
+    ]:
+        v.bad(name, "answer", cause, why, **base, packet=wrong.hex())
+
+
+def packet_vectors(v):
+    key, link = bytes(range(32)), bytes(range(16))
+
+    def sender():
+        return Stream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
+
+    def data(number, size, index, content, seal=None):
+        header = reliable_stream._DATA_HEADER.pack(1, link, number, size, index)
+        return header + (seal or key_exchange.Sealing(key, key, bytes(16))).seal(
+            reliable_stream.DATA, number, content, header
+        )
+
+    def control(number, content):
+        header = reliable_stream._HEADER.pack(2, link, number)
+        return header + key_exchange.Sealing(key, key, bytes(16)).seal(reliable_stream.CONTROL, number, content, header)
+
+    def whole(number, content):
+        return data(number, len(content), 0, content + sha256(content).digest())
+
+    base = {"link": link.hex(), "key": key.hex(), "limit": 65_856}
+
+    def good(name, *packets, **more):
+        v.good(name, "packets", **base, packets=[p if isinstance(p, str) else p.hex() for p in packets], **more)
+
+    def bad(name, cause, why, *packets, **changes):
+        v.bad(name, "packets", cause, why, **base | {"packets": [packet.hex() for packet in packets]} | changes)
+
+    stream = sender()
+    stream.send([b"first"])
+    stream.send([b"second ", b"frame"])
+    first, second = stream.packet_out(0.0), stream.packet_out(0.0)
+    good("two frames", first, second)
+    good("the second one comes first, and twice", second, first, second)
+    good("one is missing", second, whole(3, b"fourth"))
+    good("16 beyond the missing one is passed over", whole(16, b"early"))
+    good("15 beyond it is kept", whole(15, b"early"))
+    good("a control packet, and an older one that is passed over", control(1, bytes(13)), control(0, b"\2" + bytes(12)))
+    good("the link is closed", sender().closing())
+    large = sender()
+    large.send([bytes(i % 251 for i in range(CHUNK + 100))])
+    start, end = large.packet_out(0.0), large.packet_out(0.0)
+    v.good(
+        "a frame of two chunks",
+        "packets",
+        **base | {"limit": 1 << 20},
+        packets=[sha256(start).hexdigest(), end.hex()],
+        pattern=CHUNK + 100,
+    )
+    v.good("a frame of the greatest size", "packets", **base | {"limit": 5}, packets=[first.hex()])
+    bad("a changed seal", "wrong seal", "its last byte", flipped(first))
+    bad("a changed chunk", "wrong seal", "its first byte", flipped(first, 33))
+    bad("another number", "wrong seal", "what stands before the seal is sealed too", flipped(first, 24))
+    bad("another frame size", "wrong seal", "what stands before the seal is sealed too", flipped(first, 28))
+    bad(
+        "another key",
+        "wrong seal",
+        "sealed for the other direction",
+        data(0, 5, 0, b"first", key_exchange.Sealing(bytes(32), key, bytes(16))),
+    )
+    bad("data as control", "wrong seal", "types have numbers of their own", b"\2" + first[1:])
+    bad("another link", "unknown session", "its number is another one", b"\1" + bytes(16) + first[17:])
+    bad("no seal", "malformed", "33 bytes", first[:33])
+    bad("an unknown type", "malformed", "7", b"\7" + first[1:])
+    bad("a long frame", "too large", "65,857 bytes are announced", data(0, 65_857, 0, bytes(65_857 // 100)))
+    bad("a wrong SHA-256", "malformed", "not that of the frame", data(0, 5, 0, b"first" + bytes(32)))
+    bad("no SHA-256", "malformed", "it follows the last chunk", data(0, 5, 0, b"first"))
+    bad("a chunk of another length", "malformed", "4 bytes of 5", data(0, 5, 0, b"firs" + sha256(b"firs").digest()))
+    bad("another index", "malformed", "chunks count from 0", data(0, 5, 1, b"first" + sha256(b"first").digest()))
+    bad("a short control packet", "malformed", "12 bytes", control(0, bytes(12)))
+
+
+def presence_vectors(v):
+    def said(identity=ALICE, by=None, **changes):
+        fields = {
+            "federation": ID,
+            "key": identity.public,
+            "boot": 2,
+            "sequence": 5,
+            "addresses": ("tcp://192.168.1.5:4100",),
+        }
+        return presence.sign(by or identity, presence.Presence(**fields | {"online": True} | changes))
+
+    base = IN | {"log": LOG.encode().hex(), "key": ALICE.public.hex(), "before": []}
+
+    def good(name, packet, **changes):
+        v.good(name, "presence", **base | {"packet": packet.hex()} | changes)
+
+    def bad(name, cause, why, packet, **changes):
+        v.bad(name, "presence", cause, why, **base | {"packet": packet.hex()} | changes)
+
+    before = [said().hex()]
+    good("a member is there", said())
+    good("it has left", said(addresses=(), online=False, sequence=6), before=before)
+    good("the same again", said(), before=before)
+    good("as many addresses as there may be", said(addresses=("a" * 256,) * 8))
+    good("started anew", said(boot=3, sequence=1), before=before)
+    bad("an old one", "replay", "sequence 4 after 5", said(sequence=4), before=before)
+    bad("of an earlier boot", "replay", "boot 1 after 2", said(boot=1, sequence=9), before=before)
+    bad("another federation", "other federation", "zeros", said(federation=bytes(16)))
+    bad("in another's place", "other sender", "bob's", said(BOB))
+    bad("a stranger", "stranger", "dave is no member", said(DAVE), key=DAVE.public.hex())
+    gone = grown(*ADDED, ("remove", "alice", ALICE))
+    bad("a revoked key", "revoked", "alice was removed", said(), log=gone.encode().hex())
+    bad("signed by another key", "wrong signature", "mallory's", said(by=MALLORY))
+    bad("a changed byte", "wrong signature", "online", flipped(said()))
+    bad("nine addresses", "malformed", "at most 8", said(addresses=("tcp://a:1",) * 9))
+    bad("a long address", "malformed", "257 characters", said(addresses=("a" * 257,)))
+    bad("trailing bytes", "malformed", "one byte more", said() + b"\0")
+    bad("no presence", "malformed", "64 bytes", said()[:64])
+    bad("too long", "malformed", "4,097 bytes", said() + bytes(4097 - len(said())))
+
+
+# mDNS
+
+
+def mdns_vectors() -> Vectors:
+    v = Vectors("TXT records by which nodes find each other on the local network.")
+    own, fed = b"id=" + ALICE.public.hex().encode(), b"fed=" + ID.hex().encode()
+
+    def record(*some):
+        return b"".join(bytes([len(one)]) + one for one in some).hex()
+
+    v.good("as a node announces itself", "txt", bytes=record(own, fed))
+    v.good("in another order, with another entry", "txt", bytes=record(b"x=1", fed, b"", own))
+    v.good(
+        "names and digits in upper case",
+        "txt",
+        bytes=record(b"ID=" + ALICE.public.hex().upper().encode(), b"Fed=" + fed[4:]),
+    )
+    v.good("the first of two counts", "txt", bytes=record(own, fed, b"id=" + BOB.public.hex().encode()))
+    rest = 512 - len(own) - len(fed) - 4
+    v.good("of 512 bytes", "txt", bytes=record(own, fed, b"x" * 255, b"y" * (rest - 255)))
+    for name, why, data in [
+        ("no federation", "fed is missing", record(own)),
+        ("a short key", "62 digits", record(own[:-2], fed)),
+        ("white space", "no digit", record(own[:-1] + b" ", fed)),
+        ("cut off", "an entry is longer than what is left", record(own, fed)[:-2]),
+        ("cut off after both", "an entry of one byte of which none is left", record(own, fed) + "01"),
+        ("too long", "513 bytes", record(own, fed, b"x" * 255, b"y" * (rest - 254))),
+        ("nothing", "no entry", ""),
+    ]:
+        v.bad(name, "txt", "malformed", why, bytes=data)
+    return v
+
+
+# The envelope
+
+SESSION = bytes(range(100, 116))
+MOST = 2**32 - 1
+TERMS = m.Terms({"seed": "7", "rounds": "5"}, {"n_samples": 50, "group": "a", "share": 0.5, "new": True}, 3, False, 3)
+
+
+def envelope_vectors() -> Vectors:
+    v = Vectors("Frames over an introduced link: every kind of message, and every way in which a frame is refused.")
+    base = {"federation": ID.hex(), "me": BOB.public.hex(), "members": [key.public.hex() for key in (ALICE, BOB, CAROL)]}
+    base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "before": []}
+    model = Payload.of(np.arange(8, dtype="<f4").tobytes(), encode_extras({"x": np.ones(2, np.float32)}))
+
+    def frame(message=None, payload=EMPTY, boot=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
+        sealer = Sealer(by, of, LAYOUT, boot)
+        sealer._sequence = number - 1
+        return b"".join(bytes(p) for p in sealer.seal(message or m.Ping(9), to.public, payload, session))
+
+    def good(name, frame, **changes):
+        v.good(name, "frame", **base | {"frame": frame.hex()} | changes)
+
+    def bad(name, cause, why, frame, **changes):
+        v.bad(name, "frame", cause, why, **base | {"frame": frame.hex()} | changes)
+
+    for message, payload in [
+        (m.Hello(), Payload.of(TERMS.encode())),
+        (m.Welcome(), Payload.of(TERMS.encode())),
+        (m.Get(1, 3, "trained"), EMPTY),
+        (m.Get(MOST, MOST, "prepared", tag(INITIAL)), EMPTY),
+        (m.Answer(1, 3, "trained", 50, False, 0.25), model),
+        (m.Answer(MOST, MOST, "prepared", MOST, True, 1e300, bytes(8)), model),
+        (m.Absent(1, 3, "gone"), EMPTY),
+        (m.Absent(1, 3, "not allowed"), EMPTY),
+        (m.Absent(1, 3, "busy"), EMPTY),
+        (m.Absent(1, 3, "nothing yet"), EMPTY),
+        (m.Score(2, 3), Payload.of(bytes(32))),
+        (m.Scored(2, 0.75), EMPTY),
+        (m.Scored(2, float("nan")), EMPTY),
+        (m.Have(4), EMPTY),
+        (m.Ping(7), EMPTY),
+        (m.Pong(7, 4), EMPTY),
+        (m.Probe(8, CAROL.public), EMPTY),
+        (m.Vouch(8, CAROL.public), EMPTY),
+        (m.Entries(3), Payload.of(LOG.encode())),
+        (m.Bye(5, False), EMPTY),
+        (m.Bye(5, True), EMPTY),
+        (m.Conflict(), Payload.of(bytes(320))),
+        *coordination_messages(),
+    ]:
+        good(" ".join(str(field) for field in plain_fields(message)), frame(message, payload))
+    good("the greatest numbers", frame(boot=MOST, number=2**63 - 1))
+    good("a number of more than 32 bits", frame(number=2**32))
+    good("an update without base, a get without known", raw_frame(["get", 1, 3, "trained"]))
+    good("the same in full", raw_frame(["update", 1, 3, "merged", 5, True, 1], Payload.of(bytes(32))))
+    good("no age", raw_frame(["update", 1, 3, "merged", 5, True, 0.0], Payload.of(bytes(32))))
+    quarter = pack(["update", 1, 3, "merged", 5, True, 0])[:-1] + b"\xca\x3e\x80\0\0"
+    good("an age as float 32", raw_frame(None, Payload.of(bytes(32)), body=quarter))
+    good("longer formats", raw_frame(["have", 1], version=b"\xcc\x05", body=b"\xdc\x00\x02\xd9\x04have\xce\x00\x00\x00\x01"))
+    good("padding that is not zero", raw_frame(["have", 1], pad=b"x"))
+    good("a term", raw_frame(["have", 1], term=9))
+    good("another layout", raw_frame(["have", 1], layout=bytes(16)))
+    good("an earlier one that had not come", frame(number=1), before=[frame(number=1024).hex()])
+    good("started anew", frame(boot=3), before=[frame(number=1000).hex()])
+    good("the largest payload", frame(m.Score(1, 1), Payload.of(bytes(32))), limit=32)
+
+    bad("short", "wrong length", "319 bytes", frame()[:-1])
+    bad(
+        "a payload that is too large",
+        "wrong length",
+        "33 bytes more than an envelope",
+        frame(m.Score(1, 1), Payload.of(bytes(33))),
+        limit=32,
+    )
+    bad("the version before", "version", "4", b"\x9d\4" + frame()[2:])
+    bad(
+        "a whole frame of the version before",
+        "version",
+        "4, as it was signed then",
+        raw_frame(["have", 1], version=b"\4", label=b"p2pfl envelope 4\0"),
+    )
+    bad("a later version with other fields", "version", "6, and an array of 14", b"\x9e\6" + frame()[2:])
+    bad(
+        "signed as the version before did",
+        "wrong signature",
+        "its label",
+        raw_frame(["have", 1], label=b"p2pfl envelope 4\0"),
+    )
+    bad("version 127 with most other fields", "version", "and an array of 15", b"\x9f\x7f" + frame()[2:])
+    bad("version 0 without fields", "version", "and an array of 0", b"\x90\0" + frame()[2:])
+    bad("a map in place of the version", "malformed", "0x80 is no small number", b"\x9d\x80" + frame()[2:])
+    bad("a map in place of the header", "malformed", "0x8f is no array", b"\x8f\5" + frame()[2:])
+    bad("text in place of the header", "malformed", "0xa0 is no array", b"\xa0\5" + frame()[2:])
+    bad("another version in a longer format", "version", "6, in two bytes", raw_frame(["have", 1], version=b"\xcc\x06"))
+    bad("another federation", "other federation", "zeros", frame(of=bytes(16)))
+    bad("another recipient", "other recipient", "carol", frame(to=CAROL))
+    bad("a stranger", "stranger", "dave is no member", frame(by=DAVE), link=DAVE.public.hex())
+    bad("passed on", "other sender", "signed by carol, sent by alice", frame(by=CAROL))
+    bad("of another link", "other session", "recorded before", frame(session=bytes(16)))
+    bad(
+        "a payload of another length",
+        "wrong length",
+        "the last byte is missing",
+        frame(m.Score(1, 1), Payload.of(bytes(32)))[:-1],
+    )
+    bad("a payload where there is none", "wrong length", "a ping has none", frame(m.Ping(1), Payload.of(b"x")))
+    bad("again", "replay", "the same frame", frame(), before=[frame().hex()])
+    bad("too old to tell", "replay", "1,024 behind", frame(number=1), before=[frame(number=1025).hex()])
+    bad("of an earlier boot", "replay", "boot 1 after 2", frame(boot=1, number=9), before=[frame().hex()])
+    bad("a changed signature", "wrong signature", "its first byte", flipped(frame(), 256))
+    bad("a signature that is not reduced", "wrong signature", "the scalar is greater than the order", not_reduced(frame()))
+    bad("signed by another key", "wrong signature", "mallory's", raw_frame(["have", 1], by=MALLORY))
+    bad("a changed header", "wrong signature", "its last byte, of the padding", flipped(frame(), 255))
+    bad("a changed payload", "wrong signature", "its last byte", flipped(frame(m.Score(1, 1), Payload.of(bytes(32)))))
+    bad(
+        "another hash",
+        "wrong signature",
+        "signed, but not that of the payload",
+        raw_frame(["score", 1, 1], Payload((b"abc",), 3, bytes(32))),
+    )
+    bad("without a label", "wrong signature", "a signature of something else", raw_frame(["have", 1], label=b""))
+    for name, why, body in [
+        ("an unknown kind", "no such message", ["fetch", 1]),
+        ("no kind", "an empty array", []),
+        ("a map", "messages are arrays", {"have": 1}),
+        ("a field less", "no stage", ["get", 1, 3]),
+        ("a field more", "have has one", ["have", 1, 2]),
+        ("a field more than the optional ones", "get has four", ["get", 1, 3, "trained", b"", b""]),
+        ("a negative number", "-1", ["have", -1]),
+        ("a number of 33 bits", "2^32", ["have", 2**32]),
+        ("a float for an integer", "1.0", ["have", 1.0]),
+        ("a boolean for an integer", "true", ["have", True]),
+        ("text for bytes", "a key as text", ["probe", 1, "k" * 32]),
+        ("bytes for text", "a stage as bytes", ["get", 1, 3, b"trained"]),
+        ("an unknown stage", "final", ["get", 1, 3, "final"]),
+        ("an unknown reason", "later", ["absent", 1, 3, "later"]),
+        ("nine bytes for a tag", "at most 8", ["get", 1, 3, "trained", bytes(9)]),
+        ("nil", "no tag", ["get", 1, 3, "trained", None]),
+        ("a negative age", "-1", ["update", 1, 3, "trained", 5, False, -1.0]),
+        ("an infinite age", "inf", ["update", 1, 3, "trained", 5, False, float("inf")]),
+        ("an age that is no number", "NaN", ["update", 1, 3, "trained", 5, False, float("nan")]),
+        ("an age as text", "no number", ["update", 1, 3, "trained", 5, False, "1"]),
+        ("an age as a boolean", "no number", ["update", 1, 3, "trained", 5, False, True]),
+        ("final as a number", "1", ["update", 1, 3, "trained", 5, 1, 0.0]),
+        ("a short key", "31 bytes", ["vouch", 1, bytes(31)]),
+        *WRONG_MESSAGES,
+    ]:
+        bad(name, "malformed", why, raw_frame(body))
+    bad("an extension type", "malformed", "in place of a round", raw_frame(None, body=b"\x92\xa4have\xd4\x01\x00"))
+    bad("a kind that is no UTF-8", "malformed", "0xff", raw_frame(None, body=b"\x92\xa1\xff\x01"))
+    bad("an array that is announced only", "malformed", "4 GiB of elements", raw_frame(None, body=b"\xdd\xff\xff\xff\xff"))
+    bad("nested", "malformed", "arrays in arrays", raw_frame(None, body=b"\x91" * 60))
+    bad("a header that ends early", "malformed", "one byte after it", raw_frame(["have", 1], short=1))
+    bad("zeros", "malformed", "no header", bytes(320))
+    conflict_vectors(v, frame)
+    return v
+
+
+def conflict_vectors(v, frame):
+    base = {"federation": ID.hex(), "key": ALICE.public.hex(), "boot": 2, "sessions": [SESSION.hex()]}
+
+    def good(name, evidence):
+        v.good(name, "conflict", **base, evidence=evidence[:320].hex())
+
+    def bad(name, cause, why, evidence):
+        v.bad(name, "conflict", cause, why, **base, evidence=evidence.hex())
+
+    good("a frame of a later start", frame(boot=3))
+    good("a frame of an earlier start", frame(boot=1))
+    good("an own frame", frame())
+    good("a frame of the same start over another link", frame(session=bytes(16)))
+    bad("evidence that is longer", "wrong length", "321 bytes", frame()[:320] + b"x")
+    bad("evidence of another federation", "other federation", "zeros", frame(boot=3, of=bytes(16))[:320])
+    bad("evidence of another sender", "wrong signature", "bob's", frame(boot=3, by=BOB, to=ALICE)[:320])
+    bad("evidence that was changed", "wrong signature", "its last byte", flipped(frame(boot=3)[:320]))
+    bad("evidence that is no header", "malformed", "zeros", bytes(320))
+
+
+def plain_fields(message):
+    values = msgspec.structs.astuple(message)
+    return [message.__struct_config__.tag, *(value.hex() if isinstance(value, bytes) else value for value in values)]
+
+
+def raw_frame(
+    message, payload=EMPTY, *, by=ALICE, version=b"\x05", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
+):
+    """Return a frame of alice's to bob, put together by hand, signed by `by`."""
+    fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, term, layout, payload.size, payload.digest]
+    start = b"\x9d" + version + b"".join(pack(field) for field in fields) + (pack(message) if body is None else body)
+    left = 256 - len(start) - 2 - short
+    header = start + b"\xc4" + bytes([left]) + pad * left + b"\0" * short
+    assert len(header) == 256
+    signed = (b"p2pfl envelope 5\0" if label is None else label) + sha256(header).digest() + payload.digest
+    return header + by.sign(signed) + b"".join(payload.parts)
+
+
+ORDER = 2**252 + 27742317777372353535851937790883648493
+
+
+def not_reduced(frame):
+    """Add the group's order to the scalar of a signature, which some implementations of Ed25519 take for the same."""
+    scalar = int.from_bytes(frame[288:320], "little") + ORDER
+    return frame[:288] + scalar.to_bytes(32, "little") + frame[320:]
+
+
+# Payloads
+
+
+def payload_vectors() -> Vectors:
+    v = Vectors("Terms, models in every codec, differences, extras, and which update is accepted.")
+    terms_vectors(v)
+    codec_vectors(v)
+    difference_vectors(v)
+    extras_vectors(v)
+    update_vectors(v)
+    return v
+
+
+def terms_vectors(v):
+    full = {"agreed": {"seed": "7"}, "about": {"n_samples": 50}, "round": 0, "stopped": False, "epoch": 2}
+    v.good("terms", "terms", bytes=TERMS.encode().hex())
+    v.good("without an epoch", "terms", bytes=pack({k: full[k] for k in ("stopped", "round", "about", "agreed")}).hex())
+    limits = {"agreed": {f"{k:064}": "é" * 256 for k in range(2)}, "about": {"é" * 64: 2**53, "least": -(2**53), "x": -0.5}}
+    limits["about"]["text"] = "é" * 256
+    v.good("the longest", "terms", bytes=pack(full | limits).hex())
+    many = {"agreed": {str(k): "" for k in range(128)}, "about": {str(k): k for k in range(32)}}
+    v.good("as many as there may be", "terms", bytes=pack(full | many).hex())
+    for name, why, value in [
+        ("an unknown key", "more", full | {"more": 1}),
+        ("a missing key", "stopped", {k: full[k] for k in ("agreed", "about", "round")}),
+        ("a long key", "65 characters", full | {"agreed": {"x" * 65: ""}}),
+        ("an empty key", "1 to 64 characters", full | {"about": {"": 1}}),
+        ("a long text", "257 characters", full | {"agreed": {"a": "x" * 257}}),
+        ("a number that is agreed on", "text only", full | {"agreed": {"seed": 7}}),
+        ("129 that are agreed on", "at most 128", full | {"agreed": {str(k): "" for k in range(129)}}),
+        ("33 facts", "at most 32", full | {"about": {str(k): 0 for k in range(33)}}),
+        ("a list as a fact", "no such type", full | {"about": {"a": [1]}}),
+        ("nil as a fact", "no such type", full | {"about": {"a": None}}),
+        ("bytes as a fact", "no such type", full | {"about": {"a": b"x"}}),
+        ("an infinite fact", "inf", full | {"about": {"a": float("inf")}}),
+        ("a long text as a fact", "257 characters", full | {"about": {"a": "x" * 257}}),
+        ("a small fact", "less than -2^53", full | {"about": {"a": -(2**53) - 1}}),
+        ("a large fact", "more than 2^53", full | {"about": {"a": 2**53 + 1}}),
+        ("a negative round", "-1", full | {"round": -1}),
+        ("an array", "terms are a map", list(full.values())),
+    ]:
+        v.bad(name, "terms", "malformed", why, bytes=pack(value).hex())
+    v.bad("trailing bytes", "terms", "malformed", "one byte more", bytes=(TERMS.encode() + b"\0").hex())
+    v.bad("nothing", "terms", "malformed", "no value at all", bytes="")
+    v.bad("too long", "terms", "malformed", "65,537 bytes", bytes=terms_of(65_537, full).hex())
+
+
+def terms_of(size, full):
+    """Return terms of so many bytes, which are as they should be in all else."""
+    agreed = {f"{k:064}": "" for k in range(128)}
+    left = size - len(pack(full | {"agreed": agreed}))
+    texts = ["é" * (k // 2) + "x" * (k % 2) for k in range(511, -1, -1)]
+    for key in agreed:
+        agreed[key] = next(text for text in texts if len(pack(text)) - 1 <= left)
+        left -= len(pack(agreed[key])) - 1
+    assert left == 0
+    return pack(full | {"agreed": agreed})
+
+
+def key_file() -> str:
+    keys = {name: {"seed": SEEDS[name].hex(), "public": KEYS[name].public.hex()} for name in KEYS}
+    about = "Keys of the golden vectors: Ed25519, each made from its seed as RFC 8032 has it. They protect nothing."
+    return json.dumps({"about": about, "protocol": VERSION, "keys": keys}, indent=1) + "\n"
+
+
+MAKERS: dict[str, Callable[[], Vectors]] = {
+    "federation": federation_vectors,
+    "membership": membership_vectors,
+    "joining": joining_vectors,
+    "tls": tls_vectors,
+    "broker": broker_vectors,
+    "mdns": mdns_vectors,
+    "envelope": envelope_vectors,
+    "payload": payload_vectors,
+    "coordination": coordination_vectors,
+}
+
+
+def make() -> dict[str, str]:
+    """Return the text of every file, by its name."""
+    return {"keys.json": key_file()} | {f"{name}.json": maker().text() for name, maker in MAKERS.items()}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for file, text in make().items():
+        (FOLDER / file).write_text(text)

@@ -1,0 +1,267 @@
+"""Nodes on machines of their own, at one switch: they find each other, are cut off, move, and nobody reads what they say."""
+
+import json
+import os
+import struct
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.folder import config
+from tests.support.namespaces import PATH, machines, until
+from tests.support.readme import block
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+NAMES = {1: "laptop", 2: "pi-1", 3: "pi-2"}
+ALL = set(NAMES.values())
+LEARNING = 240  # seconds of real time after which something has gone wrong
+
+# A model that never changes, and takes a while to train: what is tested is the network.
+CONSTANT = """
+import time
+import numpy as np
+from p2pfl.learner import Learner, answers
+from p2pfl.parameters import Layout
+from p2pfl.queries import Evaluate, Loss, Train
+
+class Constant(Learner):
+    layout, n_samples, metric, higher_is_better, about = Layout((("values", (5000,)),), 5000), 1, "error", False, {}
+
+    def initial(self, seed):
+        return np.full(5000, 1.2345, np.float32)
+
+    def learner(self, draws, device):
+        return self
+
+    @answers(Train)
+    def _train(self, query):
+        time.sleep(SECONDS)
+        return self.initial(0)
+
+    @answers(Loss)
+    def _losses(self, query):
+        return np.zeros(len(query.stack))
+
+    @answers(Evaluate)
+    def _figures(self, query):
+        return [{f"{split}_{what}": 0.0 for split in query.splits for what in ("loss", "error")} for _ in query.stack]
+
+def constant(part, seed):
+    return Constant()
+"""
+
+
+class Homes:
+    """A laptop and two Pis, each a node in a folder of its own.
+
+    Attributes:
+        running: processes of nodes, by name.
+    """
+
+    def __init__(self, net, root):
+        self.net, self.root = net, root
+        self.running = {}
+        path = f"{Path(sys.executable).parent}:{PATH}"
+        self._here = {"cwd": root, "env": os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}}
+
+    def do(self, i, commands):
+        """Do what a user types at a machine; the last line may run a node, which goes on."""
+        *lines, last = commands.strip().splitlines()
+        if last.startswith("p2pfl-node run "):
+            self._do(i, lines)
+            self.start(i)
+        else:
+            self._do(i, [*lines, last])
+
+    def _do(self, i, lines):
+        for line in lines:
+            self.net.run(i, ["bash", "-c", line], **self._here)
+
+    def start(self, i):
+        name = NAMES[i]
+        with (self.root / f"{name}.log").open("ab") as log:
+            command = ["p2pfl-node", "run", name]
+            self.running[name] = self.net.start(i, command, stdout=log, stderr=log, **self._here)
+        self.until(lambda: self.net.listens(i, 4100), f"{name} listens")
+
+    def federate(self, *changes, seconds=(0.1, 0.1, 0.1)):
+        """Make nodes of the constant model that go on for ever, with changes of what they agree on.
+
+        Args:
+            seconds: that the model of each takes to train.
+        """
+        for i, name in NAMES.items():
+            self.do(i, f"p2pfl-node init {name} --task constant:constant --policy random")
+            (self.root / name / "constant.py").write_text(f"SECONDS = {seconds[i - 1]}\n{CONSTANT}")
+        options = " ".join(f"--set {change}" for change in ("members=3", "rounds=100000", *changes))
+        self.do(1, f"p2pfl-node federation create laptop --backup backup {options}\np2pfl-node run laptop")
+        for i in (2, 3):
+            self.do(1, f"p2pfl-node invite laptop {NAMES[i]} >token")
+            self.do(i, f"p2pfl-node join {NAMES[i]} <token\np2pfl-node run {NAMES[i]}")
+        self.until(self.together, "all three learn together")
+
+    def status(self, name):
+        try:
+            return json.loads((self.root / name / config.STATUS).read_text())
+        except FileNotFoundError:
+            return {"round": 0, "state": "starting", "history": [], "peers": []}
+
+    def rounds(self):
+        return {name: self.status(name)["round"] for name in NAMES.values()}
+
+    def peers(self, name):
+        return {peer["name"]: peer for peer in self.status(name)["peers"]}
+
+    def partners(self, name):
+        """Whose models counted in a node's last round, its own included."""
+        history = self.status(name)["history"]
+        return set(history[-1]["weights"]) if history else set()
+
+    def together(self):
+        return all(self.partners(name) == ALL for name in NAMES.values())
+
+    def until_rounds_later(self, count, what):
+        begun = self.rounds()
+        self.until(lambda: all(now >= begun[name] + count for name, now in self.rounds().items()), what)
+
+    def until(self, condition, what):
+        """Wait for something that nodes do; return how many seconds it took."""
+
+        def checked():
+            for name, process in self.running.items():
+                assert process.poll() is None, f"{name} has ended: {(self.root / f'{name}.log').read_text()}"
+            return condition()
+
+        return until(
+            checked, lambda: f"{what}: {[self.status(name) | {'history': []} for name in NAMES.values()]}", LEARNING
+        )
+
+
+@contextmanager
+def homes(root):
+    with machines(3) as net:
+        federation = Homes(net, root)
+        try:
+            yield federation
+        finally:
+            for process in federation.running.values():
+                process.kill()
+                process.wait()
+
+
+LISTEN = """
+import socket
+with socket.create_server(("", 5000)) as server:
+    print("listening", flush=True)
+    while True:
+        server.accept()[0].sendall(b"here")
+"""
+CALL = """
+import socket
+try:
+    print(socket.create_connection(("10.77.0.2", 5000), 2).recv(9).decode())
+except OSError:
+    print("silence")
+"""
+SAY = """
+import socket, sys
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[1]), ("10.77.0.2", 5000))
+"""
+
+
+@pytest.mark.parametrize("rules", [True, False])
+def test_machines_are_cut_off_by_a_partition_and_reached_again_when_it_heals(rules):
+    with machines(3, rules) as net, net.start(2, [sys.executable, "-c", LISTEN], stdout=-1) as listener:
+        try:
+            assert listener.stdout.readline() == b"listening\n"
+
+            def heard():
+                return [net.run(i, [sys.executable, "-c", CALL]).stdout.strip() for i in (1, 3)]
+
+            assert heard() == ["here", "here"]
+            net.partition((1,), (2, 3))
+            assert heard() == ["silence", "here"]
+            net.heal()
+            net.move(1, "10.77.0.9")
+            assert heard() == ["here", "here"]
+        finally:
+            listener.kill()
+
+
+def test_what_the_readme_types_on_three_machines_works(tmp_path):
+    """Nobody writes an address anywhere: a token says where who invites is, and the rest is found by mDNS."""
+    with homes(tmp_path) as federation:
+        for i, word in ((1, "init laptop"), (1, "invite laptop"), (2, "init pi-1"), (3, "init pi-2")):
+            federation.do(i, block(word))
+        federation.until(lambda: all(federation.status(name)["state"] == "serving" for name in ALL), "all are done")
+        for name in ALL:
+            status = federation.status(name)
+            assert [row["round"] for row in status["history"]] == list(range(1, 11))
+            assert status["rejected"] == {}
+            assert federation.peers(name).keys() == ALL - {name}
+            for peer in federation.peers(name).values():
+                assert (peer["state"], peer["link"]) == ("connected", "direct")
+                assert set(peer["addresses"].values()) <= {"mdns"}
+                assert peer["bytes_in"] > 0
+        federation.do(2, block("status pi-1"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "laptop"),
+    [("synchronous", 0.05), ("asynchronous", 0.2)],
+    ids=["synchronous, the lone one is ahead", "asynchronous, the others are ahead"],
+)
+def test_both_sides_of_a_partition_go_on_and_learn_together_after_it_heals(tmp_path, mode, laptop):
+    cut_off = {"laptop": ("pi-1", "pi-2"), "pi-1": ("laptop",), "pi-2": ("laptop",)}
+    with homes(tmp_path) as federation:
+        federation.federate(f"mode={mode}", seconds=(laptop, 0.1, 0.1))
+        federation.net.partition((1,), (2, 3))
+
+        def apart():
+            known = [federation.peers(name)[other] for name, others in cut_off.items() for other in others]
+            return all(peer["state"] == "suspected" and peer["reason"] for peer in known)
+
+        federation.until(apart, "each side says why it does not reach the other")
+        federation.until_rounds_later(20, "both sides go on")
+        assert {name: federation.partners(name) for name in ALL} == {
+            "laptop": {"laptop"},
+            "pi-1": {"pi-1", "pi-2"},
+            "pi-2": {"pi-1", "pi-2"},
+        }
+        federation.net.heal()
+        federation.until(federation.together, "all three learn together again")
+
+
+def test_a_node_whose_address_changes_is_found_again(tmp_path):
+    with homes(tmp_path) as federation:
+        federation.federate()
+        federation.net.move(3, "10.77.0.33")
+        federation.until(lambda: not federation.together(), "it is missed")
+        federation.until(federation.together, "all three learn together again")
+        federation.until_rounds_later(20, "they go on")
+        assert federation.together()
+
+
+def test_nobody_on_the_network_can_read_a_model(tmp_path):
+    value = struct.pack("<f", 1.2345) * 7  # is in any 32 bytes of the model, wherever they begin
+    with homes(tmp_path) as federation:
+        federation.federate()
+        with federation.net.captured(tmp_path / "frames"):
+            federation.until_rounds_later(10, "ten rounds are done")
+            assert federation.together()
+        frames = (tmp_path / "frames").read_bytes()
+        assert len(frames) > 10 * 6 * 4 * 5000  # each of the three has sent its model to two others, ten times
+        assert value not in frames
+        for name in ALL:
+            assert value in (tmp_path / name / config.CHECKPOINT).read_bytes()
+            sent = FileStore(tmp_path / name / config.CHECKPOINT).load().outbox
+            assert sent
+            assert all(value in model.params for model in sent)  # the mean of such models may differ in its last bit
+        with federation.net.captured(tmp_path / "plain"):  # had it been sent as it is, it would have been seen
+            federation.net.run(1, [sys.executable, "-c", SAY, value.hex()])
+        assert value in (tmp_path / "plain").read_bytes()

@@ -1,0 +1,231 @@
+"""Nodes as processes over TCP: the same as simulated, and what becomes of them when they are killed, stopped or silenced."""
+
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from p2pfl.node.cli.export import export
+from p2pfl.node.peering.traffic import KINDS
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.simulation import run
+from tests.support.processes import processes
+
+NAMES = [f"node-{k}" for k in range(5)]
+
+RUNS = {  # the task, the policy, and other settings
+    "dac, sequential, scored by peers": (
+        'name = "concept-shift"',
+        'name = "dac"\nneighbours = 2\nsimilarity = "inverse-loss"\nscore_on = "peer"\nschedule = "sequential"',
+        "",
+    ),
+    "dac, digits": (
+        'name = "digits"\nlabels = 4\nsamples = 30',
+        'name = "dac"\nneighbours = 3\nsimilarity = "cosine-gradients"',
+        "",
+    ),
+    "random": ('name = "concept-shift"', 'name = "random"\nneighbours = 3', ""),
+    "random, top-k": (
+        'name = "digits"\nlabels = 4\nsamples = 30',
+        'name = "random"\nneighbours = 3',
+        'codec = { name = "top-k", share = 0.1 }\n',
+    ),
+    "random, private heads": ('name = "digits"\nlabels = 4\nsamples = 30\nprivate = "head"', 'name = "random"', ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", RUNS)
+def test_the_simulator_is_the_system(tmp_path, options):
+    """Five processes and the simulated federation of the same seed end with the same bits, and the same bytes."""
+    task, policy, codec = RUNS[options]
+    settings = f'rounds = 6\nseed = 3\ndeadline = 60.0\nrobust = "median-clip"\n{codec}'
+    with processes(tmp_path, NAMES, f"{settings}[task]\n{task}\n[policy]\n{policy}\n") as federation:
+        federation.start()
+        federation.wait()
+        assert [p.returncode for p in federation.running.values()] == [0] * 5
+        checkpoints = {name: federation.checkpoint(name) for name in NAMES}
+        statuses = {name: federation.status(name) for name in NAMES}
+
+    toml = f'nodes = 5\ntrainer = "one-by-one"\n{settings}[task]\n{task}\n[policy]\n{policy}\n'
+    simulated = run(resolve(tomllib.loads(toml), [], "same", ".").runs[0])
+    assert simulated.expired == 0
+    for name in NAMES:
+        assert statuses[name]["deadlines_expired"] == 0
+        assert statuses[name]["rejected"] == {}
+        node = simulated.nodes[name]
+        assert checkpoints[name].params == node.me.whole.tobytes()
+        if "top-k" not in options and "dac" not in options:  # there models are all that there is, to the byte
+            received = statuses[name]["traffic"]["received"]
+            assert received["update"] == received["models"] * (OVERHEAD + 4 * node.me.params.size) > 0
+        assert checkpoints[name].judge["best"] == node.judge.best.tobytes()
+        counts = node.exchange.traffic.as_dict()
+        for way in ("sent", "received"):
+            for kind in ("models", *KINDS):
+                assert statuses[name]["traffic"][way][kind] == counts[way][kind], (name, way, kind)
+        assert statuses[name]["result"] == pytest.approx(simulated.recorder.results[name])
+
+
+DIGITS = """
+deadline = 10.0
+seed = 0
+[task]
+name = "digits"
+samples = 60
+[policy]
+name = "random"
+"""
+ABC = ("alice", "bob", "carol")
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp_path):
+    with processes(tmp_path, ABC, "rounds = 1000000" + DIGITS) as federation:
+        federation.start()
+        federation.until_round("carol", 5)
+        federation.signal("carol", signal.SIGKILL)
+        federation.wait("carol")
+        kept = federation.checkpoint("carol").round
+        gone = federation.status("alice")["round"]
+        assert kept >= 5
+        federation.until_round("alice", gone + 12)
+        history = {row["round"]: row for row in federation.status("alice")["history"]}
+        assert "carol" not in history[gone + 10]["weights"]
+        federation.start("carol")
+        federation.until(
+            lambda: any(
+                "carol" in row["weights"] for row in federation.status("alice")["history"] if row["round"] > gone + 10
+            ),
+            "alice learns with carol",
+        )
+        federation.until_round("carol", gone + 11)  # its status may be written after others have its model
+        back = federation.status("carol")["round"]
+        for name in ABC:
+            federation.signal(name, signal.SIGINT)
+        printed = federation.wait()
+        assert [p.returncode for p in federation.running.values()] == [130, 130, 130]
+        assert "with carol again" in printed["alice"]
+        assert federation.checkpoint("carol").round >= back > gone + 10
+        assert not any(status["rejected"] for status in map(federation.status, ABC))
+
+
+@pytest.mark.slow
+def test_a_process_that_falls_silent_costs_one_deadline(tmp_path):
+    with processes(tmp_path, ABC, "rounds = 60" + DIGITS.replace("10.0", "3.0")) as federation:
+        federation.start()
+        federation.until_round("carol", 5)
+        federation.signal("carol", signal.SIGSTOP)  # its sockets stay open, and nothing answers
+        printed = federation.wait("alice", "bob")
+        for name in ("alice", "bob"):
+            assert federation.status(name)["deadlines_expired"] == 1
+            assert federation.status(name)["round"] == 60
+            assert "without carol: " in printed[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "private"), [(signal.SIGINT, ""), (signal.SIGTERM, "head")])
+def test_a_stopped_node_goes_on_later_and_ends_as_if_it_had_not_been_stopped(tmp_path, number, private):
+    rounds = f'rounds = 15\ndeadline = 10.0\n[task]\nname = "digits"\nprivate = "{private}"\n[policy]\nname = "local"\n'
+    with processes(tmp_path / "whole", ("alice",), rounds) as whole:
+        whole.start()
+        whole.wait()
+        expected = whole.checkpoint("alice").params
+    with processes(tmp_path / "halves", ("alice",), rounds) as halves:
+        halves.start()
+        halves.until_round("alice", 3)
+        halves.signal("alice", number)
+        printed = halves.wait("alice")["alice"]
+        assert halves.running["alice"].returncode == 130
+        assert "stopping after this round" in printed
+        stopped = halves.checkpoint("alice").round
+        assert printed.splitlines()[-1] == f"stopped after round {stopped}; run again to go on"
+        assert 3 <= stopped < 15
+        halves.start()
+        printed = halves.wait("alice")["alice"]
+        assert printed.startswith(f"round {stopped} of 15")  # whose metrics were not looked at yet
+        history = halves.status("alice")["history"]
+        assert [row["round"] for row in history] == list(range(1, 16))  # those of the first half are still shown
+        assert all(row["validation"] is not None and row["weights"] == {"alice": 1.0} for row in history)
+        assert (
+            np.frombuffer(halves.checkpoint("alice").params, np.float32).tolist()
+            == np.frombuffer(expected, np.float32).tolist()
+        )
+        export(halves.folders["alice"], tmp_path / "model.safetensors")  # all of it, whatever is private
+        best = np.frombuffer(halves.checkpoint("alice").judge["best"], np.float32)
+        tensors = load_file(tmp_path / "model.safetensors")
+        assert sum(tensor.size for tensor in tensors.values()) == best.size
+        assert tensors["2.bias"].tolist() == best[-10:].tolist()
+
+
+TASK = """
+from p2pfl.tasks.digits import digits
+
+def make(part, seed):
+    return digits(part, seed, hidden={hidden})
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_do_what_was_agreed_does_not_start(tmp_path):
+    own = "rounds = 5\n[task]\nname = 'mine:make'\n[policy]\nname = 'random'\n"
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "mine.py").write_text(TASK.format(hidden=32))
+    with processes(tmp_path, ("alice", "bob"), own, cwd=tmp_path, path=modules) as federation:
+        for name, hidden in (("alice", 32), ("bob", 16)):
+            (federation.folders[name] / "mine.py").write_text(TASK.format(hidden=hidden))
+        for change in ("task.hidden=32", "rounds=6", "policy.name=dac"):
+            federation.start("alice", changes=[change])
+            key = change.partition("=")[0].partition(".")[0]
+            assert f"{key} is what the federation test has agreed on" in federation.wait("alice")["alice"]
+            assert federation.running["alice"].returncode == 2
+        federation.start("bob")
+        assert "the number of parameters differs: this node's task makes" in federation.wait("bob")["bob"]
+        assert federation.running["bob"].returncode == 2
+
+
+@pytest.mark.slow
+def test_a_process_that_joins_late_is_taken_along(tmp_path):
+    with processes(tmp_path, ABC, "rounds = 100000" + DIGITS.replace("10.0", "2.0")) as federation:
+        federation.start("alice", "bob")
+        federation.until_round("alice", 10)
+        federation.start("carol")
+
+        def last(name):
+            return federation.status(name)["history"][-1]["weights"] if federation.status(name)["history"] else {}
+
+        federation.until(lambda: set(last("alice")) == set(last("carol")) == set(ABC), "all three learn together")
+        assert federation.status("carol")["history"][0]["round"] > 10
+
+
+ENDLESS = """
+import asyncio
+import threading
+from p2pfl.policies.local import Local
+
+class Endless(Local):
+    async def round(self, me, peers):
+        print("begun", flush=True)
+        await asyncio.to_thread(threading.Event().wait)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_node_at_once_whatever_it_is_doing(tmp_path):
+    with processes(
+        tmp_path, ("alice",), '[task]\nname = "concept-shift"\n[policy]\nname = "endless:Endless"\n'
+    ) as federation:
+        (federation.folders["alice"] / "endless.py").write_text(ENDLESS)
+        federation.start()
+        federation.until(lambda: federation.printed("alice").endswith("begun\n"), "the round begins")
+        federation.signal("alice", signal.SIGINT)
+        stopping = "stopping after this round (once more to stop at once)\n"
+        federation.until(lambda: federation.printed("alice").endswith(stopping), "alice is to stop")
+        federation.signal("alice", signal.SIGINT)
+        ended = "stopped at once; run again to go on after the last finished round\n"
+        assert federation.wait()["alice"].endswith(stopping + ended)
+        assert federation.running["alice"].returncode == 130
+        assert federation.status("alice")["state"] == "stopped"

@@ -1,0 +1,745 @@
+"""The commands as a user calls them: what they print, what they leave behind, how they end."""
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import p2pfl
+from p2pfl.errors import BudgetExceededError, ConfigurationError, DivergenceError, RunError
+from p2pfl.node.cli import main as node_cli
+from p2pfl.node.folder.config import CONFIG, KEY, STATUS, NodeConfig
+from p2pfl.policies import POLICIES
+from p2pfl.policy import Budget
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.sim.cli import main as sim_cli
+from p2pfl.sim.scenario.scenario import shipped
+from p2pfl.sim.simulation.workers import WorkerLostError
+from p2pfl.system.atomic_files import lock_folder
+from p2pfl.task import TASKS
+from tests.support.processes import PATIENCE
+
+SMOKE = ["run", "dac-synthetic", "--set", "form=smoke", "--only", "cosine-weights", "--engine", "local"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Commands write to the current folder by default."""
+    monkeypatch.chdir(tmp_path)
+
+
+def sim(capsys, *arguments):
+    code = sim_cli.main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def node(capsys, *arguments):
+    code = node_cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def usage(capsys, main, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("main", [node_cli.main, sim_cli.main])
+def test_commands_say_their_version(capsys, main):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"p2pfl {p2pfl.__version__}\n"
+
+
+# p2pfl-sim
+
+
+@pytest.mark.slow
+def test_list_names_the_scenarios(capsys):
+    code, out, _ = sim(capsys, "list")
+    assert code == 0
+    assert {"dac-synthetic", "dac-synthetic-default", "digits-gossip"} <= set(shipped())
+    assert all(f"{name}: " in out for name in shipped())
+    assert set(json.loads(sim(capsys, "list", "--json")[1])) == set(shipped())
+
+
+@pytest.mark.slow
+def test_run_prints_a_table_with_the_papers_figures(capsys, tmp_path):
+    code, out, err = sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
+    assert code == 0
+    assert "mean over nodes and 2 seeds" in out
+    assert "cosine-weights/fedavg" in out
+    assert "10.34" in out
+    assert err.count("\n") == 4  # a line for each finished run, as standard error is no terminal here
+
+
+@pytest.mark.slow
+def test_run_leaves_a_folder(capsys, tmp_path):
+    sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "here")
+    summary = json.loads((tmp_path / "here/summary.json").read_text())
+    assert summary["scenario"] == "dac-synthetic"
+    assert summary["seeds"] == [0, 1]
+    assert [row["name"] for row in summary["table"]] == ["cosine-weights/fedavg", "cosine-weights/fedsim"]
+    run = summary["runs"][0]
+    assert set(run["test"]) == {"mean", "std", "variance", "worst_decile", "nodes", "per_group"}
+    assert set(run["traffic"]) >= {"bytes", "models", "max_models_in_round", "max_models_held"}
+    assert set(run["collaboration"]) >= {"within_group", "edges"}
+    assert set(run["time"]) == {"wall_s", "virtual_s", "node_rounds_per_s"}
+    assert len(run["trace"]) == 64
+    rounds = duckdb.sql(f"SELECT * FROM '{tmp_path}/here/rounds.parquet'")
+    assert rounds.columns[:8] == ["run", "seed", "round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in"]
+    assert {"trained_test_mse", "merged_validation_loss"} <= set(rounds.columns)
+    assert len(rounds) == 2 * 2 * 12 * 4
+    edges = duckdb.sql(f"SELECT * FROM '{tmp_path}/here/edges.parquet'")
+    assert edges.columns == ["run", "seed", "round", "src", "dst", "weight", "bytes"]
+    assert len(edges) == sum(run["traffic"]["models"] for run in summary["runs"])
+    total = duckdb.sql(f"SELECT sum(bytes), sum(weight) FROM '{tmp_path}/here/edges.parquet'").fetchall()[0]
+    assert total[0] < sum(run["traffic"]["bytes"] for run in summary["runs"])
+
+
+@pytest.mark.slow
+def test_the_scenario_left_behind_gives_the_same_run(capsys, tmp_path):
+    sim(capsys, *SMOKE, "--seeds", "0:2", "--out", "first")
+    sim(capsys, "run", "first/scenario.toml", "--engine", "local", "--out", "second")
+    traces = [
+        [run["trace"] for run in json.loads(Path(f"{name}/summary.json").read_text())["runs"]]
+        for name in ("first", "second")
+    ]
+    assert traces[0] == traces[1]
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    code, out, err = sim(capsys, *SMOKE, "--json")
+    assert code == 0
+    assert err == ""
+    assert json.loads(out) == json.loads(next(Path("runs").glob("*/summary.json")).read_text())
+
+
+def test_a_run_is_never_overwritten(capsys, tmp_path):
+    sim(capsys, *SMOKE, "--out", "here")
+    before = (tmp_path / "here/summary.json").read_text()
+    code, _, err = sim(capsys, *SMOKE, "--out", "here")
+    assert code == 2
+    assert err == "here holds a run already; name another folder with --out\n"
+    assert (tmp_path / "here/summary.json").read_text() == before
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_the_run(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = sim(capsys, *SMOKE, "--out", "file/here")
+    assert code == 2
+    assert err.startswith("cannot make the folder file/here")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "dac-synthetc"], "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic'?"),
+        (["run", "dac-synthetic", "--set", "nodez=3"], "dac-synthetic: unknown key 'nodez'; did you mean 'nodes'?"),
+        (["run", "dac-synthetic", "--set", "policy.name=dax"], "run 'dax': unknown policy 'dax'; did you mean 'dac'?"),
+        (["run", "dac-synthetic", "--seeds", "x"], "--seeds 'x' is not of the form 0:5 or 3,5"),
+        (["run", "dac-synthetic", "--seeds", "0,0"], "--seeds must be different, got 0 more than once"),
+        (["run", "dac-synthetic", "--workers", "0"], "--workers must be 1 or more, got 0"),
+        (["run", "dac-synthetic", "--workers", "2", "--engine", "local"], "--workers is for --engine process"),
+        (
+            ["run", "dac-synthetic", "--set", "device=cpu:abc"],
+            "run 'local': device 'cpu:abc' is not of the form cpu or cpu:0",
+        ),
+        (["run", "dac-synthetic", "--only", "x"], "no run of dac-synthetic has 'x' in its name"),
+        (["run", "none.toml"], "there is no scenario file none.toml"),
+        (
+            ["run", "dac-synthetic", "--set", "form=smoke", "--set", "policy.name=knn-per", "--engine", "local"],
+            "run 'knn-per', seed 0: a memory of samples needs a classification with cross-entropy",
+        ),
+    ],
+)
+def test_wrong_configuration_is_one_line_and_exit_code_2(capsys, arguments, message):
+    code, out, err = sim(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (sim_cli.main, [], "arguments are required: COMMAND"),
+        (sim_cli.main, ["walk"], "invalid choice: 'walk'"),
+        (sim_cli.main, ["run", "x", "--speed"], "unrecognized arguments: --speed"),
+        (sim_cli.main, ["run", "x", "--workers", "two"], "invalid int value: 'two'"),
+        (node_cli.main, ["run"], "arguments are required: folder"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(capsys, main, arguments, message):
+    assert message in usage(capsys, main, *arguments)
+
+
+BREAKING = """
+import asyncio, os, signal
+from p2pfl.policies.local import Local
+
+class Stuck(Local):
+    async def round(self, me, peers):
+        await asyncio.Event().wait()
+
+class Killed(Local):
+    async def round(self, me, peers):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+BREAKING_SCENARIO = """
+nodes = 3
+rounds = 2
+task = { name = "concept-shift" }
+[[run]]
+name = "stuck"
+policy = { name = "breaking:Stuck" }
+[[run]]
+name = "killed"
+policy = { name = "breaking:Killed" }
+[[run]]
+name = "diverging"
+policy = { name = "local" }
+task.lr = 1e9
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "run", "message"),
+    [
+        ("local", "stuck", "at 0 s nothing can happen any more, but 4 tasks wait: "),
+        ("process", "stuck", "at 0 s nothing can happen any more, but 4 tasks wait: "),
+        ("process", "killed", "a worker process has ended with code -9 (if it was killed for want of memory"),
+        ("local", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
+        ("process", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
+    ],
+)
+def test_a_run_that_fails_ends_with_one_line_and_code_1_and_leaves_no_folder(
+    capsys, monkeypatch, tmp_path, engine, run, message
+):
+    monkeypatch.delitem(sys.modules, "breaking", raising=False)  # that of another folder
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "breaking.py").write_text(BREAKING)
+    (tmp_path / "breaking.toml").write_text(BREAKING_SCENARIO)
+    code, out, err = sim(capsys, "run", "breaking.toml", "--only", run, "--engine", engine)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"run '{run}', seed 0: {message}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DivergenceError("alice", 3),
+        BudgetExceededError("3 models"),
+        ConfigurationError("no such thing"),
+        WorkerLostError("killed"),
+        ProtocolError("malformed", "a frame"),
+    ],
+)
+def test_errors_can_come_from_another_process(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_what_a_run_can_end_with_is_a_failure():
+    assert all(issubclass(kind, RunError) for kind in (DivergenceError, BudgetExceededError, WorkerLostError))
+
+
+def start_long_run(folder, *options):
+    """A run of some minutes; what it prints on standard error ends when all of its processes have."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2pfl.sim", "run", "dac-synthetic", "--seeds", "0:200", "--out", "runs/here", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+        start_new_session=True,
+    )
+    assert "local, seed " in process.stderr.readline()
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+@pytest.mark.parametrize(
+    ("engine", "interrupt"),
+    [
+        ("local", lambda process: process.send_signal(signal.SIGINT)),
+        ("local", lambda process: process.send_signal(signal.SIGTERM)),
+        ("process", lambda process: process.send_signal(signal.SIGTERM)),
+        ("process", lambda process: os.killpg(process.pid, signal.SIGINT)),  # as a terminal does
+    ],
+)
+def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_says_how_to_go_on(tmp_path, engine, interrupt):
+    process = start_long_run(tmp_path, "--engine", engine)
+    try:
+        interrupt(process)
+        err = process.communicate(timeout=PATIENCE)[1]
+    finally:
+        process.kill()
+    *before, hint, last = err.splitlines()
+    assert last == "interrupted"
+    assert re.fullmatch(r"\d+ of 2200 runs are finished; to go on: p2pfl-sim run --resume runs/here", hint)
+    assert all(line.startswith("local, seed ") for line in before)
+    assert process.returncode == 130
+    assert sorted(path.name for path in (tmp_path / "runs/here").iterdir()) == ["parts", "scenario.toml"]
+
+
+@pytest.mark.slow
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
+    process = start_long_run(tmp_path, "--workers", "2")
+    process.kill()
+    process.communicate(timeout=PATIENCE)  # ends when the workers have
+
+
+def test_rows_that_a_change_has_made_alike_are_mentioned(capsys):
+    code, out, _ = sim(capsys, *SMOKE, "--set", "policy.name=local", "--only", "local", "--set", "task.lr=0.001")
+    assert code == 0
+    assert "note: left out, as the changes have made them equal to others: random, oracle, " in out
+
+
+# p2pfl-node
+
+
+def init(capsys, name="alice", port=0, *more):
+    code, out, _ = node(capsys, "init", name, "--port", port, *more)
+    assert code == 0
+    return out
+
+
+def test_init_makes_a_folder(capsys, tmp_path):
+    out = init(capsys, "alice", 4101, "--part", "1/3")
+    assert out == "made alice; next: p2pfl-node federation create, or p2pfl-node join with an invitation\n"
+    assert (tmp_path / "alice" / KEY).stat().st_mode & 0o077 == 0
+    written = tomllib.loads((tmp_path / "alice" / CONFIG).read_text())
+    assert (written["name"], written["listen"], written["part"]) == ("alice", ":4101", "1/3")
+    init(capsys, "bob", 0, "--listen", "127.0.0.1:4102", "--data", "mine.csv")
+    written = tomllib.loads((tmp_path / "bob" / CONFIG).read_text())
+    assert (written["listen"], written["data"], written["task"]) == (
+        "127.0.0.1:4102",
+        "mine.csv",
+        {"name": "classification"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--port", "99999", "--port must be from 0 to 65535, got 99999"),
+        ("--port", "-4", "--port must be from 0 to 65535, got -4"),
+        ("--part", "5/3", "part 5/3 does not exist; the first of 3 is 0/3"),
+        ("--part", '1"', "part '1\"' is not of the form 0/3"),
+        ("--policy", "dax", "unknown policy 'dax'; did you mean 'dac'?"),
+        ("--task", 'a"b', f"unknown task 'a\"b'; known: {', '.join(sorted(TASKS))}"),
+        ("--task", 'a"b:c', "task 'a\"b:c' is not of the form package.module:factory"),
+        ("--name", "a b", "name 'a b' may have letters, digits"),
+    ],
+)
+def test_init_writes_nothing_that_run_would_refuse(capsys, option, value, message):
+    code, out, err = node(capsys, "init", "alice", f"{option}={value}")
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+    assert not Path("alice").exists()
+
+
+def test_a_policy_and_a_task_of_ones_own_need_not_exist_when_a_node_is_made(capsys):
+    init(capsys, "alice", 0, "--policy", "not.there.yet:Policy", "--task", "nor_this:task")
+    code, _, err = node(capsys, "run", "alice")
+    assert code == 2
+    assert "'nor_this:task' cannot be imported" in err
+
+
+def test_every_setting_is_in_the_file_with_a_comment_and_its_default(capsys):
+    init(capsys)
+    text = Path("alice", CONFIG).read_text()
+    written = tomllib.loads(text)
+    defaults = NodeConfig(name="alice", listen=":0", adaptive=True)
+    assert written.keys() == set(NodeConfig.__struct_fields__)
+    typed = written | {"budget": Budget(**written["budget"]), "advertise": (), "preference": ()}
+    assert NodeConfig(**typed) == defaults
+    assert all("#" in line for line in text.splitlines() if "=" in line)
+
+
+def test_init_does_not_overwrite(capsys):
+    init(capsys)
+    code, _, err = node(capsys, "init", "alice")
+    assert (code, err) == (2, "alice holds a node already\n")
+
+
+def test_a_node_alone_learns_and_says_so(capsys):
+    init(capsys)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=3")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split(",")[0] for line in lines[:3]] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
+    assert lines[3].startswith("finished; the model of round ")
+    code, out, _ = node(capsys, "status", "alice")
+    assert code == 0
+    assert out.splitlines()[0] == "alice: finished, round 3 of 3"
+
+
+def test_a_node_without_validation_data_does_not_say_that_a_model_was_best_on_them(capsys):
+    init(capsys, "alice", 0, "--task", "deep-sea-treasure")
+    _, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
+    last = out.splitlines()[-1]
+    assert last.startswith("finished; the model of round 2 is the result, as there is no validation data: test loss ")
+
+
+def test_a_node_that_has_finished_has_nothing_more_to_do(capsys):
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
+    assert code == 0
+    assert out.startswith("finished; the model of round")
+
+
+def test_run_with_json_prints_the_status_and_nothing_else(capsys):
+    init(capsys)
+    code, out, err = node(capsys, "run", "alice", "--set", "rounds=2", "--json")
+    assert (code, err) == (0, "")
+    status = json.loads(out)
+    assert (status["name"], status["state"], status["round"]) == ("alice", "finished", 2)
+    assert json.loads(node(capsys, "status", "alice", "--json")[1])["round"] == 2
+
+
+def test_status_of_a_node_that_never_ran(capsys):
+    init(capsys)
+    assert node(capsys, "status", "alice") == (1, "", "this node has never run\n")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", '{"state": "running"}', "\xff"])
+def test_a_damaged_status_is_one_line(capsys, text):
+    init(capsys)
+    Path("alice", STATUS).write_bytes(text.encode("latin-1"))
+    code, out, err = node(capsys, "status", "alice")
+    assert (code, out) == (2, "")
+    assert err.startswith("alice/status.json is damaged")
+    assert err.count("\n") == 1
+    assert node(capsys, "run", "alice", "--set", "rounds=1")[0] == 0
+    assert node(capsys, "status", "alice")[0] == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no locks")
+def test_a_node_runs_if_a_process_of_its_number_holds_its_lock(capsys):
+    """After a restart of the machine the number may be that of any process: here it is that of this test."""
+    init(capsys)
+    said = {"name": "alice", "state": "running", "pid": os.getpid(), "history": []}
+    Path("alice", STATUS).write_text(json.dumps(said))
+    assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "gone"
+    with lock_folder(Path("alice")):
+        assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "running"
+    assert json.loads(node(capsys, "status", "alice", "--json")[1])["state"] == "gone"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rouns=3", "alice/node.toml: unknown key 'rouns'; did you mean 'rounds'?"),
+        ("rounds=-3", "alice/node.toml: rounds must be 0 or more, got -3"),
+        ("budget.models=-3", "alice/node.toml: a budget cannot be negative"),
+        ("rounds=many", "alice/node.toml: Expected `int`, got `str` - at `$.rounds`"),
+        ("deadline=nan", "alice/node.toml: deadline must be more than 0 seconds, got nan"),
+        ("max_staleness=nan", "alice/node.toml: max_staleness must be more than 0 seconds, got nan"),
+        ("mode=sync", "alice/node.toml: mode must be one of synchronous, asynchronous, got 'sync'; did you mean"),
+        ("policy=dac", "alice/node.toml: policy must be a table such as { name = \"dac\" }, got 'dac'"),
+        ("policy.name=dax", "alice/node.toml: unknown policy 'dax'; did you mean 'dac'?"),
+        ("task.name=digit", "alice/node.toml: unknown task 'digit'; did you mean 'digits'?"),
+        ("task.label=3", "alice/node.toml: unknown key 'task.label'; did you mean 'task.labels'?"),
+        ("task.lr=nan", "alice/node.toml: task: lr must be 0 or more, and finite, got nan"),
+        ("part=3", "alice/node.toml: Expected `str`, got `int` - at `$.part`"),
+        ('part="3/3"', "alice/node.toml: part 3/3 does not exist; the first of 3 is 0/3"),
+        ('listen="4100"', "alice/node.toml: address '4100' is not of the form 192.168.1.5:4100"),
+        ("device=tpu", "alice/node.toml: unknown device 'tpu'; known: auto, cpu, cuda, mps"),
+        ("device=cpu:abc", "alice/node.toml: device 'cpu:abc' is not of the form cpu or cpu:0"),
+        ("name=../x", "alice/node.toml: name '../x' may have letters"),
+        ("peer={}", "alice/node.toml: unknown key 'peer'"),
+        ("direct=maybe", "alice/node.toml: Expected `bool`, got `str` - at `$.direct`"),
+        ("members=-1", "alice/node.toml: members must be 0 or more, got -1"),
+        ("broker=host:1883", "alice/node.toml: broker is not of the form mqtt://host:1883"),
+        ("status_port=99999", "alice/node.toml: status_port must be from 0 to 65535, or -1 for none, got 99999"),
+        (
+            "status_host=0.0.0.0",
+            "alice/node.toml: status_host shows nothing without status_port, such as --status-port 4180",
+        ),
+        ("status_host=", "alice/node.toml: status_host must be an address of this machine, such as 127.0.0.1"),
+        ('addresses={bob="x"}', "alice/node.toml: address 'x' is not of the form 192.168.1.5:4100"),
+        ('advertise=["[::1:4"]', "alice/node.toml: address '[::1:4' is not of the form 192.168.1.5:4100"),
+    ],
+)
+def test_a_wrong_node_configuration_is_one_line_and_exit_code_2(capsys, change, message):
+    init(capsys)
+    code, out, err = node(capsys, "run", "alice", "--set", change)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_nodes(capsys):
+    code, _, err = node(capsys, "run", "nowhere")
+    assert (code, err) == (2, "nowhere is not a node's folder: it has no node.toml; make one with p2pfl-node init\n")
+
+
+def test_a_key_that_others_can_read_is_refused(capsys, tmp_path):
+    init(capsys)
+    (tmp_path / "alice" / KEY).chmod(0o644)
+    code, _, err = node(capsys, "run", "alice")
+    assert code == 2
+    assert err == "alice/key.pem is readable by others (mode 0644); run: chmod 600 alice/key.pem\n"
+
+
+def test_a_port_in_use_is_said(capsys):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        init(capsys, "alice", 0, "--listen", f"127.0.0.1:{port}")
+        node(capsys, "federation", "create", "alice", "--backup", "backup.pem")
+        code, _, err = node(capsys, "run", "alice")
+    assert code == 2
+    assert err == f"cannot listen on 127.0.0.1:{port}: address already in use\n"
+
+
+def test_damaged_checkpoints_are_refused_and_left_as_they_are(capsys, tmp_path):
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    names = "checkpoint", "checkpoint.1", "checkpoint.2"
+    for name in names:
+        (tmp_path / "alice" / name).write_bytes(b"p2pfl checkpoint 1\nand then nothing of use")
+    code, _, err = node(capsys, "run", "alice", "--set", "rounds=2")
+    shown = ", ".join(f"alice/{name}" for name in names)
+    assert (code, err) == (2, f"{shown}: damaged; move away to start from round 0\n")
+    assert all((tmp_path / "alice" / name).read_bytes().endswith(b"of use") for name in names)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(capsys, tmp_path):
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    path = tmp_path / "alice" / "checkpoint"
+    damaged = path.read_bytes()[:-1]
+    path.write_bytes(damaged)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2")
+    assert code == 0
+    assert "alice/checkpoint is damaged: kept as checkpoint.damaged" in out
+    assert (tmp_path / "alice" / "checkpoint.damaged").read_bytes() == damaged
+
+
+def test_a_checkpoint_of_another_federation_is_refused(capsys):
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    code, _, err = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "seed=7")
+    assert code == 2
+    assert err.startswith("the checkpoint has seed 0, the configuration 7")
+
+
+def test_two_processes_do_not_run_one_node(capsys):
+    init(capsys)
+    with lock_folder(Path("alice")):
+        code, _, err = node(capsys, "run", "alice")
+    assert (code, err) == (2, "alice is in use: another process runs this node\n")
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    """What takes time to import is torch; that it is absent is tested in test_imports."""
+    for module in ("node", "sim"):
+        done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "COMMAND" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("main", "command"),
+    [(node_cli.main, c) for c in ("init", "invite", "join", "run", "status", "doctor", "export", "demo")]
+    + [(sim_cli.main, "run")],
+)
+def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out.partition("\n\n")[2]  # after the usage
+    assert not re.search(r"^ +(folder|-\S+( \S+)?)$\n(?! {20})", text, re.M)  # an option without a word
+    assert all(remark.startswith("default: ") for remark in re.findall(r"\(([^)]*)\)", " ".join(text.split())))
+
+
+def test_help_says_with_how_many_nodes_there_is_a_coordinator(capsys):
+    for command, said in (("init", "two nodes must both be there"), ("invite", "only these may be elected")):
+        with pytest.raises(SystemExit):
+            node_cli.main([command, "--help"])
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["init", "demo"])
+def test_help_names_every_policy(capsys, command):
+    with pytest.raises(SystemExit):
+        node_cli.main([command, "--help"])
+    words = re.split(r"[\s,]+", capsys.readouterr().out)
+    assert set(POLICIES) <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rounds", "message"), [(1, 3, "--nodes must be from 2 to 10"), (3, 0, "--rounds must be 1 or more")]
+)
+def test_a_demo_of_nothing(capsys, nodes, rounds, message):
+    code, _, err = node(capsys, "demo", "--nodes", nodes, "--rounds", rounds)
+    assert code == 2
+    assert err.startswith(message)
+
+
+# Around a node
+
+
+def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys):
+    init(capsys, "alice", 0, "--listen", "127.0.0.1:0")
+    code, out, err = node(capsys, "doctor", "alice")
+    assert (code, err) == (0, "")
+    assert {line.split(":")[0].split()[-1] for line in out.splitlines()} == {
+        *("key", "folder", "disk", "clock", "federation", "port", "multicast")
+    }
+    Path("alice", KEY).chmod(0o644)
+    code, out, _ = node(capsys, "doctor", "alice")
+    assert code == 1
+    assert "wrong  key: alice/key.pem is readable by others (mode 0644)" in out
+    Path("alice", KEY).chmod(0o600)
+    node(capsys, "federation", "create", "alice", "--backup", "backup.pem")
+    code, out, _ = node(capsys, "doctor", "alice", "--json")
+    found = {finding["check"]: finding["ok"] for finding in json.loads(out)["findings"]}
+    assert code == 0
+    assert found["federation"] is True
+    assert found["task"] is True
+    text = Path("alice", CONFIG).read_text()
+    Path("alice", CONFIG).write_text(text.replace('[task]\nname = "digits"', '[task]\nname = "concept-shift"'))
+    code, out, _ = node(capsys, "doctor", "alice")
+    assert code == 1
+    said = "task differs: this node's configuration names 'concept-shift', the federation home 'digits'"
+    assert f"wrong  configuration: alice/node.toml: {said}" in out
+
+
+def test_export_writes_the_best_model(capsys):
+    from safetensors.numpy import load_file
+
+    init(capsys)
+    code, _, err = node(capsys, "export", "alice", "model.safetensors")
+    assert (code, err) == (2, "alice has no checkpoint: the node has not learnt anything yet\n")
+    node(capsys, "run", "alice", "--set", "rounds=2")
+    code, out, _ = node(capsys, "export", "alice", "model.safetensors")
+    assert code == 0
+    assert out.startswith("wrote the model of round ")
+    assert sum(array.size for array in load_file("model.safetensors").values()) == 4810
+    code, _, err = node(capsys, "export", "alice", "model.safetensors")
+    assert (code, err) == (2, "model.safetensors exists; --force overwrites it\n")
+    assert node(capsys, "export", "alice", "model.safetensors", "--force")[0] == 0
+
+
+@pytest.mark.slow
+def test_status_is_shown_again_and_again_until_interrupted(capsys):
+    import signal
+
+    init(capsys)
+    node(capsys, "run", "alice", "--set", "rounds=1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2pfl.node", "status", "alice", "--watch", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert [json.loads(line)["state"] for line in lines] == ["finished", "finished"]
+    assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def test_a_node_that_is_watched_before_it_runs_is_said_to_have_never_run(capsys, monkeypatch):
+    init(capsys)
+    waits = iter([None, None])
+
+    def sleep(seconds):
+        if next(waits, KeyboardInterrupt) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("p2pfl.node.cli.main.time.sleep", sleep)
+    assert node(capsys, "status", "alice", "--watch") == (130, "", "this node has never run\ninterrupted\n")
+
+
+def test_a_log_for_machines(capsys):
+    init(capsys)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--log-format", "json")
+    assert code == 0
+    events = [json.loads(line) for line in out.splitlines()]
+    assert {event["node"] for event in events} == {"alice"}
+    assert events[-1]["event"].startswith("finished; the model of round")
+
+
+def test_a_node_that_is_a_member_does_what_was_agreed(capsys):
+    init(capsys)
+    node(capsys, "federation", "create", "alice", "--backup", "backup.pem", "--set", "rounds=3", "--edge", "alice-bob")
+    code, out, _ = node(capsys, "federation", "show", "alice")
+    assert code == 0
+    assert "  rounds: 3\n" in out
+    assert "  edges: [['alice', 'bob']]\n" in out
+    for change in ("rounds=4", "task.labels=3", "policy.name=random", "seed=1"):
+        code, _, err = node(capsys, "run", "alice", "--set", change)
+        key = change.partition("=")[0].partition(".")[0]
+        assert (code, err) == (2, f"{key} is what the federation home has agreed on; it cannot be changed here\n")
+    code, _, err = node(capsys, "federation", "create", "alice", "--backup", "other.pem")
+    assert (code, err) == (2, "alice belongs to a federation already; a node belongs to one\n")
+    for edge in ("alice", "alice-alice", "alice-bob-carol"):
+        init(capsys, f"node-{edge}")
+        code, _, err = node(capsys, "federation", "create", f"node-{edge}", "--backup", "x.pem", "--edge", edge)
+        assert code == 2
+        assert "an edge is a pair of two names" in err
+
+
+def test_the_edges_of_a_federation_from_a_file(capsys):
+    init(capsys)
+    create = ("federation", "create", "alice", "--backup", "backup.pem", "--edges", "edges.txt")
+    for content, message in (
+        (None, "edges.txt: No such file or directory"),
+        (b"# none", "edges.txt holds no edge"),
+        (b"alice bob 2", "an edge is a pair of two names such as alice-bob, not 'alice-bob-2'"),
+        (b"alice alice", "an edge is a pair of two names such as alice-bob, not 'alice-alice'"),
+        (b"\xff", "edges.txt: it is not UTF-8 text"),
+        (b"#" * (2**20 + 1), "edges.txt has more than 1048576 bytes"),
+    ):
+        if content is not None:
+            Path("edges.txt").write_bytes(content)
+        assert node(capsys, *create)[::2] == (2, f"{message}\n")
+    Path("edges.txt").write_text("alice bob  # neighbours\n\nbob, carol\n")
+    assert node(capsys, *create, "--edge", "alice-dora")[0] == 0
+    assert (
+        "  edges: [['alice', 'dora'], ['alice', 'bob'], ['bob', 'carol']]\n"
+        in node(capsys, "federation", "show", "alice")[1]
+    )
+
+
+def test_data_of_ones_own(capsys, tmp_path):
+    rows = "\n".join(f"{k % 3 + 0.1 * (k % 7)},{k % 5},{k % 3}" for k in range(90))
+    (tmp_path / "mine.csv").write_text(f"a,b,label\n{rows}\n")
+    init(capsys, "alice", 0, "--data", "mine.csv")
+    text = Path("alice", CONFIG).read_text()
+    assert tomllib.loads(text)["data"] == str(tmp_path / "mine.csv")  # wherever the node is started
+    Path("alice", CONFIG).write_text(text.replace("[task]", "[task]\nclasses = 3\nfeatures = 2", 1))
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=2", "--set", "policy.name=local")
+    assert (code, "round 2 of 2" in out) == (0, True)
+    code, _, err = node(capsys, "run", "alice", "--set", "policy.name=local", "--data", "other.csv")
+    assert code == 2
+    assert "other.csv" in err

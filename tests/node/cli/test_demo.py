@@ -1,0 +1,134 @@
+"""The demo: a federation of processes that learn together and alone, and none of them outlives it."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from p2pfl.node.cli import demo as node_demo
+from p2pfl.policies import POLICIES
+from tests.support.processes import PATIENCE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="looks for what is left of a group of processes"),
+]
+
+
+@contextmanager
+def demo(folder, *options):
+    """A demo in a group of processes of its own, with `folder` for what it writes down."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "p2pfl.node", "demo", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(folder)},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def end(process, folder):
+    """Wait for the end, look for anything left behind, and return what was printed."""
+    out, err = process.communicate(timeout=PATIENCE)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert list(folder.iterdir()) == []
+    return out, err
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("nope", f"unknown policy 'nope'; known: {', '.join(sorted(POLICIES))}\n"),
+        ("nowhere:Policy", "policy 'nowhere:Policy' cannot be imported: No module named 'nowhere'\n"),
+    ],
+)
+def test_a_policy_that_cannot_be_made_is_said_before_anything_is_started(tmp_path, policy, message):
+    with demo(tmp_path, "--policy", policy) as process:
+        out, err = end(process, tmp_path)
+    assert (process.returncode, out, err) == (2, "", message)
+
+
+def test_three_nodes_together_and_alone(tmp_path):
+    with demo(tmp_path, "--nodes", "3", "--rounds", "3") as process:
+        out, err = end(process, tmp_path)
+    assert (process.returncode, err) == (0, "")
+    names = ("alice", "bob", "carol")
+    rounds = re.findall(r"^(together|alone): (\w+), round (\d), accuracy 0\.\d{3}, (\d) peers, (\S+) kB in, ", out, re.M)
+    expected = [(way, name, str(round)) for way in ("together", "alone") for name in names for round in (1, 2, 3)]
+    assert sorted((way, name, round) for way, name, round, *_ in rounds) == sorted(expected)
+    assert {(way, peers) for way, *_, peers, _ in rounds} == {("together", "2"), ("alone", "0")}
+    assert all((float(kilobytes) > 0) == (way == "together") for way, *_, kilobytes in rounds)
+
+    table = re.findall(r"^\W+ (\w+) +\W+ +([01]\.\d{3}) +\W+ +([01]\.\d{3}) ", out, re.M)
+    assert [name for name, *_ in table] == [*names, "mean"]
+    for column in (1, 2):
+        *values, mean = (float(row[column]) for row in table)
+        assert mean == pytest.approx(sum(values) / 3, abs=0.0011)
+    assert re.search(r"node +\W+ +alone +\W+ +together", out)
+
+
+def test_with_json_one_object_says_it_all(tmp_path):
+    with demo(tmp_path, "--nodes", "2", "--rounds", "2", "--policy", "random", "--json") as process:
+        out, err = end(process, tmp_path)
+    assert (process.returncode, err) == (0, "")
+    found = json.loads(out)
+    assert set(found["accuracy"]) == set(found["nodes"]) == {"alice", "bob"}
+    for name, accuracy in found["accuracy"].items():
+        assert set(accuracy) == {"together", "alone"}
+        assert all(0 <= value <= 1 for value in accuracy.values())
+        node = found["nodes"][name]
+        assert (node["state"], node["round"]) == ("finished", 2)
+        assert node["result"]["test_accuracy"] == accuracy["together"]
+        assert set(node["history"][-1]["weights"]) == {"alice", "bob"}
+
+
+@pytest.mark.parametrize("installed", ["Mosquitto", "amqtt"])
+def test_through_a_broker_all_is_the_same(tmp_path, monkeypatch, installed):
+    from p2pfl.node.cli import local_broker as broker
+
+    if installed == "Mosquitto" and not (shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")):
+        pytest.skip("Mosquitto is not installed")
+    if installed == "amqtt":
+        monkeypatch.setattr(broker.shutil, "which", lambda name: None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with broker.local_broker() as url:
+        names = ("alice", "bob")
+        folders = node_demo._federation(tmp_path / "together", names, 2, "random", url)
+        states = node_demo._run(folders, "together", quiet=True)
+        for name in names:
+            assert states[name]["state"] == "finished", states[name]["output"]
+            assert set(states[name]["history"][-1]["weights"]) == set(names)
+            assert {peer["link"] for peer in states[name]["peers"]} <= {"broker", ""}  # "": it has left
+
+
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGINT, "the demo"), (signal.SIGINT, "everyone, as a terminal does"), (signal.SIGTERM, "the demo")],
+)
+def test_an_interrupted_demo_takes_its_nodes_along(tmp_path, number, whom):
+    with demo(tmp_path, "--nodes", "2", "--rounds", "300") as process:
+        assert process.stdout.readline().startswith("together: ")
+        if whom == "the demo":
+            process.send_signal(number)
+        else:
+            os.killpg(process.pid, number)
+        out, err = end(process, tmp_path)
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert "alone" not in out

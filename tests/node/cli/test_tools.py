@@ -1,0 +1,290 @@
+"""What stands around a node: its exported model, its log, its figures."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.checkpoint import Checkpoint, FileStore
+from p2pfl.node.cli.export import export, newest, write
+from p2pfl.node.early_stopping import Judge
+from p2pfl.node.federation import admission, agreement
+from p2pfl.node.folder import config
+from p2pfl.node.status import event_log
+from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.status.text import describe
+from p2pfl.parameters import Layout
+from p2pfl.task import Part, make_task
+
+LAYOUT = Layout((("weight", (2, 3)), ("bias", (2,)), ("scale", ())), 8)
+BEST, LAST = np.arange(9, dtype=np.float32), np.arange(9, dtype=np.float32) * 10
+
+
+def checkpoint(layout=LAYOUT, params=LAST, best=BEST):
+    judge = Judge(0)
+    if best is not None:
+        judge.see(3, best, 0.5)
+    return Checkpoint(
+        name="alice",
+        seed=0,
+        layout=layout.fingerprint,
+        round=4,
+        params=params.tobytes(),
+        judge=judge.state(),
+        unjudged={},
+        unjudged_round=0,
+        policy="p2pfl.policies.dac:Dac",
+        policy_state=b"\x80",
+        outbox=[],
+        final=False,
+    )
+
+
+def test_the_best_model_is_exported_tensor_by_tensor(tmp_path):
+    target = tmp_path / "model.safetensors"
+    assert write(target, checkpoint(), LAYOUT, "home") == 3
+    tensors = load_file(target)
+    assert {name: array.shape for name, array in tensors.items()} == dict(LAYOUT.shapes)
+    assert np.array_equal(LAYOUT.join(tensors), BEST)
+    with safe_open(target, "numpy") as file:
+        assert file.metadata() == {
+            "name": "alice",
+            "round": "3",
+            "federation": "home",
+            "fingerprint": LAYOUT.fingerprint.hex(),
+        }
+
+
+def test_before_an_evaluation_the_last_model_is_exported(tmp_path):
+    target = tmp_path / "model.safetensors"
+    assert write(target, checkpoint(best=None), LAYOUT, "home") == 4
+    assert np.array_equal(LAYOUT.join(load_file(target)), LAST)
+
+
+def test_a_file_is_overwritten_only_where_that_is_asked_for(tmp_path):
+    target = tmp_path / "model.safetensors"
+    target.write_text("mine")
+    with pytest.raises(ConfigurationError, match="exists; --force overwrites it"):
+        write(target, checkpoint(), LAYOUT, "home")
+    assert target.read_text() == "mine"
+    write(target, checkpoint(), LAYOUT, "home", force=True)
+    assert np.array_equal(LAYOUT.join(load_file(target)), BEST)
+
+
+def test_a_model_of_another_task_is_not_exported(tmp_path):
+    with pytest.raises(ConfigurationError, match="the checkpoint of alice is of the layout"):
+        write(tmp_path / "model", checkpoint(), Layout((("weight", (9,)),), 9), "home")
+    with pytest.raises(ConfigurationError, match=r"cannot write .*: No such file"):
+        write(tmp_path / "none" / "model", checkpoint(), LAYOUT, "home")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_is_exported_from_its_folder(tmp_path):
+    folder = tmp_path / "alice"
+    config.create(folder, "alice")
+    with pytest.raises(ConfigurationError, match="has no checkpoint: the node has not learnt anything yet"):
+        newest(folder)
+    task = make_task("digits", {}, Part(0, 1), 0)
+    model = task.initial(0)
+    FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, model, model))
+    assert export(folder, tmp_path / "model.safetensors") == 3
+    assert task.layout.join(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
+
+
+def test_the_file_of_a_member_names_its_federation(tmp_path):
+    folder, target = tmp_path / "alice", tmp_path / "model.safetensors"
+    config.create(folder, "alice")
+    task = make_task("digits", {}, Part(0, 1), 0)
+    tables = agreement.draft("home", config.load(folder), task)
+    federation = admission.create_federation(folder, tables, tmp_path / "backup.pem")
+    FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, task.initial(0), None))
+    export(folder, target)
+    with safe_open(target, "numpy") as file:
+        assert file.metadata()["federation"] == f"home ({federation.id.hex()})"
+
+
+# Log
+
+
+def test_an_event_is_a_line_of_text():
+    stream = io.StringIO()
+    event_log.printer("text", "alice", stream)("round 1 of 3\nsecond line")
+    assert stream.getvalue() == "round 1 of 3 second line\n"
+
+
+def test_an_event_is_a_json_object_with_its_time_and_node():
+    stream = io.StringIO()
+    say = event_log.printer("json", "alice", stream, now=lambda: 1_600_000_000.25)
+    say('without "bob":\nsilent, ä')
+    say("with bob again")
+    first, second = stream.getvalue().splitlines()
+    assert json.loads(first) == {
+        "time": "2020-09-13T12:26:40.250+00:00",
+        "node": "alice",
+        "event": 'without "bob":\nsilent, ä',
+    }
+    assert json.loads(second)["event"] == "with bob again"
+
+
+# Figures
+
+STATE = {
+    "name": "alice",
+    "state": "running",
+    "federation": "home",
+    "task": "digits",
+    "policy": "dac",
+    "version": "1.0",
+    "round": 4,
+    "stored": 3,
+    "rounds": 10,
+    "metric": "top-1 accuracy",
+    "history": [
+        {"round": 3, "validation": 0.5, "test": 0.25},
+        {
+            "round": 4,
+            "seconds": 1.5,
+            "models": 1,
+            "bytes_in": 350,
+            "bytes_out": 700,
+            "weights": {"alice": 0.75, "bob": 0.25},
+            "validation": None,
+        },
+    ],
+    "peers": [
+        {"name": "bob", "state": "connected", "round": 4, "staleness": 0.5, "bytes_in": 300, "bytes_out": 700},
+        {
+            "name": "carol",
+            "state": "suspected",
+            "round": 2,
+            "staleness": None,
+            "bytes_in": 59,
+            "bytes_out": 80,
+            "offences": {"malformed": 2},
+        },
+    ],
+    "budget": {"models": {"limit": 2, "used": 1}},
+    "refused_by_budget": 6,
+    "traffic": {"sent": {"models": 2, "update": 700, "control": 80}, "received": {"models": 1, "update": 350, "control": 9}},
+    "rejected": {"wrong signature": 5},
+    "faults": {"broker": 2},
+    "suspicious": {"far ahead": {"carol": 8}},
+    "deadlines_expired": 3,
+    "disk": "No space left on device",
+}
+
+
+def read(state):
+    """Return {(name, labels): value} of what Prometheus would read."""
+    families = text_string_to_metric_families(metrics.text(state).decode())
+    return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
+
+
+BAD = [
+    *map(chr, range(0x20)),
+    "\x7f",
+    *map(chr, range(0x80, 0xA0)),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e",
+]
+BAD += "\u2066\u2067\u2068\u2069"
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("bad", BAD, ids=ascii)
+def test_nothing_that_a_terminal_obeys_reaches_the_log(format, bad):
+    stream = io.StringIO()
+    event_log.printer(format, "alice", stream)(f"refused, {bad}[2Jgrüße")
+    line = stream.getvalue().removesuffix("\n")
+    event = json.loads(line)["event"] if format == "json" else line
+    assert event.replace("\n", "").isprintable()
+    assert event.startswith("refused, ")
+    assert event.endswith("[2Jgrüße")
+
+
+def test_nothing_that_a_terminal_obeys_is_in_a_status_in_words():
+    peer = {"name": "bob", "state": "suspected", "reason": "\x1b]0;owned\x07", "link": "", "bytes_in": 0, "bytes_out": 0}
+    state = {"state": "failed", "reason": "\x1b[2J\u202e", "broker": "\x9b2J", "rejected": {"\x1b": 1}, "history": []}
+    lines = describe(state | {"peers": [peer | {"round": 1, "addresses": {}, "staleness": None, "offences": {}}]})
+    assert len(lines) > 4
+    assert all(line.isprintable() for line in lines)
+
+
+def test_the_figures_are_those_of_the_status():
+    assert read(STATE) == {
+        ("p2pfl_info", ("home", "alice", "dac", "digits", "1.0")): 1,
+        ("p2pfl_state", ("starting",)): 0,
+        ("p2pfl_state", ("running",)): 1,
+        ("p2pfl_state", ("serving",)): 0,
+        ("p2pfl_state", ("finished",)): 0,
+        ("p2pfl_state", ("stopped",)): 0,
+        ("p2pfl_state", ("failed",)): 0,
+        ("p2pfl_round", ()): 4,
+        ("p2pfl_stored_round", ()): 3,
+        ("p2pfl_rounds", ()): 10,
+        ("p2pfl_traffic_bytes_total", ("sent", "update")): 700,
+        ("p2pfl_traffic_bytes_total", ("sent", "control")): 80,
+        ("p2pfl_traffic_bytes_total", ("received", "update")): 350,
+        ("p2pfl_traffic_bytes_total", ("received", "control")): 9,
+        ("p2pfl_models_total", ("sent",)): 2,
+        ("p2pfl_models_total", ("received",)): 1,
+        ("p2pfl_rejected_total", ("wrong signature",)): 5,
+        ("p2pfl_faults_total", ("broker",)): 2,
+        ("p2pfl_suspicious_total", ("far ahead", "carol")): 8,
+        ("p2pfl_deadlines_expired_total", ()): 3,
+        ("p2pfl_peers", ("connecting",)): 0,
+        ("p2pfl_peers", ("connected",)): 1,
+        ("p2pfl_peers", ("suspected",)): 1,
+        ("p2pfl_peers", ("not connected",)): 0,
+        ("p2pfl_peers", ("done",)): 0,
+        ("p2pfl_peer_state", ("bob", "connecting")): 0,
+        ("p2pfl_peer_state", ("bob", "connected")): 1,
+        ("p2pfl_peer_state", ("bob", "suspected")): 0,
+        ("p2pfl_peer_state", ("bob", "not connected")): 0,
+        ("p2pfl_peer_state", ("bob", "done")): 0,
+        ("p2pfl_peer_state", ("carol", "connecting")): 0,
+        ("p2pfl_peer_state", ("carol", "connected")): 0,
+        ("p2pfl_peer_state", ("carol", "suspected")): 1,
+        ("p2pfl_peer_state", ("carol", "not connected")): 0,
+        ("p2pfl_peer_state", ("carol", "done")): 0,
+        ("p2pfl_peer_round", ("bob",)): 4,
+        ("p2pfl_peer_round", ("carol",)): 2,
+        ("p2pfl_peer_staleness_seconds", ("bob",)): 0.5,
+        ("p2pfl_peer_received_bytes_total", ("bob",)): 300,
+        ("p2pfl_peer_received_bytes_total", ("carol",)): 59,
+        ("p2pfl_peer_sent_bytes_total", ("bob",)): 700,
+        ("p2pfl_peer_sent_bytes_total", ("carol",)): 80,
+        ("p2pfl_peer_offences_total", ("malformed", "carol")): 2,
+        ("p2pfl_chosen_weight", ("alice",)): 0.75,
+        ("p2pfl_chosen_weight", ("bob",)): 0.25,
+        ("p2pfl_round_seconds", ()): 1.5,
+        ("p2pfl_round_models", ()): 1,
+        ("p2pfl_round_bytes", ("received",)): 350,
+        ("p2pfl_round_bytes", ("sent",)): 700,
+        ("p2pfl_budget_limit", ("models",)): 2,
+        ("p2pfl_budget_used", ("models",)): 1,
+        ("p2pfl_budget_refused_total", ()): 6,
+        ("p2pfl_disk_problem", ()): 1,
+        ("p2pfl_broker_problem", ()): 0,
+        ("p2pfl_validation_top_1_accuracy", ()): 0.5,
+        ("p2pfl_test_top_1_accuracy", ()): 0.25,
+    }
+
+
+def test_figures_that_are_not_there_yet_are_left_out():
+    before = read({})
+    assert before["p2pfl_round", ()] == before["p2pfl_disk_problem", ()] == before["p2pfl_state", ("running",)] == 0
+    assert not [name for name, _ in before if "validation" in name or "rejected" in name or "budget_limit" in name]
+    assert read({"peers": [{"name": "bob", "state": "sleeping"}]})["p2pfl_peers", ("sleeping",)] == 1
+
+
+def test_names_from_elsewhere_stay_labels():
+    name = 'x"} 1\np2pfl_round 99\n\\'
+    figures = read({"round": 1, "peers": [{"name": name, "state": "connected"}], "rejected": {name: 2}})
+    assert figures["p2pfl_round", ()] == 1
+    assert figures["p2pfl_peer_state", (name, "connected")] == 1
+    assert figures["p2pfl_rejected_total", (name,)] == 2

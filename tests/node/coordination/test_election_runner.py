@@ -1,0 +1,611 @@
+"""A coordinator that nodes elect and lose: over real messages on virtual time, with faults at will."""
+
+import asyncio
+import tomllib
+from math import inf
+
+import msgspec
+import numpy as np
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.election_runner import UNKNOWN, Electing, FileVotes, MemoryVotes, electorate, timing_of
+from p2pfl.node.federation import admission
+from p2pfl.node.federation.agreement import terms
+from p2pfl.node.federation.membership_file import MembershipFile
+from p2pfl.node.federation.membership_sync import Members
+from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.folder import config
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.runtime import loading
+from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.status.text import describe
+from p2pfl.parameters import Layout
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policies.fedpref import FedPref
+from p2pfl.policy import Merge
+from p2pfl.protocols.election.types import LAST, TIMING, Ballot, Electorate, Term
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.log import Member
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Payload
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.clock import run as clock_run
+from p2pfl.sim.simulation.simulation import run
+from tests.support.federation import LATENCY, play
+from tests.support.processes import federate
+
+NAMES = ("a", "b", "c", "d", "e")
+FIRST = 3 * TIMING.patience  # seconds until somebody is elected where nothing is lost: a wait of one to two, and answers
+HEALED_WITHIN = 10.0
+
+
+class Preferring(FedPref):
+    """FedPref that splits soon."""
+
+    def __init__(self):
+        super().__init__(epsilon=0.7, relative=True, patience=1)
+
+
+def settings(**changes):
+    return Settings(**({"rounds": 6, "deadline": 20.0} | changes))
+
+
+def elections(federation, *names):
+    """Return who coordinates in the eyes of some."""
+    return {federation.nodes[name].exchange.electing.coordinator for name in names or federation.names}
+
+
+async def elected(federation, *names, but=None):
+    """Wait until some agree on a coordinator, another one than `but`, and return it."""
+    while len(found := elections(federation, *names)) > 1 or found & {None, but}:
+        await asyncio.sleep(0.05)
+    (name,) = found
+    return name
+
+
+async def to_the_end(federation):
+    federation.start()
+    await federation.done()
+
+
+def params(federation):
+    return {name: node.me.params.tobytes() for name, node in federation.nodes.items()}
+
+
+def together(federation, name):
+    """Return the rounds in which a node went on from what a coordinator has assigned with others in it."""
+    return [round for round, weights in federation.watch[name].weights.items() if len(weights) > 1]
+
+
+# Elections
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_as_many_as_are_there_elect_one(count):
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 1)
+        assert asyncio.get_running_loop().time() < FIRST
+        assert len(elections(federation)) == 1
+        await federation.done()
+
+    federation = play(test, NAMES[:count], settings(), policy=CoordinatedFedAvg)
+    for name in federation.names:
+        assert sorted(federation.watch[name].weights) == [1, 2, 3, 4, 5, 6]
+        assert all(len(weights) == count for weights in federation.watch[name].weights.values())
+        assert not federation.nodes[name].exchange.rejected
+        (found,) = {(seen.coordinator, seen.term) for _, seen in federation.watch[name].elected_at if seen.coordinator}
+        assert found[1] == Term(1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_half_of_the_members_have_no_coordinator_and_learn_alone(count):
+    alone = count // 2
+    names = NAMES[:count]
+    few = names[:alone]
+
+    async def test(federation):
+        federation.start()
+        await elected(federation)
+        await federation.round("a", 2)
+        federation.cable.sides = dict.fromkeys(few, "few")
+        while elections(federation, *few) != {None}:
+            await asyncio.sleep(0.05)
+        lost = federation.nodes["a"].round
+        await federation.round("a", lost + 3)
+        problem = federation.nodes["a"].exchange.electing.seen.problem
+        assert problem == f"no coordinator: {alone} of {count} members are in sight, {count // 2 + 1} are needed"
+        if count % 2:
+            await elected(federation, *set(names) - set(few))
+        federation.cable.sides = {}
+        healed = asyncio.get_running_loop().time()
+        await elected(federation)
+        assert asyncio.get_running_loop().time() < healed + HEALED_WITHIN
+        back = max(node.round for node in federation.nodes.values())
+        await federation.round("a", back + 8)
+        assert set(federation.watch["a"].weights[back + 8]) == set(names)
+        for task in federation.running.values():
+            task.cancel()
+
+    federation = play(test, names, settings(rounds=500), policy=CoordinatedFedAvg, period=1.0)
+    assert any(weights == {"a": 1.0} for weights in federation.watch["a"].weights.values())
+    for name in few:  # and none says the same twice
+        said = [seen.problem for _, seen in federation.watch[name].elected_at if "in sight" in seen.problem]
+        assert len(said) == len(set(said)) > 0
+
+
+def test_who_elects_and_who_may_be_elected_is_a_matter_of_roles():
+    def members(**roles):
+        return [Member(name, b"", role.replace("_", "-")) for name, role in roles.items()]
+
+    everyone = electorate(3, members(b="participant", a="participant", o="observer"))
+    assert everyone == Electorate(3, frozenset("ab"), ("a", "b"))
+    some = electorate(4, members(a="participant", c="coordinator_eligible", b="coordinator_eligible", o="observer"))
+    assert some == Electorate(4, frozenset("abc"), ("b", "c"))
+
+
+class Address:
+    """A peer manager that only notes with whom it is to be in touch."""
+
+    def __init__(self, names):
+        self.peers = names
+        self.gone = []
+
+    def remove(self, name, reason):
+        self.gone.append(name)
+
+    def gossip_membership(self): ...
+
+
+def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_elections_follow_the_log(tmp_path):
+    for name in "abc":
+        config.create(tmp_path / name, name, task="concept-shift", policy="coordinated-fedavg")
+    federate(tmp_path, ["a", "b", "c"], [["a", "b"]])
+    ready, key = loading.load(tmp_path / "a"), Identity.load(tmp_path / "a" / config.KEY).public
+    neighbourhood = Neighbourhood(ready, (), coordinated=True)
+    around = neighbourhood.members()
+    assert set(around) == {"b", "c"}
+    assert [name for name in around if neighbourhood.learned_from(name)] == ["b"]
+    assert neighbourhood.askers() == {"b"}
+    assert set(Neighbourhood(ready, ()).members()) == {"b"}  # where nobody coordinates
+    electing = Electing("a", neighbourhood.electorate(), MemoryVotes(), boot=1, seed=0)
+    contacts = Address(around)
+    Members(ready, key, neighbourhood, contacts, electing, say=print)
+    assert electing.votes("c")
+    admission.revoke(tmp_path / "a", "c")
+    MembershipFile(tmp_path / "a").merge(ready.membership)
+    assert contacts.gone == ["c"]
+    assert not electing.votes("c")
+    assert neighbourhood.electorate() == Electorate(4, frozenset("ab"), ("a", "b"))
+
+
+def test_only_who_may_coordinates_and_an_observer_counts_in_nobodys_model():
+    async def test(federation):
+        federation.start()
+        assert await elected(federation, "a", "b", "c", "d") == "c"
+        await federation.done()
+
+    roles = {"c": "coordinator-eligible", "e": "observer"}
+    federation = play(test, NAMES, settings(), policy=CoordinatedFedAvg, roles=roles)
+    for name in "abcd":
+        assert all(set(weights) == set("abcd") for weights in federation.watch[name].weights.values())
+    assert together(federation, "e") == []
+    assert "this node has no vote" in federation.nodes["e"].exchange.electing.seen.problem
+
+
+@pytest.mark.slow
+def test_observers_who_learn_alone_and_run_ahead_take_no_voter_along():
+    roles, speeds = dict.fromkeys("cde", "observer"), dict.fromkeys("cde", 0.5)
+    federation = play(to_the_end, NAMES, settings(rounds=30), policy=CoordinatedFedAvg, roles=roles, speeds=speeds)
+    for name in "ab":
+        assert together(federation, name) == list(range(1, 31))
+
+
+def test_nodes_that_take_part_agree_on_what_an_election_is():
+    layout, own = Layout((("w", (2,)),), 2), Settings(rounds=1)
+    without, with_one = terms(layout, own, ""), terms(layout, own, "", timing=TIMING)
+    assert without["coordinator"] == "none"
+    assert with_one["coordinator"] == (
+        "elected by a majority of the members; beats every 0.4 s, a lease of 1.6 s, patience of 2 s"
+    )
+    assert without.keys() == with_one.keys()
+
+
+def test_elections_are_slower_where_models_take_long():
+    assert timing_of(1, 30.0) == timing_of(60_000, 30.0) == timing_of(10**9, 3.0) == TIMING
+    assert timing_of(10_000_000, 100.0).lease == 50.0
+    slow = timing_of(10_000_000, inf)  # 40 MB
+    assert slow.patience == 320.0
+    assert slow.beat < slow.lease < slow.patience
+    assert slow.lease / slow.patience == pytest.approx(TIMING.lease / TIMING.patience)
+
+
+LARGE = """
+rounds = 3
+nodes = 4
+trainer = "one-by-one"
+deadline = 100.0
+fidelity = "wire"
+network = { bandwidth = 1_000_000.0, latency = 0.01 }
+[task]
+name = "digits"
+hidden = 5_000
+[policy]
+name = "coordinated-fedavg"
+"""
+
+
+@pytest.mark.slow
+def test_models_that_hold_up_what_a_coordinator_says_do_not_depose_it():
+    """A model of 1.5 MB takes 1.5 s on its way, and three submissions of two models 9 s where they come together."""
+    result = run(resolve(tomllib.loads(LARGE), [], "large", ".").runs[0])
+    elections = result.recorder.elections()["elections"]
+    assert len(elections["time"]) == 4
+    assert result.expired == 0
+    assert not any(node.exchange.rejected for node in result.nodes.values())
+
+
+def test_a_nodes_status_says_who_coordinates_or_why_nobody_does():
+    state = {"name": "a", "state": "running", "round": 3, "rounds": 9, "history": []}
+    led = state | {"election": {"coordinator": "b", "term": "5.2", "problem": ""}}
+    assert describe(led)[1:] == ["  coordinator: b, in term 5.2"]
+    problem = "no coordinator: 2 of 5 members are in sight, 3 are needed"
+    alone = state | {"election": {"coordinator": None, "term": "5.2", "problem": problem}}
+    assert describe(alone)[1:] == [f"  degraded: {problem}; it learns alone, as long as that lasts"]
+    assert describe(led | {"state": "serving"})[1:] == ["  coordinator: b, in term 5.2"]
+    for state_of, over in [(alone, "serving"), (alone, "finished"), (led, "stopped"), (led, "gone")]:  # it learns no more
+        assert len(describe(state_of | {"state": over})) == 1
+    shown = metrics.text(led).decode()
+    assert 'p2pfl_coordinator{name="b"} 1.0' in shown
+    assert "p2pfl_coordinator_problem 0.0" in shown
+    assert "p2pfl_election_term 2.0" in shown
+    assert "p2pfl_coordinator_problem 1.0" in metrics.text(alone).decode()
+    assert "p2pfl_coordinator_problem 0.0" in metrics.text(alone | {"state": "serving"}).decode()
+    assert "coordinator" not in metrics.text(state).decode()
+
+
+def test_a_federation_without_a_coordinator_has_no_elections():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 1)
+        contacts = federation.nodes["b"].exchange.contacts
+        contacts.tell(contacts.peers["a"], m.Vote(1, 1, False))
+        await federation.done()
+
+    federation = play(test, ("a", "b"), settings())
+    assert federation.nodes["a"].exchange.rejected == {"election": 1}
+    assert federation.watch["a"].elected_at == []
+
+
+# A coordinator that is lost
+
+
+@pytest.mark.slow
+def test_a_lost_coordinator_costs_the_others_no_round():
+    async def test(federation):
+        federation.start()
+        first = await elected(federation)
+        await federation.round(first, 2)
+        await asyncio.sleep(0.5)  # in the middle of the training of round 3
+        await federation.kill(first)
+        others = [name for name in NAMES if name != first]
+        second = await elected(federation, *others, but=first)
+        await federation.round(second, 4)
+        federation.start(first)
+        await federation.done()
+        federation.first = first
+
+    federation = play(test, NAMES, settings(rounds=12), policy=Preferring, period=1.0)
+    for name in NAMES:
+        if name != federation.first:
+            history = federation.watch[name].weights
+            assert sorted(history) == list(range(1, 13))
+            assert federation.nodes[name].exchange.expired == 0
+            assert federation.nodes[name].policy.previous
+            assert federation.watch[name].times[3] - federation.watch[name].times[2] < 20.0
+    assert federation.nodes[federation.first].round == 12
+
+
+@pytest.mark.slow
+def test_a_successor_rebuilds_the_state_from_what_the_others_hold_bit_for_bit():
+    """Each change of the membership lets another one coordinate; the one before stays as a participant."""
+
+    async def changing(federation):
+        federation.start()
+        leaders = []
+        for epoch, round in ((2, 2), (3, 4)):
+            await federation.round("a", round)
+            leaders.append(await elected(federation))
+            may = tuple(name for name in NAMES if name not in leaders)
+            for node in federation.nodes.values():
+                node.exchange.electing.change(Electorate(epoch, frozenset(NAMES), may))
+        await federation.done()
+        federation.leaders = [*leaders, elections(federation, "a").pop()]
+
+    undisturbed = play(to_the_end, NAMES, settings(rounds=8), policy=Preferring)
+    changed = play(changing, NAMES, settings(rounds=8), policy=Preferring)
+    assert len({*changed.leaders}) == 3
+    assert params(changed) == params(undisturbed)
+    clusters = {name: node.policy.previous["cluster"].tolist() for name, node in changed.nodes.items()}
+    assert len({str(cluster) for cluster in clusters.values()}) > 1
+    for name in NAMES:
+        assert [len(w) for w in changed.watch[name].weights.values()] == [
+            len(w) for w in undisturbed.watch[name].weights.values()
+        ]
+
+
+def test_a_coordinator_that_is_cut_off_assigns_nothing_any_more_not_even_to_itself():
+    """The others' submissions are with it when it is cut off. Its lease ends before it has trained itself."""
+
+    async def test(federation):
+        federation.start()
+        first = await elected(federation)
+        others = [name for name in NAMES if name != first]
+        await federation.round(first, 2)
+        await asyncio.sleep(2)
+        federation.cable.cut.add(first)
+        federation.second = await elected(federation, *others, but=first)
+        await federation.round(federation.second, 4)
+        await federation.round(first, 3)
+        federation.cable.cut.discard(first)
+        await federation.done()
+        federation.first = first
+
+    roles = dict.fromkeys("ab", "coordinator-eligible")
+    speeds = dict.fromkeys("ab", 5.0)
+    federation = play(test, NAMES, settings(rounds=5), policy=CoordinatedFedAvg, period=1.0, roles=roles, speeds=speeds)
+    first = federation.first
+    assert {first, federation.second} == {"a", "b"}
+    assert federation.watch[first].weights[3] == {first: 1.0}
+    for name in set(NAMES) - {first}:
+        assert set(federation.watch[name].weights[3]) == set(NAMES) - {first}
+        assert sorted(federation.watch[name].weights) == [1, 2, 3, 4, 5]
+
+
+def test_what_belongs_to_a_lower_term_is_refused_and_counted():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 1)
+        for node in federation.nodes.values():
+            node.exchange.electing.change(Electorate(2, frozenset(NAMES), ("b",)))
+        while elections(federation) != {"b"}:
+            await asyncio.sleep(0.05)
+        size = federation.tasks["a"].layout.size
+        model = Payload.of(np.zeros(size, np.float32).data.cast("B"))
+        contacts = federation.nodes["c"].exchange.contacts
+        contacts.say(contacts.peers["b"], m.Submit(1, 2, 1, 1, 50, start=False), model)
+        contacts.say(contacts.peers["a"], m.Assigned(1, 2, 1, 1, given=False))
+        contacts.say(contacts.peers["a"], m.Submit(1, 2, 2, 1, 50, start=False), model)
+        await federation.done()
+
+    federation = play(test, NAMES, settings(), policy=CoordinatedFedAvg)
+    assert federation.nodes["b"].exchange.rejected == {"lower term": 1}
+    assert federation.nodes["a"].exchange.rejected == {"lower term": 1, "not the coordinator": 1}
+    assert all(len(weights) == 5 for weights in federation.watch["a"].weights.values())
+
+
+def test_an_assignment_that_nobody_has_asked_for_is_refused():
+    async def test(federation):
+        federation.start()
+        coordinator = await elected(federation)
+        one, other = (name for name in ("a", "b", "c") if name != coordinator)
+        await federation.round(one, 1)
+        exchange = federation.nodes[one].exchange
+        while exchange.coordination.client._pending is None:
+            await asyncio.sleep(LATENCY / 4)
+        contacts = federation.nodes[other].exchange.contacts
+        asked = exchange.coordination.client._pending
+        contacts.say(contacts.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
+        await federation.done()
+        federation.one = one
+
+    federation = play(test, ("a", "b", "c"), settings(), policy=CoordinatedFedAvg)
+    assert federation.nodes[federation.one].exchange.rejected == {"not asked for": 1}
+    assert all(len(weights) == 3 for weights in federation.watch[federation.one].weights.values())
+
+
+# Submissions with which no step can be made
+
+
+class Nonsense(Preferring):
+    """A policy one of whose nodes says nonsense from the third round on."""
+
+    def __init__(self, said=None, factor=1.0):
+        super().__init__()
+        self.said, self.factor = said, factor
+
+    async def _aggregate(self, me, peers, trained):
+        if me.id != "e" or me.round < 3:
+            return await super()._aggregate(me, peers, trained)
+        assert await peers.joint(trained * np.float32(self.factor), previous=self.said or {}, start=me.params) is None
+        self.previous = {}
+        return alone(me, trained)
+
+
+def alone(me, trained):
+    return Merge(trained, {me.id: 1.0})
+
+
+NONSENSE = {
+    "submission": lambda: Nonsense({"cluster": np.array([7]), "figures": np.zeros(4)}),
+    "not finite": lambda: Nonsense(factor=np.nan),
+    "too large": lambda: Nonsense(factor=1e30),
+}
+
+
+@pytest.mark.parametrize("cause", NONSENSE)
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+def test_a_bad_submission_costs_the_others_nothing(cause):
+    async def test(federation):
+        federation.start()
+        for node in federation.nodes.values():
+            node.exchange.electing._electorate = Electorate(1, frozenset(NAMES), ("a",))
+        await federation.done()
+
+    federation = play(test, NAMES, settings(), policy=NONSENSE[cause])
+    assert federation.nodes["a"].exchange.rejected[cause] == 4
+    for name in "abcd":
+        watch = federation.watch[name]
+        assert federation.nodes[name].exchange.expired == 0
+        assert watch.times[6] - watch.times[2] < 4 * 1.1
+        assert all(set(watch.weights[round]) <= set("abcd") for round in (3, 4, 5, 6))
+        assert len(federation.nodes[name].policy.previous) == 2
+        assert np.isfinite(federation.nodes[name].me.params).all()
+
+
+class Broken(CoordinatedFedAvg):
+    def step(self, submissions, state, layout):
+        raise RuntimeError("this policy has a fault")
+
+
+def test_a_policy_whose_step_has_a_fault_ends_the_node_with_it():
+    with pytest.raises(RuntimeError, match="this policy has a fault"):
+        play(to_the_end, ("a",), settings(), policy=Broken)
+
+
+def test_joint_is_for_coordinated_policies():
+    class Alone:
+        judged = "merged"
+
+        async def prepare(self, me, peers):
+            return alone(me, me.params)
+
+        async def round(self, me, peers):
+            await peers.joint(me.params)
+
+        def state(self):
+            return {}
+
+        def restore(self, state): ...
+
+    with pytest.raises(ConfigurationError, match="only a coordinated policy"):
+        play(to_the_end, ("a",), settings(), policy=Alone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [({"mode": "asynchronous"}, "synchronous"), ({"codec": {"name": "int8"}}, "float32")]
+)
+def test_what_a_coordinated_federation_cannot_do_is_said_before_it_is_made(tmp_path, changes, said):
+    config.create(tmp_path / "a", "a", task="concept-shift", policy="fedpref")
+    with pytest.raises(ConfigurationError, match=said):
+        own = msgspec.structs.replace(config.load(tmp_path / "a"), **changes)
+        loading.policy_of(loading.Setup(tmp_path / "a", own, None, None))
+
+
+# The vote
+
+
+def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
+    votes = FileVotes(tmp_path / "vote", print)
+    assert votes.load(1) == Ballot()
+
+    async def test(federation):
+        federation.start()
+        first = await elected(federation)
+        kept = {name: federation.electing(name)._votes.load(1) for name in NAMES}
+        assert {ballot.term for ballot in kept.values()} == {Term(1, 1)}
+        assert list({ballot.vote for ballot in kept.values()} - {""}) == [first]
+        voter = next(name for name in NAMES if kept[name].vote and name != first)
+        await federation.kill(voter)
+        federation.start(voter)
+        await federation.round(voter, 2)
+        assert federation.nodes[voter].exchange.electing.term == Term(1, 1)  # it has not begun anew
+        assert federation.electing(voter)._votes.load(1) == kept[voter]
+        for task in federation.running.values():
+            task.cancel()
+
+    play(test, NAMES, settings(rounds=50), policy=CoordinatedFedAvg, folder=tmp_path, period=1.0)
+
+
+def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
+    log = []
+
+    class Written(MemoryVotes):
+        def save(self, ballot):
+            super().save(ballot)
+            log.append(ballot)
+
+    async def main():
+        clock = asyncio.get_running_loop().time
+        electing = Electing("a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), boot=1, seed=0, clock=clock)
+        electing.send = lambda name, message: log.append((name, message))
+        task = asyncio.create_task(electing.run())
+        while not log:
+            await asyncio.sleep(0.1)
+        assert log[:2] == [("b", m.Vote(1, 1, True)), ("c", m.Vote(1, 1, True))]  # a trial binds nobody
+        log.clear()
+        electing.receive("b", m.Voted(1, 1, True, True))
+        assert log == [Ballot(Term(1, 1), "a"), ("b", m.Vote(1, 1, False)), ("c", m.Vote(1, 1, False))]
+        log.clear()
+        electing.receive("c", m.Vote(1, 7, False))
+        assert log == [Ballot(Term(1, 7), "c"), ("c", m.Voted(1, 7, False, True))]
+        task.cancel()
+
+    clock_run(main())
+
+
+def test_where_the_vote_is_damaged_a_node_votes_no_more_in_that_epoch(tmp_path):
+    said = []
+    votes = FileVotes(tmp_path / "vote", said.append)
+    votes.save(Ballot(Term(3, 7), "b"))
+    content = bytearray((tmp_path / "vote").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "vote").write_bytes(content)
+    assert votes.load(3) == Ballot(Term(3, LAST))
+    assert len(said) == 1
+    assert "vote is damaged: kept as vote.damaged; it takes no part in elections until the membership changes" in said[0]
+    assert votes.load(3) == Ballot(Term(3, LAST))
+    assert (tmp_path / "vote.damaged").read_bytes() == content
+    assert len(said) == 1
+
+
+def test_others_elect_without_a_node_whose_vote_is_damaged_and_it_learns_with_them_in_the_next_epoch(tmp_path):
+    (tmp_path / "a.vote").write_bytes(b"nonsense")
+
+    async def test(federation):
+        federation.start()
+        assert await elected(federation, "b", "c") in ("b", "c")
+        await federation.round("b", 2)
+        assert elections(federation, "a") == {None}
+        for node in federation.nodes.values():
+            node.exchange.electing.change(Electorate(2, frozenset("abc"), ("a",)))
+        while elections(federation) != {"a"}:
+            await asyncio.sleep(0.05)
+        back = max(node.round for node in federation.nodes.values()) + 2
+        await federation.round("a", back)
+        assert set(federation.watch["a"].weights[back]) == set("abc")
+        for task in federation.running.values():
+            task.cancel()
+
+    federation = play(test, ("a", "b", "c"), settings(rounds=500), policy=CoordinatedFedAvg, folder=tmp_path)
+    assert len(federation.said["a"]) == 1
+
+
+def test_a_vote_that_cannot_be_written_is_not_given(tmp_path):
+    class Full(FileVotes):
+        def save(self, ballot):
+            raise OSError(28, "No space left on device")
+
+    async def test(federation):
+        make = federation.electing
+
+        def electing(name):
+            made = make(name)
+            if name == "b":
+                made._votes = Full(tmp_path / "b.vote", federation.said["b"].append)
+            return made
+
+        federation.electing = electing
+        federation.start()
+        await asyncio.sleep(20)
+        assert elections(federation) == {None}  # a's own vote is not enough
+        for task in federation.running.values():
+            task.cancel()
+
+    federation = play(test, ("a", "b"), settings(rounds=1000), policy=CoordinatedFedAvg, folder=tmp_path)
+    assert "cannot write this node's vote: No space left on device" in federation.said["b"][0]
+    assert not (tmp_path / "b.vote").exists()
+    assert federation.watch["a"].elected_at == []
+    assert federation.nodes["a"].exchange.electing.seen.problem == UNKNOWN

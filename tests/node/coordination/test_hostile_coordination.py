@@ -1,0 +1,384 @@
+"""A member that does not keep to the rules of elections and coordinated rounds: what it says is dropped and counted."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from p2pfl.node.coordination.coordinator import AT_ONCE, Desk, Entry
+from p2pfl.node.coordination.policy_step import StepResult
+from p2pfl.policies.cfl import Cfl
+from p2pfl.policies.clusters import MOST_SPLITS
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policies.fedpref import FedPref
+from p2pfl.policy import Submission
+from p2pfl.protocols.election.types import LAST, Electorate, Term
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Payload
+from p2pfl.protocols.wire.submission import encode_assignment
+from p2pfl.sim.simulation import clock
+from tests.support.council import DEADLINE, HONEST, LAYOUT, NAMES, SAMPLES, SIZE, council, own
+
+NOT_FINITE = np.full(SIZE, np.nan)
+GOOD = np.zeros(SIZE)
+
+
+def mean(round, names=HONEST):
+    return np.average([own(name, round) for name in names], axis=0, weights=[SAMPLES[name] for name in names])
+
+
+def assert_joint(here, round, names=HONEST):
+    """Hold that everyone was assigned the mean of the honest nodes' models of a round."""
+    for name in HONEST:
+        assignment = here.assigned[name][round]
+        assert assignment is not None, (name, round)
+        assert set(assignment.weights) == set(names)
+        np.testing.assert_allclose(assignment.params, mean(round, names), rtol=1e-6)
+
+
+def attack(policy, *attacks, cause="", times=None, **options):
+    """Run rounds 1, 2 and 3, of which an attack is made before each; the honest nodes' steps are as without mallory."""
+
+    async def main():
+        async with council(policy, **options) as (here, mallory):
+            leader, term = here.leader(), here.term
+            await here.round(1)  # mallory says nothing, and is not waited for afterwards
+            for round, attack in enumerate(attacks, 2):
+                attack(here, mallory, round)
+                began = asyncio.get_running_loop().time()
+                await here.round(round)
+                assert_joint(here, round)
+                assert asyncio.get_running_loop().time() - began < DEADLINE
+            assert (here.leader(), here.term) == (leader, term)
+            if cause:
+                assert here.rejected(cause) >= len(attacks)
+
+    clock.run(main())
+
+
+# Submissions
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ({"params": NOT_FINITE}, "not finite"),
+        ({"start": np.full(SIZE, -np.inf)}, "not finite"),
+        ({"params": np.zeros(SIZE - 1)}, "wrong length"),
+        ({"params": np.zeros(SIZE + 1)}, "wrong length"),
+        ({"rest": b"\xc1"}, "wrong length"),
+        ({"rest": bytes((1 << 20) + 1)}, "wrong length"),
+        ({"rest": b"\x92\x91\x94\xa1a\xa2f4\x91\x04\xc4\x00\x90"}, "malformed"),
+        ({"params": np.full(SIZE, 3e38)}, "too large"),
+        ({"start": np.full(SIZE, 3e38)}, "too large"),
+        ({"n_samples": 2**32 - 1}, "differs"),
+        ({"term": 0}, "lower term"),
+        ({"term": LAST}, "not the coordinator"),
+        ({"epoch": 2}, "not the coordinator"),
+    ],
+)
+def test_a_submission_that_no_step_can_be_made_with_is_dropped(said, cause):
+    def submit(here, mallory, round):
+        mallory.submit(round, **said)
+
+    attack(CoordinatedFedAvg(), submit, submit, cause=cause)
+
+
+CLUSTERS = [
+    {"cluster": np.array([0])},
+    {"cluster": np.array([2]), "figures": np.zeros(4)},
+    {"cluster": np.zeros((1, 1), np.int64), "figures": np.zeros(4)},
+    {"cluster": np.zeros(100_000, np.int64), "figures": np.zeros(4)},
+    {"cluster": np.array([0]), "figures": np.full(4, np.nan)},
+    {"cluster": np.array([0]), "figures": np.array([1e308, 0, 0, 0])},
+    {"cluster": np.array([0]), "figures": np.zeros(0)},
+]
+
+
+@pytest.mark.parametrize("previous", CLUSTERS)
+def test_a_policy_cannot_be_made_to_fail_by_what_a_submission_says_of_the_last_assignment(previous):
+    async def main():
+        async with council(FedPref()) as (here, mallory):
+            for round in (1, 2):
+                mallory.submit(round, start=own("mallory", 0), previous=previous)
+                await here.round(round)
+                for name in HONEST:
+                    assert set(here.assigned[name][round].weights) <= set(HONEST)
+            assert here.rejected("submission") == 2
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize("policy", [FedPref(epsilon=1e9, patience=1), Cfl(epsilon_1=1e9, epsilon_2=0.0)])
+def test_who_claims_the_deepest_cluster_leaves_no_cluster_that_a_successor_refuses(policy):
+    """It draws the others there; were that cluster split, their next submissions would be those of nobody who keeps to the
+    rules, the coordinator's own as well: that would end its node.
+    """
+    deepest = {"cluster": np.zeros(MOST_SPLITS, np.int64), "figures": np.array([0.0, 100.0, 0.0, 0.0])}
+    held = {name: {} for name in HONEST} | {"mallory": deepest}
+    for round in (1, 2):
+        there = [Submission(n, round, own(n, round), 10, {}, held[n], own(n, 0)) for n in NAMES]
+        assignments, _ = policy.step(there, {}, LAYOUT)  # in a new term each
+        held = {name: assignment.extras for name, assignment in assignments.items()}
+    assert all(said["cluster"].size <= MOST_SPLITS for said in held.values())
+
+
+def test_a_submission_without_the_model_that_the_step_asks_for_is_left_out():
+    async def main():
+        async with council(FedPref()) as (here, mallory):
+            mallory.submit(1)
+            await here.round(1)
+            assert set(here.assigned["alice"][1].weights) <= set(HONEST)
+            assert here.rejected("submission") == 1
+
+    clock.run(main())
+
+
+def test_who_submits_for_rounds_to_come_does_not_lead_the_others_there():
+    def far(here, mallory, round):
+        mallory.submit(2**32 - 1)
+        mallory.submit(round + 5)
+
+    attack(CoordinatedFedAvg(), far, far, far)
+
+
+def test_submissions_for_many_rounds_take_bounded_memory():
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            for round in range(1, 100):
+                mallory.submit(round)
+            await asyncio.sleep(0.01)
+            desk = here.nodes[here.leader()].coordination.coordinator
+            assert sum(len(opened.entries) for opened in desk._open.values()) == AT_ONCE
+            await here.round(1)
+            assert_joint(here, 1)
+
+    clock.run(main())
+
+
+class Office:
+    """Where a coordinator works whose participants are a, b and c; steps are made at once."""
+
+    def __init__(self):
+        self.timers, self.here = [], 0
+        self.answers = {}
+
+    def later(self, seconds, callback):
+        self.timers.append(callback)
+
+    def expected(self):
+        return {"a", "b", "c"}
+
+    def reached(self):
+        return self.here
+
+    def coordinates(self, term):
+        return True
+
+    leads = coordinates
+
+    def compute(self, submissions, state, then):
+        there = sorted(s.sender for s in submissions)
+        then(StepResult(dict.fromkeys(there, there), {}, {}))
+
+    def submit(self, desk, sender, round):
+        entry = Submission(sender, round, GOOD, 1)
+        desk.take(Term(1, 1), Entry(entry, lambda answer: self.answers.__setitem__((sender, round), answer)))
+
+
+def test_a_round_that_was_opened_too_early_and_given_up_has_its_whole_time_when_the_others_come():
+    office = Office()
+    desk = Desk(office, DEADLINE)
+    for round in (1, 5, 6):
+        office.submit(desk, "c", round)
+    assert office.answers == {("c", 1): None}
+    (early,) = office.timers
+    office.submit(desk, "a", 1)
+    early()
+    assert ("a", 1) not in office.answers  # b may still come
+    early, whole = office.timers
+    whole()
+    assert office.answers["a", 1] == ["a"]
+    assert desk.away == {"b"}
+
+
+def test_who_is_far_ahead_waits_for_the_others():
+    office = Office()
+    desk = Desk(office, DEADLINE)
+    office.submit(desk, "c", 9)
+    for office.here in range(8):
+        for name in "ab":
+            office.submit(desk, name, office.here + 1)
+        assert office.answers["a", office.here + 1] == ["a", "b"]
+    assert ("c", 9) not in office.answers
+    office.here = 8
+    for name in "ab":
+        office.submit(desk, name, 9)
+    assert office.answers["c", 9] == ["a", "b", "c"]
+
+
+def test_who_submits_often_counts_once():
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            for _ in range(100):
+                mallory.submit(1)
+            await here.round(1)
+            assert_joint(here, 1, NAMES)
+
+    clock.run(main())
+
+
+def test_a_submission_that_is_sent_again_is_a_replay():
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            frame = mallory.submit(1)
+            for _ in range(3):
+                mallory.links[here.leader()].send([frame])
+            await here.round(1)
+            assert here.rejected("replay") == 3
+            mallory.links[here.leader()].send([frame])
+            await here.round(2)
+            assert_joint(here, 2)
+
+    clock.run(main())
+
+
+# Assignments
+
+
+def assignment(params, weights=None, extras=None):
+    return Payload.of(np.asarray(params, "<f4").tobytes(), encode_assignment(weights or {"mallory": 1.0}, extras or {}))
+
+
+@pytest.mark.parametrize(
+    ("term", "cause"), [({}, "not asked for"), ({"term": 0}, "lower term"), ({"term": LAST}, "not asked for")]
+)
+def test_who_does_not_coordinate_cannot_assign(term, cause):
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            now = here.term
+            number = {"epoch": now.epoch, "term": now.number} | term
+
+            def guess():
+                for name in HONEST:
+                    if (pending := here.nodes[name].coordination.client._pending) is not None:
+                        said = m.Assigned(pending.number, 1, given=True, **number)
+                        mallory.say(name, said, assignment(np.zeros(SIZE)))
+
+            asyncio.get_running_loop().call_later(1.0, guess)
+            await here.round(1)  # the coordinator waits for mallory
+            assert_joint(here, 1)
+            assert here.rejected(cause) == 4
+
+    clock.run(main())
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (assignment(NOT_FINITE), "not finite"),
+        (assignment(np.zeros(SIZE - 1)), "wrong length"),
+        (assignment(np.full(SIZE, 3e38)), "too large"),
+        (assignment(GOOD, {"nobody": 1.0}), "malformed"),
+        (assignment(GOOD, {f"member-{k}": 1.0 for k in range(10_000)}), "malformed"),
+        (Payload.of(np.zeros(SIZE, "<f4").tobytes()), "wrong length"),
+        (Payload.of(np.zeros(SIZE, "<f4").tobytes(), b"\x92\xdf\xff\xff\xff\xff"), "wrong length"),
+    ],
+)
+def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause):
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            number = here.term.number + 1
+            mallory.tell_all(m.Leading(1, number, 1))
+            await here.until(lambda: here.leader() == "mallory")
+
+            def assign():
+                for name in HONEST:
+                    mallory.say(
+                        name, m.Assigned(here.nodes[name].coordination.client._pending.number, 1, 1, number, True), said
+                    )
+
+            asyncio.get_running_loop().call_later(0.1, assign)
+            await here.round(1)
+            assert set(here.assigned["alice"].values()) == {None}
+            assert here.rejected(cause) == len(HONEST)
+            await here.until(lambda: here.leader() in HONEST)  # mallory is not heard any more
+            await here.round(2)
+            assert_joint(here, 2)
+
+    clock.run(main())
+
+
+# Elections
+
+
+def test_who_is_not_eligible_cannot_lead_or_stand():
+    def lead(here, mallory, round):
+        for term in (here.term.number, here.term.number + 1, LAST):
+            mallory.tell_all(m.Leading(1, term, 10**6))
+            mallory.tell_all(m.Vote(1, term, False))
+            mallory.tell_all(m.Vote(1, term, True))
+
+    attack(CoordinatedFedAvg(), lead, lead, cause="election", eligible=HONEST)
+
+
+def test_a_second_coordinator_of_a_term_is_a_lie_and_not_followed():
+    def lead(here, mallory, round):
+        for beat in (1, 2**32 - 1):
+            mallory.tell_all(m.Leading(1, here.term.number, beat))
+
+    attack(CoordinatedFedAvg(), lead, lead, cause="election")
+
+
+def test_an_answer_to_a_beat_that_was_never_sent_does_not_prolong_a_lease():
+    def follow(here, mallory, round):
+        mallory.say(here.leader(), m.Following(1, here.term.number, 2**32 - 1))
+
+    attack(CoordinatedFedAvg(), follow, follow, cause="election")
+
+
+def test_votes_for_late_terms_do_not_unseat_a_coordinator():
+    def stand(here, mallory, round):
+        for trial in (True, False):
+            mallory.tell_all(m.Vote(1, LAST, trial))
+        mallory.tell_all(m.Voted(1, here.term.number, False, True))
+        mallory.tell_all(m.Voted(1, LAST, True, True))
+        for epoch in (0, 2, LAST):
+            mallory.tell_all(m.Leading(epoch, LAST, 1))
+            mallory.tell_all(m.Following(epoch, LAST, 0))
+
+    attack(CoordinatedFedAvg(), stand, stand)
+
+
+@pytest.mark.parametrize("number", [LAST, 2000])
+def test_claimed_far_term_moves_nobody(number):
+    async def main():
+        async with council(CoordinatedFedAvg()) as (here, mallory):
+            await here.until(lambda: here.leader() in HONEST)
+            coordinator = here.leader()
+            for message in (m.Leading(1, number, 1), m.Voted(1, number, False, False), m.Following(1, number, 0)):
+                mallory.tell_all(message)
+            await asyncio.sleep(20)
+            assert here.leader() == coordinator
+            await here.round(1)
+            assert_joint(here, 1)
+            for node in here.nodes.values():
+                assert node.rejected["election"] == 3
+
+    clock.run(main())
+
+
+def test_a_node_whose_vote_was_damaged_says_nothing_and_costs_the_others_nothing():
+    async def main():
+        async with council(CoordinatedFedAvg(), damaged=("dave",)) as (here, _):
+            *others, dave = (node.electing for node in here.nodes.values())
+            await here.until(lambda: len({node.coordinator for node in others} - {None}) == 1)
+            await asyncio.sleep(60)
+            assert {node.coordinator for node in others} < set(HONEST)
+            assert max(node.term for node in others) < Term(1, 10)
+            assert (dave.coordinator, "vote was damaged" in dave.seen.problem) == (None, True)
+            for electing in (*others, dave):
+                electing.change(Electorate(2, frozenset(NAMES), NAMES))
+            await here.until(lambda: here.leader() is not None)
+
+    clock.run(main())

@@ -1,0 +1,298 @@
+"""What p2pfl-node doctor finds, and how it says that it can be mended."""
+
+import shutil
+import socket
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.doctor import network_checks as network
+from p2pfl.node.doctor.checks import Finding, check_clock, check_disk, check_federation, check_key, check_layout, report
+from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
+from p2pfl.node.federation import admission
+from p2pfl.node.folder import config
+from p2pfl.parameters import Layout
+from p2pfl.protocols.identity import Identity
+from tests.support.mosquitto import mosquitto
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def test_a_finding_is_one_line_with_what_to_do():
+    findings = [
+        Finding("key", True, "whole"),
+        Finding("clock", None, "not synchronised yet", "set it"),
+        Finding("port", False, "in use", "choose another"),
+    ]
+    assert report(findings) == [
+        "ok     key: whole",
+        "note   clock: not synchronised yet; set it",
+        "wrong  port: in use; choose another",
+    ]
+
+
+def test_a_whole_key_is_shown_by_its_public_half(tmp_path):
+    identity = Identity.create(tmp_path / "key.pem")
+    found = check_key(tmp_path)
+    assert found.ok
+    assert identity.public.hex() in found.said
+
+
+def test_a_missing_a_broken_and_an_open_key_are_told_apart(tmp_path):
+    missing = check_key(tmp_path)
+    assert (missing.ok, "No such file" in missing.said) == (False, True)
+    assert "p2pfl-node init" in missing.mend
+    path = tmp_path / "key.pem"
+    Identity.create(path)
+    path.chmod(0o644)
+    assert f"run: chmod 600 {path}" in report([check_key(tmp_path)])[0]
+    path.chmod(0o600)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    broken = check_key(tmp_path)
+    assert not broken.ok
+    assert "backup" in broken.mend
+    assert content.splitlines()[1].decode() not in report([broken])[0]
+
+
+def test_the_disk_needs_room_for_some_checkpoints(tmp_path):
+    assert check_disk(tmp_path).ok
+    full = check_disk(tmp_path, needed=10**18)
+    assert not full.ok
+    assert "may need 1,000,000,000,000 MB" in full.said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_large_checkpoint_needs_more_room(tmp_path):
+    size = shutil.disk_usage(tmp_path).free // 2
+    with (tmp_path / "checkpoint").open("wb") as file:
+        file.truncate(size)  # takes no room
+    assert not check_disk(tmp_path).ok
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    found = check_disk(tmp_path / "none")
+    assert not found.ok
+    assert "cannot be written: No such file" in found.said
+
+
+LAYOUT = Layout((("weight", (2, 3)),), 6)
+
+
+def test_a_task_is_compared_with_what_is_agreed():
+    assert check_layout(lambda: LAYOUT, LAYOUT.fingerprint.hex()).ok
+    other = check_layout(lambda: LAYOUT, "00" * 16)
+    assert not other.ok
+    assert LAYOUT.fingerprint.hex() in other.said
+    assert "00" * 16 in other.said
+
+
+def test_a_task_that_cannot_be_made_is_said():
+    def make():
+        raise ConfigurationError("rows.csv, line 3: b is 'x', and must be a number")
+
+    found = check_layout(make, "")
+    assert (found.ok, found.said) == (False, "rows.csv, line 3: b is 'x', and must be a number")
+
+
+# The federation
+
+
+def made(root, name="alice"):
+    folder = root / name
+    config.create(folder, name)
+    return folder
+
+
+def test_a_node_alone_belongs_to_no_federation(tmp_path):
+    found = check_federation(made(tmp_path))
+    assert (found.ok, found.said) == (None, "this node belongs to none")
+    assert "federation create" in found.mend
+
+
+def test_a_member_a_stranger_and_a_removed_member_are_told_apart(tmp_path):
+    folder = made(tmp_path)
+    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    assert check_federation(folder) == Finding("federation", True, "home, members: 1, epoch: 1")
+    stranger = made(tmp_path, "mallory")
+    for name in ("federation.toml", "membership"):
+        shutil.copy(folder / name, stranger / name)
+    found = check_federation(stranger)
+    assert (found.ok, found.said) == (False, "this node is not a member of home")
+    admission.revoke(folder, "alice")
+    found = check_federation(folder)
+    assert (found.ok, found.said) == (False, "this node's key was removed from home")
+    assert "p2pfl-node request" in found.mend
+
+
+def test_a_damaged_federation_file_and_a_missing_key_are_said(tmp_path):
+    folder = made(tmp_path)
+    admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
+    path = folder / "federation.toml"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"home", b"hose"))
+    found = check_federation(folder)
+    assert found.ok is False
+    assert str(path) in found.said
+    path.write_bytes(whole)
+    (folder / "key.pem").unlink()
+    assert check_federation(folder).ok is None
+
+
+# The clock
+
+
+class Clocks:
+    """Two clocks that nobody waits for; the wall clock jumps by `jump` seconds while one waits."""
+
+    def __init__(self, year=2030, jump=0.0):
+        self.now, self.passed, self.jump = datetime(year, 5, 1, 12, tzinfo=UTC).timestamp(), 1000.0, jump
+
+    def pause(self, seconds):
+        self.passed += seconds
+        self.now += seconds + self.jump
+
+    def check(self, timesync):
+        return check_clock(lambda: self.now, lambda: self.passed, self.pause, timesync)
+
+
+def test_a_clock_is_asked_for_its_year_its_pace_and_its_synchronisation(tmp_path):
+    nowhere = tmp_path / "none"
+    assert Clocks().check(nowhere) == Finding("clock", True, "plausible: 2030-05-01 12:00 UTC")
+    for year in (1970, 2025, 2099):
+        found = Clocks(year).check(nowhere)
+        assert (found.ok, f"the year {year}" in found.said) == (False, True)
+    moved = Clocks(jump=-7200).check(nowhere)
+    assert (moved.ok, "moved by -7200.0 s just now" in moved.said) == (None, True)
+    assert Clocks().check(tmp_path).ok is None
+    (tmp_path / "synchronized").touch()
+    assert Clocks().check(tmp_path) == Finding("clock", True, "synchronised")
+
+
+def test_the_clock_of_this_machine_goes_right():
+    assert check_clock().ok is not False
+
+
+# The port
+
+
+def test_a_free_port_on_loopback_is_for_this_machine_only():
+    port = free_port()
+    found = check_port(f"127.0.0.1:{port}")
+    assert found.ok is None
+    assert "this machine only" in found.said
+    assert f'listen = ":{port}"' in found.mend
+
+
+def test_a_free_port_of_all_interfaces_is_right():
+    port = free_port()
+    assert check_port(f"0.0.0.0:{port}") == Finding("port", True, f"0.0.0.0:{port} is free")
+    assert check_port(f"tcp://:{port}").ok
+
+
+def test_a_port_that_is_taken_is_wrong_unless_this_node_has_it():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listen = f"127.0.0.1:{server.getsockname()[1]}"
+        taken = check_port(listen)
+        assert (taken.ok, taken.said) == (False, f"cannot listen at {listen}: Address already in use")
+        assert check_port(listen, running=True).ok is None
+
+
+@pytest.mark.parametrize(
+    ("listen", "said", "mend"),
+    [
+        ("203.0.113.9:4100", "Cannot assign requested address", "choose one that `ip addr` shows"),
+        ("4100", "is not of the form", "change listen"),
+        ("[::1:4100", "is not of the form", "change listen"),
+    ],
+)
+def test_addresses_that_cannot_be_listened_at_are_said(listen, said, mend):
+    found = check_port(listen)
+    assert found.ok is False
+    assert said in found.said
+    assert mend in found.mend
+
+
+# Multicast
+
+
+def test_multicast_on_loopback_only_is_for_this_machine():
+    found = check_multicast(["127.0.0.1"])
+    assert found.ok is None
+    assert "works on loopback only" in found.said
+
+
+def test_multicast_where_no_interface_has_the_address_does_not_work():
+    found = check_multicast(["203.0.113.9"])
+    assert found.ok is False
+    assert "203.0.113.9: " in found.said
+    assert "UDP port 5353" in found.mend
+    assert check_multicast([]).ok is False
+    both = check_multicast(["127.0.0.1", "203.0.113.9"])
+    assert both.ok is None
+    assert "203.0.113.9: " in both.said
+
+
+def test_the_interfaces_of_this_machine_are_tried_by_themselves():
+    assert "127.0.0.1" in network._own_addresses()
+    assert check_multicast().check == "multicast"
+
+
+# The broker
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1883", "http://host", "mqtt://", "mqtt://host:port", "mqtt://[::1", ""])
+def test_what_is_no_address_of_a_broker_is_said_without_repeating_it(url):
+    found = check_broker(url)
+    assert found.ok is False
+    assert "mqtt://host:1883" in found.mend
+
+
+def test_a_broker_that_is_not_there_is_said_without_the_password():
+    found = check_broker(f"mqtt://alice:secret@127.0.0.1:{free_port()}")
+    assert found.ok is False
+    assert "does not answer: Connection refused" in found.said
+    assert "secret" not in report([found])[0]
+
+
+def test_without_the_client_only_the_connection_is_tried(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiomqtt", None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = check_broker(f"mqtt://127.0.0.1:{server.getsockname()[1]}")
+    assert found.ok is None
+    assert "pip install 'p2pfl-node[mqtt]'" in found.mend
+
+
+def test_a_broker_that_delivers_is_right(tmp_path):
+    port = free_port()
+    with mosquitto(tmp_path, port):
+        assert check_broker(f"mqtt://127.0.0.1:{port}") == Finding(
+            "broker", True, f"127.0.0.1:{port} delivers what is published"
+        )
+
+
+def test_a_broker_that_wants_a_password_is_said(tmp_path):
+    port = free_port()
+    with mosquitto(tmp_path, port, "allow_anonymous false"):
+        found = check_broker(f"mqtt://alice:secret@127.0.0.1:{port}")
+    assert found.ok is False
+    assert "refuses the connection" in found.said
+    assert "P2PFL_MQTT_PASSWORD" in found.mend
+    assert "secret" not in report([found])[0]
+
+
+def test_a_broker_that_denies_publishing_is_said(tmp_path):
+    port, rules = free_port(), tmp_path / "acl"
+    rules.write_text("topic read #\n")
+    rules.chmod(0o700)
+    with mosquitto(tmp_path, port, "allow_anonymous true", f"acl_file {rules}"):
+        found = check_broker(f"mqtt://127.0.0.1:{port}", topic="p2pfl/own/own", seconds=1.0)
+    assert found.ok is False
+    assert "does not deliver what is published" in found.said
+    assert "p2pfl/own/own" in found.mend

@@ -1,0 +1,392 @@
+"""Nodes that have agreed on a codec: what peers get of a model, after restarts and from those who lie too."""
+
+import asyncio
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from p2pfl.algorithms.selection import fitting
+from p2pfl.compression.codecs import CODECS, TopK, make_codec
+from p2pfl.compression.sparse_updates import Copy, Step, encode_entries, tag
+from p2pfl.errors import ConfigurationError, RunError
+from p2pfl.node.exchange.model_encoding import WHOLE, Coding
+from p2pfl.node.exchange.published_models import Published
+from p2pfl.node.folder.settings import Settings
+from p2pfl.parameters import Layout
+from p2pfl.policies.dac import Dac
+from p2pfl.policies.random import Random
+from p2pfl.policy import Update
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
+from p2pfl.sim.cli.main import main
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.simulation import run as simulate
+from tests.support.federation import play
+
+NAMES = ("a", "b", "c", "d")
+P = 11  # values of the concept-shift task's model
+TOP_K = {"name": "top-k", "share": 0.2}  # 3 of them
+CODEC_TABLES = [{"name": name} for name in CODECS if name != "top-k"] + [TOP_K]
+
+
+def settings(codec, **options):
+    return Settings(**({"rounds": 6, "deadline": 10.0, "codec": codec} | options))
+
+
+async def to_the_end(federation):
+    federation.start()
+    await federation.done()
+
+
+class Noting:
+    """What a policy does with its peers, written down."""
+
+    def __init__(self, peers, own, given):
+        self.peers, self.own, self.given = peers, own, given
+        self.ids, self.order = peers.ids, peers.order
+
+    def fit(self, ids):
+        return self.peers.fit(ids)
+
+    async def publish(self, params, extras=None, stage="trained"):
+        self.own.append(params)
+        await self.peers.publish(params, extras, stage)
+
+    async def models(self, ids, stage="trained"):
+        updates = await self.peers.models(ids, stage)
+        self.given.append({update.sender: update.params for update in updates})
+        return updates
+
+
+class Witness(Random):
+    def __init__(self):
+        super().__init__()
+        self.own, self.given = [], []
+
+    async def round(self, me, peers):
+        return await super().round(me, Noting(peers, self.own, self.given))
+
+
+@pytest.mark.parametrize("table", CODEC_TABLES, ids=lambda table: table["name"])
+def test_peers_get_what_the_codec_makes_of_a_model_and_the_node_goes_on_with_its_own(table):
+    federation = play(to_the_end, NAMES, settings(table), policy=Witness)
+    layout, start = federation.tasks["a"].layout, federation.tasks["a"].initial(0)
+    witness = {name: node.policy for name, node in federation.nodes.items()}
+    for name in NAMES:
+        coding = Coding(make_codec(table["name"], {k: v for k, v in table.items() if k != "name"}), layout, start)
+        for round in range(6):
+            public, _ = coding.publish(witness[name].own[round])
+            for other in set(NAMES) - {name}:
+                assert witness[other].given[round][name].tobytes() == public.tobytes()
+        assert federation.nodes[name].exchange.rejected == {}
+        assert (public == witness[name].own[5]).all() == (table["name"] == "float32")
+
+
+def test_a_difference_takes_the_bytes_of_its_entries_and_the_whole_model_all_of_them():
+    exchange = play(to_the_end, NAMES, settings(TOP_K)).nodes["a"].exchange
+    # Each of 3 peers sends 3 entries 6 times: the count, a bit for each of 11 values, and the values.
+    assert exchange.traffic.received_update == 3 * 6 * (OVERHEAD + 4 + 2 + 4 * 3)
+    whole = play(to_the_end, NAMES, settings(TOP_K | {"share": 1.0})).nodes["a"].exchange
+    assert whole.traffic.received_update == 3 * 6 * (OVERHEAD + 4 * P)
+
+
+@pytest.mark.slow
+def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path):
+    async def in_two(federation):
+        federation.start()
+        await asyncio.gather(*(federation.round(name, 3) for name in NAMES))
+        for node in federation.nodes.values():
+            node.stop()
+        await federation.done()
+        federation.start()
+        await federation.done()
+
+    for table in CODEC_TABLES:
+        whole = play(to_the_end, NAMES, settings(table, rounds=8), policy=Dac)
+        halves = play(in_two, NAMES, settings(table, rounds=8), policy=Dac, folder=tmp_path / table["name"])
+        for name in NAMES:
+            assert (whole.nodes[name].me.params == halves.nodes[name].me.params).all(), table
+            assert whole.watch[name].result == halves.watch[name].result
+
+
+@pytest.mark.parametrize("table", CODEC_TABLES, ids=lambda table: table["name"])
+def test_what_was_served_before_a_crash_is_served_after_it_byte_by_byte(tmp_path, table):
+    def served(node, known):
+        coding, outbox = node.exchange.coding, node.exchange.outbox
+        return {
+            (key, base): bytes(coding.encode(model, coding.base(model, base)))
+            for key, model in outbox.models.items()
+            for base in known
+        }
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        d = federation.nodes["d"]
+        while (4, "trained") not in d.exchange.outbox.models:
+            await asyncio.sleep(0.01)
+        known = [WHOLE, b"12345678", *(step.tag for step in d.exchange.coding.state())]
+        before = served(d, known)
+        assert (len(set(map(len, before.values()))) > 1) == (table is TOP_K)
+        await federation.kill("d")
+        federation.start("d")
+        await asyncio.sleep(0.5)  # it has begun round 4 again, and trains
+        assert served(federation.nodes["d"], known) == before
+        await federation.done()
+        assert not any(node.exchange.rejected for node in federation.nodes.values())
+
+    play(test, NAMES, settings(table, rounds=8), folder=tmp_path, policy=Dac)
+
+
+@pytest.mark.slow
+def test_one_that_has_lost_its_disk_is_sent_and_sends_models_that_are_understood(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 4)
+        await federation.kill("d")
+        for path in tmp_path.glob("d*"):
+            path.unlink()
+        federation.start("d")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(TOP_K, rounds=30), folder=tmp_path)
+    assert "d" in federation.partners("a", 29)
+    assert not any(node.exchange.rejected for node in federation.nodes.values())
+
+
+def test_the_codec_is_agreed_on_and_both_are_named_where_it_differs():
+    async def test(federation):
+        federation.start("a")
+        federation.settings = replace(federation.settings, codec={"name": "float16"})
+        federation.start("b")
+        await federation.done()
+
+    words = r"format differs: ours is all parameters, (int8 with a scale for each tensor|float16), theirs all parameters, "
+    with pytest.raises(ConfigurationError, match=words):
+        play(test, ("a", "b"), settings({"name": "int8"}))
+
+
+def test_a_checkpoint_of_another_codec_is_refused(tmp_path):
+    play(to_the_end, ("a",), settings(TOP_K), folder=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^the checkpoint has codec .*top-k.*, the configuration .*int8"):
+        play(to_the_end, ("a",), settings({"name": "int8"}), folder=tmp_path)
+
+
+# A member that lies
+
+
+def hostile(answer, table=TOP_K):
+    """Run nodes a and c with b, who answers to a's requests with what `answer` makes of them; return a's exchange."""
+
+    async def test(federation):
+        federation.start("a", "c")
+        peer, key = federation.make("b").exchange.contacts, federation.keys["a"].public
+        transport = federation.network.transport("b")
+
+        class Ear:
+            def received(self, link, frame):
+                opened = peer.door.open(frame)
+                message = opened.message
+                if opened.sender != "a":
+                    return
+                if isinstance(message, m.Get):
+                    base, payload = answer(message)
+                    said = m.Answer(message.request, message.round, message.stage, 50, False, 0.0, base)
+                    say(link, said, payload)
+                if isinstance(message, m.Have):  # keep up, so as not to be left out for being slow
+                    say(link, message)
+
+            def lost(self, link, reason): ...
+
+        def say(link, message, payload=b""):
+            link.send(peer.sealer.seal(message, key, Payload.of(payload)))
+
+        await transport.listen(Ear())
+        await asyncio.sleep(0.01)
+        link = await transport.dial("memory:a", key)
+        say(link, m.Hello(), peer.introducer.parameters().parts[0])
+        while federation.watch["a"].result is None:
+            await asyncio.sleep(0.1)
+        for name in ("a", "c"):  # they would serve b for ever
+            await federation.kill(name)
+
+    return play(test, ("a", "b", "c"), settings(table))
+
+
+ONES = np.ones(P, np.float32)
+ENTRIES = encode_entries(ONES, np.array([1, 4], np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (lambda get: (b"12345678", ENTRIES), "not asked for"),
+        (lambda get: (b"1", ENTRIES), "not asked for"),
+        (lambda get: (WHOLE, ENTRIES), "wrong length"),
+        (lambda get: (get.known, ENTRIES[:-1]), "wrong length"),
+        (lambda get: (get.known, ENTRIES + b"more"), "wrong length"),
+        (lambda get: (get.known, b"\xff\xff\xff\xff" + ENTRIES), "wrong length"),
+        (lambda get: (get.known, ENTRIES[:4] + b"\0\0" + ENTRIES[6:]), "malformed"),
+        (lambda get: (get.known, ENTRIES[:-4] + np.array([np.nan], np.float32).tobytes()), "not finite"),
+        (lambda get: (get.known, ENTRIES[:-4] + np.array([1e38], np.float32).tobytes()), "too large"),
+    ],
+)
+def test_differences_that_cannot_be_used_are_counted_and_left_out(answer, cause):
+    federation = hostile(answer)
+    exchange = federation.nodes["a"].exchange
+    assert exchange.rejected == {cause: exchange.rejected[cause]}
+    assert exchange.rejected[cause] >= 4
+    assert all(federation.partners("a", round) == {"c"} for round in range(1, 7))
+
+
+def test_a_difference_where_there_are_none_is_counted_and_left_out():
+    federation = hostile(lambda get: (b"12345678", ENTRIES), {"name": "int8"})
+    assert federation.nodes["a"].exchange.rejected["not asked for"] >= 4
+
+
+def test_what_a_peer_has_sent_is_what_the_next_difference_starts_from():
+    known, expected = [], []
+
+    def answer(get):
+        known.append(get.known)
+        return get.known, encode_entries(ONES, np.array([len(known)], np.uint32))
+
+    federation = hostile(answer)
+    model = federation.tasks["a"].initial(0).copy()
+    for place in range(1, 7):
+        expected.append(tag(model))
+        model[place] = 1.0
+    assert known == expected
+    assert federation.partners("a", 6) == {"b", "c"}
+
+
+# One by one
+
+LAYOUT = Layout((("model", (100,)),), 100)
+START = np.zeros(100, np.float32)
+
+
+def published(coding, params):
+    public, name = coding.publish(params)
+    return Published(Update("me", 1, "trained", public, 10), 0.0, name)
+
+
+def test_the_expected_bytes_are_those_of_the_codec_and_grow_with_what_was_missed():
+    dense = {name: Coding(make_codec(name, {}), LAYOUT).expected("x", 7) - OVERHEAD for name in CODECS if name != "top-k"}
+    assert dense == {"float32": 400, "float16": 200, "bfloat16": 200, "int8": 104}
+    coding = Coding(TopK(0.1), LAYOUT, START)
+    # The count, and then 13 bytes of marks and 4 for each of 10 values a round; the whole model after 8 rounds.
+    assert [coding.expected("x", round) - OVERHEAD for round in (1, 2, 8, 9)] == [57, 97, 337, 400]
+    coding.ask(["x"])
+    coding.keep("x", 9, START, b"12345678")
+    assert [coding.expected("x", round) - OVERHEAD for round in (9, 10, 12)] == [57, 57, 137]
+    assert Coding(TopK(1.0), LAYOUT, START).expected("x", 1) - OVERHEAD == 400
+
+
+def test_no_more_bytes_come_than_were_expected_of_a_peer_that_publishes_once_a_round():
+    rng = np.random.default_rng(0)
+    sender, receiver = Coding(TopK(0.1), LAYOUT, START), Coding(TopK(0.1), LAYOUT, START)
+    for round in range(1, 40):
+        model = published(sender, rng.standard_normal(100).astype(np.float32))
+        if rng.random() < 0.4:
+            expected = receiver.expected("me", round)
+            copy = receiver.ask(["me"])["me"]
+            base = sender.base(model, copy.tag)
+            payload = memoryview(bytes(sender.encode(model, base)))
+            assert len(payload) == sender.size(model, copy.tag) <= expected - OVERHEAD
+            params, rest = receiver.decode(payload, base, copy)
+            assert params.tobytes() == model.update.params.tobytes()
+            assert not len(rest)
+            receiver.keep("me", round, params)
+
+
+def test_a_difference_from_what_is_not_known_is_none():
+    coding = Coding(TopK(0.1), LAYOUT, START)
+    for copy in (None, Copy(b"87654321", START, 0)):
+        with pytest.raises(ProtocolError, match="a difference from a model that is not known"):
+            coding.decode(memoryview(bytes(4)), b"12345678", copy)
+
+
+def test_steps_without_their_model_are_not_taken_up():
+    coding = Coding(TopK(0.1), LAYOUT, START)
+    before = coding.state()
+    coding.restore([Step(b"12345678", np.zeros(0, np.uint32))], [])
+    assert coding.state() == before
+    assert published(coding, START + 1).tag == tag(np.repeat(np.float32([1, 0]), [10, 90]))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k"])
+def test_a_model_that_is_not_finite_is_not_published(name):
+    coding = Coding(make_codec(name, {}), LAYOUT, START)
+    with pytest.raises(RunError, match="values that are not finite"):
+        coding.publish(START * np.nan)
+
+
+def test_top_k_does_not_start_without_the_common_model():
+    with pytest.raises(ConfigurationError, match="needs the common initial model"):
+        Coding(TopK(), LAYOUT)
+
+
+# A budget of bytes
+
+
+@pytest.mark.slow
+def test_with_fewer_bytes_for_a_model_more_peers_are_heard_and_the_budget_holds():
+    models = {}
+    for table in (*CODEC_TABLES, {"name": "top-k", "share": 1.0}):
+        budget = {"bytes": 3 * (OVERHEAD + 2 * P)}
+        options = {"nodes": 12, "rounds": 6, "codec": table, "budget": budget, "task": {"name": "concept-shift"}}
+        scenario = resolve(options | {"policy": {"name": "random", "neighbours": 11}}, [], "test", ".").runs[0]
+        for fidelity in ("modelled", "wire"):
+            edges = simulate(replace(scenario, fidelity=fidelity, trainer="one-by-one")).recorder.edges_table()
+            received = np.zeros((7, 12))
+            np.add.at(received, (edges["round"], edges["dst"]), edges["bytes"])
+            assert received.max() <= budget["bytes"]
+            models.setdefault(str(table), []).append(len(edges["bytes"]) / 72)
+    assert all(modelled == wire for modelled, wire in models.values())
+    heard = {name: wire for name, (_, wire) in models.items()}
+    assert list(heard.values())[:4] == [2, 3, 3, 3]
+    assert 2 < heard[str(TOP_K)] <= 3
+    assert list(heard.values())[5] == 2
+
+
+@pytest.mark.slow
+def test_the_table_says_what_was_sent_where_codecs_are_compared(tmp_path, capsys):
+    command = ["run", "codecs-one-byte-budget", "--set", "form=smoke", "--engine", "local", "--no-report"]
+
+    def table(*options):
+        assert main([*command, "--out", str(tmp_path / str(options)), *options]) == 0
+        printed = capsys.readouterr().out
+        return printed, json.loads((tmp_path / str(options) / "summary.json").read_text())
+
+    printed, summary = table()
+    assert "MB sent" in printed
+    assert [row["bytes"] for row in summary["table"]] == [run["traffic"]["bytes"] for run in summary["runs"]]
+    assert {run["name"]: run["codec"]["name"] for run in summary["runs"]}["top-k/0.01"] == "top-k"
+    printed, summary = table("--only", "float32")
+    assert "MB sent" not in printed
+    assert all("bytes" not in row for row in summary["table"])
+
+
+def test_which_peers_fit_is_drawn_and_every_one_has_its_turn():
+    rng = np.random.default_rng(0)
+    counts = Counter(id for _ in range(3000) for id in fitting(rng, list("abcde"), [1, 1, 1, 1, 1], 2, 5))
+    assert sum(counts.values()) == 6000
+    assert all(abs(count - 1200) < 150 for count in counts.values())
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(-1, 30), st.integers(0, 9))
+def test_those_that_fit_leave_no_room_for_another(sizes, limit, most):
+    ids = list(range(len(sizes)))
+    taken = fitting(np.random.default_rng(1), ids, sizes, limit, most)
+    assert taken == sorted(set(taken))
+    used = sum(sizes[k] for k in taken)
+    assert used <= max(limit, 0)
+    assert len(taken) <= most
+    assert len(taken) == most or all(used + sizes[k] > limit for k in ids if k not in taken)

@@ -1,0 +1,117 @@
+"""Peers that do not answer, and what they cost the others. Time is virtual."""
+
+import pytest
+
+from p2pfl.node.exchange.rounds.probation import GOOD, Probation
+from p2pfl.node.folder.settings import Settings
+from p2pfl.protocols.wire import messages as m
+from tests.support.federation import play
+from tests.support.liars import Liar
+
+NAMES = ("a", "b", "c", "d")
+
+
+def test_probation_doubles_what_a_peer_owes_with_each_miss():
+    probation, owed = Probation(), []
+    for _ in range(8):
+        probation.missed("a", 3)
+        owed.append(0)
+        while probation.owes("a"):
+            probation.answered("a")
+            owed[-1] += 1
+    assert owed == [1, 3, 7, 15, 31, 63, 63, 63]
+    assert not probation.owes("b")
+
+
+def test_probation_forgives_after_many_answers():
+    probation = Probation()
+    probation.missed("a", 3)
+    for _ in range(1 + GOOD):
+        probation.answered("a")
+    probation.missed("a", 3)
+    probation.answered("a")
+    assert not probation.owes("a")
+
+
+def test_probation_owes_more_in_large_federations():
+    probation = Probation()
+    probation.missed("a", 24)
+    for _ in range(5):
+        assert probation.owes("a")
+        probation.answered("a")
+    assert probation.owes("a")
+    probation.forget("a")
+    assert not probation.owes("a")
+
+
+ROUNDS, DEADLINE = 60, 5.0  # of a second each, without liars
+SLOWEST = ROUNDS * 1.1 + 3 * 4 * DEADLINE  # four misses at each of three nodes; then it owes a lot
+
+
+def play_with(liar, on, rounds=ROUNDS):
+    """Return a federation of three honest nodes and a liar, after all rounds."""
+
+    async def test(federation):
+        federation.start("a", "b", "c")
+        async with liar(federation, "d", on):
+            for name in "abc":
+                await federation.round(name, rounds)
+        await federation.done()
+
+    return play(test, NAMES, Settings(rounds=rounds, deadline=DEADLINE, adaptive=True), period=1.0)
+
+
+def seconds(federation):
+    times = federation.watch["a"].times
+    return times[max(times)] - times[min(times)]
+
+
+def answer(liar, peer, message, payload):
+    if isinstance(message, m.Get):
+        liar.say(peer, m.Absent(message.request, message.round, "gone"))
+
+
+@pytest.mark.slow
+def test_member_that_answers_pings_only_costs_one_deadline():
+    federation = play_with(Liar, lambda *said: None)
+    assert seconds(federation) < ROUNDS * 1.1 + DEADLINE
+    assert all(federation.nodes[name].exchange.expired <= 2 for name in "abc")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [2, 10])
+def test_member_that_answers_now_and_then_costs_little(every):
+    asked = []
+
+    def on(*said):
+        asked.append(said)
+        if len(asked) % every:
+            answer(*said)
+
+    assert seconds(play_with(Liar, on)) < SLOWEST
+
+
+@pytest.mark.slow
+def test_member_that_answers_again_is_asked_again():
+    asked = []
+
+    def on(liar, peer, message, payload):
+        if peer.name == "a" and isinstance(message, m.Get):
+            asked.append(message.round)
+        if not isinstance(message, m.Get) or message.round > 20:
+            answer(liar, peer, message, payload)
+
+    play_with(Liar, on)
+    assert sum(round > 25 for round in asked) > 30
+
+
+@pytest.mark.slow
+def test_member_that_lags_a_round_costs_little():
+    class Lagging(Liar):
+        def claim(self, round):
+            self.contacts.round = round
+            for peer in self.exchange.peers.values():
+                for said in (round - 2, round - 1):
+                    self.contacts.tell(peer, m.Have(max(0, said)))
+
+    assert seconds(play_with(Lagging, answer)) < SLOWEST

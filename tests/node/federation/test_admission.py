@@ -1,0 +1,941 @@
+"""Who is let into a federation, by token and by hand, and what of that is kept in the folders of nodes."""
+
+import asyncio
+import base64
+import dataclasses
+import os
+import shutil
+import stat
+import sys
+import threading
+from functools import partial
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import admission, admission_key, agreement, invitations
+from p2pfl.node.federation import join as joining
+from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS, InvitationService
+from p2pfl.node.federation.invitations import INVITATIONS
+from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
+from p2pfl.node.federation.token_redeemer import TokenRedeemer
+from p2pfl.node.folder import config
+from p2pfl.node.peering.links.newcomers import JoinReply
+from p2pfl.protocols.identity import Identity, Verifier
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.system.atomic_files import exclusive, lock_folder
+from p2pfl.task import Part, make_task
+from tests.support.fortress import folders, honest
+from tests.support.limits import limited
+
+NOW, BOOTED = 1_800_000_000.0, 5000.0
+BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(1, 4))
+
+
+def invite(folder, name, addresses, role="participant", minutes=15, now=NOW, **options):
+    return invitations.invite(folder, name, addresses, role, minutes, now=now, **{"booted": BOOTED, **options})
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return make_task("digits", {}, Part(0, 1), 0)
+
+
+class Home:
+    """The folders of some nodes, of which alice has made a federation."""
+
+    def __init__(self, root, digits):
+        self.root = root
+        self.alice = self.node("alice")
+        self.tables = agreement.draft("home", config.load(self.alice), digits)
+        self.backup = root / "backup.pem"
+        self.file = admission.create_federation(self.alice, self.tables, self.backup)
+
+    def node(self, name, **options):
+        config.create(self.root / name, name, ":4100", **options)
+        return self.root / name
+
+    def log(self):
+        return load_federation(self.alice)
+
+    def admission_key(self):
+        return Identity.load(self.alice / admission_key.ADMISSION)
+
+    def token(self, name="bob", role="participant", minutes=15, now=NOW, **options):
+        return invite(self.alice, name, ["10.0.0.1:4100"], role, minutes, now, **options)
+
+    def bundle(self, folder, role="participant", new_key=False, **options):
+        """Admit a node by hand; return what it joins with."""
+        line = admission.request(folder, new_key)
+        admission.admit(self.alice, line, role, self.root / "bundle", **options)
+        return (self.root / "bundle").read_text()
+
+    def accept(self, folder, text):
+        return admission.accept_bundle(folder, text, config.load(folder), Identity.load(folder / config.KEY).public)
+
+
+@pytest.fixture
+def home(tmp_path, digits):
+    return Home(tmp_path, digits)
+
+
+class Clock:
+    """The clocks of a machine: `now` may be set, `booted` goes forward only."""
+
+    def __init__(self):
+        self.now, self.booted = NOW, BOOTED
+
+    def passes(self, seconds):
+        self.now += seconds
+        self.booted += seconds
+
+
+class Door:
+    """Alice's running node, as far as it answers those who bring a token."""
+
+    def __init__(self, home, clock=None, file=None):
+        self.clock = clock or Clock()
+        self.log = load_federation(home.alice)
+        redeemer = TokenRedeemer(home.alice, file=file, now=lambda: self.clock.now, booted=lambda: self.clock.booted)
+        self.service = InvitationService(redeemer, self.log, booted=lambda: self.clock.booted)
+        self.causes = []
+        self.refusals = []
+
+    def ask(self, key, secret, name="bob", host="10.0.0.1"):
+        return self.say(key, encode_join(Join(secret, name)), host)
+
+    def say(self, key, frame, host="10.0.0.1"):
+        reply = asyncio.run(self.service.answer(key.public, frame, host))
+        if reply.cause:
+            self.causes.append(reply.cause)
+            self.refusals.append((reply.cause, reply.detail))
+        return decode_answer(reply.frame)
+
+
+@pytest.fixture
+def door(home):
+    return Door(home)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def everything(folder):
+    """What is in a folder, as one string of bytes: names and contents."""
+    return b"\n".join(
+        str(path.relative_to(folder)).encode() + b"\n" + (path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    )
+
+
+def forms(secret):
+    """A secret, and how it could be written."""
+    plain, safe = base64.b64encode(secret).rstrip(b"="), base64.urlsafe_b64encode(secret).rstrip(b"=")
+    return [secret, secret.hex().encode(), secret.hex().upper().encode(), plain, safe, repr(secret)[2:-1].encode()]
+
+
+# Making a federation
+
+
+def test_who_makes_a_federation_is_its_first_member_and_has_its_admission_key(home):
+    log = home.log()
+    own = Identity.load(home.alice / config.KEY)
+    assert log.file == home.file
+    assert log.members["alice"].key == own.public
+    assert log.epoch == 1
+    assert home.admission_key().public == log.admission == home.file.admission
+    assert home.admission_key().public != own.public
+
+
+def test_the_copy_of_the_admission_key_is_a_key_file_too(home):
+    assert Identity.load(home.backup).public == home.file.admission
+    assert mode(home.backup) == mode(home.alice / admission_key.ADMISSION) == 0o600
+
+
+def test_a_copy_overwrites_nothing_and_without_it_nothing_is_made(tmp_path, digits):
+    folder = tmp_path / "alice"
+    config.create(folder, "alice")
+    before = sorted(folder.iterdir())
+    tables = agreement.draft("home", config.load(folder), digits)
+    (tmp_path / "precious").write_text("precious")
+    for backup, why in ((tmp_path / "precious", "exists"), (tmp_path / "none" / "backup.pem", "No such file")):
+        with pytest.raises(ConfigurationError, match=why):
+            admission.create_federation(folder, tables, backup)
+    with pytest.raises(ConfigurationError, match="no name for a federation"):
+        admission.create_federation(folder, tables | {"name": "h o m e"}, tmp_path / "backup.pem")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "backup.pem").exists()
+    assert sorted(folder.iterdir()) == before
+    admission.create_federation(folder, tables, tmp_path / "backup.pem")
+
+
+def test_a_node_belongs_to_one_federation(home):
+    with pytest.raises(ConfigurationError, match="belongs to a federation already"):
+        admission.create_federation(home.alice, home.tables, home.root / "other.pem")
+
+
+def test_a_node_of_no_federation_has_no_membership_and_can_do_nothing(home):
+    bob = home.node("bob")
+    assert load_federation(bob) is None
+    for act in (
+        lambda: admission.describe(bob),
+        lambda: admission.revoke(bob, "alice"),
+        lambda: admission.rotate(bob, home.root / "other.pem"),
+        lambda: invite(bob, "carol", ["x:1"]),
+    ):
+        with pytest.raises(ConfigurationError, match="belongs to no federation"):
+            act()
+
+
+def test_a_federation_is_described_without_secrets(home):
+    shown = admission.describe(home.alice)
+    assert (shown["federation"], shown["id"], shown["epoch"]) == ("home", home.file.id.hex(), 1)
+    assert [member["name"] for member in shown["members"]] == ["alice"]
+    assert shown["agreed"]["task"] == {"name": "digits"}
+    assert "PRIVATE" not in str(shown)
+
+
+# The files
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_of_both_files_is_noticed(home):
+    for name in (FEDERATION, MEMBERSHIP):
+        path = home.alice / name
+        whole = path.read_bytes()
+        for position in range(8 * len(whole)):
+            changed = bytearray(whole)
+            changed[position // 8] ^= 1 << position % 8
+            path.write_bytes(changed)
+            with pytest.raises(ConfigurationError, match=name):
+                load_federation(home.alice)
+        path.write_bytes(whole)
+    assert home.log().epoch == 1
+
+
+def test_a_log_that_is_missing_cut_or_of_another_federation_is_said(home, tmp_path, digits):
+    path = home.alice / MEMBERSHIP
+    whole = path.read_bytes()
+    for content in (b"", whole[:-1], whole + b"\0", whole[:20]):
+        path.write_bytes(content)
+        with pytest.raises(ConfigurationError, match="membership is damaged"):
+            load_federation(home.alice)
+    path.unlink()
+    with pytest.raises(ConfigurationError, match="membership is missing"):
+        load_federation(home.alice)
+    (tmp_path / "other").mkdir()
+    shutil.copy(Home(tmp_path / "other", digits).alice / MEMBERSHIP, path)
+    with pytest.raises(ConfigurationError, match="an entry of another federation"):
+        load_federation(home.alice)
+
+
+def test_the_epoch_on_the_disk_never_goes_back(home):
+    old = home.log()
+    home.bundle(home.node("bob"))
+    MembershipFile(home.alice).save(old)
+    assert home.log().epoch == old.epoch == 2
+
+
+def test_a_running_node_and_commands_lose_nothing_of_each_other(home):
+    running, file = home.log(), MembershipFile(home.alice)
+    running.on_change.append(lambda: file.save(running.copy()))
+    file.merge(running)
+    for name in ("bob", "carol"):
+        home.bundle(home.node(name))
+    # A peer tells of bob before the node has looked at the file, where carol is too.
+    running.extend(home.log().after(1, 300))
+    assert list(running.members) == ["alice", "bob"]
+    assert list(home.log().members) == ["alice", "bob", "carol"]
+    assert file.epoch > running.epoch
+    file.merge(running)
+    assert list(running.members) == ["alice", "bob", "carol"]
+    assert not file.changed()
+
+
+def test_saving_verifies_only_what_other_processes_have_added(home, monkeypatch):
+    running, file = home.log(), MembershipFile(home.alice)
+    file.merge(running)
+    checked, valid = [], Verifier.valid
+    monkeypatch.setattr(Verifier, "valid", lambda self, *args: checked.append(1) or valid(self, *args))
+    running.append(home.admission_key(), "add", "dave", EVE.public)
+    file.save(running)
+    assert len(checked) == 1  # of the new entry, when it was appended
+    home.bundle(home.node("bob"))
+    checked.clear()
+    file.save(running)
+    assert len(checked) == 1
+    assert home.log().encode() == running.encode()
+
+
+def test_a_node_sees_what_was_written_before_it_began_to_look(home):
+    running = home.log()
+    home.bundle(home.node("bob"))
+    file = MembershipFile(home.alice)
+    assert file.changed()
+    file.merge(running)
+    assert running.epoch == 2
+    assert not file.changed()
+
+
+def test_a_log_on_the_disk_that_differs_is_said_and_left(home):
+    running = home.log()
+    running.append(home.admission_key(), "add", "carol", CAROL.public)
+    home.bundle(home.node("bob"))
+    with pytest.raises(ConfigurationError, match="membership fork: two entries of epoch 2"):
+        MembershipFile(home.alice).save(running)
+    assert "bob" in home.log().members
+
+
+def at_once(*works):
+    """Do things in threads that begin together; return what they return, or raise, in order."""
+    results, start = [None] * len(works), threading.Barrier(len(works))
+
+    def do(k, work):
+        start.wait()
+        try:
+            results[k] = work()
+        except Exception as error:
+            results[k] = error
+
+    threads = [threading.Thread(target=do, args=each) for each in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_commands_that_run_together_all_count(home):
+    lines = [admission.request(home.node(f"node-{k}")) for k in range(8)]
+    works = [
+        partial(admission.admit, home.alice, line, "participant", home.root / f"bundle-{k}") for k, line in enumerate(lines)
+    ]
+    assert at_once(*works) == [f"node-{k}" for k in range(8)]
+    assert home.log().epoch == 9
+    assert len(home.log().members) == 9
+
+
+# By token
+
+
+def test_a_token_makes_a_member_with_its_role(home, door):
+    token = home.token(role="observer")
+    assert (token.federation, token.name, token.admission) == (home.file.id, "home", home.file.admission)
+    assert token.inviter == Identity.load(home.alice / config.KEY).public
+    assert token.addresses == ("10.0.0.1:4100",)
+    assert token.expires == NOW + 15 * 60
+    answer = door.ask(BOB, token.secret)
+    assert answer == Joined(home.file.data, door.log.encode())
+    assert Membership(home.file, answer.log).members["bob"].role == "observer"
+    assert home.log().members == door.log.members
+
+
+def test_a_token_is_only_known_by_who_holds_it(home, door, monkeypatch):
+    answers = []
+    tokens = [home.token(name) for name in ("bob", "carol", "dave")]
+    for token, seconds in zip(tokens, (0, 0, 3600), strict=True):
+        door.clock.passes(seconds)
+        for key in (BOB, CAROL):
+            answers.append(door.ask(key, token.secret, token.member))
+    guess = os.urandom(16)
+    answers.append(door.ask(EVE, guess))
+    shown = everything(home.root) + repr((tokens, door.refusals, answers)).encode()
+    for secret in (*(token.secret for token in tokens), guess):
+        for form in forms(secret):
+            assert form not in shown
+
+
+def test_what_is_kept_of_a_token_is_for_its_owner_only(home):
+    home.token()
+    folder = home.alice / INVITATIONS
+    assert mode(folder) == 0o700
+    assert [mode(path) for path in folder.iterdir()] == [0o600]
+
+
+def refusals(door, *asked):
+    """The causes of refusals; nobody came in."""
+    before = door.log.epoch
+    for key, secret, *name in asked:
+        assert isinstance(door.ask(key, secret, *name), JoinRefused)
+    assert door.log.epoch == before
+    return door.causes
+
+
+def test_a_token_is_good_for_one_node(home, door):
+    token = home.token()
+    assert isinstance(door.ask(BOB, token.secret), Joined)
+    assert refusals(door, (EVE, token.secret, "eve"), (EVE, token.secret, "bob")) == ["invitation used"] * 2
+
+
+def test_one_who_has_lost_the_answer_gets_it_again(home, door):
+    token = home.token()
+    first = door.ask(BOB, token.secret)
+    door.clock.passes(3600)
+    assert door.ask(BOB, token.secret) == first
+    assert Door(home).ask(BOB, token.secret) == first  # also of a node that was started again
+    assert home.log().epoch == 2
+
+
+def test_a_token_is_good_until_it_expires(home, door):
+    first, second = home.token(minutes=15), home.token("carol", minutes=15)
+    door.clock.passes(15 * 60)
+    assert isinstance(door.ask(BOB, first.secret), Joined)
+    door.clock.passes(1)
+    assert refusals(door, (CAROL, second.secret, "carol")) == ["invitation expired"]
+
+
+def test_token_that_was_seen_expired_stays_so_if_the_clock_is_set_back(home, door):
+    token = home.token(minutes=15)
+    door.clock.now += 3600
+    assert refusals(door, (BOB, token.secret)) == ["invitation expired"]
+    door.clock.now -= 3600
+    assert refusals(door, (BOB, token.secret)) == ["invitation expired"] * 2
+    assert refusals(Door(home, door.clock), (BOB, token.secret)) == ["invitation expired"]  # started again
+
+
+def test_token_expires_though_the_clock_is_set_back(home, door):
+    token = home.token(minutes=15)
+    door.clock.passes(3600)
+    door.clock.now -= 3600
+    assert refusals(door, (BOB, token.secret)) == ["invitation expired"]
+
+
+def test_clock_that_was_wrong_and_is_set_back_locks_nothing(home, door):
+    door.clock.now += 30 * 24 * 3600
+    for _ in range(3):
+        refusals(door, (EVE, os.urandom(16)))
+    door.clock.now -= 30 * 24 * 3600
+    assert isinstance(door.ask(BOB, home.token().secret), Joined)
+
+
+def test_token_of_before_a_restart_of_the_machine_is_good_until_it_expires(home, door):
+    token, other = home.token(minutes=15), home.token("carol", minutes=15)
+    door.clock.now, door.clock.booted = NOW + 60, 1.0
+    assert isinstance(door.ask(BOB, token.secret), Joined)
+    door.clock.passes(15 * 60)
+    assert refusals(door, (CAROL, other.secret, "carol")) == ["invitation expired"]
+
+
+def test_a_token_that_was_never_given_is_unknown(home, door):
+    assert refusals(door, (BOB, bytes(16))) == ["invitation unknown"]
+    home.token()
+    assert refusals(door, (BOB, bytes(16))) == ["invitation unknown"] * 2
+
+
+def test_the_token_of_another_node_is_unknown(home, door, tmp_path, digits):
+    (tmp_path / "other").mkdir()
+    token = Home(tmp_path / "other", digits).token()
+    assert refusals(door, (BOB, token.secret)) == ["invitation unknown"]
+
+
+def test_refusals_of_one_host_are_limited_and_others_are_answered(home, door):
+    token, more = home.token(minutes=60), REFUSALS + 5
+    causes = refusals(door, *[(EVE, os.urandom(16)) for _ in range(more)])
+    assert causes == ["invitation unknown"] * REFUSALS + ["busy"] * 5
+    assert isinstance(door.ask(BOB, token.secret, host="10.0.0.2"), Joined)
+    door.clock.passes(1 / RECOVERY)
+    assert isinstance(door.ask(CAROL, home.token("carol").secret, "carol"), Joined)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("fd00:1:2:3::1", "fd00:1:2:3:ffff::9", True),
+        ("fd00:1:2:3::1", "fd00:1:2:4::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("broker", "broker", True),
+        ("broker", "10.0.0.1", False),
+    ],
+)
+def test_hosts_that_share_a_limit(home, door, one, other, same):
+    for _ in range(REFUSALS):
+        door.ask(EVE, os.urandom(16), host=one)
+    door.ask(EVE, os.urandom(16), host=other)
+    assert (door.causes[-1] == "busy") == same
+
+
+def test_refusals_of_a_used_token_are_limited_too(home, door):
+    token = home.token()
+    door.ask(BOB, token.secret)
+    for _ in range(2 * REFUSALS):
+        assert isinstance(door.ask(EVE, token.secret), JoinRefused)
+    assert door.causes == ["invitation used"] * REFUSALS + ["busy"] * REFUSALS
+
+
+def test_newcomers_who_are_let_in_cost_nothing(home, door):
+    for k in range(2 * REFUSALS):
+        key = Identity.from_seed(bytes([100 + k]) * 32)
+        assert isinstance(door.ask(key, home.token(f"node-{k}").secret, f"node-{k}"), Joined)
+
+
+def test_questions_at_once_beyond_a_few_are_refused_as_busy(home, door):
+    """Another process holds the lock, so that all of them wait; the node's loop goes on."""
+    tokens, keys = [home.token(f"node-{k}") for k in range(6)], [Identity.from_seed(os.urandom(32)).public for _ in range(6)]
+
+    async def main():
+        asked = [
+            asyncio.create_task(door.service.answer(keys[k], encode_join(Join(token.secret, token.member)), f"10.0.0.{k}"))
+            for k, token in enumerate(tokens)
+        ]
+        while not all(task.done() for task in asked[4:]):
+            await asyncio.sleep(0.01)
+        return asked
+
+    async def held():
+        with exclusive(home.alice / "membership.lock"):
+            asked = await main()
+            assert not any(task.done() for task in asked[:4])
+        return await asyncio.gather(*asked)
+
+    replies = asyncio.run(held())
+    assert [type(decode_answer(reply.frame)) for reply in replies] == [Joined] * 4 + [JoinRefused] * 2
+    assert [reply.cause for reply in replies] == [""] * 4 + ["busy"] * 2
+
+
+def test_lock_that_is_never_given_back_is_said_and_the_token_stays_good(home):
+    door = Door(home, file=MembershipFile(home.alice, patience=0.05))
+    token = home.token()
+    with exclusive(home.alice / "membership.lock"):
+        assert isinstance(door.ask(BOB, token.secret), JoinRefused)
+    path = home.alice / "membership.lock"
+    assert door.refusals == [("join failed", f"cannot write {path}: another process has held its lock for 0.05 s")]
+    assert isinstance(door.ask(BOB, token.secret), Joined)
+
+
+def test_refusal_reads_neither_the_log_nor_its_lock(home, door):
+    """A refused stranger costs the same, however long the log is and whatever process holds the lock."""
+    used = home.token()
+    door.ask(BOB, used.secret)
+    (home.alice / MEMBERSHIP).unlink()
+    with exclusive(home.alice / "membership.lock"):
+        assert refusals(door, (EVE, os.urandom(16)), (EVE, used.secret)) == ["invitation unknown", "invitation used"]
+
+
+def test_a_token_is_for_one_name(home, door):
+    token = home.token("bob")
+    assert refusals(door, (BOB, token.secret, "robert"), (BOB, token.secret, "../bob")) == ["other name", "malformed"]
+    assert isinstance(door.ask(BOB, token.secret, "bob"), Joined)
+
+
+def test_name_that_is_taken_does_not_use_up_the_token(home, door):
+    token = home.token("carol")
+    home.bundle(home.node("carol"))
+    assert isinstance(door.ask(CAROL, token.secret, "carol"), JoinRefused)
+    assert door.causes == ["name taken"]
+    assert invitations.read_note(home.alice, token.secret).used_by == b""
+
+
+def test_token_for_a_name_that_is_taken_is_not_made(home):
+    with pytest.raises(ConfigurationError, match="there is a member named alice already"):
+        home.token("alice")
+    with pytest.raises(ConfigurationError, match="may have letters, digits"):
+        home.token("../bob")
+
+
+def test_token_for_a_former_members_name_is_made_if_asked_for(home, door):
+    home.bundle(home.node("carol"))
+    early = home.token("bob")
+    home.bundle(home.node("bob"))
+    for name in ("bob", "carol"):
+        admission.revoke(home.alice, name)
+    with pytest.raises(ConfigurationError, match=r"carol is the name of a former member.*--reuse-name"):
+        home.token("carol")
+    assert isinstance(door.ask(CAROL, home.token("carol", reuse_name=True).secret, "carol"), Joined)
+    assert refusals(door, (BOB, early.secret)) == ["name taken"]  # it was free when the token was made
+
+
+def test_a_key_that_is_or_was_a_members_does_not_come_in_again(home, door):
+    first, second = home.token(), home.token("robert")
+    door.ask(BOB, first.secret)
+    assert refusals(door, (BOB, second.secret, "robert")) == ["known key"]
+    admission.revoke(home.alice, "bob")
+    door.causes.clear()
+    for token in (first, second):
+        assert isinstance(door.ask(BOB, token.secret, token.member), JoinRefused)
+    assert door.causes == ["name taken", "known key"]
+
+
+def test_noise_is_answered_with_a_refusal(door):
+    assert isinstance(door.say(EVE, b"\xff" * 100), JoinRefused)
+    assert door.causes == ["malformed"]
+
+
+def test_of_two_who_come_at_once_with_a_token_one_is_let_in(home):
+    for k in range(5):
+        token, doors = home.token(f"node-{k}"), [Door(home), Door(home)]
+        keys = [Identity.from_seed(os.urandom(32)) for _ in doors]
+        answers = at_once(
+            *(partial(door.ask, key, token.secret, token.member) for door, key in zip(doors, keys, strict=True))
+        )
+        assert sorted(type(answer).__name__ for answer in answers) == ["JoinRefused", "Joined"]
+        assert doors[0].causes + doors[1].causes == ["invitation used"]
+        assert home.log().epoch == k + 2
+
+
+def test_inviter_sees_what_commands_have_added(home, door):
+    token = home.token()
+    home.bundle(home.node("carol"))
+    assert isinstance(door.ask(BOB, token.secret), Joined)
+    assert list(door.log.members) == ["alice", "bob", "carol"]
+
+
+def test_an_inviter_keeps_what_was_heard_but_could_not_be_written(home, door):
+    door.log.append(home.admission_key(), "add", "carol", CAROL.public)
+    assert isinstance(door.ask(BOB, home.token().secret), Joined)
+    assert list(home.log().members) == list(door.log.members) == ["alice", "bob", "carol"]
+
+
+def test_a_member_is_on_the_disk_before_anyone_is_told(home, door):
+    on_disk = []
+    door.log.on_change.append(lambda: on_disk.append(list(home.log().members)))
+    door.ask(BOB, home.token().secret)
+    assert on_disk == [["alice", "bob"]]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_node_that_was_killed_while_it_let_one_in_lets_in_that_one_only(home, door, monkeypatch):
+    token = home.token()
+
+    def kill(point):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("p2pfl.node.federation.token_redeemer.reached", kill)
+        with pytest.raises(Killed):
+            door.ask(BOB, token.secret)
+    assert home.log().epoch == 1
+    door = Door(home)
+    assert refusals(door, (EVE, token.secret, "eve")) == ["invitation used"]
+    assert isinstance(door.ask(BOB, token.secret), Joined)
+
+
+def test_where_the_disk_is_full_nobody_is_let_in_and_the_token_stays_good(home, door):
+    token = home.token()
+    for size in (10, 300):  # too little for the token's file; enough for it, too little for the log
+        with limited(size):
+            assert set(refusals(door, (BOB, token.secret))) == {"join failed"}
+        assert home.log().epoch == 1
+    assert isinstance(door.ask(BOB, token.secret), Joined)
+    assert home.log().epoch == 2
+
+
+def test_tokens_are_made_only_where_the_admission_key_in_force_is(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    with pytest.raises(ConfigurationError, match=r"has no admission\.pem"):
+        invite(bob, "carol", ["x:1"])
+    shutil.copy(home.backup, bob / admission_key.ADMISSION)
+    admission.rotate(home.alice, home.root / "second.pem")
+    MembershipFile(bob).save(home.log())
+    with pytest.raises(ConfigurationError, match="not the admission key any more"):
+        invite(bob, "carol", ["x:1"])
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf"), 1e9])
+def test_a_token_is_good_for_a_sensible_time(home, minutes):
+    with pytest.raises(ConfigurationError, match="a token is good for up to"):
+        home.token(minutes=minutes)
+
+
+def test_a_token_that_could_not_be_read_is_not_made(home):
+    for addresses in (["x:1"] * 9, ["x" * 300]):
+        with pytest.raises(ConfigurationError, match="8 addresses of 256 characters at most"):
+            invite(home.alice, "bob", addresses)
+    longest = invite(home.alice, "bob", ["x" * 256] * 8)
+    assert Invitation.parse(longest.encode()) == longest
+
+
+# How a newcomer asks
+
+
+def test_join_with_a_token_for_another_name_is_refused_before_it_dials(home):
+    token = home.token("carol", minutes=60)
+    bob = home.node("bob")
+    with pytest.raises(ConfigurationError) as caught:
+        joining.join(bob, token.encode())
+    assert str(caught.value) == f"the token is for a node named carol; {bob / 'node.toml'} names this one bob"
+
+
+def test_join_asks_again_while_the_inviter_is_busy(tmp_path, monkeypatch):
+    monkeypatch.setattr(joining, "PAUSE", 0.01)
+    alice_folder = folders(tmp_path, "alice", "carol")["alice"]
+    config.create(tmp_path / "bob", "bob", "127.0.0.1:0")
+    busy = [encode_join(JoinRefused("busy: too many questions")) for _ in range(3)]
+
+    async def main():
+        async with honest(alice_folder) as alice:
+            answer = alice.service.answer
+
+            async def sometimes(*question):
+                return JoinReply(busy.pop(), "busy") if busy else await answer(*question)
+
+            alice.service.answer = sometimes
+            token = invite(alice_folder, "bob", [alice.transport.address], now=alice.now, booted=alice.now)
+            key = Identity.load(tmp_path / "bob" / config.KEY)
+            return await joining._ask(token, key, config.load(tmp_path / "bob"))
+
+    assert isinstance(asyncio.run(main()), Joined)
+    assert busy == []
+
+
+# What a newcomer takes
+
+
+class Newcomer:
+    """Bob, who has used a token and holds the answer."""
+
+    def __init__(self, home, **options):
+        self.folder = home.node("bob", **options)
+        self.key = Identity.load(self.folder / config.KEY)
+        self.token = home.token()
+        self.answer = Door(home).ask(self.key, self.token.secret)
+
+    def accept(self, **changes):
+        given = {"joined": self.answer, "invitation": self.token, "own": config.load(self.folder), "key": self.key.public}
+        return admission.accept(self.folder, **{**given, **changes})
+
+    def refuses(self, **changes):
+        """Why it takes nothing; nothing of it is kept."""
+        with pytest.raises(ConfigurationError) as caught:
+            self.accept(**changes)
+        assert load_federation(self.folder) is None
+        assert not (self.folder / MEMBERSHIP).exists()
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+
+def test_a_newcomer_keeps_what_it_was_given(home):
+    bob = Newcomer(home)
+    assert bob.accept() == "home"
+    kept = load_federation(bob.folder)
+    assert kept.file == home.file
+    assert kept.encode() == home.log().encode()
+    assert not (bob.folder / admission_key.ADMISSION).exists()
+
+
+def test_a_newcomer_takes_the_federation_of_its_token_only(home, tmp_path, digits):
+    bob = Newcomer(home)
+    other = Federation.sign(home.tables, home.admission_key())
+    log = Membership(other)
+    log.append(home.admission_key(), "add", "bob", bob.key.public)
+    assert "another federation than the token" in bob.refuses(joined=Joined(other.data, log.encode()))
+    token = dataclasses.replace(bob.token, admission=EVE.public)
+    assert "admission key is another one than the token names" in bob.refuses(invitation=token)
+
+
+def test_a_newcomer_takes_no_log_without_itself_in_it(home):
+    bob = Newcomer(home)
+    log = home.log()
+    without = Membership(home.file, log.after(0, 250))
+    assert without.epoch == 1
+    assert "not among the members" in bob.refuses(joined=Joined(home.file.data, without.encode()))
+    assert "not among the members" in bob.refuses(key=EVE.public)
+    admission.revoke(home.alice, "bob")
+    assert "not among the members" in bob.refuses(joined=Joined(home.file.data, home.log().encode()))
+
+
+def test_a_newcomer_takes_nothing_that_was_changed(home):
+    bob = Newcomer(home)
+    file, log = bob.answer.file, bob.answer.log
+    assert "damaged or forged" in bob.refuses(joined=Joined(file.replace(b"rounds = 10", b"rounds = 99"), log))
+    assert "membership" in bob.refuses(joined=Joined(file, log[:-1] + bytes([log[-1] ^ 1])))
+    assert "membership" in bob.refuses(joined=Joined(file, b"nonsense"))
+
+
+def test_a_hand_over_between_token_and_answer_does_no_harm(home):
+    bob = Newcomer(home)
+    admission.rotate(home.alice, home.root / "second.pem")
+    admission.rotate(home.alice, home.root / "third.pem")
+    assert bob.accept(joined=Joined(home.file.data, home.log().encode())) == "home"
+
+
+def federation_that_names(home, **changes):
+    """A federation like home, which names other things."""
+    folder = home.node("mallory")
+    return folder, admission.create_federation(folder, home.tables | changes, home.root / "mallory.pem")
+
+
+@pytest.mark.parametrize("kind", ["task", "policy"])
+def test_what_a_federation_names_is_not_imported_unless_the_owner_has_named_it(home, tmp_path, monkeypatch, kind):
+    folder, _ = federation_that_names(home, **{kind: {"name": "evil:make"}})
+    bob = home.node("bob")
+    for place in (bob, tmp_path / "modules"):
+        place.mkdir(exist_ok=True)
+        (place / "evil.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.chdir(bob)
+    admission.admit(folder, admission.request(bob), "participant", home.root / "bundle")
+    with pytest.raises(ConfigurationError) as caught:
+        home.accept(bob, (home.root / "bundle").read_text())
+    own = {"task": "digits", "policy": "dac"}[kind]
+    assert str(caught.value) == (f"{kind} differs: this node's configuration names {own!r}, the federation home 'evil:make'")
+    assert "evil" not in sys.modules
+    assert load_federation(bob) is None
+
+
+def test_a_federation_without_sense_is_refused(home):
+    folder, _ = federation_that_names(home, rounds=-1)
+    bob = home.node("bob")
+    admission.admit(folder, admission.request(bob), "participant", home.root / "bundle")
+    with pytest.raises(ConfigurationError, match="rounds"):
+        home.accept(bob, (home.root / "bundle").read_text())
+    assert load_federation(bob) is None
+
+
+# By hand
+
+
+def test_a_node_is_admitted_by_hand(home):
+    bob = home.node("bob")
+    assert home.accept(bob, home.bundle(bob, role="coordinator-eligible")) == "home"
+    assert load_federation(bob).members["bob"].role == "coordinator-eligible"
+
+
+def test_the_same_request_again_gives_the_same_admission(home):
+    bob = home.node("bob")
+    assert home.bundle(bob) == home.bundle(bob)
+    assert home.log().epoch == 2
+
+
+def test_a_name_that_is_taken_is_not_given_to_another_key(home, tmp_path):
+    home.bundle(home.node("bob"))
+    config.create(tmp_path / "impostor", "bob")
+    with pytest.raises(ConfigurationError, match="there is a member named bob already"):
+        home.bundle(tmp_path / "impostor")
+
+
+def test_a_bundle_is_for_the_node_that_has_asked(home):
+    bob, carol = home.node("bob"), home.node("carol")
+    with pytest.raises(ConfigurationError, match="carol, is not among the members"):
+        home.accept(carol, home.bundle(bob))
+
+
+@pytest.mark.parametrize("line", ["", "nonsense", "p2pfl-request-AAAA"])
+def test_a_request_that_is_none_is_refused(home, line):
+    with pytest.raises(ConfigurationError, match="a request"):
+        admission.admit(home.alice, line, "participant", home.root / "bundle")
+    assert not (home.root / "bundle").exists()
+
+
+def test_only_the_admission_key_admits_and_revokes(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    line = admission.request(home.node("carol"))
+    for act in (
+        lambda: admission.admit(bob, line, "participant", home.root / "bundle"),
+        lambda: admission.revoke(bob, "alice"),
+        lambda: admission.rotate(bob, home.root / "second.pem"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"has no admission\.pem"):
+            act()
+
+
+def test_who_is_revoked_is_no_member_and_its_key_never_is_again(home):
+    bob = home.node("bob")
+    line = admission.request(bob)
+    home.accept(bob, home.bundle(bob))
+    admission.revoke(home.alice, "bob")
+    key = Identity.load(bob / config.KEY).public
+    assert home.log().refusal(key) == "revoked"
+    with pytest.raises(ConfigurationError, match="nobody else's, nor its own again"):
+        admission.admit(home.alice, line, "participant", home.root / "bundle")
+    with pytest.raises(ConfigurationError, match="there is no member named bob; there are alice"):
+        admission.revoke(home.alice, "bob")
+
+
+def test_a_node_gets_another_key_and_keeps_its_name_and_role(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob, role="observer"))
+    old = Identity.load(bob / config.KEY).public
+    home.accept(bob, home.bundle(bob, new_key=True))
+    new = Identity.load(bob / config.KEY).public
+    log = load_federation(bob)
+    assert (log.members["bob"].key, log.members["bob"].role) == (new, "observer")
+    assert (log.refusal(old), log.refusal(new)) == ("revoked", "")
+    assert Identity.load(bob / "key.pem.old").public == old
+
+
+def test_a_revoked_node_comes_back_with_another_key(home):
+    bob = home.node("bob")
+    home.accept(bob, home.bundle(bob))
+    admission.revoke(home.alice, "bob")
+    with pytest.raises(ConfigurationError, match="bob is the name of a former member"):
+        home.bundle(bob, new_key=True)
+    (bob / "key.pem.old").unlink()
+    home.accept(bob, home.bundle(bob, new_key=True, reuse_name=True))
+    assert load_federation(bob).refusal(Identity.load(bob / config.KEY).public) == ""
+
+
+def test_a_node_that_runs_or_has_an_older_key_beside_it_keeps_its_key(home):
+    bob = home.node("bob")
+    before = (bob / config.KEY).read_bytes()
+    with lock_folder(bob), pytest.raises(ConfigurationError, match="stop the node"):
+        admission.request(bob, new_key=True)
+    (bob / "key.pem.old").write_text("an older one")
+    with pytest.raises(ConfigurationError, match=r"key\.pem\.old exists"):
+        admission.request(bob, new_key=True)
+    assert (bob / config.KEY).read_bytes() == before
+
+
+# Handing over
+
+
+def test_after_a_hand_over_the_new_key_decides(home):
+    old = home.admission_key()
+    admission.rotate(home.alice, home.root / "second.pem")
+    new = home.admission_key()
+    assert home.log().admission == new.public == Identity.load(home.root / "second.pem").public != old.public
+    assert Identity.load(home.alice / "admission.pem.old").public == old.public
+    assert mode(home.alice / "admission.pem.old") == mode(home.root / "second.pem") == 0o600
+    home.bundle(home.node("bob"))
+    shutil.copy(home.backup, home.alice / admission_key.ADMISSION)
+    with pytest.raises(ConfigurationError, match="not the admission key any more"):
+        home.bundle(home.node("carol"))
+
+
+def test_a_hand_over_without_a_copy_does_not_happen(home):
+    with pytest.raises(ConfigurationError, match="exists"):
+        admission.rotate(home.alice, home.backup)
+    assert home.log().epoch == 1
+    assert not (home.alice / "admission.pem.new").exists()
+    home.bundle(home.node("bob"))
+
+
+def test_a_hand_over_that_was_interrupted_after_it_was_signed_is_ended(home):
+    old = (home.alice / admission_key.ADMISSION).read_bytes()
+    admission.rotate(home.alice, home.root / "second.pem")
+    (home.alice / admission_key.ADMISSION).replace(home.alice / "admission.pem.new")
+    (home.alice / "admission.pem.old").unlink()
+    (home.alice / admission_key.ADMISSION).write_bytes(old)
+    (home.alice / admission_key.ADMISSION).chmod(0o600)
+    home.bundle(home.node("bob"))
+    assert home.admission_key().public == home.log().admission
+    assert (home.alice / "admission.pem.old").read_bytes() == old
+    assert not (home.alice / "admission.pem.new").exists()
+
+
+def test_a_hand_over_that_was_interrupted_before_it_was_signed_is_done_anew(home):
+    stray = Identity.create(home.alice / "admission.pem.new").public
+    admission.rotate(home.alice, home.root / "second.pem")
+    assert home.log().admission == home.admission_key().public != stray
+
+
+def test_private_keys_are_nowhere_but_in_their_files(home):
+    """Not in what is printed, sent or written for others."""
+    bob = home.node("bob")
+    text = home.bundle(bob)
+    shown = "\n".join([admission.request(bob), text, str(admission.describe(home.alice)), home.token("carol").encode()])
+    for path in (home.alice / admission_key.ADMISSION, home.alice / config.KEY, bob / config.KEY):
+        lines = path.read_text().splitlines()
+        secret = lines[lines.index("-----BEGIN PRIVATE KEY-----") + 1]
+        seed = base64.b64decode(secret)[-32:]
+        for form in (secret.encode(), *forms(seed)):
+            assert form not in shown.encode()

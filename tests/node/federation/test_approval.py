@@ -1,0 +1,144 @@
+"""The options of a federation are shown to a node's owner, who must agree to them."""
+
+import io
+import sys
+
+import msgspec
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
+from p2pfl.node.federation import admission, agreement, approval
+from p2pfl.node.federation.approval import Difference
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.folder import config
+from p2pfl.task import Part, make_task
+
+
+class Terminal(io.StringIO):
+    """Standard input that a person types into."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Alice makes a federation by her options; bob has a bundle to join it with, and his own node.toml."""
+
+    def make(options="", own="", policy=""):
+        for name, text in (("alice", options), ("bob", own)):
+            config.create(tmp_path / name, name)
+            path = tmp_path / name / config.CONFIG
+            path.write_text(path.read_text().replace("\n[policy]", f"{text}\n\n[policy]", 1))
+        path = tmp_path / "alice" / config.CONFIG
+        path.write_text(path.read_text().replace("\n[codec]", f"{policy}\n\n[codec]", 1))
+        alice = config.load(tmp_path / "alice")
+        task = make_task("digits", alice.task_options(), Part(0, 1), 0)
+        admission.create_federation(tmp_path / "alice", agreement.draft("home", alice, task), tmp_path / "backup.pem")
+        line = admission.request(tmp_path / "bob")
+        admission.admit(tmp_path / "alice", line, "participant", tmp_path / "bundle")
+        return tmp_path
+
+    return make
+
+
+def differences(root):
+    agreed = agreement.read(load_federation(root / "alice").file)
+    return approval.differences(config.load(root / "bob"), agreed, root / "bob")
+
+
+def test_approval_of_equal_options_finds_no_difference(home):
+    assert differences(home("samples = 40\nlr = 0.1", "lr = 0.1\nsamples = 40")) == []
+
+
+def test_approval_of_options_with_their_default_finds_no_difference(home):
+    assert differences(home("hidden = 64", 'judged_on = "own"', "neighbours = 5")) == []
+
+
+def test_approval_says_each_difference_with_both_values(home):
+    assert differences(home("samples = 40\nhidden = 16", "lr = 0.1", "tau = 3.0")) == [
+        Difference("task.hidden", "16", "64"),
+        Difference("task.lr", "0.05", "0.1"),
+        Difference("task.samples", "40", "0"),
+        Difference("policy.tau", "3.0", "0.0"),
+    ]
+
+
+def test_approval_of_a_task_that_cannot_be_imported_finds_every_option_different(home):
+    root = home("hidden = 64", "lr = 0.1")
+    agreed = agreement.read(load_federation(root / "alice").file)
+    other = {"name": "nowhere:task", "hidden": 64}
+    changed = msgspec.structs.replace(agreed, task=other)
+    own = msgspec.structs.replace(config.load(root / "bob"), task={"name": "nowhere:task", "lr": 0.1})
+    assert approval.differences(own, changed, root / "bob") == [
+        Difference("task.hidden", "64", approval.NOTHING),
+        Difference("task.lr", approval.NOTHING, "0.1"),
+    ]
+
+
+def test_summary_is_fit_for_a_terminal(home):
+    agreed = agreement.read(load_federation(home() / "alice").file)
+    lines = approval.summary(msgspec.structs.replace(agreed, task={"name": "a:\x1b[2J", "k\x1b\u202e": "v\x1b"}))
+    assert all(line.isprintable() for line in lines)
+
+
+def join(root, *options):
+    return main(["join", str(root / "bob"), str(root / "bundle"), *options])
+
+
+def joined(root):
+    return load_federation(root / "bob") is not None
+
+
+def test_join_without_a_terminal_takes_options_that_are_the_same(home, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    root = home("samples = 40", "samples = 40")
+    assert join(root) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "the federation home asks for:",
+        "  task digits: samples = 40",
+        "  policy dac",
+        "  a model of 4,810 values (0.02 MB), 10 rounds",
+    ]
+    assert joined(root)
+
+
+def test_join_without_a_terminal_refuses_other_options_and_names_yes(home, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    root = home("samples = 40")
+    assert join(root) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "  task.samples is 40 there; this node's is 0" in lines
+    assert lines[-1].startswith("not joined: the federation has other options than node.toml (task.samples = 40); ")
+    assert "--yes" in lines[-1]
+    assert not joined(root)
+    assert join(root, "--yes") == 0
+    assert joined(root)
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 2), ("no\n", 2), ("", 2)])
+def test_join_on_a_terminal_asks(home, capsys, monkeypatch, typed, code):
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    root = home()
+    assert join(root) == code
+    assert "join with these options? [y/N]" in capsys.readouterr().err
+    assert joined(root) == (code == 0)
+
+
+def test_join_with_yes_asks_nothing(home, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert join(home("samples = 40"), "--yes") == 0
+    assert "[y/N]" not in capsys.readouterr().err
+
+
+def test_join_that_is_not_approved_keeps_nothing(home):
+    root = home()
+
+    def refuse(own, agreed):
+        raise ConfigurationError("no")
+
+    key = admission.Identity.load(root / "bob" / config.KEY).public
+    with pytest.raises(ConfigurationError, match="no"):
+        admission.accept_bundle(root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, approve=refuse)
+    assert not joined(root)

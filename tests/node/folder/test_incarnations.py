@@ -1,0 +1,133 @@
+"""Folders that were restored from an older copy, and two processes with one key."""
+
+import asyncio
+import shutil
+import signal
+import time
+
+import pytest
+
+from p2pfl.node.peering.links.incarnations import IncarnationConflictError
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, SESSIONS, Door, Sealer
+from tests.support.fortress import SOON, folders, honest, until
+from tests.support.processes import PATIENCE, processes
+
+FEDERATION, LAYOUT, SESSION = bytes(range(16)), bytes(16), bytes([7]) * 16
+ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
+
+
+def frame(sealer, session=SESSION):
+    return b"".join(bytes(part) for part in sealer.seal(m.Ping(1), BOB.public, session=session))
+
+
+def sealer(boot):
+    return Sealer(ALICE, FEDERATION, LAYOUT, boot)
+
+
+def test_sealer_knows_frames_of_a_later_start():
+    later = frame(sealer(9))[:OVERHEAD]
+    assert sealer(5).foreign(later) == 9
+    assert sealer(10).foreign(later) is None
+
+
+def test_sealer_knows_its_own_frames_from_those_of_a_copy():
+    original, copy = sealer(5), sealer(5)
+    assert original.foreign(frame(original)[:OVERHEAD]) is None
+    assert copy.foreign(frame(original)[:OVERHEAD]) == 5
+
+
+def test_sealer_that_forgot_sessions_blames_no_copy():
+    original = sealer(5)
+    first = frame(original)[:OVERHEAD]
+    for k in range(SESSIONS):
+        frame(original, k.to_bytes(16, "big"))
+    assert original.foreign(first) is None
+
+
+@pytest.mark.parametrize("change", ["another key", "another byte", "another federation", "shorter"])
+def test_sealer_refuses_evidence_that_it_has_not_signed(change):
+    evidence = {
+        "another key": frame(Sealer(BOB, FEDERATION, LAYOUT, 9))[:OVERHEAD],
+        "another byte": frame(sealer(9))[:HEADER_SIZE] + bytes(64),
+        "another federation": frame(Sealer(ALICE, bytes(16), LAYOUT, 9))[:OVERHEAD],
+        "shorter": frame(sealer(9))[:-1],
+    }[change]
+    with pytest.raises(ProtocolError):
+        sealer(5).foreign(evidence)
+
+
+def test_door_keeps_the_newest_frame_of_a_sender():
+    door, one = Door({"alice": ALICE.public}, BOB.public, FEDERATION, 1000), sealer(3)
+    assert door.newest(ALICE.public) == b""
+    first, second = frame(one), frame(one)
+    door.open(second, SESSION)
+    door.open(first, SESSION)
+    assert door.newest(ALICE.public) == second[:OVERHEAD]
+
+
+def test_node_of_a_restored_folder_learns_of_its_later_start(tmp_path):
+    members = folders(tmp_path, "alice", "bob")
+    old = tmp_path / "backup"
+    shutil.copytree(members["bob"], old)
+
+    async def main():
+        async with honest(members["alice"]) as alice:
+            for _ in range(3):
+                async with honest(members["bob"]) as bob:
+                    await until(lambda bob=bob: bob.exchange.peers["alice"].introduced)
+            shutil.rmtree(members["bob"])
+            shutil.copytree(old, members["bob"])
+            with pytest.raises(ExceptionGroup) as group:
+                async with honest(members["bob"]):
+                    await asyncio.sleep(SOON)
+            (conflict,) = group.value.exceptions
+            assert isinstance(conflict, IncarnationConflictError)
+            assert conflict.boot == 3
+            assert alice.rejected["replay"] >= 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_restored_folder_learns_on_and_of_two_copies_one_ends(tmp_path):
+    toml = 'rounds = 1000000\ndeadline = 5.0\ntask = {name = "concept-shift"}\npolicy = {name = "random"}\n'
+    with processes(tmp_path, ("alice", "bob"), toml) as federation:
+        bob, old, copy = federation.folders["bob"], tmp_path / "backup", tmp_path / "copy"
+
+        def with_bob():
+            return any(peer["state"] == "connected" for peer in federation.status("alice")["peers"])
+
+        def stop_bob():
+            federation.signal("bob", signal.SIGTERM)
+            return federation.wait("bob")["bob"]
+
+        federation.start("alice")
+        for _ in range(2):
+            shutil.copytree(bob, old, dirs_exist_ok=True)
+            federation.start("bob")
+            federation.until(with_bob, "bob is connected")
+            stop_bob()
+            federation.until(lambda: not with_bob(), "bob is gone")
+        shutil.rmtree(bob)
+        shutil.copytree(old, bob)
+        federation.start("bob")
+        federation.until(with_bob, "bob is connected")
+        assert "was restored from an older copy" in stop_bob()
+
+        shutil.copytree(bob, copy)
+        federation.folders["copy"] = copy
+        federation.start("bob")
+        federation.until(with_bob, "bob is connected")
+        federation.start("copy", changes=("listen=127.0.0.1:0",))
+        ended, deadline = [], time.monotonic() + PATIENCE
+        while not ended:
+            assert time.monotonic() < deadline, [federation.status(name) for name in federation.running]
+            ended = [name for name in ("bob", "copy") if federation.running[name].poll() is not None]
+            time.sleep(0.02)  # of real time: these are real processes
+        assert "another process uses the key of this node" in federation.printed(ended[0])
+        process = federation.running.pop(ended[0])
+        assert process.returncode == 2
+        federation.until(with_bob, "the other one is connected")

@@ -1,0 +1,104 @@
+"""A node's folder is for its owner only."""
+
+import os
+import stat
+import time
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
+from p2pfl.node.doctor.checks import check_folder
+from p2pfl.node.federation import admission, invitations
+from p2pfl.node.federation.membership_file import MembershipFile, load_federation
+from p2pfl.node.folder import config
+from p2pfl.system.atomic_files import exclusive, replace_file
+from tests.support.processes import federate
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def open_umask():
+    """Whatever the user's umask allows."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def alice(tmp_path, open_umask):
+    config.create(tmp_path / "deep" / "alice", "alice")
+    federate(tmp_path / "deep", ["alice"])
+    return tmp_path / "deep" / "alice"
+
+
+def test_folder_and_every_file_of_a_node_are_private(alice, capsys):
+    invitations.invite(alice, "bob", ["x:1"], "participant", 15, now=time.time())
+    admission.request(alice, new_key=True)  # it belongs to no federation then, and runs alone
+    assert main(["run", str(alice), "--set", "rounds=2"]) == 0
+    assert (mode(alice), mode(alice / "invitations")) == (0o700, 0o700)
+    files = {path.name: mode(path) for path in alice.rglob("*") if path.is_file()}
+    assert {
+        "node.toml",
+        "status.json",
+        "lock",
+        "checkpoint",
+        "boot",
+        "membership.lock",
+        "federation.toml.old",
+    } <= files.keys()
+    assert set(files.values()) == {0o600}
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_folder_that_was_there_keeps_its_mode(tmp_path, open_umask):
+    (tmp_path / "alice").mkdir(mode=0o755)
+    config.create(tmp_path / "alice", "alice")
+    assert mode(tmp_path / "alice") == 0o755
+    assert mode(tmp_path / "alice" / "node.toml") == 0o600
+
+
+def test_run_warns_of_an_open_folder_in_one_line(alice, capsys):
+    config.create(alice.parent / "bob", "bob")
+    bob = alice.parent / "bob"
+    bob.chmod(0o755)
+    assert main(["run", str(bob), "--set", "rounds=1"]) == 0
+    warning = f"other users of this machine can enter {bob} (mode 0755); run: chmod -R go= {bob}"
+    assert capsys.readouterr().err == f"warning: {warning}\n"
+    os.system(warning.rpartition("run: ")[2])
+    assert config.open_to_others(bob) == ""
+
+
+def test_doctor_says_that_locks_of_an_open_folder_can_be_held(alice):
+    assert check_folder(alice).ok
+    assert "no other user can read it or hold its locks" in check_folder(alice).said
+    alice.chmod(0o711)
+    found = check_folder(alice)
+    assert found.ok is None
+    assert "hold its locks so that the node stops" in found.said
+    assert found.mend == f"run: chmod -R go= {alice}"
+
+
+def test_lock_that_another_process_holds_is_one_line_after_a_while(alice):
+    log = load_federation(alice)
+    held = pytest.raises(OSError, match=r"another process has held its lock for 0\.05 s")
+    with exclusive(alice / "membership.lock"), held:
+        MembershipFile(alice, patience=0.05).save(log)
+    MembershipFile(alice, patience=0.05).save(log)
+
+
+def test_revoke_while_another_process_holds_the_lock_is_one_line(alice, monkeypatch):
+    monkeypatch.setattr(MembershipFile.__init__, "__defaults__", (0.05,))
+    with exclusive(alice / "membership.lock"), pytest.raises(ConfigurationError, match="another process has held its lock"):
+        admission.revoke(alice, "bob")
+
+
+def test_file_that_is_replaced_has_the_mode_it_is_given(tmp_path, open_umask):
+    replace_file(tmp_path / "shown", [b"x"])
+    replace_file(tmp_path / "own", [b"x"], mode=0o600)
+    assert (mode(tmp_path / "shown"), mode(tmp_path / "own")) == (0o666, 0o600)

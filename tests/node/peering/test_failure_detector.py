@@ -1,0 +1,336 @@
+"""Who is suspected, and who never is. Time is a number here."""
+
+from dataclasses import dataclass, field
+from math import inf, log10
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pfl.node.peering.failure_detector import MAX_HEALTH, AskOthers, Dead, FailureDetector, Ping, Suspect
+
+
+@dataclass
+class Peer:
+    """Answers `latency` seconds after it was pinged, from when it wakes until it dies; only others if it is cut off."""
+
+    latency: float = 0.1
+    wakes: float = -inf
+    dies: float = inf
+    cut_off: bool = False
+
+    def answers(self, now):
+        return self.wakes <= now < self.dies
+
+
+@dataclass
+class World:
+    """A detector among peers on a line of time. Ticks can come late; what arrives meanwhile is read after them."""
+
+    peers: dict[str, Peer]
+    seed: int = 0
+    now: float = 0.0
+    arrivals: list = field(default_factory=list)  # (time, method of the detector, name)
+    log: list = field(default_factory=list)  # (time, step)
+    back: list = field(default_factory=list)  # (time, name) of those who were suspected or dead, and were heard again
+
+    def __post_init__(self):
+        self.detector = FailureDetector(np.random.default_rng(self.seed))
+        for name in self.peers:
+            self.detector.watch(name, self.now)
+
+    def tick(self, lag=0.0):
+        due = self.detector.next_tick(self.now)
+        self.read(due)
+        self.now = due + lag
+        steps = self.detector.tick(self.now)
+        for step in steps:
+            self.log.append((self.now, step))
+            self.do(step)
+        self.read(self.now)
+        return steps
+
+    def do(self, step):
+        match step:
+            case Ping(name):
+                peer = self.peers[name]
+                if peer.answers(self.now) and not peer.cut_off:
+                    self.arrivals.append((self.now + peer.latency, self.detector.heard, name))
+            case AskOthers(helpers, about):
+                assert 1 <= len(helpers) <= 3
+                assert about not in helpers
+                if self.peers[about].answers(self.now):
+                    delays = [self.peers[name].latency for name in helpers if self.peers[name].answers(self.now)]
+                    self.arrivals += [(self.now + delay, self.detector.vouched, about) for delay in delays]
+
+    def read(self, until):
+        come = sorted((a for a in self.arrivals if a[0] <= until), key=lambda a: a[0])
+        self.arrivals = [a for a in self.arrivals if a[0] > until]
+        for time, method, name in come:
+            if method(name, time):
+                self.back.append((time, name))
+
+    def run(self, seconds):
+        end = self.now + seconds
+        while self.now < end:
+            self.tick()
+
+    def when(self, kind, name):
+        return next((time for time, step in self.log if isinstance(step, kind) and step.name == name), None)
+
+    def of(self, *kinds):
+        return [step for _, step in self.log if isinstance(step, kinds)]
+
+
+def peers(n, **others):
+    return {f"peer-{i}": Peer(**others) for i in range(n)}
+
+
+def suspicion(n):
+    return max(3.0, 4 * log10(n + 1))
+
+
+def test_a_peer_that_was_heard_within_the_last_period_is_not_probed():
+    world = World(peers(5))
+    for _ in range(50):
+        for name in world.peers:
+            world.detector.heard(name, world.now + 0.5)
+        assert world.tick() == []
+
+
+def test_an_idle_federation_of_fifty_costs_a_ping_a_period():
+    world = World(peers(50))
+    world.run(500)
+    pings = world.of(Ping)
+    assert len(pings) == len(world.log)
+    assert 490 <= len(pings) <= 500
+    counts = [sum(step.name == name for step in pings) for name in world.peers]
+    assert max(counts) - min(counts) <= 2  # everybody in turn
+
+
+def test_two_idle_nodes_ping_each_other_less_than_once_a_period():
+    world = World(peers(1))
+    world.run(100)
+    assert 45 <= len(world.of(Ping)) <= 50
+
+
+def test_the_order_of_probes_is_drawn_and_replays_from_its_seed():
+    orders = []
+    for seed in (1, 1, 2):
+        world = World(peers(20), seed)
+        world.run(21)
+        orders.append([step.name for step in world.of(Ping)])
+    assert orders[0] == orders[1] != orders[2]
+    assert set(orders[0]) == set(world.peers)
+
+
+def test_who_does_not_answer_is_probed_by_others_then_suspected_then_dead():
+    world = World(peers(4) | {"gone": Peer(dies=0.0)})
+    world.run(30)
+    about = [(time, step) for time, step in world.log if "gone" in (getattr(step, "name", ""), getattr(step, "about", ""))]
+    assert [type(step) for _, step in about] == [Ping, AskOthers, Suspect, Ping, Dead]
+    times = [time for time, _ in about]
+    assert times[1] - times[0] == times[2] - times[1] == 1.0
+    assert suspicion(5) <= times[4] - times[2] <= suspicion(5) + 1.0
+    assert "silent for" in about[2][1].reason
+
+
+def test_the_dead_are_probed_no_more_and_come_back_when_heard():
+    world = World(peers(3) | {"gone": Peer(dies=0.0)})
+    world.run(30)
+    death = world.when(Dead, "gone")
+    world.run(50)
+    assert [time for time, step in world.log if step == Ping("gone") and time > death] == []
+    assert world.detector.vouched("gone", world.now) is False  # out of reach for this node
+    assert world.detector.heard("gone", world.now) is True
+    assert world.detector.heard("gone", world.now) is False
+    world.run(30)
+    assert [step.name for step in world.of(Dead)] == ["gone", "gone"]
+
+
+def test_a_peer_that_only_others_can_reach_is_not_suspected():
+    world = World(peers(4) | {"far": Peer(cut_off=True)})
+    world.run(100)
+    assert [step for step in world.of(AskOthers) if step.about == "far"]
+    assert world.of(Suspect, Dead) == []
+
+
+def test_helpers_are_those_heard_last_and_none_who_is_in_doubt():
+    detector = FailureDetector(np.random.default_rng(0))
+    for name in ("a", "b", "c", "d", "e", "mute", "also mute"):
+        detector.watch(name, 0.0)
+    asked = []
+    for second in range(1, 8):
+        for place, name in enumerate("edcba"):
+            detector.heard(name, second - 0.5 + place / 100)
+        asked += [step for step in detector.tick(float(second)) if isinstance(step, AskOthers)]
+    assert {step.about for step in asked} == {"mute", "also mute"}
+    assert {step.helpers for step in asked} == {("a", "b", "c")}
+
+
+def test_without_helpers_the_peer_itself_is_asked_again():
+    world = World({"only": Peer(dies=0.0)})
+    world.run(12)
+    assert [type(step) for step in world.of(Ping, AskOthers, Suspect, Dead)] == [Ping, Ping, Suspect, Ping, Dead]
+
+
+def test_a_suspicion_is_refuted_by_an_answer_to_the_ping_that_comes_with_it():
+    world = World(peers(3) | {"asleep": Peer(wakes=inf)})
+    world.run(30)
+    suspected = world.when(Suspect, "asleep")
+    world = World(peers(3) | {"asleep": Peer(wakes=suspected)})
+    world.run(100)
+    assert [step.name for step in world.of(Suspect)] == ["asleep"]
+    assert world.back == [(suspected + 0.1, "asleep")]
+    assert world.of(Dead) == []
+
+
+def test_who_is_forgotten_is_judged_no_more_and_strangers_are_ignored():
+    world = World(peers(3) | {"gone": Peer(dies=0.0)})
+    while not world.of(Suspect):
+        world.tick()
+    world.detector.unwatch("gone")
+    world.detector.unwatch("gone")
+    world.log.clear()
+    world.run(30)
+    assert "gone" not in {step.name for step in world.of(Ping, Dead)}
+    assert world.of(Dead, AskOthers) == []
+    assert world.detector.heard("nobody", world.now) is False
+    assert world.detector.vouched("nobody", world.now) is False
+
+
+def test_watching_twice_is_no_sign_of_life():
+    detector = FailureDetector(np.random.default_rng(0))
+    detector.watch("a", 0.0)
+    detector.watch("a", 5.0)
+    assert detector.tick(5.1) == [Ping("a")]
+
+
+def test_with_nobody_to_watch_nothing_is_done():
+    world = World({})
+    world.run(10)
+    assert world.log == []
+    assert world.now == 10
+
+
+def test_a_late_tick_blames_nobody_and_makes_waits_longer():
+    world = World({"gone": Peer(dies=0.0)})
+    while not world.of(Ping):
+        world.tick()
+    assert world.tick(lag=30.0) == []
+    assert world.detector.health == 2
+    assert world.tick() == []  # two periods are waited for now
+    assert world.detector.health == 1
+    assert [type(step) for step in world.tick()] == [Ping]
+    assert [type(step) for step in world.tick()] == [Suspect, Ping]
+
+
+def test_local_health_has_bounds_and_recovers():
+    world = World(peers(3))
+    for _ in range(20):
+        world.tick(lag=0.5)
+    assert world.detector.health == MAX_HEALTH
+    for _ in range(20):
+        world.tick(lag=0.1)
+    assert world.detector.health == 1
+
+
+def test_a_node_whose_own_loop_always_lags_accuses_nobody():
+    world = World(peers(5, dies=0.0))
+    for _ in range(500):
+        world.tick(lag=0.3)
+    assert world.of(Suspect, Dead) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    latencies=st.lists(st.floats(0, 0.99), min_size=1, max_size=20),
+    lags=st.lists(st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.19, 0.3, 1.5, 60.0]), min_size=1, max_size=30),
+)
+def test_a_peer_that_answers_every_ping_in_time_is_never_suspected(seed, latencies, lags):
+    world = World({f"peer-{i}": Peer(latency) for i, latency in enumerate(latencies)}, seed)
+    for i in range(150):
+        world.tick(lags[i % len(lags)])
+    assert world.of(AskOthers, Suspect, Dead) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.integers(1, 20),
+    silent=st.sets(st.integers(0, 19), min_size=1),
+    when=st.floats(0, 30),
+    busy=st.sets(st.integers(0, 19)),
+)
+def test_a_silent_peer_is_suspected_and_dead_within_a_bound(seed, n, silent, when, busy):
+    gone = {f"peer-{i % n}" for i in silent}
+    talking = {f"peer-{i % n}" for i in busy} - gone
+    world = World(peers(n), seed)
+    for name in gone:
+        world.peers[name].dies = when
+    while world.now < when + 2 * n + 20:
+        world.tick()
+        for name in talking:
+            world.detector.heard(name, world.now)
+    for name in gone:
+        suspected, dead = world.when(Suspect, name), world.when(Dead, name)
+        assert when <= suspected <= when + 2 * n + 4  # its turn in the next round, and two periods of probing
+        assert suspicion(n) <= dead - suspected <= suspicion(n) + 1
+    assert {step.name for step in world.of(Suspect)} == gone
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    events=st.lists(
+        st.tuples(st.sampled_from(["tick", "heard", "vouched", "watch", "unwatch"]), st.integers(0, 5), st.floats(0, 9)),
+        max_size=200,
+    ),
+)
+def test_steps_always_come_in_order_and_only_against_those_who_are_watched(seed, events):
+    detector, now = FailureDetector(np.random.default_rng(seed)), 0.0
+    stage, heard = {}, {}
+    before = {Ping: None, AskOthers: Ping, Suspect: AskOthers, Dead: Suspect}
+    for kind, number, pause in events:
+        name = f"peer-{number}"
+        if kind == "tick":
+            late = now + pause > detector.next_tick(now) + 0.2
+            now = max(now, detector.next_tick(now)) + (pause if late else 0.0)
+            for step in detector.tick(now):
+                about = step.about if isinstance(step, AskOthers) else step.name
+                assert about in stage
+                match step:
+                    case Ping() if stage[about] is Suspect:
+                        continue  # the one that comes with the suspicion
+                    case Ping() if stage[about] is Ping:
+                        stage[about] = AskOthers  # there is nobody else to ask
+                    case _:
+                        assert stage[about] is before[type(step)]
+                        assert not isinstance(step, AskOthers) or {*step.helpers} <= {*stage} - {about}
+                        stage[about] = type(step)
+                assert now - heard[about] >= detector.period
+        elif kind == "watch":
+            detector.watch(name, now)
+            stage.setdefault(name, None)
+            heard.setdefault(name, now)
+        elif kind == "unwatch":
+            detector.unwatch(name)
+            stage.pop(name, None)
+            heard.pop(name, None)
+        elif name in stage and not (kind == "vouched" and stage[name] in (None, Dead)):
+            assert getattr(detector, kind)(name, now) is (stage[name] in (Suspect, Dead))
+            stage[name], heard[name] = None, now
+        else:
+            assert getattr(detector, kind)(name, now) is False
+
+
+@pytest.mark.parametrize("period", [0.25, 5.0])
+def test_all_waits_are_measured_in_periods(period):
+    detector, now, log = FailureDetector(np.random.default_rng(0), period), 0.0, []
+    detector.watch("gone", now)
+    while not any(isinstance(step, Dead) for _, step in log):
+        now = detector.next_tick(now)
+        log += [(now / period, step) for step in detector.tick(now)]
+    assert [time for time, _ in log] == [1, 2, 3, 3, 6]

@@ -1,0 +1,125 @@
+"""Sanctions against members that send nonsense."""
+
+import asyncio
+import os
+
+from p2pfl.node.peering.guard import CAUSE, FIRST, FORGIVEN, LONGEST, TOLERATED, Guard
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.wire import messages as m
+from tests.support.fortress import Intruder, folders, honest, until
+
+KEY, OTHER = bytes(32), bytes([1]) * 32
+
+
+class Everyone:
+    federation, invites, epoch = bytes(16), False, 3
+
+    def refusal(self, key):
+        return "stranger" if key == OTHER else ""
+
+    def after(self, epoch, limit):
+        return b"entries"
+
+    def extend(self, entries):
+        return len(entries)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def guard():
+    clock = Clock()
+    return Guard(Everyone(), clock), clock
+
+
+def test_guard_keeps_a_member_out_after_many_offences():
+    gate, clock = guard()
+    assert [gate.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
+    assert gate.refusal(KEY) == CAUSE
+    assert gate.seconds_left(KEY) == FIRST
+    clock.now += FIRST
+    assert gate.refusal(KEY) == ""
+
+
+def test_guard_keeps_an_offender_out_twice_as_long_each_time():
+    gate, clock = guard()
+    pauses = []
+    for _ in range(10):
+        while not gate.offend(KEY, "wrong signature"):
+            pass
+        pauses.append(gate.seconds_left(KEY))
+        clock.now += gate.seconds_left(KEY)
+    assert pauses[:3] == [FIRST, 2 * FIRST, 4 * FIRST]
+    assert pauses[-1] == LONGEST
+
+
+def test_guard_tolerates_as_many_offences_after_a_pause():
+    gate, clock = guard()
+    for _ in range(3):
+        assert [gate.offend(KEY, "malformed") for _ in range(TOLERATED + 1)] == [False] * TOLERATED + [True]
+        clock.now += gate.seconds_left(KEY)
+
+
+def test_guard_forgives_rare_offences():
+    gate, clock = guard()
+    for _ in range(1000):
+        assert not gate.offend(KEY, "malformed")
+        clock.now += 1 / FORGIVEN
+
+
+def test_guard_does_not_mind_what_honest_members_may_send():
+    gate, _ = guard()
+    assert not any(gate.offend(KEY, cause) for cause in ("replay", "lower term", "differs", "not introduced") * 100)
+
+
+def test_guard_is_the_gate_that_it_guards():
+    gate, _ = guard()
+    assert (gate.federation, gate.invites, gate.epoch) == (bytes(16), False, 3)
+    assert gate.refusal(OTHER) == "stranger"
+    assert gate.after(1, 2) == b"entries"
+    assert gate.extend(b"two") == 3
+
+
+def test_member_that_sends_nonsense_is_named_and_kept_out(tmp_path):
+    members = folders(tmp_path, "alice", "bob", "mallory")
+
+    async def main():
+        async with honest(members["alice"], guarded=True) as alice, honest(members["bob"]) as bob:
+            await until(lambda: bob.exchange.peers["alice"].introduced)
+            identity, log = Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode())
+            async with Intruder(identity, log) as mallory:
+                link = await mallory.introduce(alice)
+                for _ in range(20):
+                    link.send([os.urandom(400)])
+                peer = alice.exchange.peers["mallory"]
+                await until(lambda: not peer.introduced)
+                assert peer.offences.total() > TOLERATED
+                assert "kept out for 60 s" in alice.exchange.roster.suspected["mallory"]
+                await until(lambda: link in mallory.lost_links)
+                assert "bob" in alice.exchange.roster.ids
+                again = await mallory.dial(alice) if alice.transport.gate.refusal(mallory.key) == "" else None
+                assert again is None
+
+    asyncio.run(main())
+
+
+def test_member_is_sent_the_log_a_few_times_only(tmp_path):
+    members = folders(tmp_path, "alice", "mallory")
+
+    async def main():
+        async with honest(members["alice"]) as alice:
+            identity, log = Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode())
+            async with Intruder(identity, log) as mallory:
+                link = await mallory.introduce(alice)
+                terms = m.Terms({"size": "1000"}, {"n_samples": 50}, 1, False, 0).encode()
+                for _ in range(50):
+                    mallory.say(link, m.Hello(), terms)
+                frames = await mallory.settled(link, alice)
+                assert sum(b"entries" in frame[:256] for frame in frames) <= 4
+
+    asyncio.run(main())

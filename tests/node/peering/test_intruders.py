@@ -1,0 +1,531 @@
+"""Those who have no business at a node: each is kept out for its own counted reason, changes nothing, and gets no model."""
+
+import asyncio
+import time
+from hashlib import sha256
+
+import msgspec
+import pytest
+
+from p2pfl.node.federation import invitations
+from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.errors import TransportError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.invitation import Join, Joined, decode_answer, encode_join, new_secret
+from p2pfl.protocols.membership.log import Entry, Membership, Signed
+from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import HEADER_SIZE
+from tests.support.fortress import Intruder, Relay, folders, honest, somebody, until
+
+
+@pytest.fixture
+def members(tmp_path):
+    """The folders of alice, who has the admission key, carol, and mallory, who cheats."""
+    return folders(tmp_path, "alice", "carol", "mallory")
+
+
+def key(members, name):
+    return Identity.load(members[name] / "key.pem")
+
+
+def gate(node):
+    return Membership(node.log.file, node.log.encode())
+
+
+def unharmed(node, before, intruder, rejected):
+    """Nothing has changed but the count of what was refused, and nothing of a model was heard."""
+    assert node.rejected == rejected
+    assert node.state() == before
+    assert node.model.tobytes()[:64] not in intruder.everything()
+
+
+def ask(number=1):
+    return m.Get(number, 1, "trained")
+
+
+# Before there is a link
+
+
+def stranger(node, members):
+    return Intruder(somebody(), gate(node))
+
+
+def claims_a_members_key(node, members):
+    intruder = stranger(node, members)
+
+    class Liar:
+        public = key(members, "mallory").public
+        sign = intruder.identity.sign
+
+    intruder.transport.identity = Liar
+    return intruder
+
+
+def of_another_federation(node, members):
+    admission_key, own = somebody(), key(members, "mallory")
+    log = Membership(Federation.sign({"name": "test"}, admission_key))
+    log.append(admission_key, "add", "mallory", own.public)
+    return Intruder(own, log)
+
+
+def with_a_log_of_its_own(node, members):
+    """It brings an entry that follows the node's log, but that it has signed itself."""
+    forger, log = somebody(), gate(node)
+    last = msgspec.msgpack.decode(log.encode(), type=list[msgspec.Raw])[-1]
+    entry = Entry(log.federation, log.epoch + 1, sha256(last).digest(), "add", "eve", forger.public, "participant")
+    encoded = msgspec.msgpack.encode(entry)
+
+    class Forged:
+        federation, epoch = log.federation, log.epoch + 1
+
+        @staticmethod
+        def after(epoch, limit):
+            return msgspec.msgpack.encode([Signed(encoded, forger.sign(b"p2pfl membership 1\0" + encoded))])
+
+    return Intruder(forger, Forged)
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (stranger, "stranger"),
+        (claims_a_members_key, "wrong proof"),
+        (of_another_federation, "other federation"),
+        (with_a_log_of_its_own, "membership"),
+    ],
+)
+def test_who_is_no_member_is_kept_out(members, make, cause):
+    async def main():
+        async with honest(members["alice"]) as alice:
+            before = alice.state()
+            async with make(alice, members) as intruder:
+                with pytest.raises(TransportError, match=f"keeps this node out: {cause}"):
+                    await intruder.dial(alice)
+                assert not alice.transport.links
+                unharmed(alice, before, intruder, {cause: 1})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", [2, 66])
+def test_the_right_address_with_another_key_is_told_nothing(members, version):
+    async def main():
+        eve = somebody()
+        certificate = make_certificate(eve).replace(b"\xa0\x03\x02\x01\x02", bytes([0xA0, 3, 2, 1, version]))
+        async with (
+            honest(members["alice"]) as alice,
+            Relay(alice, server_context(eve, certificate), client_context()) as relay,
+            honest(members["carol"], addresses={"alice": relay.address}) as carol,
+        ):
+            await until(lambda: carol.rejected)
+            assert set(carol.rejected) == {"wrong key"}
+            assert not carol.exchange.peers["alice"].introduced
+            assert relay.from_dialler == b""
+
+    asyncio.run(main())
+
+
+def test_a_handshake_that_a_member_relays_is_worth_nothing(members):
+    """Mallory lets carol prove herself to alice, whom mallory has dialled meanwhile."""
+
+    async def main():
+        mallory = key(members, "mallory")
+        async with (
+            honest(members["alice"], addresses={}) as alice,
+            Relay(alice, server_context(mallory, make_certificate(mallory)), client_context()) as relay,
+        ):
+            before = alice.state()
+            async with honest(members["carol"], addresses={"mallory": relay.address}) as carol:
+                await until(lambda: alice.rejected)
+                assert not carol.exchange.peers["mallory"].introduced
+                assert carol.rejected == {}
+            assert set(alice.rejected) == {"wrong proof"}
+            assert alice.state() == before
+            assert alice.model.tobytes()[:64] not in relay.from_node
+
+    asyncio.run(main())
+
+
+def test_a_recorded_session_says_nothing_to_anybody(members):
+    async def main():
+        async with honest(members["alice"], addresses={}) as alice, Relay(alice) as relay:
+            async with honest(members["carol"], addresses={"alice": relay.address}) as carol:
+                await until(lambda: carol.exchange.peers["alice"].introduced)
+                (update,) = await carol.exchange.fetch(["alice"], 1, "trained")
+                assert update.params.tobytes() == alice.model.tobytes()
+            await until(lambda: not alice.exchange.peers["carol"].introduced)
+            assert alice.model.tobytes()[:64] not in relay.from_node  # it is encrypted
+            before = alice.state()
+            reader, writer = await asyncio.open_connection(*split_address(alice.transport.address))
+            writer.write(relay.from_dialler)
+            heard = await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            assert alice.rejected == {"no TLS": 1}
+            assert alice.state() == before
+            assert len(heard) < 4096
+
+    asyncio.run(main())
+
+
+# Frames of a member that cheats
+
+
+class Stage:
+    """Alice and carol know each other, and mallory has a link with each."""
+
+    def __init__(self, alice, carol, mallory, to_alice, to_carol):
+        self.alice, self.carol, self.mallory = alice, carol, mallory
+        self.to_alice, self.to_carol = to_alice, to_carol
+
+    def carols(self, message, to=None):
+        """A frame that carol has signed, as good as one can be for mallory's link with alice."""
+        parts = self.carol.contacts.sealer.seal(message, to or self.alice.key, session=self.to_alice.session)
+        return b"".join(parts)
+
+    def own(self, message=None, **options):
+        return self.mallory.seal(self.to_alice, message or ask(), **options)
+
+
+def on_stage(members, test):
+    async def main():
+        async with honest(members["alice"]) as alice, honest(members["carol"]) as carol:
+            await until(lambda: carol.exchange.peers["alice"].introduced and alice.exchange.peers["carol"].introduced)
+            async with Intruder(key(members, "mallory"), gate(alice)) as mallory:
+                to_carol = await mallory.introduce(carol)
+                to_alice = await mallory.introduce(alice)
+                await test(Stage(alice, carol, mallory, to_alice, to_carol))
+
+    asyncio.run(main())
+
+
+def kinds(frames):
+    return [msgspec.msgpack.decode(frame[:HEADER_SIZE])[11][0] for frame in frames]
+
+
+def flipped(frame, position):
+    changed = bytearray(frame)
+    changed[position] ^= 1
+    return bytes(changed)
+
+
+def of_a_stranger(stage):
+    return Intruder(somebody(), stage.mallory.gate).seal(stage.to_alice, ask())
+
+
+def of_another_federation_in_a_link(stage):
+    class Gate:
+        federation = bytes(16)
+
+    return Intruder(stage.mallory.identity, Gate).seal(stage.to_alice, ask())
+
+
+FRAMES = {
+    "what carol has said to mallory": ("other recipient", lambda s: s.mallory.heard[s.to_carol][0]),
+    "what alice herself has said": ("other recipient", lambda s: s.mallory.heard[s.to_alice][0]),
+    "what carol asks mallory for": ("other recipient", lambda s: s.carols(ask(), s.mallory.key)),
+    "what carol asks alice for": ("other sender", lambda s: s.carols(ask())),
+    "what carol says when she leaves": ("other sender", lambda s: s.carols(m.Bye(9, True))),
+    "what was said over another link": ("other session", lambda s: s.own(session=s.to_carol.session)),
+    "what was said over no link": ("other session", lambda s: s.own(session=bytes(16))),
+    "what was said before": ("replay", lambda s: s.mallory.said[s.to_alice][-1]),
+    "of another federation": ("other federation", of_another_federation_in_a_link),
+    "of a stranger": ("stranger", of_a_stranger),
+    "a changed signature": ("wrong signature", lambda s: flipped(s.own(), HEADER_SIZE)),
+    "a changed payload": ("wrong signature", lambda s: flipped(s.own(m.Score(1, 1), payload=bytes(9)), -1)),
+    "cut": ("wrong length", lambda s: s.own(m.Score(1, 1), payload=bytes(9))[:-1]),
+    "continued": ("wrong length", lambda s: s.own() + b"x"),
+    "noise": ("malformed", lambda s: bytes(500)),
+    "entries that nobody has signed": ("membership", lambda s: s.own(m.Entries(9), payload=b"\x91\x92\xa0\xa0")),
+}
+
+
+@pytest.mark.parametrize("what", FRAMES)
+def test_a_frame_that_is_not_its_senders_own_and_fresh_is_refused(members, what):
+    cause, make = FRAMES[what]
+
+    async def test(stage):
+        before = stage.alice.state()
+        stage.to_alice.send([make(stage)])
+        answers = await stage.mallory.settled(stage.to_alice, stage.alice)
+        assert kinds(answers) == (["conflict"] if cause == "replay" else [])
+        unharmed(stage.alice, before, stage.mallory, {cause: 1})
+
+    on_stage(members, test)
+
+
+def test_who_was_not_introduced_gets_no_answer(members):
+    async def main():
+        async with honest(members["alice"]) as alice, Intruder(key(members, "mallory"), gate(alice)) as mallory:
+            before = alice.state()
+            link = await mallory.dial(alice)
+            for message in (ask(), m.Score(2, 1), m.Ping(3), m.Probe(4, mallory.key), m.Have(7)):
+                mallory.say(link, message)
+            await until(lambda: alice.rejected == {"not introduced": 5})
+            mallory.say(link, m.Hello(), m.Terms({"size": "7"}, {}, 1, False).encode())
+            mallory.say(link, ask())
+            await until(lambda: alice.rejected == {"not introduced": 5, "differs": 2})
+            before["peers"]["mallory"] = 0, False, "size differs: ours is 1000, theirs 7"
+            before["ids"] = ("carol",)
+            unharmed(alice, before, mallory, alice.rejected)
+
+    asyncio.run(main())
+
+
+async def same_link(stage, again):
+    return again, stage.to_alice, "replay"
+
+
+async def another_link(stage, again):
+    return again, await stage.mallory.introduce(stage.alice), "other session"
+
+
+async def sender_restarted(stage, again):
+    reborn = Intruder(stage.mallory.identity, stage.mallory.gate, boot=2)
+    stage.mallory.transport, stage.mallory.sealer, stage.mallory.heard = reborn.transport, reborn.sealer, {}
+    reborn.transport.use(stage.mallory)
+    return again, await stage.mallory.introduce(stage.alice), "other session"
+
+
+@pytest.mark.parametrize("clock", [0, -7200])
+@pytest.mark.parametrize("where", [same_link, another_link, sender_restarted])
+def test_what_was_said_before_is_refused_whatever_the_clock_says(members, monkeypatch, where, clock):
+    async def test(stage):
+        mallory, alice = stage.mallory, stage.alice
+        for message in (ask(), m.Score(1 << 20, 1), m.Have(1), m.Ping(2), m.Probe(3, stage.carol.key), m.Bye(1, False)):
+            mallory.say(stage.to_alice, message, bytes(4000) if isinstance(message, m.Score) else b"")
+        await mallory.settled(stage.to_alice, alice)
+        began = time.time()
+        monkeypatch.setattr(time, "time", lambda: began + clock)
+        again, link, cause = await where(stage, list(mallory.said[stage.to_alice]))
+        await mallory.settled(link, alice)
+        before, heard = alice.state(), len(mallory.heard[link])
+        for frame in again:
+            link.send([frame])
+        answers = ["conflict"] if cause == "replay" else []  # once a link
+        assert kinds(await mallory.settled(link, alice)) == answers
+        assert len(mallory.heard[link]) == heard + len(answers) + 1  # and the pong
+        assert alice.rejected == {cause: len(again)}
+        assert alice.state() == before
+        (update,) = await stage.carol.exchange.fetch(["alice"], 1, "trained")  # honest ones go on
+        assert update.params.tobytes() == alice.model.tobytes()
+
+    on_stage(members, test)
+
+
+def test_what_was_said_before_the_receiver_restarted_is_refused(members):
+    async def main():
+        async with Intruder(key(members, "mallory"), Membership(Federation.parse(file_of(members)))) as mallory:
+            async with honest(members["alice"], addresses={}) as alice:
+                link = await mallory.introduce(alice)
+                mallory.say(link, ask())
+                await mallory.settled(link, alice)
+                said = mallory.said[link]
+            async with honest(members["alice"], addresses={}) as alice:
+                link = await mallory.introduce(alice)
+                await mallory.settled(link, alice)
+                before = alice.state()
+                for frame in said:
+                    link.send([frame])
+                assert await mallory.settled(link, alice) == []
+                assert alice.rejected == {"other session": len(said)}
+                assert alice.state() == before
+
+    asyncio.run(main())
+
+
+def file_of(members):
+    return (members["alice"] / "federation.toml").read_bytes()
+
+
+# Members that are none any more
+
+
+@pytest.mark.slow
+def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_rest(members):
+    async def main():
+        size = 8_000_000
+        async with (
+            honest(members["alice"], size=size) as alice,
+            honest(members["carol"], size=size) as carol,
+            Intruder(key(members, "mallory"), gate(alice), size=size) as mallory,
+        ):
+            await until(lambda: alice.exchange.peers["carol"].introduced and carol.exchange.peers["alice"].introduced)
+            spare = await mallory.introduce(alice)
+            link = await mallory.introduce(alice)
+            link._tls.pause_reading()
+            mallory.say(link, ask())
+            await until(lambda: alice.exchange.traffic.sent_models == 1)
+            assert alice.exchange.peers["mallory"].link.backlog > 1_000_000  # it is on its way
+            alice.log.append(Identity.load(members["alice"] / "admission.pem"), "remove", "mallory", mallory.key)
+            assert alice.rejected == {"revoked": 1}
+            assert "mallory" not in alice.exchange.peers
+            link._tls.resume_reading()
+            await until(lambda: link in mallory.lost_links)
+            assert max(len(frame) for frame in mallory.heard[link]) < 4 * size
+            await until(lambda: spare in mallory.lost_links)
+            with pytest.raises(TransportError, match="keeps this node out: revoked"):
+                await mallory.dial(alice)
+            assert alice.rejected == {"revoked": 2}
+            assert alice.exchange.traffic.sent_models == 1
+            assert alice.exchange.roster.ids == ("carol",)
+            await until(lambda: "mallory" not in carol.exchange.peers)  # alice has told her
+            with pytest.raises(TransportError, match="keeps this node out: revoked"):
+                await mallory.dial(carol)
+
+    asyncio.run(main())
+
+
+# Invitations
+
+
+class Inviter:
+    """Alice. Mallory, who is a member, and newcomers ask her."""
+
+    def __init__(self, alice, members):
+        self.alice, self.members = alice, members
+        self.token = self.invite("eve")
+
+    def invite(self, name):
+        now = self.alice.now
+        return invitations.invite(self.alice.folder, name, [], "participant", 10, now=now, booted=now).secret
+
+    async def answer(self, join, identity=None):
+        """Return what somebody is answered who shows that it has a key, and asks."""
+        async with Intruder(identity or somebody(), gate(self.alice)) as newcomer:
+            link = await newcomer.dial(self.alice, joining=True)
+            link.send([join if isinstance(join, bytes) else encode_join(join)])
+            await until(lambda: newcomer.heard.get(link))
+            (frame,) = newcomer.heard[link]
+            return decode_answer(frame)
+
+
+def used(inviter):
+    note = invitations.read_note(inviter.alice.folder, inviter.token)
+    changed = msgspec.structs.replace(note, used_by=somebody().public)
+    invitations.write_note(inviter.alice.folder, inviter.token, changed)
+    return Join(inviter.token, "eve")
+
+
+def expired(inviter):
+    inviter.alice.now += 601
+    return Join(inviter.token, "eve")
+
+
+def taken(inviter):
+    """The name was free when the token was given."""
+    note = invitations.read_note(inviter.alice.folder, inviter.token)
+    invitations.write_note(inviter.alice.folder, inviter.token, msgspec.structs.replace(note, name="carol"))
+    return Join(inviter.token, "carol")
+
+
+BAD_TOKENS = {
+    "used": ("invitation used", used),
+    "expired": ("invitation expired", expired),
+    "guessed": ("invitation unknown", lambda inviter: Join(new_secret(), "eve")),
+    "for another name": ("other name", lambda inviter: Join(inviter.token, "dave")),
+    "for a name that is taken": ("name taken", taken),
+    "for a name that is a path": ("malformed", lambda inviter: Join(inviter.token, "../eve")),
+    "no question": ("malformed", lambda inviter: b"\x93\xa4join\xc4\xff"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TOKENS)
+def test_who_brings_a_token_that_is_no_good_is_told_so_and_learns_nothing(members, what):
+    cause, make = BAD_TOKENS[what]
+
+    async def main():
+        async with honest(members["alice"]) as alice:
+            inviter = Inviter(alice, members)
+            join, before = make(inviter), alice.state()
+            answer = await inviter.answer(join)
+            assert answer.reason.startswith(cause)
+            assert alice.rejected == {cause: 1}
+            assert alice.state() == before
+
+    asyncio.run(main())
+
+
+def test_a_key_that_is_known_does_not_get_in_a_second_time(members):
+    async def main():
+        async with honest(members["alice"]) as alice:
+            inviter, before = Inviter(alice, members), alice.state()
+            answer = await inviter.answer(Join(inviter.token, "eve"), identity=key(members, "mallory"))
+            assert answer.reason.startswith("known key")
+            assert alice.rejected == {"known key": 1}
+            assert alice.state() == before
+
+    asyncio.run(main())
+
+
+def test_a_token_is_good_for_one_node(members):
+    async def main():
+        async with honest(members["alice"]) as alice:
+            inviter = Inviter(alice, members)
+            assert isinstance(await inviter.answer(Join(inviter.token, "eve")), Joined)
+            before = alice.state()
+            second = await inviter.answer(Join(inviter.token, "eve"))
+            assert second.reason.startswith("invitation used")
+            assert alice.state() == before
+
+    asyncio.run(main())
+
+
+def test_joining_after_many_guesses_of_others_works_elsewhere(members):
+    """Wrong secrets lock nothing: their sender has to wait, and the right token is good at once from another host."""
+
+    async def main():
+        async with honest(members["alice"]) as alice:
+            inviter, before = Inviter(alice, members), alice.state()
+            for _ in range(REFUSALS):
+                assert (await inviter.answer(Join(new_secret(), "eve"))).reason.startswith("invitation unknown")
+            assert (await inviter.answer(Join(inviter.token, "eve"))).reason.startswith("busy")
+            assert alice.rejected == {"invitation unknown": REFUSALS, "busy": 1}
+            assert alice.state() == before
+            question = encode_join(Join(inviter.token, "eve"))
+            reply = await alice.service.answer(somebody().public, question, "10.0.0.9")
+            assert isinstance(decode_answer(reply.frame), Joined)
+
+    asyncio.run(main())
+
+
+def test_joining_host_that_was_refused_may_ask_again_later(members):
+    async def main():
+        async with honest(members["alice"]) as alice:
+            inviter = Inviter(alice, members)
+            for _ in range(REFUSALS):
+                await inviter.answer(Join(new_secret(), "eve"))
+            alice.now += 1 / RECOVERY
+            assert isinstance(await inviter.answer(Join(inviter.token, "eve")), Joined)
+
+    asyncio.run(main())
+
+
+def test_joining_link_takes_one_question_and_closes_at_the_second(members):
+    async def main():
+        async with honest(members["alice"]) as alice, Intruder(somebody(), gate(alice)) as eve:
+            before = alice.state()
+            link = await eve.dial(alice, joining=True)
+            for _ in range(2):
+                link.send([encode_join(Join(new_secret(), "eve"))])
+            await until(lambda: link in eve.lost_links)
+            assert alice.rejected["malformed"] == 1
+            assert len(eve.heard.get(link, ())) <= 1
+            assert alice.state() == before
+
+    asyncio.run(main())
+
+
+def test_who_joins_may_do_nothing_else(members):
+    async def main():
+        async with honest(members["alice"]) as alice, Intruder(somebody(), gate(alice)) as eve:
+            before = alice.state()
+            link = await eve.dial(alice, joining=True)
+            eve.say(link, ask())
+            await until(lambda: link in eve.heard)
+            assert msgspec.msgpack.decode(eve.heard[link][0])[0] == "refused"
+            unharmed(alice, before, eve, {"malformed": 1})
+
+    asyncio.run(main())

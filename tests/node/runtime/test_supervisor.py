@@ -1,0 +1,278 @@
+"""Parts of a node that fail: they come back and are counted, and the node goes on."""
+
+import asyncio
+import gc
+import json
+from contextlib import suppress
+from itertools import cycle, pairwise
+
+import aiomqtt
+import pytest
+
+from p2pfl.node.folder import config
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.node import Node
+from p2pfl.node.peering.peer_manager import PeerManager
+from p2pfl.node.runtime import loading, supervisor
+from p2pfl.node.runtime import run as runtime
+from p2pfl.node.runtime.supervisor import FIRST_PAUSE, LONGEST_PAUSE, STRAY, Supervisor
+from p2pfl.node.status import status_socket
+from p2pfl.protocols.discovery import mdns
+from p2pfl.protocols.mqtt.transport import MqttTransport
+from p2pfl.sim.simulation.clock import run
+from p2pfl.web import http_server as pages
+from tests.support import brokers
+from tests.support.federation import play
+from tests.support.loops import LOOPS, run_on
+from tests.support.processes import Processes
+
+
+def fail(*args, **options):
+    raise KeyError("chaos\x1b[2J")
+
+
+# On virtual time
+
+
+def test_a_part_that_fails_starts_again_after_pauses_that_grow():
+    said, starts = [], []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        async def work():
+            starts.append(loop.time())
+            if len(starts) == 10:
+                await asyncio.sleep(2 * LONGEST_PAUSE)  # it has worked
+            if len(starts) < 13:
+                fail()
+
+        watched = Supervisor(said.append)
+        await watched.run("part", work)
+        return watched
+
+    watched = run(main())
+    pauses = [after - before for before, after in pairwise(starts)]
+    assert pauses[:9] == [FIRST_PAUSE * 2**k for k in range(6)] + [LONGEST_PAUSE] * 3
+    assert pauses[9:] == [2 * LONGEST_PAUSE + FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert watched.faults == {"part": 12}
+    assert len(said) == 1
+    assert said[0].startswith("fault of part, which the node survives: KeyError: 'chaos")
+    assert said[0].isprintable()
+
+
+def test_a_part_that_fails_as_it_is_ended_ends():
+    async def main():
+        async def work():
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                fail()
+
+        watched = Supervisor(lambda line: None)
+        task = asyncio.create_task(watched.run("part", work))
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert watched.faults == {"part": 1}
+
+    run(main())
+
+
+# In a live node
+
+TOML = """
+rounds = 1000000
+members = 1
+deadline = 5.0
+status_port = 0
+broker = "mqtt://127.0.0.1:{port}"
+task = {{ name = "concept-shift" }}
+policy = {{ name = "random" }}
+"""
+
+
+class Live:
+    """A node that runs on this event loop, and what it shows of itself."""
+
+    def __init__(self, root, port=1, changes=()):
+        self.folder = Processes(root, ("alice", "bob"), TOML.format(port=port)).folders["alice"]
+        self.changes = changes
+        self.said = []
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(runtime._run(loading.load(self.folder, self.changes), self.said.append, False))
+        await self.until(lambda status: status["round"] >= 2)
+        return self
+
+    async def __aexit__(self, *error):
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    def status(self):
+        try:
+            return json.loads((self.folder / config.STATUS).read_text())
+        except FileNotFoundError:
+            return {"round": 0, "faults": {}}
+
+    async def until(self, condition):
+        async with asyncio.timeout(60):
+            while not condition(self.status()):
+                if self.task.done():
+                    await self.task
+                    raise AssertionError(self.said)
+                await asyncio.sleep(0.02)  # of real time: this is a real node
+
+    async def goes_on(self):
+        round = self.status()["round"]
+        await self.until(lambda status: status["round"] >= round + 3)
+
+
+class Breaking:
+    """Makes a function of somebody else's fail a number of times, and work again then; `broken` is how often it failed."""
+
+    def __init__(self, monkeypatch, owner, name, times=2):
+        self.real, self.broken = getattr(owner, name), 0
+        self.worked = asyncio.Event()
+
+        def breaking(*args, **options):
+            if self.broken < times:
+                self.broken += 1
+                fail()
+            self.worked.set()
+            return self.real(*args, **options)
+
+        monkeypatch.setattr(owner, name, breaking)
+
+
+PARTS = {
+    "broker, connecting": ("broker", aiomqtt.Client, "__init__"),
+    "broker, subscribing": ("broker", aiomqtt.Client, "subscribe"),
+    "broker, publishing": ("broker", aiomqtt.Client, "publish"),
+    "broker, looking at a message": ("links", MqttTransport, "_look_at"),
+    "mdns": ("mdns", mdns, "AsyncZeroconf"),
+    "mdns, browsing": ("mdns", mdns, "AsyncServiceBrowser"),
+    "page": ("page", pages, "_abort"),
+    "status socket": ("status socket", status_socket, "_listening"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "loop"), list(zip(PARTS, cycle(LOOPS), strict=False)))
+def test_an_error_in_a_part_costs_a_live_node_this_part_and_for_a_moment(tmp_path, monkeypatch, what, loop):
+    part, owner, name = PARTS[what]
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(runtime, "FRESH", 0.2)
+    monkeypatch.setattr(pages, "LONGEST", 0.1)
+
+    async def main(port):
+        breaking = Breaking(monkeypatch, owner, name)
+        async with Live(tmp_path, port, ["mdns=true"] if part == "mdns" else []) as live:
+            async with asyncio.timeout(60):
+                await breaking.worked.wait()
+            await live.until(lambda status: status["faults"] == {part: 2} and not status["broker"])
+            await live.goes_on()
+        assert len([line for line in live.said if "fault" in line]) == 1
+        assert live.status()["reason"] == ""
+
+    with brokers.mosquitto() as broker:
+        run_on(loop, main(broker.port))
+
+
+@pytest.mark.slow
+def test_an_error_that_nobody_waits_for_is_counted_and_ends_nothing(tmp_path, monkeypatch, on_loop):
+    monkeypatch.setattr(runtime, "FRESH", 0.2)
+
+    async def nobody_waits():
+        fail()
+
+    async def main():
+        async with Live(tmp_path) as live:
+            asyncio.get_running_loop().call_soon(fail)
+            task = asyncio.create_task(nobody_waits())
+            await asyncio.wait([task])
+            del task
+            gc.collect()
+            await live.until(lambda status: status["faults"] == {STRAY: 2})
+            await live.goes_on()
+        assert [line.partition(":")[0] for line in live.said if "fault" in line] == [
+            f"fault of {STRAY}, which the node survives"
+        ]
+
+    on_loop(main())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trick", "loop"), list(zip(brokers.TRICKS, cycle(LOOPS), strict=False)))
+def test_a_broker_that_talks_nonsense_costs_a_live_node_nothing(tmp_path, monkeypatch, trick, loop):
+    monkeypatch.setattr("p2pfl.protocols.mqtt.broker_client.CONNECTING", 0.3)
+
+    async def main():
+        async with brokers.tricking(trick) as (url, ended), Live(tmp_path, url.rpartition(":")[2]) as live:
+            async with asyncio.timeout(60):
+                await ended.wait()
+            gc.collect()
+            await live.goes_on()
+            assert live.status()["faults"] == {}
+            assert live.status()["broker"]
+
+    run_on(loop, main())
+
+
+@pytest.mark.slow
+def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_path, monkeypatch, on_loop):
+    async def broken(self):
+        if self.me.round == 2:
+            raise RuntimeError("the first error")
+        await real(self)
+
+    def closing(close):
+        async def late(self):
+            await close(self)
+            raise KeyError("a later error")
+
+        return late
+
+    async def main():
+        with pytest.raises(RuntimeError, match="the first error"):
+            async with Live(tmp_path) as live:
+                await live.goes_on()
+        return live
+
+    real = Node._round
+    monkeypatch.setattr(Node, "_round", broken)
+    for kind in (pages.Page, MqttTransport, PeerManager):
+        monkeypatch.setattr(kind, "close", closing(kind.close))
+    status = on_loop(main()).status()
+    assert (status["state"], status["reason"]) == ("failed", "the first error")
+
+
+# A message that cannot be handled
+
+
+def test_a_fault_at_a_message_costs_its_link_and_no_more():
+    watched = Supervisor(lambda line: None)
+
+    async def main(federation):
+        federation.start()
+        for name in "abc":
+            await federation.round(name, 2)
+        exchange = federation.nodes["a"].exchange
+        link, handle = exchange.peers["b"].link, exchange.handle
+
+        def breaking(peer, opened):
+            if peer.link is link:
+                fail()
+            handle(peer, opened)
+
+        exchange.handle = breaking
+        await federation.done()
+        assert watched.faults == {"links": 1}
+        assert exchange.peers["b"].link is not link
+
+    federation = play(main, "abc", Settings(rounds=30, deadline=10.0), period=1.0, on_fault=watched.fault)
+    for name in "abc":
+        assert sorted(federation.watch[name].weights) == list(range(1, 31))
+        assert set(federation.watch[name].weights[30]) == set("abc")

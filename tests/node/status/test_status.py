@@ -1,0 +1,445 @@
+"""The status of a node: from the node, from its file, and in lines; whatever the disk, the clock and its peers do."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.folder import config
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.status import status_socket
+from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.peer_changes import PeerChanges
+from p2pfl.node.status.reader import current
+from p2pfl.node.status.status_file import SHOWN, StatusFile
+from p2pfl.node.status.text import describe, duration
+from p2pfl.policies.random import Random
+from p2pfl.sim.simulation.clock import run
+from p2pfl.system.atomic_files import lock_folder
+from tests.support.federation import play
+from tests.support.limits import limited
+
+NAMES = ("a", "b", "c")
+SETTINGS = Settings(rounds=6, deadline=10.0)
+
+
+def watched(federation, name, path, said, **clocks):
+    """Start a node that a board watches; return the board."""
+    node = federation.make(name)
+    board = StatusBoard(path, node.exchange, said.append, clock=asyncio.get_running_loop().time, **clocks)
+    board.begin(node)
+    node._observer = node.peers.observer = board
+    federation.nodes[name], federation.running[name] = node, asyncio.create_task(node.run(node.exchange.others_done))
+    return board
+
+
+# Peers that come and go
+
+
+class Agenda:
+    """Calls that are due later, on a clock of their own."""
+
+    def __init__(self):
+        self.now, self.calls = 0.0, []
+
+    def later(self, seconds, do):
+        self.calls.append((self.now + seconds, do))
+
+    def until(self, end):
+        while due := [call for call in self.calls if call[0] <= end]:
+            first = min(due, key=lambda call: call[0])
+            self.calls.remove(first)
+            self.now = first[0]
+            first[1]()
+        self.now = end
+
+
+@pytest.fixture
+def agenda():
+    return Agenda()
+
+
+def flap(changes, agenda, name, seconds, per_second):
+    for _ in range(seconds * per_second):
+        changes.left(name, "closed by the other side")
+        changes.back(name)
+        agenda.until(agenda.now + 1 / per_second)
+
+
+def test_peer_that_leaves_is_said_at_once_and_its_return_too(agenda):
+    said = []
+    changes = PeerChanges(said.append, agenda.later)
+    changes.left("bob", "no answer")
+    assert said == ["without bob: no answer"]
+    agenda.until(5)
+    changes.back("bob")
+    assert said[1:] == ["with bob again"]
+
+
+def test_peer_that_returns_within_a_second_is_said_after_it(agenda):
+    said = []
+    changes = PeerChanges(said.append, agenda.later)
+    changes.left("bob", "no answer")
+    changes.back("bob")
+    assert len(said) == 1
+    agenda.until(1)
+    assert said[1:] == ["with bob again"]
+
+
+def test_peer_that_flaps_is_summed_up_ever_more_rarely(agenda):
+    said = []
+    changes = PeerChanges(said.append, agenda.later)
+    flap(changes, agenda, "bob", 300, 100)
+    assert said[0] == "without bob: closed by the other side"
+    assert said[1] == "bob left and came back 99 times in 1 s; it is there now"
+    assert re.fullmatch(r"bob left and came back \d{4} times in 60 s; it is there now", said[-1])
+    assert len(said) <= 1 + 6 + 300 / 60
+    agenda.until(agenda.now + 120)
+    before = len(said)
+    changes.left("bob", "no answer")  # once it was quiet, at once
+    assert said[before:] == ["without bob: no answer"]
+    agenda.until(agenda.now + 120)
+    assert agenda.calls == []
+
+
+def test_peer_that_is_missing_after_flapping_is_said_so(agenda):
+    said = []
+    changes = PeerChanges(said.append, agenda.later)
+    flap(changes, agenda, "bob", 1, 2)
+    changes.left("bob", "no answer")
+    agenda.until(100)
+    assert said[-1] == "bob left and came back 1 time in 2 s; it is missing now: no answer" or "without bob" in said[-1]
+    assert "no answer" in said[-1]
+
+
+def test_peers_that_flap_do_not_keep_each_other_quiet(agenda):
+    said = []
+    changes = PeerChanges(said.append, agenda.later)
+    flap(changes, agenda, "bob", 5, 100)
+    changes.left("carol", "no answer")
+    assert said[-1] == "without carol: no answer"
+
+
+def test_flapping_peer_costs_few_lines_and_writes(tmp_path):
+    said, written = [], []
+
+    async def test(federation):
+        federation.start("b")
+        board = watched(federation, "a", tmp_path / "status.json", said)
+        await federation.done()
+        make, board._file._make = board._file._make, lambda: written.append(1) or make()
+        for _ in range(1000):  # ten seconds
+            board._exchange.roster.suspect("b", "closed by the other side")
+            board._exchange.roster.heard("b")
+            await asyncio.sleep(0.01)
+
+    before = len(said)
+    play(test, ("a", "b"), Settings(rounds=1, deadline=10.0))
+    assert len([line for line in said[before:] if " b" in line or "b left" in line]) <= 5
+    assert 10 <= len(written) <= 12
+
+
+def test_member_that_is_removed_while_it_is_missing_is_not_said_to_be_back(tmp_path):
+    said = []
+
+    async def test(federation):
+        board = watched(federation, "a", tmp_path / "status.json", said)
+        await asyncio.sleep(0.1)
+        roster = board._exchange.roster
+        roster.suspect("c", "no answer")
+        await asyncio.sleep(5)
+        board._exchange.contacts.peers.pop("c")
+        roster.remove("c")
+        await asyncio.sleep(5)
+        federation.running.pop("a").cancel()
+
+    play(test, NAMES, SETTINGS)
+    assert [line for line in said if " c" in line] == ["without c: no answer"]
+
+
+# The file
+
+
+def test_file_is_written_at_once_and_then_after_a_pause(tmp_path):
+    times = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        file = StatusFile(tmp_path / "status.json", print, loop.time, lambda: times.append(loop.time()) or {"history": []})
+        file.write(1.0)
+        for _ in range(25):
+            file.write(1.0)
+            await asyncio.sleep(0.1)
+        file.write(0.1)  # sooner than what was to come
+        await asyncio.sleep(5)
+        file.write()
+        file.write()
+
+    run(main())
+    assert times == pytest.approx([0.0, 1.0, 2.0, 2.5, 7.5, 7.5])
+
+
+def test_file_holds_the_newest_rounds(tmp_path):
+    history = [{"round": k} for k in range(1, 2 * SHOWN)]
+    StatusFile(tmp_path / "status.json", print, lambda: 0.0, lambda: {"state": "running", "history": history}).write(1.0)
+    kept = json.loads((tmp_path / "status.json").read_text())["history"]
+    assert kept == history[-SHOWN:]
+
+
+def test_last_word_is_in_the_file_whatever_was_to_be_written(tmp_path):
+    async def test(federation):
+        board = watched(federation, "a", tmp_path / "status.json", [])
+        federation.start("b", "c")
+        await federation.done()
+        board._exchange.roster.suspect("b", "gone")
+        board.ended("finished")
+
+    play(test, NAMES, SETTINGS)
+    state = json.loads((tmp_path / "status.json").read_text())
+    assert (state["state"], state["round"]) == ("finished", 6)
+
+
+# Clocks
+
+
+def test_durations_do_not_follow_a_wall_clock_that_jumps(tmp_path):
+    moments = iter([1e9, *[1e9 + jump for jump in (86_400.0, -7200.0, 3e8, -1e9) for _ in range(50)]] * 50)
+
+    async def test(federation):
+        federation.start("b", "c")
+        board = watched(federation, "a", tmp_path / "status.json", [], wall=lambda: next(moments))
+        await federation.done()
+        rows = board.state["history"]
+        assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert all(0 <= row["seconds"] < 10 for row in rows)
+
+    play(test, NAMES, SETTINGS)
+
+
+def test_age_is_never_negative(tmp_path):
+    folder = tmp_path
+    (folder / config.STATUS).write_text(json.dumps({"state": "stopped", "pid": 1, "history": [], "updated": 5000.0}))
+    assert current(folder, wall=lambda: 5010.0)["age"] == 10
+    assert current(folder, wall=lambda: 4000.0)["age"] == 0
+
+
+# Rounds in memory, and on the disk
+
+
+class Fast(Random):
+    """Learns with nobody, and remembers much: its checkpoints are larger than its status."""
+
+    def state(self):
+        return {"much": bytes(50_000)}
+
+    def restore(self, state): ...
+
+
+@pytest.mark.parametrize("size", [2**14, 50])  # enough for the status, and not even for that
+def test_round_that_could_not_be_stored_is_shown_as_in_memory_only(tmp_path, size):
+    said, shown = [], []
+
+    async def test(federation):
+        federation.start("b", "c")
+        board = watched(federation, "a", tmp_path / "status.json", said)
+        while board.state["round"] < 2:
+            await asyncio.sleep(0.01)
+        with limited(size):
+            while board.state["round"] < 4:
+                await asyncio.sleep(0.01)
+            shown.append(board.fresh() | {"history": []})
+            kept = FileStore(tmp_path / "a").load().round
+            assert shown[0]["stored"] == kept < 4
+            if size > 50:
+                assert json.loads((tmp_path / "status.json").read_text())["stored"] == kept
+        await federation.done()
+        assert board.fresh()["stored"] == board.state["round"] == 6
+
+    play(test, NAMES, SETTINGS, policy=Fast, folder=tmp_path)
+    (state,) = shown
+    lines = describe(state)
+    assert "  disk: cannot write: File too large" in lines
+    assert f"  round 4 is in memory, round {state['stored']} is on the disk" in lines
+
+
+def test_shown_round_is_on_the_disk_at_every_moment(tmp_path):
+    """However it is ended: what was shown as done and stored is in the checkpoint."""
+    seen = []
+
+    async def test(federation):
+        federation.start("b", "c")
+        board = watched(federation, "a", tmp_path / "status.json", [])
+        while not federation.running["a"].done():
+            state = board.fresh()
+            stored = FileStore(tmp_path / "a").load()
+            seen.append((min(state["round"], state["stored"]), 0 if stored is None else stored.round))
+            await asyncio.sleep(0.003)
+        await federation.done()
+
+    play(test, NAMES, SETTINGS, folder=tmp_path)
+    assert all(shown <= stored for shown, stored in seen)
+    assert {shown for shown, _ in seen} >= {1, 3, 5}
+
+
+def test_checkpoints_saved_at_the_same_time_are_whole(tmp_path):
+    async def main(federation):
+        federation.start()
+        await federation.done()
+
+    federation = play(main, NAMES, SETTINGS, folder=tmp_path)
+    store = federation.nodes["a"]._store
+    last = store.load()
+    assert store.round == last.round == 6
+    problems = []
+
+    def save(round):
+        for _ in range(10):
+            store.save(msgspec.structs.replace(last, round=round))
+            problems.append(store.problem)
+
+    threads = [threading.Thread(target=save, args=(round,)) for round in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(problems) == {""}
+    assert store.round == FileStore(store.path).load().round
+    assert list(tmp_path.glob("*.damaged")) == list(tmp_path.glob("*.new")) == []
+
+
+# The node itself is asked
+
+
+@pytest.fixture
+def folder():
+    """A node's folder with a short path, as a socket needs it."""
+    with tempfile.TemporaryDirectory(prefix="p2pfl", dir="/tmp") as name:
+        yield Path(name)
+
+
+STATE = {"name": "alice", "state": "running", "pid": os.getpid(), "round": 7, "rounds": 9, "history": []}
+
+
+def answered(folder):
+    """Read an answer to its end, so that the node waits for the next one who asks."""
+    with socket.socket(socket.AF_UNIX) as link, suppress(OSError):
+        link.connect(str(folder / status_socket.NAME))
+        while link.recv(2**20):
+            pass
+        return True
+    return False
+
+
+@contextmanager
+def answering(folder, make):
+    """A node that answers, in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(status_socket.answer(folder, make))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
+    thread.start()
+    try:
+        while not answered(folder) and thread.is_alive():
+            time.sleep(0.001)
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()
+
+
+posix = pytest.mark.skipif(os.name != "posix", reason="there are no Unix sockets")
+
+
+@posix
+def test_running_node_is_asked_and_not_its_file(folder):
+    (folder / config.STATUS).write_text(json.dumps(STATE | {"round": 2, "updated": 0.0}))
+    with lock_folder(folder), answering(folder, lambda: json.dumps(STATE).encode()):
+        assert current(folder) == STATE
+        assert (folder / status_socket.NAME).stat().st_mode & 0o777 == 0o600
+    assert not (folder / status_socket.NAME).exists()
+    assert current(folder)["state"] == "gone"
+
+
+@posix
+@pytest.mark.parametrize("said", [b"", b"{", b"[" * 100_000, b'{"state": 3}', bytes(10)])
+def test_answer_that_makes_no_sense_leaves_the_file(folder, said):
+    (folder / config.STATUS).write_text(json.dumps(STATE | {"updated": 100.0}))
+    with lock_folder(folder), answering(folder, lambda: said):
+        assert current(folder, wall=lambda: 130.0) == STATE | {"updated": 100.0, "age": 30.0}
+
+
+@posix
+def test_socket_that_a_crash_has_left_is_made_anew(folder):
+    with answering(folder, lambda: b"{}"):
+        (folder / "kept").hardlink_to(folder / status_socket.NAME)
+    (folder / "kept").rename(folder / status_socket.NAME)
+    assert status_socket.ask(folder) is None
+    with answering(folder, lambda: json.dumps(STATE).encode()):
+        assert status_socket.ask(folder) == STATE
+
+
+@posix
+def test_folder_whose_path_is_too_long_for_a_socket_has_its_file(tmp_path):
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    (long / config.STATUS).write_text(json.dumps(STATE | {"updated": 100.0}))
+    with lock_folder(long):
+        asyncio.run(status_socket.answer(long, lambda: b""))  # returns
+        assert current(long, wall=lambda: 101.0)["age"] == 1.0
+
+
+@posix
+def test_who_connects_and_does_not_read_is_let_go(folder):
+    state = STATE | {"reason": "x" * 2**22}
+    with answering(folder, lambda: json.dumps(state).encode()), socket.socket(socket.AF_UNIX) as idle:
+        idle.connect(str(folder / status_socket.NAME))
+        assert status_socket.ask(folder) == state
+    assert not (folder / status_socket.NAME).exists()
+
+
+# In words
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ({"state": "running", "age": 4.2}, "  as of 4 s ago"),
+        (
+            {"state": "running", "age": 95.0},
+            "  as of 95 s ago: the node runs, but does not answer or write its status; the disk may be full, or the node"
+            " may hang",
+        ),
+        ({"state": "gone", "age": 7500.0}, "  as of 2 h ago: the node has ended without a word since"),
+        ({"state": "finished", "age": 400_000.0}, "  as of 5 days ago"),
+    ],
+)
+def test_status_from_the_file_says_how_old_it_is(state, line):
+    assert describe(STATE | state)[1] == line
+
+
+def test_status_from_the_node_is_as_of_now():
+    assert not any(re.search("as of|in memory", line) for line in describe(STATE | {"stored": 7}))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172_800, "2 days")]
+)
+def test_durations_in_words(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_deeply_nested_status_is_damaged(tmp_path):
+    (tmp_path / config.STATUS).write_text("[" * 100_000)
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        current(tmp_path)

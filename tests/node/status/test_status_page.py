@@ -1,0 +1,528 @@
+"""The page of a node: what it shows and to whom, and the same page in a browser beside real nodes."""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import sys
+import urllib.request
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.cli.main import main
+from p2pfl.node.status import prometheus as metrics
+from p2pfl.node.status.endpoints import NEWEST, status_page
+from p2pfl.web import http_server as pages
+from p2pfl.web.http_server import Page, Shown, in_thread
+from tests.support.browser import PHONE, browser, needs_chromium
+from tests.support.browser import page as new_page
+from tests.support.processes import free_ports, processes
+
+TIMEOUT = 60_000  # milliseconds after which something has gone wrong
+
+
+# Over HTTP
+
+
+async def ask(address, request):
+    """Send bytes; return the status line, the headers and the body."""
+    host, _, port = address.removeprefix("http://").strip("/").rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        writer.write(request)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    return status, {key.lower(): value for key, _, value in (line.partition(": ") for line in lines)}, body
+
+
+async def until_shown(address):
+    """Wait until there is room for one more connection."""
+    while True:
+        with suppress(OSError):
+            if (await ask(address, get()))[2] == b"hello":
+                return
+        await asyncio.sleep(0.01)
+
+
+def get(path="/", host="127.0.0.1", method="GET"):
+    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+
+
+@asynccontextmanager
+async def showing(shown, host="127.0.0.1"):
+    page = Page(shown, host, 0)
+    address = await page.start()
+    try:
+        yield address
+    finally:
+        await page.close()
+
+
+HELLO = {"/": Shown("text/plain", lambda: b"hello")}
+
+
+def test_a_page_is_shown_with_what_keeps_other_sites_out(on_loop):
+    async def main():
+        async with showing(HELLO) as address:
+            status, headers, body = await ask(address, get())
+            assert (status, body) == ("HTTP/1.1 200 OK", b"hello")
+            assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert not [name for name in headers if name.startswith("access-control")]
+            assert "aiohttp" not in headers["server"]
+            assert (await ask(address, get(method="HEAD")))[::2] == ("HTTP/1.1 200 OK", b"")
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8080", "localhost:1", "LOCALHOST", "[::1]:80", "192.168.1.5"])
+def test_a_page_is_shown_to_who_names_this_machine_by_an_address(host, on_loop):
+    async def main():
+        async with showing(HELLO) as address:
+            assert (await ask(address, get(host=host)))[2] == b"hello"
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1", "a@b"])
+def test_a_name_that_its_owner_points_here_is_refused(host, on_loop):
+    async def main():
+        async with showing(HELLO) as address:
+            status, _, body = await ask(address, get(host=host))
+            assert b"hello" not in body
+            assert status.split()[1] in ("400", "421")
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (get(method="POST"), 405),
+        (get(method="PUT"), 405),
+        (get(method="OPTIONS"), 405),
+        (get(method="DELETE"), 405),
+        (get("/nowhere"), 404),
+        (get("/?a=b"), 404),
+        (get("/../pyproject.toml"), 404),
+        (get("/%2e%2e/key.pem"), 404),
+        (get("//"), 404),
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00" + bytes(64) + b"\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+    ],
+)
+def test_whatever_else_is_asked_is_refused_and_the_page_goes_on(request_, status, caplog, on_loop):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        async with showing(HELLO) as address:
+            assert (await ask(address, request_))[0].split()[1] == str(status)
+            assert (await ask(address, get()))[2] == b"hello"
+        assert faults == []
+
+    on_loop(main())
+    assert caplog.records == []  # nobody fills a node's log from here
+
+
+def test_a_fault_in_what_is_shown_is_the_asker_s_loss_only(caplog, on_loop):
+    async def main():
+        async with showing(HELLO | {"/bad": Shown("text/plain", lambda: b"%d" % (1 // 0))}) as address:
+            assert (await ask(address, get("/bad")))[0].split()[1] == "500"
+            assert (await ask(address, get()))[2] == b"hello"
+
+    on_loop(main())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_is_shown_is_made_a_few_times_a_second_at_most(on_loop):
+    made = []
+
+    async def main():
+        async with showing({"/": Shown("text/plain", lambda: made.append(1) or b"%d" % len(made))}) as address:
+            bodies = [(await ask(address, get()))[2] for _ in range(20)]
+            assert bodies[0] == bodies[1]
+            while (await ask(address, get()))[2] == bodies[-1]:
+                await asyncio.sleep(0.01)
+
+    on_loop(main())
+
+
+def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch, on_loop):
+    monkeypatch.setattr(pages, "CONNECTIONS", 4)
+    monkeypatch.setattr(pages, "LONGEST", 0.3)
+
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        async with showing(HELLO) as address:
+            host, _, port = address.removeprefix("http://").strip("/").rpartition(":")
+            idle = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                refused = await asyncio.open_connection(host, int(port))
+                with pytest.raises(OSError, match="reset"):
+                    refused[1].write(get())
+                    if await refused[0].read() == b"":
+                        raise OSError("reset")
+                assert [await reader.read() for reader, _ in idle] == [b""] * 4
+                await until_shown(address)
+            for _, writer in [*idle, refused]:
+                writer.close()
+        assert faults == []
+
+    on_loop(main())
+
+
+def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_program(monkeypatch, on_loop):
+    monkeypatch.setattr(pages, "CONNECTIONS", 2)
+    monkeypatch.setattr(pages, "LONGEST", 0.3)
+    asked = []
+    large = b"x" * 30_000_000  # more than the system takes from the page while nobody reads
+
+    async def main():
+        page = Page(HELLO | {"/large": Shown("text/plain", lambda: asked.append(1) or large)}, "127.0.0.1", 0)
+        address = await page.start()
+        place = "127.0.0.1", int(address.strip("/").rpartition(":")[2])
+
+        async def deaf():
+            connection = socket.create_connection(place)
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(connection, get("/large"))
+            return connection
+
+        async with asyncio.timeout(30):
+            connections = [await deaf() for _ in range(2)]
+            while len(page._handler.connections) < 2:
+                await asyncio.sleep(0.01)
+            await until_shown(address)
+            monkeypatch.setattr(pages, "LONGEST", 600)
+            asked.clear()
+            connections.append(await deaf())
+            while not asked:
+                await asyncio.sleep(0.01)
+            await page.close()
+        for connection in connections:
+            connection.close()
+
+    on_loop(main())
+
+
+def test_a_port_in_use_and_a_missing_package_are_one_line(monkeypatch, on_loop):
+    async def main():
+        async with showing(HELLO) as address:
+            where = address.removeprefix("http://").strip("/")
+            page = Page(HELLO, "127.0.0.1", int(where.rpartition(":")[2]))
+            with pytest.raises(ConfigurationError, match=f"page cannot be shown at {where}: address already in use"):
+                await page.start()
+            with pytest.raises(ConfigurationError, match="this is no name of a machine"):
+                await Page(HELLO, "x" * 100 + ".example", 0).start()
+
+    on_loop(main())
+    for package in ("aiohttp", "prometheus_client"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(ConfigurationError, match=r"pip install 'p2pfl-node\[status\]'"):
+                asyncio.run(status_page(Board({}), "127.0.0.1", 0).start())
+
+
+class Board:
+    """A node's board, with whatever state a test wants to be shown."""
+
+    def __init__(self, state):
+        self.state = {"state": "running", "history": []} | state
+
+    def fresh(self):
+        return self.state
+
+
+def test_the_json_is_fit_for_a_browser_and_can_be_had_in_short(on_loop):
+    history = [{"round": k, "validation": float("nan")} for k in range(1, 2 * NEWEST)]
+
+    async def main():
+        page = status_page(Board({"history": history}), "127.0.0.1", 0)
+        address = await page.start()
+        try:
+            whole, newest = [(await ask(address, get(f"/status.json{query}")))[2] for query in ("", "?newest")]
+        finally:
+            await page.close()
+        assert [row["round"] for row in json.loads(whole)["history"]] == [row["round"] for row in history]
+        rows = json.loads(newest)["history"]
+        assert [row["round"] for row in rows] == [row["round"] for row in history[-NEWEST:]]
+        assert rows[0]["validation"] is None
+
+    on_loop(main())
+
+
+# As a command
+
+
+def test_a_taken_port_is_exit_code_2_and_a_page_for_others_is_warned_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (port,) = free_ports(1)
+    assert main(["init", "alice"]) == 0
+    quick = ["--set", "rounds=1", "--set", 'task.name="concept-shift"', "--set", 'policy.name="local"']
+    assert main(["run", "alice", *quick, "--status-port", str(port), "--status-host", "0.0.0.0"]) == 0
+    printed = capsys.readouterr().out
+    assert f"status page: http://0.0.0.0:{port}/ (not on loopback: whoever reaches this address sees it)\n" in printed
+    assert main(["run", "alice", *quick, "--status-port", "0"]) == 0
+    assert "not on loopback" not in capsys.readouterr().out
+
+    async def taken():
+        async with showing(HELLO) as address:
+            port = address.rstrip("/").rpartition(":")[2]
+            return await asyncio.to_thread(main, ["run", "alice", *quick, "--status-port", port])
+
+    assert asyncio.run(taken()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("the page cannot be shown at 127.0.0.1:")
+    assert err.count("\n") == 1
+
+
+# In a browser
+
+
+@pytest.fixture
+def chromium():
+    """For one test only: as long as it is open, its event loop runs, and other tests of this module need one themselves."""
+    with browser() as opened:
+        yield opened
+
+
+@contextmanager
+def shown_to_browsers(state):
+    """Show the page of a made-up state, beside the test's thread, in which a browser's calls wait."""
+    board = Board(state)
+    with in_thread(status_page(board, "127.0.0.1", 0)) as address:
+        yield SimpleNamespace(address=address, board=board)
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def hostile(k):
+    """Text of a peer that would like to be markup."""
+    return [HOSTILE, '"><script>alert(2)</script>', "</td><svg onload=alert(3)>", "'`${alert(4)}", "javascript:alert(5)"][
+        k % 5
+    ]
+
+
+def state_of(names, rounds=12):
+    """A status with the given names, and hostile text wherever text may come from elsewhere."""
+    weights = {"alice": 0.5} | dict.fromkeys(names[:2], 0.25)
+    stages = {"merged": {"validation": 0.5, "test": 0.25}}
+    row = {"models": 2, "bytes_in": 80_000, "bytes_out": 40_000, "seconds": 1.5, "weights": weights, "budget_bytes": 70_000}
+    states = ("connected", "suspected", "connecting", "not connected", "done", hostile(0))
+    return {
+        "name": "alice",
+        "started": 1.0,
+        "federation": hostile(0),
+        "task": hostile(1),
+        "policy": hostile(2),
+        "version": hostile(3),
+        "reason": hostile(2),
+        "disk": hostile(0),
+        "broker": hostile(1),
+        "election": {"coordinator": hostile(0), "term": "5.2", "problem": hostile(2)},
+        "metric": hostile(2),
+        "round": rounds,
+        "rounds": 20,
+        "history": [row | {"round": k, "stages": stages, "validation": 0.5, "test": 0.25} for k in range(1, rounds + 1)],
+        "peers": [
+            {
+                "name": name,
+                "state": states[k % 6],
+                "reason": hostile(k) if k < 8 else "cannot reach 127.0.0.1:4101: connection refused; and then more words",
+                "round": 7,
+                "link": "direct",
+                "staleness": 0.5,
+                "bytes_in": 1234,
+                "bytes_out": 5_000_000,
+            }
+            for k, name in enumerate(names)
+        ],
+        "traffic": {
+            "sent": {"models": 3, "update": 900, "control": 80},
+            "received": {"models": 4, "update": 10, "control": 9},
+        },
+        "rejected": {hostile(0): 3, hostile(1): 1},
+        "budget": {"models": {"limit": 5, "used": 2}, "bytes": {"limit": 100_000, "used": 80_000}},
+        "refused_by_budget": 2,
+        "deadlines_expired": 1,
+    }
+
+
+@needs_chromium
+def test_text_from_elsewhere_is_shown_as_text(chromium):
+    names = [hostile(k) for k in range(5)] + ["bob"]
+    with shown_to_browsers(state_of(names)) as shown, new_page(chromium) as (opened, seen):
+        opened.on("dialog", lambda dialog: pytest.fail(f"the page ran a peer's script: {dialog.message}"))
+        opened.goto(shown.address)
+        opened.locator("tr[data-peer]").first.wait_for(timeout=TIMEOUT)
+        assert opened.locator("tr[data-peer] th").all_inner_texts() == names
+        assert opened.locator("tr[data-peer] td.reason").all_inner_texts() == [hostile(k) for k in range(6)]
+        assert opened.locator("#rejected tbody th").all_inner_texts() == [hostile(0), hostile(1)]
+        assert f"checkpoints cannot be written ({HOSTILE})" in opened.locator("#banners").inner_text()
+        assert f"Degraded: {hostile(2)}." in opened.locator("#banners").inner_text()
+        assert hostile(0) in opened.locator("#tiles").inner_text()
+        assert hostile(2) in opened.locator("#learning").inner_text()
+        for tag in ("img", "script:not([src])", "[onload]", "[onerror]", "a[href^=javascript]", "iframe"):
+            assert opened.locator(tag).count() == 0, tag
+        assert seen.problems == []
+        assert all(address.startswith(shown.address) for address in seen.requests)
+
+
+@needs_chromium
+def test_even_markup_that_came_into_the_page_could_not_run_or_load_anything(chromium):
+    with shown_to_browsers(state_of(["bob"])) as shown, new_page(chromium) as (opened, _):
+        opened.on("dialog", lambda dialog: pytest.fail("a script of the page's text has run"))
+        opened.goto(shown.address)
+        opened.evaluate(
+            """() => { document.body.insertAdjacentHTML("beforeend", '<img src="http://127.0.0.1:1/x" onerror="alert(1)">');
+            document.body.append(Object.assign(document.createElement("script"), { text: "alert(2)" })); }"""
+        )
+        assert opened.evaluate("fetch('http://127.0.0.1:1/').then(() => 'sent', (error) => error.name)") == "TypeError"
+        assert opened.evaluate("import('data:text/javascript,1').then(() => 'run', (error) => error.name)") == "TypeError"
+
+
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("peers", [0, 4, 60])
+def test_the_page_fits_a_phone(chromium, peers, dark):
+    with (
+        shown_to_browsers(state_of([f"peer-{k}-{'x' * 50}" for k in range(peers)])) as shown,
+        new_page(chromium, PHONE, dark) as (opened, seen),
+    ):
+        opened.goto(shown.address)
+        opened.get_by_text("12 of 20").wait_for(timeout=TIMEOUT)
+        assert opened.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+        assert opened.locator("tr[data-peer]").count() == peers
+        assert seen.problems == []
+
+
+@needs_chromium
+def test_a_page_that_missed_rounds_asks_for_all_of_them(chromium):
+    with shown_to_browsers(state_of(["bob"], rounds=2)) as shown, new_page(chromium) as (opened, _):
+        opened.goto(shown.address)
+        opened.get_by_text("2 of 20").wait_for(timeout=TIMEOUT)
+        shown.board.state.update(state_of(["bob"], rounds=400) | {"rounds": 500})
+        opened.get_by_text("400 of 500").wait_for(timeout=TIMEOUT)
+        assert opened.locator("#weights .cells text").all_text_contents() == ["371", "400"]
+        with opened.expect_response(lambda answer: answer.url.endswith("/status.json"), timeout=TIMEOUT):
+            pass
+
+
+# Figures for a dashboard
+
+GRAFANA = Path(__file__).parents[3] / "examples" / "grafana"
+
+
+def asked_for():
+    """Return the figures that the dashboard and its page ask for, and the patterns of those that are named by the task."""
+    dashboard = json.loads((GRAFANA / "p2pfl.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
+    text = "\n".join([*queries, (GRAFANA / "README.md").read_text().partition("Worth an alarm")[2]])
+    patterns = set(re.findall(r'__name__=~"([^"]+)"', text))
+    return set(re.findall(r"\bp2pfl_\w+", re.sub(r'__name__=~"[^"]+"', "", text))), patterns
+
+
+def lacking(figures):
+    """Return what the dashboard asks for and is not in the text that Prometheus reads."""
+    there = set(re.findall(r"^# TYPE (\w+)", figures, re.MULTILINE))
+    names, patterns = asked_for()
+    return {name for name in names if name not in there} | {
+        pattern for pattern in patterns if not any(re.fullmatch(pattern, name) for name in there)
+    }
+
+
+def test_the_dashboard_asks_for_figures_that_there_are():
+    names, patterns = asked_for()
+    assert len(names) > 15
+    assert len(patterns) == 2
+    assert lacking(metrics.text(state_of(["bob"])).decode()) == set()
+    assert "p2pfl_round" in lacking("")
+
+
+def test_the_dashboard_s_panels_do_not_overlap():
+    panels = [panel["gridPos"] for panel in json.loads((GRAFANA / "p2pfl.json").read_text())["panels"]]
+    places = [(p["x"] + x, p["y"] + y) for p in panels for x in range(p["w"]) for y in range(p["h"])]
+    assert len(places) == len(set(places))
+    assert max(x for x, _ in places) < 24
+
+
+TOML = """
+rounds = 1000000
+seed = 3
+deadline = 10.0
+evaluate_every = 5
+[task]
+name = "digits"
+samples = 60
+[policy]
+name = "random"
+neighbours = 2
+[budget]
+models = 4
+"""
+
+
+@needs_chromium
+def test_a_killed_peer_is_shown_as_suspected_and_a_revived_one_as_back(tmp_path, chromium):
+    names = ("alice", "bob", "carol")
+    with processes(tmp_path, names, TOML) as federation, new_page(chromium) as (opened, seen):
+        (port,) = free_ports(1)
+        federation.start("alice", changes=[f"status_port={port}"])
+        federation.start("bob", "carol")
+        federation.until_round("alice", 3)
+        address = federation.status("alice")["page"]
+        assert address == f"http://127.0.0.1:{port}/"
+        opened.goto(address)
+
+        def row(name, state):
+            """Wait until a peer is shown in a state; return its cells."""
+            line = opened.locator(f'tr[data-peer="{name}"][data-state="{state}"]')
+            line.wait_for(timeout=TIMEOUT)
+            return {label: line.locator(f"td[data-label={label}]").inner_text() for label in ("state", "reason", "link")}
+
+        for name in ("bob", "carol"):
+            assert row(name, "connected") == {"state": "connected", "reason": "", "link": "direct"}
+        assert opened.locator("#link").inner_text() == "live"
+
+        federation.signal("carol", signal.SIGKILL)
+        gone = row("carol", "suspected")
+        assert gone["reason"]
+        assert gone["link"] == "none"
+        federation.until(lambda: federation.status("alice")["peers"][1]["state"] == "suspected", "status says the same")
+        assert row("bob", "connected")["reason"] == ""
+
+        federation.wait("carol")
+        federation.start("carol")
+        assert row("carol", "connected") == {"state": "connected", "reason": "", "link": "direct"}
+        federation.until(lambda: "carol" in federation.status("alice")["history"][-1]["weights"], "carol is learned with")
+        opened.locator("#chosen").get_by_text("carol").wait_for(timeout=TIMEOUT)
+
+        assert all(asked.startswith(address) for asked in seen.requests)
+        assert seen.problems == []
+        with urllib.request.urlopen(f"{address}metrics", timeout=60) as figures:
+            assert lacking(figures.read().decode()) == {"p2pfl_coordinator_problem"}  # this policy has no coordinator
+
+        federation.signal("alice", signal.SIGKILL)
+        opened.get_by_text("disconnected since").wait_for(timeout=TIMEOUT)
+        assert row("bob", "connected")  # what was known last stays to be read
+        federation.wait("alice")
+        federation.start("alice", changes=[f"status_port={port}"])
+        opened.locator("#link").get_by_text("live").wait_for(timeout=TIMEOUT)
+        row("carol", "connected")
+        assert all("ERR_CONNECTION" in problem or "ERR_EMPTY" in problem for problem in seen.problems), seen.problems
+        assert all(asked.startswith(address) for asked in seen.requests)

@@ -1,0 +1,375 @@
+"""Checkpoints: what is saved is loaded, and a file is whole or refused."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.checkpoint import Checkpoint, FileStore, Model, pack_model, same_federation, unpack, unpack_model
+from p2pfl.node.early_stopping import Judge
+from p2pfl.node.exchange.published_models import Published
+from p2pfl.node.folder.settings import Settings
+from p2pfl.policy import Update
+from p2pfl.sim.simulation.clock import run
+from p2pfl.system.atomic_files import replace_file, write_sealed
+from p2pfl.task import Part, make_task
+from tests.support.federation import Federation
+
+LAYOUT = bytes(range(16))
+PARAMS = np.array([1.5, -0.0, 3e38, 1e-40], np.float32)
+EXTRAS = {"peers": np.array([0, 2**64 - 1], np.uint64), "similarities": np.array([0.5, -1], np.float32)}
+
+
+def published(extras=EXTRAS, time=2.0):
+    return Published(Update("alice", 3, "trained", PARAMS, 10, extras, False, 0.0, 777), time)
+
+
+def checkpoint(round=3, **changes):
+    judge = Judge(2)
+    judge.see(round, PARAMS, 0.25)
+    fields = {
+        "name": "alice",
+        "seed": 7,
+        "layout": LAYOUT,
+        "round": round,
+        "params": PARAMS.tobytes(),
+        "judge": judge.state(),
+        "unjudged": {"trained": PARAMS.tobytes(), "merged": PARAMS[:2].tobytes()},
+        "unjudged_round": round,
+        "policy": "p2pfl.policies.dac:Dac",
+        "policy_state": msgspec.msgpack.encode({"met": {"bob": 0.5}}),
+        "outbox": [pack_model(published(), now=5.0)],
+        "final": False,
+    }
+    return Checkpoint(**(fields | changes))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return FileStore(tmp_path / "checkpoint")
+
+
+def refusal(action, *arguments):
+    with pytest.raises(ConfigurationError) as refused:
+        action(*arguments)
+    text = str(refused.value)
+    assert "\n" not in text
+    return text
+
+
+def files(store):
+    return {path.name: path.read_bytes() for path in store.path.parent.iterdir()}
+
+
+# There and back
+
+
+def test_what_is_saved_is_loaded(store):
+    store.save(checkpoint(final=True))
+    loaded = FileStore(store.path).load()
+    assert loaded == checkpoint(final=True)
+    assert unpack(loaded.params).tobytes() == PARAMS.tobytes()
+    assert loaded.judge["best"] == PARAMS.tobytes()
+
+
+def test_the_checkpoint_before_the_first_round(store):
+    first = checkpoint(0, judge=Judge(0).state(), unjudged={}, policy_state=msgspec.msgpack.encode({}), outbox=[])
+    store.save(first)
+    assert store.load() == first
+
+
+def test_the_newest_checkpoint_is_loaded(store):
+    for round in (1, 2, 3, 2):
+        store.save(checkpoint(round))
+        assert store.load() == checkpoint(round)
+
+
+def test_without_a_file_there_is_no_checkpoint(store):
+    assert store.load() is None
+
+
+def through_bytes(model):
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=Model)
+
+
+def test_a_published_model_comes_back_with_its_age():
+    model = published(time=2.0)
+    packed = through_bytes(pack_model(model, now=5.0))
+    assert packed.age == 3.0
+    back = unpack_model(packed, "alice", 10, now=100.0)
+    assert back.time == 97.0
+    for field in ("sender", "round", "stage", "n_samples", "final", "age", "size"):
+        assert getattr(back.update, field) == getattr(model.update, field)
+    assert back.update.params.tobytes() == PARAMS.tobytes()
+    assert {name: array.tolist() for name, array in back.update.extras.items()} == {
+        "peers": [0, 2**64 - 1],
+        "similarities": [0.5, -1.0],
+    }
+
+
+@pytest.mark.slow
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.tuples(st.sampled_from(["f4", "f8", "i8", "u8"]), st.lists(st.integers(0, 3), max_size=3)),
+        max_size=4,
+    )
+)
+def test_extras_of_every_shape_come_back(shapes):
+    extras = {name: (np.arange(np.prod(shape)) + 0.5).astype(kind).reshape(shape) for name, (kind, shape) in shapes.items()}
+    back = unpack_model(through_bytes(pack_model(published(extras), 5.0)), "alice", 10, 5.0).update.extras
+    assert list(back) == list(extras)
+    for name, array in extras.items():
+        assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
+        assert back[name].tolist() == array.tolist()
+
+
+def test_extras_that_are_a_view_come_back_as_they_look():
+    table = np.arange(6.0).reshape(2, 3)
+    back = unpack_model(pack_model(published({"turned": table.T, "some": table[:, ::2]}), 5.0), "alice", 10, 5.0)
+    assert back.update.extras["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert back.update.extras["some"].tolist() == [[0, 2], [3, 5]]
+
+
+# Damage
+
+
+def test_a_change_of_any_byte_is_found(store):
+    store.save(checkpoint())
+    whole = store.path.read_bytes()
+    for position in range(len(whole)):
+        store.path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        assert refusal(store.load).endswith("checkpoint: damaged; move away to start from round 0")
+
+
+def test_a_file_that_was_cut_off_or_grew_is_found(store):
+    store.save(checkpoint())
+    whole = store.path.read_bytes()
+    for size in range(len(whole)):
+        store.path.write_bytes(whole[:size])
+        assert "damaged; move away" in refusal(store.load)
+    store.path.write_bytes(whole + b"\0")
+    assert "damaged; move away" in refusal(store.load)
+
+
+def test_a_damaged_file_is_kept_for_its_owner_to_look_at(store):
+    store.save(checkpoint())
+    damaged = store.path.read_bytes()[:-1]
+    store.path.write_bytes(damaged)
+    refusal(store.load)
+    assert damaged in files(store).values()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: fields | {"colour": "red"},
+        lambda fields: {key: value for key, value in fields.items() if key != "outbox"},
+        lambda fields: fields | {"round": "three"},
+        lambda fields: [fields],
+    ],
+)
+def test_a_whole_file_of_another_version_is_refused(store, change):
+    store.save(checkpoint())
+    data, content = store.path.read_bytes(), msgspec.msgpack.encode(checkpoint())
+    magic = data[: -len(content) - 32]
+    other = msgspec.msgpack.encode(change(msgspec.to_builtins(checkpoint(), builtin_types=(bytes,))))
+    write_sealed(store.path, magic, other)
+    assert "is of another version" in refusal(store.load)
+
+
+# Whole or not at all
+
+
+def test_a_half_written_file_beside_it_is_ignored(store):
+    beside = store.path.with_name("checkpoint.new")
+    beside.write_bytes(b"half")
+    assert store.load() is None
+    store.save(checkpoint(1))
+    beside.write_bytes(store.path.read_bytes()[:100])
+    assert store.load() == checkpoint(1)
+    store.save(checkpoint(2))
+    assert store.load() == checkpoint(2)
+    assert not beside.exists()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_one(tmp_path, durable):
+    path = tmp_path / "file"
+    replace_file(path, [b"old ", b"content"], durable)
+
+    def parts():
+        yield b"new "
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, parts(), durable)
+    assert path.read_bytes() == b"old content"
+    replace_file(path, [b"new"], durable)
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced elsewhere")
+def test_who_reads_while_it_is_replaced_reads_the_old_one_to_its_end(tmp_path):
+    path = tmp_path / "file"
+    replace_file(path, [b"old content"])
+    with path.open("rb", buffering=0) as file:
+        assert file.read(4) == b"old "
+        replace_file(path, [b"new"])
+        assert file.read() == b"content"
+    assert path.read_bytes() == b"new"
+
+
+SAVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from p2pfl.node.checkpoint import Checkpoint, FileStore
+store = FileStore(Path(sys.argv[1]))
+for round in range(1, 10_000):
+    params = np.full(2**20, round, np.float32).tobytes()
+    store.save(Checkpoint("alice", 0, b"", round, params, {}, {}, 0, "", b"", [], False))
+    print(round, flush=True)
+"""
+
+
+@contextmanager
+def saving(store):
+    """A process that saves checkpoint after checkpoint and tells of each one; it is killed in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVER, str(store.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    with process:
+        try:
+            yield (int(line) for line in process.stdout)
+        finally:
+            process.kill()
+
+
+def whole(store):
+    loaded = store.load()
+    assert (unpack(loaded.params) == loaded.round).all()
+    return loaded
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint_that_is_not_older_than_what_it_told(store):
+    for last in (1, 4, 9):
+        with saving(store) as told:
+            assert next(round for round in told if round == last)
+        assert whole(store).round >= last
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="a file that is open cannot be replaced elsewhere")
+def test_at_every_moment_there_is_a_whole_checkpoint(store):
+    with saving(store) as told:
+        next(told)
+        while whole(store).round < 60:
+            pass
+
+
+# Whose it is
+
+MINE = {"name": "alice", "seed": 7, "layout": LAYOUT, "policy": "p2pfl.policies.dac:Dac"}
+
+
+def test_a_checkpoint_of_the_same_federation_is_taken():
+    same_federation(checkpoint(), MINE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "bob"}, "the checkpoint has name 'alice', the configuration 'bob'"),
+        ({"policy": "a:B"}, "the checkpoint has policy 'p2pfl.policies.dac:Dac', the configuration 'a:B'"),
+        ({"seed": 8}, "the checkpoint has seed 7, the configuration 8"),
+        ({"layout": b"\xff" * 16}, f"the checkpoint has layout '{LAYOUT.hex()}', the configuration '{'ff' * 16}'"),
+    ],
+)
+def test_a_checkpoint_of_another_federation_is_refused(change, message):
+    hint = "; change that back, or move the checkpoint away to start from round 0"
+    assert refusal(same_federation, checkpoint(), MINE | change) == message + hint
+
+
+def start_again(folder, name="a", **options):
+    """Run a node to its end, and start `name` from the folder with what is in there."""
+
+    async def main():
+        federation = Federation(("a", "b"), Settings(rounds=2), edges=[], folder=folder)
+        federation.start("a")
+        await federation.done("a")
+        if not (folder / name).exists():
+            shutil.copy(folder / "a", folder / name)
+        federation.watch[name].weights.clear()
+        federation.start(name, **options)
+        async with asyncio.timeout(1000):  # virtual seconds
+            await federation.done(name)
+        return federation
+
+    return run(main())
+
+
+def test_a_node_takes_its_own_checkpoint(tmp_path):
+    federation = start_again(tmp_path)
+    assert federation.nodes["a"].round == 2
+    assert federation.watch["a"].weights == {}  # no round was done again
+    assert FileStore(tmp_path / "a").load().final
+
+
+def test_a_node_refuses_the_checkpoint_of_another_name(tmp_path):
+    message = refusal(start_again, tmp_path, "b")
+    assert message.startswith("the checkpoint has name 'a', the configuration 'b'; change that back, or")
+
+
+def test_a_node_refuses_the_checkpoint_of_another_layout(tmp_path):
+    task = make_task("concept-shift", {"dimensions": 12}, Part(0, 2), 0)
+    with pytest.raises(ConfigurationError, match=r"^the checkpoint has layout '[0-9a-f]{32}', the configuration "):
+        start_again(tmp_path, task=task)
+    assert len(unpack(FileStore(tmp_path / "a").load().params)) == 11  # it is left as it was
+
+
+# Generations
+
+
+def test_three_generations_are_kept(store):
+    for round in (1, 2, 3, 4, 5):
+        store.save(checkpoint(round))
+    assert sorted(files(store)) == ["checkpoint", "checkpoint.1", "checkpoint.2"]
+    for round in (5, 4, 3):
+        assert store.load() == checkpoint(round)
+        next(path for path in store._generations if path.exists()).unlink()
+    assert store.load() is None
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_loaded(tmp_path):
+    said = []
+    store = FileStore(tmp_path / "checkpoint", said.append)
+    for round in (1, 2, 3):
+        store.save(checkpoint(round))
+    damaged = store.path.read_bytes()[:-1]
+    store.path.write_bytes(damaged)
+    assert store.load() == checkpoint(2)
+    assert files(store)["checkpoint.damaged"] == damaged
+    (line,) = said
+    assert line == f"{store.path} is damaged: kept as checkpoint.damaged, and the checkpoint before it is used"
+
+
+def test_a_crash_between_two_renames_loses_nothing(store):
+    for round in (1, 2):
+        store.save(checkpoint(round))
+    store._shift()
+    assert store.load() == checkpoint(2)

@@ -1,0 +1,205 @@
+"""Early stopping and best-on-validation: which of a node's models is its result."""
+
+from math import inf, nan
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pfl.node.early_stopping import Judge
+
+
+def params(round):
+    return np.array([round, -round, 0.1], np.float32)
+
+
+def judged(losses, patience=0):
+    """A judge that has seen these losses, of rounds 1, 2, ..."""
+    judge = Judge(patience)
+    for round, loss in enumerate(losses, 1):
+        judge.see(round, params(round), loss)
+    return judge
+
+
+def verdicts(losses):
+    judge = Judge(0)
+    return [judge.see(round, params(round), loss) for round, loss in enumerate(losses, 1)]
+
+
+def stopped(losses, patience):
+    """The first round after which there is no patience left, or None."""
+    judge = Judge(patience)
+    for round, loss in enumerate(losses, 1):
+        judge.see(round, params(round), loss)
+        if judge.stop:
+            return round
+    return None
+
+
+# Best on validation
+
+
+def test_before_the_first_model_there_is_no_best():
+    judge = Judge(3)
+    assert judge.best is None
+    assert judge.round == 0
+    assert not judge.stop
+
+
+def test_the_model_with_the_least_loss_is_the_best():
+    judge = judged([3.0, 1.0, 2.0])
+    assert judge.round == 2
+    assert judge.loss == 1.0
+    assert judge.best.tolist() == params(2).tolist()
+
+
+def test_it_says_of_each_model_whether_it_is_the_best_so_far():
+    assert verdicts([3.0, 1.0, 2.0, 0.5]) == [True, True, False, True]
+
+
+def test_of_equal_losses_the_first_is_the_best():
+    assert judged([2.0, 1.0, 1.0]).round == 2
+    assert verdicts([1.0, 1.0]) == [True, False]
+
+
+def test_a_first_loss_that_is_infinite_counts_until_there_is_a_better_one():
+    assert judged([inf]).round == 1
+    assert judged([inf, inf]).round == 1
+    assert verdicts([inf, inf]) == [True, False]
+    assert judged([inf, 1e300]).round == 2
+
+
+@given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20))
+def test_the_best_is_the_first_of_the_least(losses):
+    judge = judged(losses)
+    assert judge.round == losses.index(min(losses)) + 1
+    assert judge.loss == min(losses)
+    assert judge.best.tolist() == params(judge.round).tolist()
+
+
+# Losses that are not numbers
+
+
+def test_a_loss_that_is_nan_is_never_better():
+    assert judged([2.0, nan, 3.0]).round == 1
+    assert judged([2.0, nan, 1.0]).round == 3
+    assert verdicts([2.0, nan, 1.0]) == [True, False, True]
+
+
+def test_where_every_loss_is_nan_the_first_model_is_kept():
+    judge = judged([nan, nan, nan])
+    assert judge.round == 1
+    assert judge.best.tolist() == params(1).tolist()
+
+
+def test_any_loss_is_better_than_nan():
+    judge = judged([nan, 1e30])
+    assert (judge.round, judge.loss) == (2, 1e30)
+    assert verdicts([nan, 1e30]) == [False, True]
+
+
+def test_nan_uses_up_patience():
+    assert stopped([1.0, nan, nan], patience=2) == 3
+    assert stopped([nan, nan, nan], patience=2) == 3
+
+
+# Without validation data
+
+
+def test_without_validation_data_the_newest_model_is_the_best():
+    judge = judged([None, None, None])
+    assert judge.round == 3
+    assert judge.best.tolist() == params(3).tolist()
+    assert verdicts([None, None]) == [True, True]
+
+
+def test_without_validation_data_patience_never_runs_out():
+    assert stopped([None] * 50, patience=1) is None
+
+
+# Patience
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "expected"),
+    [
+        ([1.0, 2.0, 2.0, 2.0], 3, 4),
+        ([1.0, 2.0, 2.0], 3, None),
+        ([1.0, 1.0], 1, 2),
+        ([3.0, 4.0, 2.0, 4.0, 4.0], 2, 5),
+        ([5.0, 4.0, 3.0, 2.0], 1, None),
+        ([1.0] + [2.0] * 100, 0, None),
+    ],
+)
+def test_a_node_stops_after_so_many_rounds_without_a_better_model(losses, patience, expected):
+    assert stopped(losses, patience) == expected
+
+
+def test_patience_counts_rounds_and_not_evaluations():
+    judge = Judge(4)
+    judge.see(2, params(2), 1.0)
+    judge.see(4, params(4), 2.0)
+    assert not judge.stop
+    judge.see(6, params(6), 2.0)
+    assert judge.stop
+
+
+# What survives a restart
+
+BINARY = {
+    "msgspec": lambda state: msgspec.msgpack.decode(msgspec.msgpack.encode(state)),
+    "msgpack": lambda state: msgpack.unpackb(msgpack.packb(state)),
+}
+LOSSES = {
+    "losses": [3.0, 1.0, 2.0],
+    "out of patience": [1.0, 2.0, 3.0],
+    "nan": [nan, nan],
+    "nan later": [1.0, nan],
+    "infinite": [inf],
+    "no validation data": [None, None],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("through", BINARY)
+@pytest.mark.parametrize("losses", LOSSES)
+def test_a_restored_judge_is_as_it_was(losses, through):
+    before = judged(LOSSES[losses], patience=2)
+    after = Judge(2)
+    after.restore(BINARY[through](before.state()))
+    assert (after.round, after.loss, after.stop) == (before.round, before.loss, before.stop)
+    assert after.state() == before.state()
+    if before.best is None:
+        assert after.best is None
+    else:
+        assert after.best.dtype == np.float32
+        assert after.best.tolist() == before.best.tolist()
+
+
+@given(st.lists(st.none() | st.floats(), max_size=8), st.lists(st.none() | st.floats(), max_size=8), st.integers(0, 4))
+def test_a_restart_between_two_rounds_changes_no_verdict(first, second, patience):
+    whole, half = judged(first, patience), Judge(patience)
+    half.restore(BINARY["msgpack"](judged(first, patience).state()))
+    for round, loss in enumerate(second, len(first) + 1):
+        assert half.see(round, params(round), loss) == whole.see(round, params(round), loss)
+        assert half.stop == whole.stop
+    assert half.state() == whole.state()
+
+
+def test_a_state_is_a_copy_of_what_was():
+    judge = judged([2.0])
+    state = judge.state()
+    judge.see(2, params(2), 1.0)
+    assert state["round"] == 1
+    assert state["best"] == params(1).tobytes()
+
+
+def test_the_best_model_does_not_keep_its_neighbours_in_memory():
+    stack = np.arange(12, dtype=np.float32).reshape(3, 4)
+    judge = Judge(0)
+    judge.see(1, stack[1], 0.5)
+    assert judge.best.tolist() == [4, 5, 6, 7]
+    assert judge.best.base is None

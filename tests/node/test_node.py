@@ -1,0 +1,939 @@
+"""Nodes on virtual time: rounds, silence, crashes, late joiners, early stopping. Every message is real."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from p2pfl.errors import BudgetExceededError, ConfigurationError
+from p2pfl.node.exchange.published_models import Published
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.peer import Member
+from p2pfl.policies.dac import Dac
+from p2pfl.policies.dpfl import Dpfl
+from p2pfl.policies.local import Local
+from p2pfl.policies.random import Random
+from p2pfl.policy import Budget, Merge, Update
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
+from p2pfl.task import Part, make_task
+from tests.support.federation import LATENCY, play
+from tests.support.liars import Liar
+
+NAMES = ("a", "b", "c", "d")
+
+
+def settings(**options):
+    return Settings(**({"rounds": 5, "deadline": 10.0} | options))
+
+
+async def to_the_end(federation):
+    federation.start()
+    await federation.done()
+
+
+# Without faults
+
+
+def test_all_nodes_do_all_rounds_with_all_peers():
+    federation = play(to_the_end, NAMES, settings())
+    for name in NAMES:
+        assert sorted(federation.watch[name].weights) == [1, 2, 3, 4, 5]
+        assert all(federation.partners(name, round) == set(NAMES) - {name} for round in range(1, 6))
+        assert federation.nodes[name].exchange.expired == 0
+        assert not federation.nodes[name].exchange.rejected
+
+
+def test_all_count_in_everyones_mean():
+    federation = play(to_the_end, NAMES, settings(rounds=1))
+    params = [node.me.params for node in federation.nodes.values()]
+    assert all((p == params[0]).all() for p in params)
+
+
+def test_a_round_takes_as_long_as_its_slowest_node_and_its_messages():
+    federation = play(to_the_end, NAMES, settings(), speeds={"c": 3.0})
+    for name in NAMES:
+        times = np.diff([federation.watch[name].times[round] for round in range(1, 6)])
+        assert times == pytest.approx([3.0 + 2 * LATENCY] * 4, abs=2 * LATENCY)
+
+
+def test_one_node_alone():
+    federation = play(to_the_end, ("a",), settings())
+    assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
+    assert federation.watch["a"].result["test_mse"] < 5000
+
+
+def test_a_disconnected_topology():
+    federation = play(to_the_end, (*NAMES, "e"), settings(), edges=[("a", "b"), ("c", "d")])
+    assert federation.partners("a", 5) == {"b"}
+    assert federation.partners("d", 5) == {"c"}
+    assert federation.partners("e", 5) == set()
+
+
+def test_nobody_is_asked_who_is_not_a_neighbour():
+    federation = play(to_the_end, NAMES, settings(), edges=[("a", "b"), ("b", "c"), ("c", "d")])
+    assert federation.partners("b", 3) == {"a", "c"}
+    assert federation.partners("a", 3) == {"b"}
+
+
+def test_zero_rounds():
+    federation = play(to_the_end, NAMES, settings(rounds=0))
+    assert all(federation.watch[name].weights == {} for name in NAMES)
+    assert all(federation.watch[name].result for name in NAMES)
+
+
+# Asynchronous
+
+
+def test_asynchronous_nodes_do_not_wait_for_each_other():
+    federation = play(to_the_end, NAMES, settings(mode="asynchronous"), speeds={"d": 4.0})
+    ends = {name: federation.watch[name].times[5] for name in NAMES}
+    assert ends["a"] < 6
+    assert ends["d"] > 20
+    assert all(node.exchange.expired == 0 for node in federation.nodes.values())
+
+
+@pytest.mark.slow
+def test_models_that_are_too_old_are_left_out():
+    mode = settings(mode="asynchronous", rounds=12)
+    fresh = play(to_the_end, NAMES, mode, speeds={"d": 4.0})
+    stale = play(to_the_end, NAMES, settings(mode="asynchronous", rounds=12, max_staleness=2.5), speeds={"d": 4.0})
+    taken = [sum("d" in f.partners("a", round) for round in range(1, 13)) for f in (fresh, stale)]
+    assert taken[0] == 9  # from the first that d publishes
+    assert 0 < taken[1] < 9
+
+
+# Silence
+
+
+@pytest.mark.slow
+def test_a_peer_that_never_answers_costs_one_deadline():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        federation.cable.cut.add("d")
+        await federation.round("a", 29)
+        for name in ("a", "b", "c"):
+            reason = federation.nodes[name].exchange.roster.suspected["d"]
+            assert "deadline" in reason or "in time" in reason
+        await federation.done("a", "b", "c")
+        federation.running["d"].cancel()
+
+    federation = play(test, NAMES, settings(rounds=30))
+    for name in ("a", "b", "c"):
+        node, times = federation.nodes[name], federation.watch[name].times
+        assert node.exchange.expired == 1
+        assert times[30] - times[5] < 25 * 1.1 + 10
+        assert federation.partners(name, 30) == {"a", "b", "c"} - {name}
+        slow = [round for round in range(6, 31) if times[round] - times[round - 1] > 1.5]
+        assert len(slow) <= 2  # the round of the silence, and perhaps the one that waits for those who waited
+
+
+def test_a_peer_that_never_was_there_costs_the_wait_at_the_start():
+    async def test(federation):
+        federation.start("a", "b", "c")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=10))
+    for name in ("a", "b", "c"):
+        assert federation.watch[name].times[10] < 10 + 10 * 1.1
+        assert federation.nodes[name].exchange.expired == 0
+
+
+@pytest.mark.slow
+def test_a_peer_that_comes_back_is_learned_with_again():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        federation.cable.cut.add("d")
+        await federation.round("a", 15)
+        federation.cable.cut.discard("d")
+        back = asyncio.get_running_loop().time()
+        await federation.done()
+        heard = [r for r in range(16, 41) if federation.watch["a"].times[r] > back and "d" in federation.partners("a", r)]
+        assert federation.watch["a"].times[heard[0]] - back < 8  # the longest pause between probes, and two rounds
+
+    federation = play(test, NAMES, settings(rounds=40))
+    assert all("d" in federation.partners(name, 40) for name in ("a", "b", "c"))
+    assert all(node.exchange.roster.suspected.get("d", "has left") == "has left" for node in federation.nodes.values())
+
+
+@pytest.mark.slow
+def test_a_silent_peer_does_not_make_others_lose_each_other():
+    edges = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "a")]
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        federation.cable.cut.add("c")
+        await federation.done("a", "b", "d", "e")
+        federation.running["c"].cancel()
+
+    federation = play(test, (*NAMES, "e"), settings(rounds=12), edges=edges)
+    for name in ("a", "b", "d", "e"):
+        exchange = federation.nodes[name].exchange
+        assert {id for id in exchange.roster.suspected if not exchange.peers[id].stopped} <= {"c"}
+        assert federation.partners(name, 12) == set(federation.neighbours(name)) - {"c"}
+
+
+# Crashes and late joiners
+
+
+@pytest.mark.slow
+def test_a_killed_node_goes_on_where_it_was_while_the_others_go_on(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.round("d", 4)
+        await federation.kill("d")
+        await federation.round("a", 14)
+        federation.start("d")
+        await asyncio.sleep(0)
+        back = asyncio.get_running_loop().time()
+        await federation.done()
+        with_d = [r for r in range(15, 31) if "d" in federation.partners("a", r)]
+        first_after = next(r for r in range(15, 31) if federation.watch["a"].times[r] > back)
+        assert with_d[0] <= first_after + 2
+
+    federation = play(test, NAMES, settings(rounds=30), folder=tmp_path)
+    done = sorted(federation.watch["d"].weights)
+    assert done[:4] == [1, 2, 3, 4]
+    assert done[4] > 13  # it went on where the others were
+    assert done[-1] == 30
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_in_its_first_round_does_not_prepare_again(tmp_path):
+    begun = []
+
+    class Prepared(Dpfl):
+        async def prepare(self, me, peers):
+            begun.append(me.id)
+            return await super().prepare(me, peers)
+
+    def policy():
+        return Prepared(initial_epochs=1, epochs=2)
+
+    async def test(federation):
+        federation.start()
+        while federation.nodes["d"].exchange.round == 0:  # until it has published the model of its first round
+            await asyncio.sleep(0.001)
+        omega = federation.nodes["d"].policy.omega
+        await federation.kill("d")
+        federation.start("d")
+        await federation.done()
+        assert federation.nodes["d"].policy.omega == omega
+
+    interrupted = play(test, NAMES, settings(), folder=tmp_path, policy=policy)
+    assert sorted(begun) == list(NAMES)
+    whole = play(to_the_end, NAMES, settings(), policy=policy)
+    for name in NAMES:
+        assert interrupted.nodes[name].me.params.tobytes() == whole.nodes[name].me.params.tobytes()
+        assert sorted(interrupted.watch[name].weights) == [1, 2, 3, 4, 5]
+
+
+def test_a_node_resumes_from_its_last_finished_round(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.round("d", 4)
+        params = federation.nodes["d"].me.params
+        await federation.kill("d")
+        restarted = federation.make("d")
+        restarted._restore()
+        assert restarted.round == 4
+        assert (restarted.me.params == params).all()
+        for name in NAMES:
+            federation.running[name].cancel()
+
+    play(test, NAMES, settings(rounds=30), folder=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [Random, Dac])
+def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path, policy):
+    async def in_two(federation):
+        federation.start()
+        await asyncio.gather(*(federation.round(name, 3) for name in NAMES))
+        for node in federation.nodes.values():
+            node.stop()
+        await federation.done()
+        assert {node.round for node in federation.nodes.values()} == {4}
+        federation.start()
+        await federation.done()
+
+    whole = play(to_the_end, NAMES, settings(rounds=8), policy=policy)
+    halves = play(in_two, NAMES, settings(rounds=8), policy=policy, folder=tmp_path)
+    for name in NAMES:
+        assert (whole.nodes[name].me.params == halves.nodes[name].me.params).all()
+        assert whole.watch[name].weights == halves.watch[name].weights
+        assert whole.watch[name].metrics == halves.watch[name].metrics
+        assert whole.watch[name].result == halves.watch[name].result
+
+
+@pytest.mark.slow
+def test_what_was_served_before_a_crash_is_served_after_it(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        while (4, "trained") not in federation.nodes["d"].exchange.outbox.models:
+            await asyncio.sleep(0.01)
+        before = federation.nodes["d"].exchange.outbox.models[4, "trained"].update
+        await federation.kill("d")
+        federation.start("d")
+        await asyncio.sleep(0.5)  # it has begun round 4 again, and trains
+        after = federation.nodes["d"].exchange.outbox.models[4, "trained"].update
+        assert (before.params == after.params).all()
+        assert {k: v.tolist() for k, v in before.extras.items()} == {k: v.tolist() for k, v in after.extras.items()}
+        await federation.done()
+
+    play(test, NAMES, settings(rounds=8), folder=tmp_path, policy=Dac)
+
+
+@pytest.mark.slow
+def test_a_late_joiner_begins_with_the_common_model_where_the_others_are():
+    async def test(federation):
+        federation.start("a", "b", "c")
+        await federation.round("a", 8)
+        federation.start("d")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=20))
+    first = min(federation.watch["d"].weights)
+    assert first > 7
+    assert "d" in federation.partners("a", first + 2)
+    assert federation.watch["a"].times[20] - federation.watch["a"].times[8] < 12 * 1.1 + 5
+
+
+def test_a_finished_node_that_is_started_again_has_nothing_left_to_learn(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.done()
+        params = federation.nodes["a"].me.params
+        federation.start("a")
+        await federation.done("a")
+        assert (federation.nodes["a"].me.params == params).all()
+        assert federation.nodes["a"].round == 5
+
+    play(test, NAMES, settings(), folder=tmp_path)
+
+
+# Stopping early
+
+
+class Stubborn(Local):
+    """Publishes the initial model for ever, so that nothing improves."""
+
+    async def round(self, me, peers):
+        await me.train()
+        await peers.publish(me.initial)
+        await peers.models(peers.ids)
+        return Merge(me.initial, {me.id: 1.0})
+
+
+@pytest.mark.slow
+def test_a_node_without_progress_stops_and_serves_its_last_model():
+    async def test(federation):
+        federation.policy = Stubborn
+        federation.start("d")
+        federation.policy = Random
+        federation.start("a", "b", "c")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=20, patience=3))
+    assert max(federation.watch["d"].weights) == 5  # its best is round 1; the one of round 4 is looked at in round 5
+    assert federation.nodes["d"].judge.round == 1
+    last = max(federation.watch["a"].weights)
+    assert last > 7
+    assert "d" in federation.partners("a", last)
+    assert all(node.exchange.expired == 0 for node in federation.nodes.values())
+
+
+def test_the_result_is_the_model_that_was_best_on_validation():
+    federation = play(to_the_end, NAMES, settings(rounds=6), policy=lambda: Random(neighbours=1))
+    for name in NAMES:
+        losses = {r: stages["trained"]["validation_loss"] for r, stages in federation.watch[name].metrics.items()}
+        assert sorted(losses) == [1, 2, 3, 4, 5, 6]
+        best = min(losses, key=losses.get)
+        assert federation.nodes[name].judge.round == best
+        assert federation.watch[name].result["validation_loss"] == losses[best]
+
+
+# What must not go wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speed", [1.0, 0.5, 0.2])
+def test_node_ahead_of_all_others_goes_back_to_them(speed):
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        federation.cable.cut.add("d")
+        await federation.round("a", 20)
+        federation.ahead = federation.nodes["d"].round
+        federation.cable.cut.discard("d")
+        federation.healed = max(federation.watch["a"].weights)
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=130), speeds={"d": speed}, period=1.0)
+    assert all(federation.watch[name].skips == [] for name in "abc")
+    back = [finished - following for finished, following in federation.watch["d"].skips]
+    assert len(back) == (federation.ahead > 24)
+    apart = [r for r in range(federation.healed, 131) if "d" not in federation.partners("a", r)]
+    assert len(apart) <= 2 + 10 + 4  # with the deadline, and the longest pause between two dials, in rounds of a second
+    assert all(set(federation.watch[name].weights[130]) == set(NAMES) for name in NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [5.0, 6.0, 6.5, 7.5])
+def test_nobody_goes_back_on_the_word_of_before_an_outage(seconds):
+    """After it the first thing heard may be a ping, which does not say in which round its sender is now."""
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 20)
+        federation.cable.sides = {name: name for name in federation.names}  # each on its own, as without a broker
+        await asyncio.sleep(seconds)
+        federation.apart = {name: federation.nodes[name].round for name in federation.names}
+        federation.cable.sides = {}
+        federation.rounds_apart = await in_one_round(federation, federation.names)
+        for task in federation.running.values():
+            task.cancel()
+
+    speeds = dict.fromkeys("abc", 0.2)
+    federation = play(test, "abc", settings(rounds=1000), speeds=speeds, period=1.0)
+    assert min(federation.apart.values()) > 20
+    for name in "abc":
+        assert [skip for skip in federation.watch[name].skips if skip[1] < federation.apart[name]] == []
+
+
+@pytest.mark.slow
+def test_half_that_is_behind_after_a_partition_skips_to_the_other():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        federation.cable.sides = {"c": "south", "d": "south"}
+        await federation.round("a", 30)
+        federation.cable.sides = {}
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=60), speeds={"c": 3.0, "d": 3.0}, period=1.0)
+    assert federation.watch["a"].skips == federation.watch["b"].skips == []
+    assert [len(federation.watch[name].skips) for name in "cd"] == [1, 1]
+    assert all(set(federation.watch["a"].weights[round]) == set(NAMES) for round in range(45, 61))
+    assert all(set(federation.watch[name].weights[60]) == set(NAMES) for name in NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("honest", ["abc", "ab", "a"])
+@pytest.mark.parametrize("claimed", [2**32 - 1, 40, 0])
+def test_one_member_that_lies_about_its_round_moves_no_other(honest, claimed):
+    async def test(federation):
+        federation.start(*honest)
+        async with Liar(federation, "d") as liar:
+            await federation.round("a", 5)
+            liar.claim(claimed)
+            await federation.round("a", 8)
+            await liar.come_back(claimed)
+            await federation.round("a", 12)
+            await liar.come_back(federation.nodes["a"].round + 3)  # as far as a quick one might have come
+            for name in honest:
+                await federation.round(name, 20)
+        await federation.done()
+
+    federation = play(test, [*honest, "d"], settings(rounds=20, members=len(honest)))
+    for name in honest:
+        assert (federation.nodes[name].exchange.pacer.far_ahead["d"] > 0) == (claimed > 20)
+        assert sorted(federation.watch[name].weights) == list(range(1, 21))
+        forward = [skip for skip in federation.watch[name].skips if skip[1] > skip[0]]
+        assert forward == []
+        if len(honest) > 1:
+            assert federation.watch[name].skips == []
+
+
+async def in_one_round(federation, names):
+    """Return how many rounds of the first node it takes until all nodes learn with all others in a round."""
+    begun = federation.nodes[names[0]].round
+    for round in range(begun + 1, begun + 40):
+        for name in names:
+            while max(federation.watch[name].weights) < round:
+                await asyncio.sleep(0.1)
+        if all(set(federation.watch[name].weights.get(round, {})) == set(names) for name in names):
+            return round - begun
+    raise AssertionError({name: federation.nodes[name].round for name in names})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", ["bcd", "b", "abcd"])
+def test_nodes_slow_once_are_in_one_round_again_within_ten(slow):
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 5)
+        for name in slow:
+            federation.trainers[name]._seconds = 25.0
+        await asyncio.sleep(25)
+        for name in slow:
+            federation.trainers[name]._seconds = 1.0
+        await asyncio.sleep(25)
+        federation.rounds_apart = await in_one_round(federation, NAMES)
+        for task in federation.running.values():
+            task.cancel()
+
+    assert play(test, NAMES, settings(rounds=1000), period=1.0).rounds_apart <= 10
+
+
+def test_nodes_killed_at_random_are_in_one_round_again_within_ten(tmp_path):
+    rng = np.random.default_rng(0)
+
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 3)
+        for _ in range(40):
+            name = str(rng.choice(list(NAMES)))
+            await asyncio.sleep(rng.uniform(0, 3))
+            await federation.kill(name)
+            await asyncio.sleep(rng.uniform(0, 3))
+            federation.start(name)
+        await asyncio.sleep(5)
+        federation.rounds_apart = await in_one_round(federation, NAMES)
+        for task in federation.running.values():
+            task.cancel()
+
+    assert play(test, NAMES, settings(rounds=10_000), period=1.0, folder=tmp_path).rounds_apart <= 10
+
+
+def test_killed_third_of_a_federation_is_learned_with_within_seconds(tmp_path):
+    names = [f"n{k:02}" for k in range(12)]
+
+    async def test(federation):
+        def whole():
+            return all(len(node.exchange.roster.ids) == len(names) - 1 for node in federation.nodes.values())
+
+        federation.start()
+        await federation.round("n00", 3)
+        for name in names[:4]:
+            await federation.kill(name)
+        await asyncio.sleep(20)
+        federation.start(*names[:4])
+        back = asyncio.get_running_loop().time()
+        while not whole():
+            await asyncio.sleep(0.05)
+        assert asyncio.get_running_loop().time() - back < 10
+        for task in federation.running.values():
+            task.cancel()
+
+    play(test, names, settings(rounds=1000, deadline=30.0, adaptive=True), period=1.0, folder=tmp_path)
+
+
+def test_observers_do_not_set_the_pace_of_participants():
+    async def test(federation):
+        federation.start(*"ab")
+        for name in "ab":
+            federation.nodes[name].exchange.roster.remove("d")
+            federation.nodes[name].exchange.roster.remove("c")
+        federation.start(*"cd")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=30), speeds={"c": 0.2, "d": 0.2})
+    assert all(federation.watch[name].skips == [] for name in "ab")
+
+
+def test_participants_do_not_wait_for_an_observer_that_is_slow():
+    async def test(federation):
+        federation.start(*"ab")
+        for name in "ab":
+            federation.nodes[name].exchange.roster.remove("c")
+        federation.start("c")
+        await federation.round("a", 30)
+        federation.seconds = asyncio.get_running_loop().time()
+        for task in federation.running.values():
+            task.cancel()
+
+    alone, watched = (play(test, "abc", settings(rounds=100), speeds={"c": speed}) for speed in (1.0, 1.9))
+    assert watched.seconds == pytest.approx(alone.seconds, abs=1.0)
+
+
+def test_leaf_of_a_topology_follows_its_one_neighbour_by_halves():
+    edges = [("a", "b"), ("b", "c"), ("c", "d"), ("b", "d")]
+
+    async def test(federation):
+        federation.start(*"bcd")
+        await federation.round("b", 31)
+        federation.start("a")
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=40), edges=edges)
+    skips = federation.watch["a"].skips
+    assert skips[0] == (0, 20)
+    assert len(skips) <= 4
+    assert federation.partners("a", 40) == {"b"}
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
+def test_a_member_that_is_admitted_while_others_learn_is_taken_along_and_one_that_is_expelled_is_not(schedule):
+    async def test(federation):
+        federation.start("a", "b", "c")
+        for name in "abc":
+            federation.nodes[name].exchange.contacts.remove("d", "revoked")
+        await federation.round("a", 5)
+        for name in "abc":
+            member = Member(federation.keys["d"].public, ("memory:d",))
+            federation.nodes[name].exchange.contacts.add("d", member)
+        federation.start("d")
+        await federation.round("a", 15)
+        for name in "abc":
+            federation.nodes[name].exchange.contacts.remove("d", "revoked")
+        await federation.done("a", "b", "c")
+        await federation.kill("d")
+
+    def policy():
+        return Random(neighbours=3, schedule=schedule)
+
+    federation = play(test, NAMES, settings(rounds=25), policy=policy)
+    weights = federation.watch["a"].weights
+    assert all("d" not in weights[round] for round in (1, 2, 3, 4, 5))
+    assert "d" in weights[12]
+    assert all("d" not in weights[round] for round in range(18, 26))
+    for name in "abc":
+        exchange = federation.nodes[name].exchange
+        assert "d" not in exchange.peers
+        assert exchange.rejected["revoked"] == 1  # its link was cut
+        assert exchange.rejected["stranger"] > 0  # and it tried again
+
+
+class Pipe:
+    """A link whose other end reads when the test says so."""
+
+    key, session, dialled, direct, joining, remote = None, bytes(16), True, True, False, "b"
+
+    def __init__(self):
+        self.backlog, self.said = 0, []
+
+    def send(self, parts):
+        frame = b"".join(parts)
+        self.said.append(frame)
+        self.backlog += len(frame)
+
+
+def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest_goes():
+    async def test(federation):
+        a, b = federation.make("a").exchange, federation.make("b").exchange
+        peer = a.peers["b"]
+        peer.link = pipe = Pipe()
+        for round in (1, 2):
+            params = np.full(a.coding.layout.size, round, np.float32)
+            update = Update("a", round, "trained", params, 50, {}, size=OVERHEAD + 4 * a.coding.layout.size)
+            a.outbox.add(Published(update, 0.0))
+        for number, round in ((11, 1), (12, 2), (13, 1), (14, 2)):
+            a.models.serve(peer, m.Get(number, round, "trained"))
+        pipe.backlog = 0
+        a.contacts.links.drained(pipe)
+        federation.said = [b.contacts.door.open(frame).message for frame in pipe.said]
+        a.contacts.links.drained(pipe)  # nothing waits any more
+
+    said = play(test, ("a", "b"), settings()).said
+    answers = [(type(message).__name__, message.request) for message in said]
+    assert answers == [("Answer", 11), ("Answer", 12), ("Absent", 13), ("Answer", 14)]
+    assert said[2].reason == "busy"
+
+
+def test_a_budget_that_a_policy_ignores_ends_the_node():
+    class Greedy(Random):
+        async def round(self, me, peers):
+            await peers.publish(await me.train())
+            await peers.models(peers.ids)
+            return Merge(me.params, {})  # when all the others have ended
+
+    with pytest.raises(BudgetExceededError, match="3 models in a round, the budget is 2"):
+        play(to_the_end, NAMES, settings(), budget=Budget(models=2), policy=Greedy)
+    with pytest.raises(BudgetExceededError, match="the budget is 100 bytes"):
+        play(to_the_end, NAMES, settings(), budget=Budget(bytes=100), policy=Greedy)
+
+
+def test_a_policy_that_returns_something_else_than_a_model():
+    class Wrong(Local):
+        async def round(self, me, peers):
+            return Merge(np.zeros(3), {})
+
+    with pytest.raises(ConfigurationError, match="Wrong returned float64 of shape"):
+        play(to_the_end, ("a",), settings(), policy=Wrong)
+
+
+def test_a_fault_in_a_policy_is_the_nodes_end_with_its_own_words():
+    class Broken(Local):
+        async def round(self, me, peers):
+            raise ZeroDivisionError("of the policy")
+
+    with pytest.raises(ZeroDivisionError, match="of the policy"):
+        play(to_the_end, NAMES, settings(), policy=Broken)
+
+
+def test_nodes_whose_layouts_differ_refuse_each_other_with_both_values():
+    async def test(federation):
+        federation.start("a")
+        federation.start("b", task=make_task("concept-shift", {"dimensions": 12}, Part(1, 2), 0))
+        await federation.done()
+
+    with pytest.raises(ConfigurationError, match=r"layout differs: ours is 1[13] values .* theirs 1[13] values"):
+        play(test, ("a", "b"), settings())
+
+
+def test_one_that_differs_is_left_out_by_the_others():
+    async def test(federation):
+        federation.start("a", "b")
+        federation.start("c", agreed={"policy.tau": "3.0"})
+        await federation.done("a", "b")
+
+    federation = play(test, ("a", "b", "c"), settings())
+    exchange = federation.nodes["a"].exchange
+    assert exchange.roster.suspected == {"c": "policy.tau differs: ours is not set, theirs 3.0"}
+    assert federation.partners("a", 5) == {"b"}
+    assert exchange.rejected["differs"] >= 1
+
+
+# Hostile peers: a member that says what it should not
+
+
+def hostile(script, policy=Random, **options):
+    """Run a script against node a of a federation with c, and return a's exchange."""
+
+    async def test(federation):
+        federation.start("a", "c")
+        peer = federation.make("b").exchange.contacts
+        transport = federation.network.transport("b")
+        key = federation.keys["a"].public
+
+        class Ear:
+            def received(self, link, frame):
+                opened = peer.door.open(frame)
+                if opened.sender == "a":
+                    script(lambda message, payload=b"": say(link, message, payload), opened.message)
+
+            def lost(self, link, reason): ...
+
+        def say(link, message, payload=b""):
+            link.send(peer.sealer.seal(message, key, Payload.of(payload)))
+
+        await transport.listen(Ear())
+        await asyncio.sleep(0.01)
+        link = await transport.dial("memory:a", key)
+        say(link, m.Hello(), peer.introducer.parameters().parts[0])
+        while federation.watch["a"].result is None:
+            await asyncio.sleep(0.1)
+        for name in ("a", "c"):  # they would serve b for ever
+            await federation.kill(name)
+
+    return play(test, ("a", "b", "c"), settings(**options), policy=policy)
+
+
+def answer(params, extras=b"", **change):
+    def script(say, message):
+        if isinstance(message, m.Get):
+            said = m.Answer(message.request, message.round, message.stage, 50, False, 0.0)
+            say(replace(said, **change), params.tobytes() + extras)
+        if isinstance(message, m.Have):  # keep up, so as not to be left out for being slow
+            say(message)
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("params", "cause"),
+    [
+        (np.full(11, np.nan, np.float32), "not finite"),
+        (np.full(11, np.inf, np.float32), "not finite"),
+        (np.full(11, 1e38, np.float32), "too large"),
+        (np.zeros(10, np.float32), "wrong length"),
+        (np.zeros(12, np.float32), "wrong length"),
+    ],
+)
+def test_models_that_cannot_be_used_are_counted_and_left_out(params, cause):
+    refused(answer(params), cause)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"round": 77}, "not asked for"),
+        ({"stage": "prepared"}, "not asked for"),
+        ({"n_samples": 4_000_000_000}, "differs"),
+    ],
+)
+def test_another_model_than_was_asked_for_is_counted_and_left_out(change, cause):
+    refused(answer(np.zeros(11, np.float32), **change), cause)
+
+
+def test_an_array_beyond_numpy_is_counted_and_left_out():
+    shape = 0, 2**24, 2**24, 2**24
+    refused(answer(np.zeros(11, np.float32), msgspec.msgpack.encode([["x", "f8", shape, b""]])), "malformed")
+
+
+def test_a_loss_where_a_model_was_asked_for_is_counted_and_left_out():
+    def script(say, message):
+        if isinstance(message, m.Get):
+            say(m.Scored(message.request, 1.0))
+        if isinstance(message, m.Have):
+            say(message)
+
+    refused(script, "not asked for")
+
+
+def test_a_model_where_a_loss_was_asked_for_is_counted_and_left_out():
+    honest = answer(np.zeros(11, np.float32))
+
+    def script(say, message):
+        honest(say, message)
+        if isinstance(message, m.Score):
+            say(m.Answer(message.request, message.round, "trained", 50, False, 0.0), bytes(44))
+
+    federation = hostile(script, policy=lambda: Dac(similarity="inverse-loss", score_on="peer"))
+    assert federation.nodes["a"].exchange.rejected["not asked for"] >= 4
+    assert "b" not in federation.nodes["a"].policy.met
+
+
+def refused(script, cause):
+    federation = hostile(script)
+    exchange = federation.nodes["a"].exchange
+    assert exchange.rejected[cause] >= 4
+    assert exchange.expired == 0 or exchange.expired == 1
+    assert all(federation.partners("a", round) == {"c"} for round in range(1, 6))
+
+
+def test_an_answer_that_nobody_asked_for_is_dropped():
+    def script(say, message):
+        for request in range(5):
+            say(m.Answer(request + 10_000, 1, "trained", 50, False, 0.0), bytes(44))
+            say(m.Scored(request + 10_000, 1.0))
+            say(m.Absent(request + 10_000, 1, "gone"))
+
+    federation = hostile(script)
+    assert all("b" not in federation.partners("a", round) for round in range(1, 6))
+
+
+def test_a_round_from_the_far_future_is_no_reason_to_leave_ones_own():
+    def script(say, message):
+        if isinstance(message, m.Have):
+            say(m.Have(2**32 - 1))
+
+    federation = hostile(script)
+    assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
+
+
+def test_losses_are_computed_a_few_at_a_time_for_one_peer():
+    busy = []
+
+    def script(say, message):
+        if isinstance(message, m.Have):
+            for request in range(20):
+                say(m.Score(request, 1), bytes(44))
+        if isinstance(message, m.Absent):
+            busy.append(message.reason)
+
+    hostile(script, policy=lambda: Dac(similarity="inverse-loss", score_on="peer"))
+    assert busy.count("busy") >= 18
+
+
+# What was found later
+
+
+def test_a_slow_peer_costs_one_deadline_and_is_waited_for_at_the_end():
+    async def test(federation):
+        federation.start()
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=8, deadline=5.0), speeds={"b": 20.0})
+    quick = [name for name in federation.names if name != "b"]
+    for name in quick:
+        assert federation.nodes[name].exchange.expired <= 2  # one for its model, one for its pace
+        assert federation.watch[name].times[8] < 8 * 1.1 + 2 * 5.0 + 1
+        assert all("b" not in federation.partners(name, round) for round in range(1, 9))
+    for round in federation.watch["b"].weights:  # the others' last models are there for it
+        assert federation.partners("b", round) == set(quick)
+
+
+def test_more_rounds_than_before_are_done_together(tmp_path):
+    async def test(federation):
+        federation.start()
+        await federation.done()
+        federation.settings = settings(rounds=6)
+        federation.start()
+        await federation.done()
+
+    federation = play(test, NAMES, settings(rounds=3), folder=tmp_path, policy=lambda: Random(neighbours=9))
+    for name in federation.names:
+        assert all(federation.partners(name, round) == set(federation.names) - {name} for round in range(1, 7))
+        assert federation.nodes[name].exchange.expired == 0
+
+
+def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
+    async def test(federation):
+        federation.start("a")
+        await federation.done()
+        federation.policy = Dac
+        federation.start("a")
+        await federation.done()
+
+    with pytest.raises(ConfigurationError, match=r"has policy 'p2pfl.policies.random:Random', the configuration '.*:Dac'"):
+        play(test, ("a",), settings(rounds=1), folder=tmp_path)
+
+
+def test_an_evaluation_that_was_not_looked_at_keeps_its_round(tmp_path):
+    async def test(federation):
+        federation.start("a")
+        await federation.round("a", 8)
+        federation.nodes["a"].stop()
+        await federation.done()
+        federation.start("a")
+        await federation.done()
+
+    federation = play(test, ("a",), settings(rounds=11, evaluate_every=5), folder=tmp_path)
+    assert sorted(federation.watch["a"].metrics) == [5, 10]
+
+
+def test_a_node_that_stops_is_not_taken_for_done():
+    async def test(federation):
+        federation.start()
+        await federation.round("a", 2)
+        federation.nodes["b"].stop()
+        await federation.done("b")
+        await asyncio.sleep(0.1)
+        assert not federation.nodes["a"].exchange.peers["b"].stopped
+        assert federation.nodes["a"].exchange.roster.ids == ("c", "d")
+        await federation.done("a", "c", "d")
+
+    play(test, NAMES, settings())
+
+
+def test_a_node_that_is_stopped_while_it_waits_for_peers_does_not_wait_on():
+    async def test(federation):
+        federation.start("a")
+        await asyncio.sleep(1.0)
+        federation.nodes["a"].stop()
+        await federation.done()
+        assert asyncio.get_running_loop().time() < 2.0
+
+    play(test, NAMES, settings())
+
+
+def test_sequential_nodes_on_a_line_do_not_wait_in_a_circle():
+    edges = [("a", "b"), ("b", "c"), ("c", "d")]
+    federation = play(to_the_end, NAMES, settings(rounds=8), edges=edges, policy=lambda: Random(schedule="sequential"))
+    assert [federation.nodes[name].exchange.expired for name in federation.names] == [0, 0, 0, 0]
+
+
+def test_a_state_that_cannot_be_written_down_is_said(tmp_path):
+    class Hoarder(Local):
+        def state(self):
+            return {"array": np.zeros(3)}
+
+    with pytest.raises(ConfigurationError, match=r"policy .*Hoarder has a state of more than numbers, strings"):
+        play(to_the_end, ("a",), settings(), policy=Hoarder, folder=tmp_path)
+
+
+def test_a_policy_that_returns_nothing():
+    class Forgetful(Local):
+        async def round(self, me, peers):
+            await me.train()
+
+    with pytest.raises(ConfigurationError, match="Forgetful returned NoneType, not a Merge"):
+        play(to_the_end, ("a",), settings(), policy=Forgetful)

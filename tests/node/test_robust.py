@@ -1,0 +1,406 @@
+"""Clipping and capping, on numbers; and federations with members that lie, on virtual time."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from p2pfl.algorithms.robust_aggregation import MedianClip, cap_samples, coarse, distances_from, protect_submissions
+from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.node.folder.settings import Settings
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policies.dac import Dac
+from p2pfl.policies.fedavg import FedAvg
+from p2pfl.policies.local import Local
+from p2pfl.policies.random import Random
+from p2pfl.policy import Merge, Submission
+from p2pfl.protocols.wire import messages as m
+from tests.support.federation import play
+from tests.support.liars import Liar
+
+NAMES = ("a", "b", "c", "d", "e")
+ZERO = np.zeros(4, np.float32)
+
+
+def distance(one, other):
+    return distances_from(other, [one])[0]
+
+
+def at(far, direction=0):
+    params = np.zeros(4, np.float32)
+    params[direction] = far
+    return params
+
+
+# Clipping
+
+
+def test_clip_moves_far_models_to_the_median_distance():
+    models = [at(1.0), at(2.0, 1), at(6.0, 2)]
+    kept = MedianClip().clip(ZERO, ZERO, "bcd", models)
+    assert kept[0] is models[0]
+    assert kept[1] is models[1]
+    assert kept[2].tolist() == pytest.approx(at(2.0, 2).tolist())
+    assert kept[2].dtype == np.float32
+
+
+def test_clip_moves_outliers_nearer_the_further_they_are():
+    kept = MedianClip().clip(ZERO, ZERO, "bcdef", [at(1.0), at(1.0), at(1.0), at(6.0), at(1000.0)])
+    assert [distance(model, ZERO) for model in kept] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.003])
+
+
+def test_clip_gives_a_peer_with_many_samples_no_more_pull():
+    kept = MedianClip().clip(ZERO, ZERO, "bcd", [at(1.0), at(1.0), at(1.0)], [50, 50, 100])
+    assert [distance(model, ZERO) for model in kept] == pytest.approx([1.0, 1.0, 0.5])
+
+
+def test_clip_of_two_takes_the_lower_distance():
+    kept = MedianClip().clip(ZERO, ZERO, "bc", [at(1.0), at(2.5, 1)])
+    assert distance(kept[1], ZERO) == pytest.approx(1.0)
+
+
+def test_clip_of_one_is_bounded_by_the_own_movement():
+    kept = MedianClip().clip(at(3.0), ZERO, "b", [at(5.0, 1)])
+    assert distance(kept[0], at(3.0)) == pytest.approx(3.0, rel=1e-5)
+
+
+def test_clip_of_one_remembers_the_distances_of_others():
+    clip = MedianClip()
+    for sender in "bcd":
+        clip.clip(ZERO, ZERO, sender, [at(1.0)])
+    (kept,) = clip.clip(ZERO, ZERO, "e", [at(2.0)])
+    assert distance(kept, ZERO) == pytest.approx(1.0)
+    clip.forget("e")
+    (kept,) = clip.clip(ZERO, ZERO, "e", [at(2.0)])
+    assert distance(kept, ZERO) == pytest.approx(2.0)
+
+
+def test_clip_counts_outliers_by_sender():
+    clip = MedianClip()
+    clip.clip(ZERO, ZERO, "bcd", [at(1.0), at(2.0), at(6.1)])
+    assert clip.outliers == {"d": 1}
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8), st.lists(st.floats(-1e30, 1e30), max_size=7))
+def test_clip_bounds_fewer_liars_than_honest(honest, lies):
+    lies = lies[: len(honest) - 1]
+    models = [at(far) for far in honest] + [at(far, 1) for far in lies]
+    senders = [f"n{k}" for k in range(len(models))]
+    kept = MedianClip().clip(ZERO, ZERO, senders, models)
+    assert all(distance(model, ZERO) <= max(honest) * 1.001 for model in kept)
+
+
+# Capping
+
+
+def test_samples_of_honest_peers_stay_as_they_are():
+    assert cap_samples(100, {"b": 100, "c": 120, "d": 80}) == {"b": 100, "c": 120, "d": 80}
+
+
+def test_samples_of_one_are_cut_to_a_share():
+    capped = cap_samples(100, {"b": 100, "c": 100, "d": 100, "e": 2**32 - 1})
+    assert capped == {"b": 100, "c": 100, "d": 100, "e": 266}
+    assert 266 / (400 + 266) <= 2 / 5
+
+
+def test_samples_of_the_only_peer_are_cut_to_a_half():
+    assert cap_samples(50, {"b": 2**32 - 1}) == {"b": 50}
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=12))
+def test_samples_never_give_more_than_the_share(own, claimed):
+    capped = cap_samples(own, {f"n{k}": n for k, n in enumerate(claimed)})
+    whole = own + sum(capped.values())
+    share = min(0.5, 2 / (len(claimed) + 1))
+    for (_, kept), said in zip(capped.items(), claimed, strict=True):
+        assert kept <= said or said == 0
+        assert kept <= 1 or kept <= share * whole * 1.000001
+
+
+# What a coordinator makes its step of
+
+
+def submission(sender, params, n_samples=50):
+    return Submission(sender, 1, params, n_samples)
+
+
+def test_submissions_are_clipped_towards_the_coordinators_own():
+    kept = protect_submissions(
+        [submission("a", ZERO), submission("b", at(1.0)), submission("c", at(3.0, 1), 2**32 - 1)], "a"
+    )
+    assert [distance(s.params, ZERO) for s in kept] == pytest.approx([0.0, 1.0, 0.25])
+    assert kept[2].n_samples == 100
+
+
+def test_submissions_without_the_coordinators_are_clipped_to_their_centre():
+    models = [at(1.0), at(1.1), at(1.2), at(900.0, 1)]
+    kept = protect_submissions([submission(sender, model) for sender, model in zip("bcde", models, strict=True)], "a")
+    assert max(distance(s.params, at(1.1)) for s in kept) < 0.2
+
+
+def test_losses_are_told_with_three_digits():
+    assert coarse(2.302585) == 2.3
+    assert coarse(0.000123456) == 0.000123
+
+
+# Similarities that are lent
+
+
+def test_dac_bounds_lent_similarities_by_the_own_one():
+    policy = Dac()
+    policy.met = {"b": 0.7}
+    extras = policy._lent()
+    names = {int(extras["peers"][0]): "b"}
+    for lent, borrowed in ((3e38, 0.7), (-3e38, 0.0), (0.5, 0.5)):
+        lie = extras | {"similarities": np.array([lent], np.float32)}
+        assert policy._borrow(lie, names, 0.7, "median-clip") == {"b": pytest.approx(borrowed)}
+
+
+@pytest.mark.parametrize(("measure", "most"), [("cosine-weights", 1.0), ("l2", 1e6), ("inverse-loss", 1e6)])
+def test_dac_bounds_lent_similarities_by_the_measure(measure, most):
+    policy = Dac(similarity=measure)
+    policy.met = {"b": 0.7}
+    extras = policy._lent()
+    lie = extras | {"similarities": np.array([3e38], np.float32)}
+    assert policy._borrow(lie, {int(extras["peers"][0]): "b"}, 0.7, "none") == {"b": most}
+
+
+# Federations with a member that lies
+
+
+def served(make):
+    """Return what a liar does that answers requests for models with `make(own, victim's)`."""
+
+    def on(liar, peer, message, payload):
+        if isinstance(message, m.Get):
+            params = make(liar, liar.federation.nodes[peer.name])
+            answer = m.Answer(message.request, message.round, message.stage, liar.n_samples, False, 0.0)
+            liar.say(peer, answer, params.tobytes())
+
+    return on
+
+
+def huge(liar, victim):
+    noise = np.random.default_rng(victim.round).standard_normal(victim.me.params.size).astype(np.float32)
+    return noise * np.float32(900 * np.linalg.norm(victim.me.params) / np.linalg.norm(noise))
+
+
+ATTACKS = {
+    "huge": huge,
+    "scale": lambda liar, victim: victim.me.params * np.float32(900),
+    "flip": lambda liar, victim: -victim.me.params,
+    "echo": lambda liar, victim: victim.me.params,
+}
+
+
+def mse(attack, policy, robust, rounds=8):
+    """Return the mean test error of four honest nodes beside a liar."""
+
+    async def test(federation):
+        federation.start(*"abcd")
+        async with Liar(federation, "e", served(ATTACKS[attack])):
+            for name in "abcd":
+                await federation.round(name, rounds)
+        await federation.done()
+
+    settings = Settings(rounds=rounds, deadline=10.0, robust=robust)
+    federation = play(test, NAMES, settings, policy=policy)
+    errors = [federation.watch[name].metrics[rounds]["trained"]["test_mse"] for name in "abcd"]
+    return np.mean(errors), federation
+
+
+@pytest.mark.parametrize("policy", [Random, Dac, FedAvg])
+def test_poison_costs_little_with_median_clip(policy):
+    clean, _ = mse("echo", policy, "none")
+    for attack in ATTACKS:
+        error, federation = mse(attack, policy, "median-clip")
+        assert error < 1.5 * clean + 1, attack
+        if attack in ("huge", "scale"):
+            assert federation.nodes["a"].peers.clip.outliers["e"] > 0
+
+
+def test_poison_destroys_the_mean_without_a_rule():
+    clean, _ = mse("echo", Random, "none")
+    destroyed, _ = mse("huge", Random, "none")
+    assert destroyed > 100 * clean
+
+
+def test_claimed_samples_give_no_more_than_a_share():
+    def claim(liar, victim):
+        return victim.me.params
+
+    async def test(federation):
+        federation.start(*"abcd")
+        async with Liar(federation, "e", served(claim), n_samples=2**32 - 1):
+            await federation.round("a", 3)
+        await federation.done()
+
+    federation = play(test, NAMES, Settings(rounds=3, deadline=10.0, robust="median-clip"), policy=FedAvg)
+    weights = federation.watch["a"].weights[3]
+    assert weights["e"] <= 2 / 5
+    assert federation.nodes["a"].peers.capped["e"] == 3
+
+
+# The own model
+
+
+class Poisoned(Local):
+    """Gives a model that is not finite in round 2."""
+
+    async def round(self, me, peers):
+        trained = await me.train()
+        await peers.publish(trained)
+        updates = await peers.models(peers.ids)
+        weights = {me.id: 0.5} | {u.sender: 0.5 / len(updates) for u in updates}
+        return Merge(trained * np.float32(np.nan) if me.round == 2 else trained, weights)
+
+
+async def to_the_end(federation):
+    federation.start()
+    await federation.done()
+
+
+def test_merge_that_is_not_finite_is_dropped_and_its_senders_counted():
+    federation = play(to_the_end, ("a", "b"), Settings(rounds=4, deadline=10.0), policy=Poisoned, lenient=True)
+    for name, other in (("a", "b"), ("b", "a")):
+        assert np.isfinite(federation.nodes[name].me.params).all()
+        ((round, reason, senders),) = federation.watch[name].discards
+        assert (round, senders) == (2, [other])
+        assert f"the mean with {other}" in reason
+        assert federation.watch[name].weights[2] == {name: 1.0}
+
+
+class Failing(Local):
+    """Trains to values that are not finite in some rounds."""
+
+    rounds = (2, 3)
+
+    async def round(self, me, peers):
+        submit = me.trainer.submit
+
+        async def diverge(query):
+            raise DivergenceError(me.id, me.round)
+
+        me.trainer.submit = diverge if me.round in self.rounds else submit
+        try:
+            return Merge(await me.train(), {me.id: 1.0})
+        finally:
+            me.trainer.submit = submit
+
+
+def test_training_that_diverges_keeps_the_model_of_before():
+    federation = play(to_the_end, ("a",), Settings(rounds=4, deadline=10.0), policy=Failing, lenient=True)
+    assert [round for round, _, _ in federation.watch["a"].discards] == [2, 3]
+    assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4]
+
+
+def test_training_that_diverges_for_long_ends_the_node():
+    class Hopeless(Failing):
+        rounds = range(1, 20)
+
+    with pytest.raises(DivergenceError, match="a diverged in round 4"):
+        play(to_the_end, ("a",), Settings(rounds=9, deadline=10.0), policy=Hopeless, lenient=True)
+
+
+def test_training_that_diverges_ends_a_simulation():
+    with pytest.raises(DivergenceError, match="a diverged in round 2"):
+        play(to_the_end, ("a",), Settings(rounds=9, deadline=10.0), policy=Failing)
+
+
+def test_checkpoint_that_is_not_finite_is_not_taken_up(tmp_path):
+    async def test(federation):
+        federation.start("a")
+        await federation.done()
+        store = federation.nodes["a"]._store
+        checkpoint = store.load()
+        store.save(replace(checkpoint, params=(federation.nodes["a"].me.params * np.float32(np.nan)).tobytes()))
+        node = federation.make("a")
+        node._restore()
+        assert np.isfinite(node.me.params).all()
+        assert "not finite" in federation.watch["a"].discards[0][1]
+
+    play(test, ("a",), Settings(rounds=2, deadline=10.0), folder=tmp_path)
+
+
+# Losses on a node's data
+
+
+def questions(policy, robust="median-clip", role="participant"):
+    """Return the answers to three questions of a member for the loss of a model, in the same round; and node a."""
+    answers = []
+
+    def on(liar, peer, message, payload):
+        answers.append(message)
+
+    async def test(federation):
+        federation.start("a")
+        node = federation.nodes["a"]
+        if role == "observer":
+            node.exchange.roster.remove("b")
+        async with Liar(federation, "b", on) as liar:
+            peer = liar.exchange.peers["a"]
+            for number in range(3):
+                liar.say(peer, m.Score(number, node.round), node.me.params.tobytes())
+                await liar.contacts.until(lambda number=number: len(answers) > number, 5.0)
+            federation.answers = list(answers)
+            await federation.kill("a")
+
+    federation = play(test, ("a", "b"), Settings(rounds=1000, deadline=10.0, robust=robust), policy=policy)
+    return federation
+
+
+def asking():
+    return Dac(similarity="inverse-loss", score_on="peer")
+
+
+@pytest.mark.parametrize(("policy", "role"), [(Random, "participant"), (Dac, "participant"), (asking, "observer")])
+def test_losses_are_told_only_where_the_policy_asks_for_them(policy, role):
+    federation = questions(policy, role=role)
+    exchange = federation.nodes["a"].exchange
+    assert exchange.rejected["not allowed"] == 3
+    assert exchange.losses.given == {}
+
+
+def test_policy_that_asks_for_losses_must_say_so():
+    class Asking(Local):
+        async def round(self, me, peers):
+            await peers.scores(peers.ids, me.params)
+
+    with pytest.raises(ConfigurationError, match="asks_scores = True"):
+        play(to_the_end, ("a", "b"), Settings(rounds=1, deadline=10.0), policy=Asking)
+
+
+def test_losses_are_told_once_a_round_and_coarse():
+    exchange = questions(asking).nodes["a"].exchange
+    assert exchange.losses.given["b"] <= 2  # the round may have ended in between
+    assert exchange.rejected["not allowed"] >= 1
+
+
+def test_coordinator_clips_what_is_submitted():
+    def poison(liar, peer, message, payload):
+        pass
+
+    class Poisoner(CoordinatedFedAvg):
+        async def _aggregate(self, me, peers, trained):
+            return await super()._aggregate(me, peers, trained * np.float32(100) if me.id == "e" else trained)
+
+    def error(robust):
+        settings = Settings(rounds=6, deadline=10.0, robust=robust)
+        federation = play(to_the_end, NAMES, settings, policy=Poisoner)
+        return np.mean([federation.watch[name].result["test_mse"] for name in "abcd"])
+
+    assert error("median-clip") * 10 < error("none")
+
+
+def test_participants_clip_what_a_coordinator_assigns():
+    class Lying(CoordinatedFedAvg):
+        def step(self, submissions, state, layout):
+            assignments, state = super().step(submissions, state, layout)
+            return {id: replace(given, params=given.params * np.float32(50)) for id, given in assignments.items()}, state
+
+    def error(robust):
+        federation = play(to_the_end, NAMES, Settings(rounds=6, deadline=10.0, robust=robust), policy=Lying)
+        return np.mean([federation.watch[name].metrics[6]["trained"]["test_mse"] for name in NAMES])
+
+    assert error("median-clip") * 10 < error("none")

@@ -1,0 +1,268 @@
+"""GGC and BGGC: what they choose, how often they evaluate, how much they hold."""
+
+import tracemalloc
+import weakref
+from math import inf, nan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pfl.algorithms.ggc import acceptance, bggc, gain, ggc
+from p2pfl.policy import Update
+
+
+def play(coroutine):
+    """Run what never has to wait."""
+    with pytest.raises(StopIteration) as done:
+        coroutine.send(None)
+    return done.value.value
+
+
+def model(name, params, samples=10):
+    return Update(name, 0, "prepared", np.asarray(params, np.float32), samples)
+
+
+def some_models(rng, count, size=7, alike=False):
+    """The own model and those of peers, near a common optimum to different degrees; all the same if `alike`."""
+    first = rng.normal(size=size)
+    rows = [first if alike else first + rng.normal(size=size) * rng.uniform(0, 2) for _ in range(count + 1)]
+    own, *others = [model(f"n{k:02d}", row, int(rng.integers(1, 200))) for k, row in enumerate(rows)]
+    return own, others
+
+
+class Validation:
+    """The loss of a linear model on a few points, and how often it was asked for.
+
+    Attributes:
+        losses: by evaluation, in order.
+    """
+
+    def __init__(self, rng, size=7, points=5):
+        self.x = rng.normal(size=(points, size)).astype(np.float32)
+        self.y = (self.x @ rng.normal(size=size)).astype(np.float32)
+        self.calls, self.losses = 0, []
+
+    async def __call__(self, stack):
+        self.calls += 1
+        losses = np.array([((self.x @ params - self.y) ** 2).mean() for params in stack], np.float64)
+        self.losses.extend(losses.tolist())
+        return losses
+
+
+def fetching(models, watch=lambda ids, models: None):
+    async def fetch(ids):
+        found = [Update(m.sender, 0, "prepared", m.params.copy(), m.n_samples) for m in models if m.sender in ids]
+        watch(ids, found)
+        return found  # sorted by id, whatever order was asked for
+
+    return fetch
+
+
+cases = {
+    "seed": st.integers(0, 2**32),
+    "count": st.integers(0, 14),
+    "limit": st.none() | st.integers(1, 6),
+    "batch": st.integers(0, 6),
+    "alike": st.booleans(),
+}
+
+
+@given(**cases)
+def test_ggc_and_bggc_choose_the_same_to_the_last_bit(seed, count, limit, batch, alike):
+    rng = np.random.default_rng(seed)
+    own, others = some_models(rng, count, alike=alike)
+    loss = Validation(rng)
+    ids = [other.sender for other in others]
+    at_once = play(ggc(own, others, loss=loss, rng=np.random.default_rng(seed), limit=limit))
+    first, loss.losses = loss.losses, []
+    again = bggc(own, ids, fetching(others), loss=loss, rng=np.random.default_rng(seed), limit=limit, batch=batch)
+    in_batches = play(again)
+    assert in_batches.ids == at_once.ids
+    assert in_batches.mean.tobytes() == at_once.mean.tobytes()
+    assert in_batches.weights == at_once.weights
+    assert loss.losses == first
+
+
+@given(**cases)
+def test_there_are_two_evaluations_and_two_for_each_candidate_at_most_and_no_more_are_chosen_than_allowed(
+    seed, count, limit, batch, alike
+):
+    rng = np.random.default_rng(seed)
+    own, others = some_models(rng, count, alike=alike)
+    loss, fetched = Validation(rng), []
+    fetch = fetching(others, lambda ids, found: fetched.append(len(ids)))
+    ids = [other.sender for other in others]
+    selection = play(bggc(own, ids, fetch, loss=loss, rng=rng, limit=limit, batch=batch))
+    assert len(loss.losses) <= 2 + 2 * count
+    assert loss.calls <= 1 + count
+    assert len(selection.ids) <= (count if limit is None else limit)
+    assert sum(fetched) <= 2 * count
+    assert all(size <= (batch or count) for size in fetched)
+    assert sum(selection.weights.values()) == pytest.approx(1)
+    kept = [own, *(other for other in others if other.sender in selection.ids)]
+    mean = np.average([m.params for m in kept], axis=0, weights=[m.n_samples for m in kept])
+    assert selection.mean == pytest.approx(mean, rel=1e-3, abs=1e-4)
+
+
+def test_who_did_not_come_in_the_first_pass_is_not_asked_in_the_second():
+    rng = np.random.default_rng(0)
+    own, others = some_models(rng, 8)
+    silent, asked = {"n02", "n05", "n06"}, []
+    fetch = fetching([other for other in others if other.sender not in silent], lambda ids, found: asked.extend(ids))
+    ids = [other.sender for other in others]
+    play(bggc(own, ids, fetch, loss=Validation(rng), rng=rng, batch=2))
+    assert {id: asked.count(id) for id in ids} == {id: 1 if id in silent else 2 for id in ids}
+
+
+def test_without_a_limit_the_result_is_never_worse_than_the_mean_of_all():
+    for seed in range(500):
+        rng = np.random.default_rng(seed)
+        own, others = some_models(rng, int(rng.integers(1, 12)))
+        loss = Validation(rng)
+        selection = play(ggc(own, others, loss=loss, rng=rng))
+        everyone = loss.losses[1]  # the second of the first pair: that of Y, which begins as all
+        (found,) = play(loss([selection.mean]))
+        assert found <= everyone * (1 + 1e-4) + 1e-6, seed
+
+
+def test_the_result_may_be_worse_than_the_own_model():
+    """So the paper's remark of the contrary is not claimed: a candidate that neither helps X nor, by leaving, Y is taken."""
+    worse = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        own, others = some_models(rng, 6)
+        loss = Validation(rng)
+        selection = play(ggc(own, others, loss=loss, rng=rng))
+        (found,) = play(loss([selection.mean]))
+        worse += found > loss.losses[0] * 1.001
+    assert worse
+
+
+def test_a_batch_and_three_models_are_held():
+    size, batch, count = 250_000, 4, 17
+    rng = np.random.default_rng(0)
+    own, others = some_models(rng, count, size)
+    alive, most = [], []
+
+    async def fetch(ids):
+        assert all(reference() is None for reference in alive)  # the batch before was let go
+        alive.clear()
+        found = []
+        for other in others:
+            if other.sender in ids:
+                params = other.params.copy()
+                alive.append(weakref.ref(params))
+                found.append(Update(other.sender, 0, "prepared", params, other.n_samples))
+        most.append(len(alive))
+        return found
+
+    async def loss(stack):
+        return rng.random(len(stack))
+
+    async def measured():
+        tracemalloc.start()
+        await bggc(own, [other.sender for other in others], fetch, loss=loss, rng=rng, limit=batch, batch=batch)
+        return tracemalloc.get_traced_memory()[1]
+
+    peak = play(measured()) / own.params.nbytes
+    tracemalloc.stop()
+    assert max(most) == batch
+    # The own model was there before. Two sums, and for a moment the means under evaluation and what they are made of.
+    assert batch + 2 < peak < batch + 2 + 3.5
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "p"),
+    [(1, 3, 0.25), (2, 0, 1), (0, 2, 0), (0, 0, 1), (inf, 3, 1), (3, inf, 0), (inf, inf, 0.5), (inf, 0, 1), (0, inf, 0)],
+)
+def test_the_probability_of_each_case(a, b, p):
+    assert acceptance(a, b) == p
+
+
+def test_a_gain_is_how_much_a_loss_falls():
+    assert (gain(3.0, 1.0), gain(1.0, 3.0), gain(inf, inf), gain(inf, 1.0), gain(1.0, inf)) == (2.0, 0.0, 0.0, inf, 0.0)
+
+
+@pytest.mark.parametrize(("a", "b", "share"), [(1.0, 3.0, 0.25), (2.0, 0.0, 1.0), (0.0, 2.0, 0.0), (0.0, 0.0, 1.0)])
+def test_a_candidate_is_taken_as_often_as_its_case_says(a, b, share):
+    async def loss(stack):  # of X and Y at the start, then of X with the candidate and Y without it
+        return next(answers)
+
+    taken = 0
+    for seed in range(2000):
+        answers = iter([np.array([10.0, 10.0]), np.array([10 - a, 10 - b])])
+        rng = np.random.default_rng(seed)
+        taken += len(play(ggc(model("a", [1.0]), [model("b", [2.0])], loss=loss, rng=rng)).ids)
+    assert taken / 2000 == pytest.approx(share, abs=0.04)
+
+
+def test_two_who_help_only_together_are_found():
+    """What pairwise comparisons miss (appendix A of the paper): each alone makes it worse, both together right."""
+    own, others = model("a", [0.0, 0.0]), [model("b", [9.0, 0.0]), model("c", [-9.0, 3.0])]
+
+    async def loss(stack):
+        return np.array([np.square(params - [0.0, 1.0]).sum() for params in stack])
+
+    selection = play(ggc(own, others, loss=loss, rng=np.random.default_rng(0)))
+    assert selection.ids == ("b", "c")
+    assert selection.mean == pytest.approx([0.0, 1.0])
+    assert play(loss([own.params])) < min(play(loss([(own.params + other.params) / 2]))[0] for other in others)
+
+
+def test_without_validation_data_the_first_in_the_drawn_order_are_taken():
+    async def loss(stack):
+        return np.full(len(stack), nan)
+
+    own, others = some_models(np.random.default_rng(0), 9)
+    chosen = {play(ggc(own, others, loss=loss, rng=np.random.default_rng(s), limit=2)).ids for s in range(30)}
+    assert all(len(ids) == 2 for ids in chosen)
+    assert len(chosen) > 10
+
+
+def test_a_model_whose_loss_is_no_number_is_not_chosen():
+    async def loss(stack):
+        return np.array([nan if abs(params[0]) > 100 else 1.0 for params in stack])
+
+    own, others = model("a", [0.0]), [model("b", [1.0]), model("c", [1e30]), model("d", [2.0])]
+    for seed in range(20):
+        assert play(ggc(own, others, loss=loss, rng=np.random.default_rng(seed))).ids == ("b", "d")
+
+
+def test_a_peer_that_disappears_between_the_passes_is_not_chosen():
+    rng = np.random.default_rng(1)
+    own, others = some_models(rng, 6, alike=True)
+    there = list(others)
+
+    async def fetch(ids):
+        found = [other for other in there if other.sender in ids]
+        if len(asked := [*seen, *ids]) >= len(others):
+            there[:] = [other for other in there if other.sender != "n03"]
+        seen[:] = asked
+        return found
+
+    seen = []
+    loss = Validation(rng)
+    selection = play(bggc(own, [o.sender for o in others], fetch, loss=loss, rng=rng, batch=2))
+    assert "n03" not in selection.ids
+
+
+def test_a_limit_of_nobody_fetches_nothing():
+    async def fetch(ids):
+        raise AssertionError("nothing is to be fetched")
+
+    own = model("a", [1.0, 2.0])
+    selection = play(bggc(own, ["b", "c"], fetch, loss=None, rng=np.random.default_rng(0), limit=0))
+    assert selection.ids == ()
+    assert selection.mean is own.params
+    assert selection.weights == {"a": 1.0}
+
+
+def test_a_node_without_samples_counts_as_one_with_one():
+    async def loss(stack):
+        return np.zeros(len(stack))
+
+    selection = play(ggc(model("a", [0.0], 0), [model("b", [4.0], 3)], loss=loss, rng=np.random.default_rng(0)))
+    assert selection.mean == pytest.approx([3.0])
+    assert selection.weights == {"a": 0.25, "b": 0.75}

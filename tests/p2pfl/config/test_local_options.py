@@ -1,0 +1,128 @@
+"""Options that are a node's own business are never agreed on with others."""
+
+import inspect
+
+import pytest
+
+from p2pfl.config.local_options import LOCAL_OPTIONS, OTHERS, check_shared
+from p2pfl.config.registry import resolve
+from p2pfl.data.images import registry as sets
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import admission, agreement
+from p2pfl.node.federation.membership_file import load_federation
+from p2pfl.node.folder import config
+from p2pfl.node.runtime import loading
+from p2pfl.task import TASKS, Part, make_task
+
+REFUSED = [
+    ({"name": "images", "data": "/home/alice/photos"}, "task.data = '/home/alice/photos'"),
+    ({"name": "images", "data": "../photos"}, "task.data = '../photos'"),
+    ({"name": "images", "data": ["mnist", "a/b"]}, "task.data"),
+    ({"name": "images", "data": "C:\\photos"}, "task.data"),
+    ({"name": "images", "data": "photos", "root": "/home/alice"}, "task.root"),
+    ({"name": "images", "initial": "weights.safetensors"}, "task.initial"),
+    ({"name": "classification", "classes": 2, "features": 2, "data": "patients.csv"}, "task.data"),
+    ({"name": "fairness", "data": "mine.toml"}, "task.data"),
+    ({"name": "praffl", "data": "~/mine.toml"}, "task.data"),
+    ({"name": "teachers", "preference": [0.25] * 4}, "task.preference"),
+    ({"name": "mine:task", "preference": [1.0]}, "task.preference"),
+    ({"name": "mine:task", "weights": "/etc/passwd"}, "task.weights = '/etc/passwd'"),
+    ({"name": "mine:task", "deep": {"list": ["x", {"file": "..\\up"}]}}, "task.deep"),
+    ({"name": "mine:task", "home": "~"}, "task.home"),
+]
+ALLOWED = [
+    {"name": "images", "data": ["mnist", "fashion-mnist"], "model": {"name": "linear"}},
+    {"name": "classification", "classes": 2, "features": 2, "target": "km/h"},
+    {"name": "fairness", "data": "adult", "sensitive": ["sex+race"]},
+    {"name": "mine:task", "data": "mnist", "speed": 1.5, "words": ["a.b", "c-d"], "deep": {"on": True}},
+]
+
+
+@pytest.mark.parametrize(("task", "said"), REFUSED)
+def test_options_of_the_own_machine_are_refused(task, said):
+    options = {key: value for key, value in task.items() if key != "name"}
+    with pytest.raises(ConfigurationError) as caught:
+        check_shared("task", task["name"], options)
+    assert str(caught.value).startswith(said)
+    assert "a node's own business" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("task", ALLOWED)
+def test_options_that_all_nodes_share_are_allowed(task):
+    check_shared("task", task["name"], {key: value for key, value in task.items() if key != "name"})
+
+
+def test_policy_option_that_is_a_path_is_refused():
+    with pytest.raises(ConfigurationError, match=r"policy\.start = '/tmp/x'"):
+        check_shared("policy", "", {"start": "/tmp/x"})
+
+
+def test_tasks_that_come_with_p2pfl_declare_all_their_own_options():
+    assert set(LOCAL_OPTIONS) == set(TASKS)
+    for name, declared in LOCAL_OPTIONS.items():
+        parameters = set(inspect.signature(resolve("task", name, TASKS, "p2pfl.tasks")).parameters)
+        assert declared.keys() == parameters & {*OTHERS, "initial"}, name
+
+
+@pytest.fixture
+def member(tmp_path):
+    """A node that is to join, and a maker of federations that ask for anything."""
+    config.create(tmp_path / "maker", "maker")
+    config.create(tmp_path / "victim", "victim")
+    tables = agreement.draft("home", config.load(tmp_path / "maker"), make_task("digits", {}, Part(0, 1), 0))
+
+    def joins(task):
+        path = tmp_path / "victim" / config.CONFIG
+        path.write_text(path.read_text().replace('name = "digits" ', f'name = "{task["name"]}" '))
+        admission.create_federation(tmp_path / "maker", tables | {"task": task}, tmp_path / "backup.pem")
+        line = admission.request(tmp_path / "victim")
+        admission.admit(tmp_path / "maker", line, "participant", tmp_path / "bundle")
+        key = admission.Identity.load(tmp_path / "victim" / config.KEY).public
+        admission.accept_bundle(
+            tmp_path / "victim", (tmp_path / "bundle").read_text(), config.load(tmp_path / "victim"), key
+        )
+
+    return tmp_path, joins
+
+
+@pytest.mark.parametrize(("task", "said"), REFUSED)
+def test_join_of_a_federation_that_names_files_is_refused(member, task, said):
+    root, joins = member
+    with pytest.raises(ConfigurationError) as caught:
+        joins(task)
+    assert str(caught.value).startswith(f"the federation home: {said}")
+    assert load_federation(root / "victim") is None
+
+
+def test_node_of_a_federation_that_names_files_does_not_load(member):
+    """Its folder is of a version that let this pass."""
+    root, joins = member
+    task = {"name": "images", "data": "/home/alice/photos"}
+    with pytest.raises(ConfigurationError):
+        joins(task)
+    for name in ("federation.toml", "membership"):
+        (root / "victim" / name).write_bytes((root / "maker" / name).read_bytes())
+    with pytest.raises(ConfigurationError, match=r"the federation home: task\.data"):
+        loading.load(root / "victim")
+
+
+def test_federation_that_names_files_is_not_made(tmp_path):
+    config.create(tmp_path / "alice", "alice", task="images")
+    own = config.load(tmp_path / "alice", ["task.data=/home/alice/photos"])
+    with pytest.raises(ConfigurationError, match=r"task\.data.*above the tables"):
+        agreement.draft("home", own, make_task("digits", {}, Part(0, 1), 0))
+
+
+def test_own_files_and_preference_come_from_the_top_of_node_toml(tmp_path):
+    config.create(tmp_path / "alice", "alice", task="images")
+    changes = ["initial=w.safetensors", "root=/data", "preference=[0.5,0.5]", "data=mine", "task.samples=7"]
+    own = config.load(tmp_path / "alice", changes)
+    expected = {"samples": 7, "initial": "w.safetensors", "root": "/data", "preference": (0.5, 0.5), "data": "mine"}
+    assert own.task_options() == expected
+
+
+@pytest.mark.parametrize("name", ["/etc", "../etc", "a/b", "..", "", "a\\b"])
+def test_data_set_is_named_and_no_path(tmp_path, name):
+    with pytest.raises(ConfigurationError, match="is named by its folder in the data root, not by a path"):
+        sets.load(name, str(tmp_path))

@@ -1,0 +1,58 @@
+"""TOML of others: what is nested too deep, too long or too large is refused in one line."""
+
+import pytest
+
+from p2pfl.config import toml_config, toml_reader
+from p2pfl.data.tabular.table import read_schema
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli import main as cli
+from p2pfl.sim.scenario.scenario import load
+
+DEEP = {
+    "lists": "a = " + "[" * 100_000,
+    "closed lists": "a = " + "[" * 300 + "]" * 300,
+    "tables": "a = " + "{ b = " * 100_000,
+    "dotted keys": "a" + ".a" * 5000 + " = 1",
+    "headers": "[a" + ".a" * 5000 + "]",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_toml_that_is_nested_deep_is_refused(tmp_path, text):
+    path = tmp_path / "deep.toml"
+    path.write_text(text)
+    for read in (toml_config.read, read_schema, lambda path: load(str(path))):
+        with pytest.raises(ConfigurationError, match=r"deep\.toml: tables and lists are nested more than 64 deep$"):
+            read(path)
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 20, "0x" + "f" * 20_000, "-9223372036854775809"])
+def test_toml_with_an_integer_of_many_digits_is_refused(tmp_path, number):
+    path = tmp_path / "many.toml"
+    path.write_text(f"a = [{{ b = {number} }}]")
+    with pytest.raises(ConfigurationError, match=r"more than 64 bits|Exceeds the limit") as caught:
+        toml_config.read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_toml_of_ordinary_depth_is_read():
+    text = "a = " + "[" * 60 + "9223372036854775807, -9223372036854775808, true, 1e400" + "]" * 60
+    assert toml_reader.parse(text.encode()).keys() == {"a"}
+
+
+def test_toml_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "long.toml"
+    path.write_bytes(b"#" * 101)
+    monkeypatch.setattr(toml_reader, "LONGEST", 100)
+    with pytest.raises(ConfigurationError, match="it has more than"):
+        toml_config.read(path)
+
+
+@pytest.mark.parametrize("change", ["nodes=" + "[" * 100_000, "nodes=" + "9" * 20])
+def test_change_on_the_command_line_is_held_to_the_same(capsys, change):
+    code = cli.main(["run", "digits-gossip", "--set", change])
+    err = capsys.readouterr().err
+    assert code == 2
+    assert err.startswith("nodes: ")
+    assert err.count("\n") == 1

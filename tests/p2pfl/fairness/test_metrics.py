@@ -1,0 +1,490 @@
+"""Fairness between groups: measures by hand, their relaxations, and the task that trains them."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.func import grad, vmap
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.fairness.metrics import (
+    MEASURES,
+    converged,
+    covariance_loss,
+    decided,
+    demographic_parity,
+    equal_opportunity,
+    equalised_odds,
+    relaxed,
+)
+from p2pfl.learning.batched_gradients import DenseKernel
+from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.pareto_metrics import hypervolume
+from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
+from p2pfl.random_streams import Draws
+from p2pfl.sim.api import simulate
+from p2pfl.sim.cli.main import main
+from p2pfl.sim.results.objectives import with_distances
+from p2pfl.sim.scenario.scenario import load
+from p2pfl.task import Part, goals_of, make_task
+
+REAL = os.environ.get("P2PFL_DATA", "")
+ADULT = pytest.mark.skipif(not REAL or not (Path(REAL) / "adult").is_dir(), reason="P2PFL_DATA has no adult")
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# Measures by hand: eight people of two groups
+#   group 0: labels 1 1 0 0, decisions 1 0 0 0: rate 1/4, of the positive ones 1/2, of the negative ones 0
+#   group 1: labels 1 0 0 0, decisions 1 1 1 0: rate 3/4, of the positive ones 1, of the negative ones 2/3
+
+GROUPS = tensor(0, 0, 0, 0, 1, 1, 1, 1)
+LABELS = tensor(1, 1, 0, 0, 1, 0, 0, 0)
+DECISIONS = tensor(1, 0, 0, 0, 1, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("measure", "between", "from_mean"),
+    [
+        (demographic_parity, 1 / 2, 1 / 4),
+        (equal_opportunity, 1 / 2, 1 / 3),  # 2 of 3 positive ones are found: 1/2 and 1 against 2/3
+        (equalised_odds, 2 / 3, 2 / 5),  # 2 of 5 negative ones are taken: 0 and 2/3 against 2/5
+    ],
+)
+def test_differences_of_two_groups_by_hand(measure, between, from_mean):
+    assert measure(DECISIONS, LABELS, GROUPS, 2).item() == pytest.approx(between)
+    assert measure(DECISIONS, LABELS, GROUPS, 2, "mean").item() == pytest.approx(from_mean)
+
+
+def test_of_more_groups_the_greatest_difference_counts():
+    groups, values = tensor(0, 0, 1, 1, 2, 2, 2, 2), tensor(1, 0, 1, 1, 0, 0, 0, 1)  # rates 1/2, 1, 1/4; 1/2 of all
+    assert demographic_parity(values, LABELS, groups, 3).item() == 0.75
+    assert demographic_parity(values, LABELS, groups, 3, "mean").item() == 0.5
+
+
+@pytest.mark.parametrize("against", ["groups", "mean"])
+def test_a_group_without_samples_takes_no_part(against):
+    groups, values = tensor(0, 0, 0, 0, 2, 2, 2, 2), DECISIONS
+    expected = demographic_parity(DECISIONS, LABELS, GROUPS, 2, against)
+    assert demographic_parity(values, LABELS, groups, 5, against) == expected
+    alone = torch.zeros(8, dtype=torch.float64)
+    for count in (2, 3):
+        for measure in MEASURES.values():
+            assert measure(values, LABELS, alone, count).item() == 0
+
+
+def test_without_positive_samples_opportunities_are_equal():
+    none = torch.zeros(8, dtype=torch.float64)
+    for count in (2, 3):
+        for against in ("groups", "mean"):
+            assert equal_opportunity(DECISIONS, none, GROUPS, count, against).item() == 0
+
+
+def test_the_relaxation_by_hand():
+    found = relaxed(tensor(0.0, 0.5, 0.75, 1.0), 2.0)
+    assert found.tolist() == pytest.approx([0.5, 0.5, np.tanh(1) / 2 + 0.5, np.tanh(2) / 2 + 0.5])
+    assert decided(tensor(0.0, 0.5, 0.51, 1.0)).tolist() == [0, 0, 1, 1]
+    sharp = relaxed(tensor(0.1, 0.6, 0.4, 0.9), 1e4)
+    assert sharp.tolist() == pytest.approx([0.5, 1, 0.5, 1])
+
+
+def test_the_relaxed_difference_is_half_of_the_exact_one_where_it_is_sharp():
+    probabilities = 0.2 + 0.6 * DECISIONS
+    for measure in MEASURES.values():
+        half = measure(DECISIONS, LABELS, GROUPS, 2) / 2
+        assert measure(relaxed(probabilities, 1e4), LABELS, GROUPS, 2).item() == pytest.approx(half.item())
+
+
+def test_praffls_loss_by_hand():
+    """a = (0, 0, 1), mean 1/3; f = (.1, .4, .7), mean .4: squares of 1/3 .3, 0, 2/3 .3."""
+    found = covariance_loss(tensor(0.1, 0.4, 0.7), tensor(0, 0, 1), 2)
+    assert found.item() == pytest.approx((0.1**2 + 0.2**2) / 3)
+    assert covariance_loss(tensor(0.4, 0.4, 0.4), tensor(0, 1, 1), 2).item() == pytest.approx(0, abs=1e-20)
+    # Three groups: each against the others. Of the first (1, 0, 0), mean 1/3: 2/3 .3, 0, 1/3 .3; and so on.
+    third = covariance_loss(tensor(0.1, 0.4, 0.7), tensor(0, 1, 2), 3)
+    assert third.item() == pytest.approx((2 * (0.2**2 + 0.1**2) + 2 * 0.1**2) / 9)
+
+
+@pytest.mark.slow
+@given(st.integers(2, 5), st.integers(0, 2**31))
+def test_differences_are_between_0_and_1_and_do_not_depend_on_numbers_of_groups(count, seed):
+    rng = np.random.default_rng(seed)
+    values, labels = torch.tensor(rng.random(12)), torch.tensor(rng.integers(0, 2, 12))
+    groups = rng.integers(0, count, 12)
+    renamed = rng.permutation(count)[groups]
+    for measure in MEASURES.values():
+        for against in ("groups", "mean"):
+            found = measure(values, labels, torch.tensor(groups), count, against)
+            assert 0 <= found <= 1
+            assert measure(values, labels, torch.tensor(renamed), count, against).item() == pytest.approx(found.item())
+        assert measure(values, labels, torch.tensor(groups), count, "mean") <= measure(
+            values, labels, torch.tensor(groups), count
+        )
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_gradients_are_those_of_finite_differences(measure, count):
+    rng = np.random.default_rng(3)
+    logits, labels = torch.tensor(rng.normal(0.5, 1, 30)), torch.tensor(rng.integers(0, 2, 30))
+    groups = torch.tensor(rng.integers(0, count, 30))
+
+    def loss(logits):
+        return MEASURES[measure](relaxed(torch.sigmoid(logits)), labels, groups, count)
+
+    found = grad(loss)(logits)
+    assert found.abs().sum() > 0
+    for k in range(30):
+        step = torch.zeros(30, dtype=torch.float64)
+        step[k] = 1e-6
+        assert found[k].item() == pytest.approx((loss(logits + step) - loss(logits - step)).item() / 2e-6, abs=1e-6)
+    assert torch.equal(vmap(grad(loss))(torch.stack([logits, -logits]))[0], found)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_gradients_are_finite_where_groups_are_empty(count):
+    labels, groups = torch.zeros(4), torch.zeros(4)
+    for measure in MEASURES.values():
+        for against in ("groups", "mean"):
+            found = grad(lambda f, m=measure, a=against: m(f, labels, groups, count, a))(torch.full((4,), 0.7))
+            assert found.isfinite().all()
+
+
+def test_models_that_learned_nothing_are_left_out():
+    assert converged(np.array([0.5, 0.999, 0.9991, 1.0])).tolist() == [True, True, False, False]
+    assert converged(np.array([[1.0, 0.9], [1.0, 1.0]])).tolist() == [True, False]
+
+
+# The task
+
+NODES = 4
+SMALL = {"data": "synthetic", "rows": 600, "batch_size": 32, "optimizer": {"name": "adam", "lr": 0.01}}
+CREWS = ("one by one", "dense", "vmap")
+
+
+def node(k=0, nodes=NODES, **options):
+    return make_task("fairness", SMALL | options, Part(k, nodes), 0)
+
+
+def crew(kind, tasks):
+    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    return OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+
+
+def difference(some, others):
+    return max(np.abs(a - b).max() / np.abs(a).max() for a, b in zip(some, others, strict=True))
+
+
+def test_a_node_has_its_part_of_the_rows_and_says_what_it_wants():
+    tasks = [node(k) for k in range(NODES)]
+    assert goals_of(tasks[0]) == {"accuracy": True, "parity_z": True}
+    assert [len(task.data["test"].x) for task in tasks] == [45] * 4
+    assert sum(task.n_samples + len(task.data["validation"].x) for task in tasks) == 420
+    x, y = tasks[0].data["train"]
+    assert torch.equal(x[:, 2], y[:, 1])
+    assert tasks[0].layout.size == 3 * 64 + 64 + 64 * 32 + 32 + 32 + 1
+    assert not tasks[0].about
+    seen = {row.numpy().tobytes() for task in tasks for split in task.data.values() for row in split.x}
+    assert len(seen) == 600
+
+
+def test_all_nodes_may_be_judged_on_the_same_samples():
+    first, second = node(0, judged_on="all"), node(1, judged_on="all")
+    assert first.data["test"].x is second.data["test"].x
+    assert len(first.data["test"].x) == 180
+    assert torch.equal(first.data["train"].x, node(0).data["train"].x)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_losses_are_one_before_training(measure):
+    tasks = [node(k, measure=measure) for k in range(NODES)]
+    x, y = (torch.cat([task.data["train"][part] for task in tasks]) for part in (0, 1))
+    module = tasks[0].module()
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(tasks[0].initial(0)), module.parameters())
+    assert tasks[0].objectives.losses(module(x), y).tolist() == pytest.approx([1, 1], rel=1e-5)
+    assert all(task.objectives == tasks[0].objectives for task in tasks)
+
+
+def test_the_objectives_by_hand():
+    task = node(normalise=False, share=0.5, sharpness=2.0)
+    outputs, targets = torch.tensor([[2.0], [-1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    entropy = (np.log1p(np.exp(-2)) + np.log1p(np.exp(-1))) / 2
+    gap = np.tanh(2 * (2 / (1 + np.exp(-2)) - 1)) / 2
+    assert task.objectives.losses(outputs, targets).tolist() == pytest.approx([entropy, gap + entropy / 2])
+    praffl = node(normalise=False, share=0.0, kind="covariance")
+    away = (1 / (1 + np.exp(-2)) - 1 / (1 + np.exp(1))) / 4
+    assert praffl.objectives.losses(outputs, targets).tolist() == pytest.approx([entropy, away**2])
+
+
+def test_what_is_reported_is_exact():
+    task = node(share=0.0, normalise=False, preference=[1.0, 0.0], against="mean")
+    outputs = torch.tensor([[2.0], [0.1], [-1.0], [-3.0]])
+    targets = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    figures = task.figures(outputs, targets, task.weights(torch.device("cpu")))
+    assert list(figures) == ["loss", "reward", "accuracy", "parity_z"]
+    assert figures["accuracy"].item() == 0.5
+    assert figures["parity_z"].item() == 0.5  # 1 and 0 against 1/2
+    assert figures["reward"] == -figures["loss"]
+    task.against = "groups"
+    assert task.figures(outputs, targets, task.weights(torch.device("cpu")))["parity_z"].item() == 0
+
+
+@pytest.mark.parametrize("kind", CREWS[1:])
+@pytest.mark.parametrize("options", [{}, {"kind": "covariance"}, {"measure": "equalised-odds"}])
+def test_nodes_are_stacked_as_if_alone(kind, options):
+    tasks = [node(k, **options) for k in range(NODES)]
+    alone, together = crew("one by one", tasks), crew(kind, tasks)
+    assert isinstance(together._kernel, DenseKernel) == (kind == "dense")
+    start = tasks[0].initial(0)
+    jobs = [NodeQuery(k, Train(start, 1, 1)) for k in range(NODES)]
+    models = alone.compute(jobs)
+    assert difference(models, together.compute(jobs)) < 1e-4
+    asked = [NodeQuery(k, Evaluate([models[k], models[0]], ("validation", "test"))) for k in range(NODES)]
+    for a, b in zip(alone.compute(asked), together.compute(asked), strict=True):
+        assert a == [pytest.approx(row, rel=1e-4) for row in b]
+    losses = [NodeQuery(k, Loss(models, "train")) for k in range(NODES)]
+    assert difference(alone.compute(losses), together.compute(losses)) < 1e-4
+
+
+@pytest.mark.slow
+def test_who_wants_fairness_gets_it_and_pays_with_accuracy():
+    scenario = {"nodes": 3, "rounds": 8, "task": {"name": "fairness"} | SMALL | {"rows": 3000}, "policy": {"name": "fedavg"}}
+    found = []
+    for weight in (1.0, 0.1):
+        scenario["task"]["preference"] = [weight, 1 - weight]
+        (run,) = simulate(scenario)
+        assert not run.notes  # they were trained as one stack
+        found.append(np.mean(run.summary["objectives"]["nodes"], axis=0))
+    accurate, fair = found
+    assert accurate[0] > 0.82
+    assert accurate[0] > fair[0] + 0.05
+    assert fair[1] > accurate[1] + 0.3
+    assert fair[1] > 0.85
+
+
+def test_a_front_has_no_model_that_learned_nothing():
+    """Nodes that want fairness alone take nobody, or everybody: that is fair, and no solution."""
+    groups = {"name": "groups", "weights": [[1.0, 0.0], [0.0, 1.0]]}
+    task = {"name": "fairness", "share": 0.0, "normalise": False, "preferences": groups} | SMALL
+    (run,) = simulate({"nodes": 4, "rounds": 2, "task": task, "policy": {"name": "local"}})
+    found = run.summary["objectives"]
+    points = np.array(found["nodes"])
+    assert (points[2:, 1] == 1).all()
+    assert found["left_out"] == [2, 3]
+    assert found["reference"] == [0, 0]
+    better = found | {"nodes": [[0.99, 0.9995]], "left_out": [0]}
+    assert with_distances([run.summary, run.summary | {"objectives": better}])[0]["objectives"]["igd"] == 0
+    assert found["hypervolume"] == pytest.approx(hypervolume(points[:2], [0, 0]))
+
+
+def test_columns_say_what_was_measured():
+    assert list(goals_of(node(measure="equalised-odds"))) == ["accuracy", "odds_z"]
+    assert list(goals_of(node(measure="equal-opportunity"))) == ["accuracy", "opportunity_z"]
+
+
+@pytest.mark.slow
+def test_a_table_that_nobody_knew_runs_without_code(tmp_path):
+    rng = np.random.default_rng(0)
+    born, paid = rng.integers(1950, 2005, 400), rng.normal(30, 5, 400)
+    good = rng.random(400) < 1 / (1 + np.exp(-(paid - 30 + (born < 1980) * 4)))
+    lines = [
+        f"{b}|{p:.2f}|{'north' if b % 3 else ''}|{'ja' if g else 'nein'}" for b, p, g in zip(born, paid, good, strict=True)
+    ]
+    (tmp_path / "loans.txt").write_text("\n".join(["born|pay|region|good", *lines]))
+    schema = """
+        train = "loans.txt"
+        delimiter = "|"
+        negative = ["nein"]
+        positive = ["ja"]
+        sensitive = ["born", "region"]
+        rest = "auto"
+        [columns]
+        good = "label"
+        [groups]
+        born = { bounds = [1980] }
+    """
+    assert len(schema.strip().splitlines()) == 10
+    (tmp_path / "loans.toml").write_text(schema)
+    scenario = f"""
+        nodes = 4
+        rounds = 6
+        task = {{ name = "fairness", data = "{tmp_path / "loans.toml"}", batch_size = 16 }}
+        policy = {{ name = "fedavg" }}
+    """
+    (tmp_path / "study.toml").write_text(scenario)
+    assert main(["run", str(tmp_path / "study.toml"), "--out", str(tmp_path / "out"), "--json"]) == 0
+    (run,) = json.loads((tmp_path / "out" / "summary.json").read_text())["runs"]
+    assert list(run["objectives"]["higher_is_better"]) == ["accuracy", "parity_born", "parity_region"]
+    assert 0.4 < run["objectives"]["hypervolume"] < 1
+
+
+def test_features_are_fitted_on_what_all_nodes_train_on_and_on_nothing_else(tmp_path):
+    rng = np.random.default_rng(1)
+    rows = [f"{rng.normal(5, 2):.3f},{'ab'[k % 2]},{k % 3 % 2}" for k in range(90)]
+    (tmp_path / "train.csv").write_text("\n".join(["x,g,y", *rows]))
+    (tmp_path / "test.csv").write_text("x,g,y\n1000,a,1\n2000,c,0\n3000,b,1\n")
+    (tmp_path / "own.toml").write_text(
+        'train = "train.csv"\ntest = "test.csv"\nnegative = ["0"]\npositive = ["1"]\nsensitive = ["g"]\n'
+        'rest = "auto"\n[columns]\ny = "label"\n'
+    )
+    options = {"data": str(tmp_path / "own.toml"), "validation": 0.2}
+    tasks = [make_task("fairness", options, Part(k, 3), 0) for k in range(3)]
+    trained = torch.cat([task.data["train"].x for task in tasks])
+    assert trained.shape == (72, 3)  # a number, and the categories a and b; c is nobody's that trains
+    assert trained[:, 0].mean().item() == pytest.approx(0, abs=1e-6)
+    assert trained[:, 0].std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
+    held = torch.cat([task.data["validation"].x for task in tasks])
+    assert abs(held[:, 0].mean().item()) > 1e-3
+    tests = torch.cat([task.data["test"].x for task in tasks])
+    assert sorted(tests[:, 1:].sum(1).tolist()) == [0, 1, 1]
+
+
+def test_the_scenario_pools_ten_runs_in_each_row_of_the_dissertations_tables():
+    file = load("fairness-adult")
+    rows = file.rows()
+    figures = {name: runs[0].paper for name, runs in rows.items()}
+    # Of tables 5.2, 5.3, 5.4 and 5.5 one figure each.
+    assert figures["DEO sex homogeneous/cfl"] == 0.687
+    assert figures["DDP race homogeneous/fedprox"] == 0.799
+    assert figures["DEO race heterogeneous/local"] == 0.802
+    assert figures["DDP sex heterogeneous/fedpref"] == 0.811
+    for name, runs in rows.items():
+        same = "homogeneous" in name
+        assert len(runs) == 10
+        assert runs[0].pool.of == ("means" if same else "nodes")
+        if same:
+            weights = np.array([run.task["preference"] for run in runs])
+            assert weights == pytest.approx(np.array([[k / 10, 1 - k / 10] for k in range(10)]))
+        else:
+            assert [run.task["preferences"]["number"] for run in runs] == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"data": "adlt"}, "there is no schema 'adlt'"),
+        ({"sensitive": ["y"]}, "unknown sensitive attribute 'y'"),
+        ({"measure": "parity"}, "task.measure must be one of demographic-parity"),
+        ({"kind": "covariance", "measure": "equal-opportunity"}, "knows demographic parity only"),
+        ({"sharpness": 0.0}, "task.sharpness must be more than 0"),
+        ({"share": -0.1}, "task.share 0 or more"),
+        ({"hidden": [0]}, "task.hidden must be widths of 1 or more"),
+        ({"optimizer": {"name": "rmsprop"}}, "unknown task.optimizer 'rmsprop'"),
+        ({"preference": [1.0]}, "task.preference must have 2 weights"),
+        ({"partition": {"name": "iid", "alpha": 1}}, "unknown key 'task.partition.alpha'"),
+        ({"batch_size": 0}, "batch_size must be 1 or more"),
+    ],
+)
+def test_options_that_make_no_sense_say_so(options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        node(**options | ({"rows": 0} if "data" in options else {}))
+
+
+def test_an_objective_of_nothing_cannot_be_divided_by():
+    """The initial model takes nobody of this seed: the relaxed difference is exactly 0."""
+    with pytest.raises(ConfigurationError, match="an objective is 0 before training"):
+        make_task("fairness", SMALL | {"share": 0.0, "rows": 2, "test": 0.0, "validation": 0.0}, Part(0, 1), 0)
+
+
+ODD = """
+train = "odd.csv"
+negative = ["0"]
+positive = ["1"]
+sensitive = ["g"]
+rest = "auto"
+[columns]
+y = "label"
+"""
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "words"),
+    [
+        ("x;g;y", "{k};{g};{y}", "first line must name the columns: it has no ',', which is the delimiter"),
+        ("x,g,g,y", "{k},{g},{g},{y}", "has two columns 'g'"),
+        ("x,h,y", "{k},{g},{y}", "and 'g' is none of them"),
+        ("x,g,y", "", "has 0 rows"),
+        ("x,g,y", "{k},{g},perhaps", "line 2: y is 'perhaps', and must be one of"),
+        ("x,g,y", "{k},a,{y}", "has 1 group; it must have 2 to 64"),
+        ("x,g,y", "{k},{k},{y}", "'g' is of numbers: say groups.g in the schema file"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(tmp_path, header, row, words):
+    rows = [row.format(k=k, g="ab"[k % 2], y=k % 3 % 2) for k in range(30)]
+    (tmp_path / "odd.csv").write_text("\n".join([header, *(each for each in rows if each)]))
+    (tmp_path / "odd.toml").write_text(ODD)
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        make_task("fairness", {"data": str(tmp_path / "odd.toml")}, Part(0, 2), 0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{k},"{g}, or so",{y}',  # quoted delimiters
+        ",{g},{y}",  # no number at all
+        "1,{g},{y}",  # a constant
+        "name {k},{g},{y}",  # a category for each row
+        "{k},{g},0",  # one class only
+        "{k},{h},{y}",  # some groups are missing, or not at the node
+    ],
+)
+def test_odd_tables_are_learned(tmp_path, row):
+    rows = [
+        row.format(k=k, g="ab"[k % 2], h="c" if k == 7 else "ab"[k % 2] if k % 5 else "", y=k % 3 % 2) for k in range(40)
+    ]
+    (tmp_path / "odd.csv").write_text("\n".join(["x,g,y", *rows]), encoding="utf-8-sig")
+    (tmp_path / "odd.toml").write_text(ODD)
+    task = make_task("fairness", {"data": str(tmp_path / "odd.toml")}, Part(0, 2), 0)
+    learner, start = task.learner(Draws(0, "a")), task.initial(0)
+    (found,) = learner.evaluate([learner.train(start, round=1)], ("test",))
+    assert all(np.isfinite(value) for value in found.values())
+
+
+# Real tables
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason="P2PFL_DATA names no folder with data sets")
+@pytest.mark.parametrize(
+    ("data", "sensitive", "by", "shares", "rows"),
+    [
+        ("adult", "sex", "employer", [[0.2, 0.8], [0.8, 0.2]], 48_842),
+        ("bank", "quintile", "debtless", [[0.2, 0.6, 0.2], [0.5, 0.1, 0.4]], 45_211),
+        ("compas", "sex+race", "older", [[0, 1], [1, 0]], 7_214),
+    ],
+)
+def test_the_tables_of_praffl_are_divided_as_by_its_authors(data, sensitive, by, shares, rows):
+    if not (Path(REAL) / data).is_dir():
+        pytest.skip(f"P2PFL_DATA has no {data}")
+    options = {"data": data, "sensitive": [sensitive], "official": False, "kind": "covariance", "normalise": False}
+    partition = {"name": "proportions", "by": by, "shares": shares}
+    nodes = len(shares[0])
+    tasks = [make_task("fairness", options | {"partition": partition}, Part(k, nodes), 0) for k in range(nodes)]
+    sizes = [{split: len(samples.x) for split, samples in task.data.items()} for task in tasks]
+    assert sum(sum(each.values()) for each in sizes) == rows
+    assert sum(each["test"] for each in sizes) == round(0.3 * rows)
+    assert list(goals_of(tasks[0])) == ["accuracy", f"parity_{sensitive}"]
+    groups = {int(number) for task in tasks for number in task.data["train"].y[:, 1].unique()}
+    assert groups == set(range({"sex": 2, "quintile": 5, "sex+race": 4}[sensitive]))
+
+
+@ADULT
+def test_adult_with_two_attributes():
+    tasks = [make_task("fairness", {"data": "adult", "preference": [0.6, 0.2, 0.2]}, Part(k, 10), 0) for k in (0, 9)]
+    assert goals_of(tasks[0]) == {"accuracy": True, "parity_sex": True, "parity_race": True}
+    assert sum(len(split.x) for split in tasks[0].data.values()) == 3257 + 1629  # tenths of 32,561 and of 16,281
+    assert tasks[0].data["train"].x.isfinite().all()
+    learner = tasks[0].learner(Draws(0, "a"))
+    start = tasks[0].initial(0)
+    before, after = learner.evaluate([start, learner.train(start, round=1, epochs=3)], ("test",))
+    assert after["test_reward"] > before["test_reward"] + 0.2
+    assert after["test_accuracy"] > 0.75
+    assert hypervolume(np.array([[after["test_accuracy"], after["test_parity_sex"]]]), [0, 0]) > 0.6

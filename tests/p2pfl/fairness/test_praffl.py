@@ -1,0 +1,364 @@
+"""PraFFL: its model and its losses by other ways, its two phases, its answers, and what of it is on the wire."""
+
+from itertools import pairwise
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from torch import nn
+from torch.nn import functional
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.fairness.metrics import covariance_loss, decided, demographic_parity
+from p2pfl.fairness.praffl_learner import PrafflLearner, losses, measured
+from p2pfl.fairness.praffl_model import HEAD_SHAPES, HEAD_SIZE, heads, spread
+from p2pfl.node.cli.export import _encoder
+from p2pfl.node.cli.main import main
+from p2pfl.node.folder.settings import Settings
+from p2pfl.parameters import Layout
+from p2pfl.pareto_metrics import hypervolume, non_dominated
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policies.random import Random
+from p2pfl.queries import Train
+from p2pfl.random_streams import Draws
+from p2pfl.sim.report.write import report
+from p2pfl.sim.results.results import result_of, summarise, write
+from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.simulation.clock import run as run_virtually
+from p2pfl.sim.simulation.simulation import run
+from p2pfl.task import Part, make_task
+from tests.support.federation import Federation
+from tests.support.report_pages import figures
+
+SMALL = {"rows": 600, "communicated": 2, "personal": 2, "preferences": 8, "measured": 30}
+
+
+def task_of(part=Part(0, 3), **options):  # noqa: B008
+    return make_task("praffl", SMALL | options, part, 0)
+
+
+def trained(task, rounds=1, **changes):
+    learner, params = task.learner(Draws(0, "a")), task.initial(0)
+    for round in range(1, rounds + 1):
+        params = learner.train(params, round=round, **changes)
+    return params
+
+
+# The model and its losses
+
+
+def test_a_head_that_is_computed_as_one_affine_map_is_the_module_that_answers():
+    task = task_of()
+    params, x = trained(task), task.data["test"].x
+    tensors = {name: torch.from_numpy(array) for name, array in task.layout.split(params).items()}
+    for preference in ([0.3, 0.7], [1.0, 0.0], [0.0, 1.0]):
+        (weight,), (bias,) = heads(tensors, torch.tensor([preference]))
+        module = task.answer(params, preference)
+        expected = module.get_submodule("body")(x) @ weight + bias
+        torch.testing.assert_close(module(x)[:, 0], expected, rtol=1e-4, atol=1e-5)
+        flat = functional.linear(torch.tensor(preference), tensors["hypernetwork.weight"], tensors["hypernetwork.bias"])
+        for name, part in Layout(HEAD_SHAPES, HEAD_SIZE).split(flat).items():  # one preference, one head (eq. 9)
+            torch.testing.assert_close(module.get_submodule("head").get_parameter(name), part)
+
+
+def test_psi_has_relu_after_both_layers_and_a_head_has_none():
+    module = task_of().answer(trained(task_of()), [0.5, 0.5])
+    assert [type(part) for part in module.get_submodule("body")] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]
+    assert [(part.in_features, part.out_features) for part in module.get_submodule("head")] == [
+        (4, 16),
+        (16, 4),
+        (4, 8),
+        (8, 1),
+    ]
+
+
+@given(st.integers(2, 4), st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_losses_and_measures_of_many_models_are_those_of_each(groups, seed):
+    rng = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(12, 5, generator=rng)
+    labels = torch.randint(2, (12,), generator=rng).float()
+    numbers = torch.randint(groups, (12,), generator=rng)
+    members = functional.one_hot(numbers, groups).float()
+    both, found = losses(logits, labels, members), measured(logits, labels, members)
+    for k in range(5):
+        entropy = functional.binary_cross_entropy_with_logits(logits[:, k], labels)
+        probabilities = torch.sigmoid(logits[:, k])
+        expected = torch.stack([entropy, covariance_loss(probabilities, numbers, groups)])
+        torch.testing.assert_close(both[k], expected, rtol=1e-4, atol=1e-6)
+        decisions = decided(probabilities)
+        disparity = demographic_parity(decisions, labels, numbers, groups, "mean")
+        torch.testing.assert_close(found[k], torch.stack([(decisions != labels).float().mean(), disparity]))
+
+
+def test_preferences_are_equally_spaced():
+    assert spread(3).tolist() == [[0, 1], [0.5, 0.5], [1, 0]]
+    assert spread(1).tolist() == [[0.5, 0.5]]
+
+
+# Training
+
+
+def parts_of(task, params):
+    """psi, and the hypernetwork."""
+    shared = task.layout.shared.size
+    return params[:shared], params[shared:]
+
+
+def test_each_phase_trains_one_part():
+    for options, changed in (({"personal": 0}, (True, False)), ({"communicated": 0}, (False, True))):
+        task = task_of(**options)
+        before, after = parts_of(task, task.initial(0)), parts_of(task, trained(task))
+        assert tuple(not np.array_equal(old, new) for old, new in zip(before, after, strict=True)) == changed
+
+
+def test_training_is_pure_and_its_draws_are_of_the_round():
+    task = task_of()
+    learner, params = task.learner(Draws(0, "a")), task.initial(0)
+    kept = params.copy()
+    first = learner.train(params, round=1)
+    other = learner.train(params, round=2)
+    assert learner.train(params, round=1).tobytes() == first.tobytes() != other.tobytes()
+    assert params.tobytes() == kept.tobytes()
+
+
+def test_the_proximal_term_draws_psi_to_the_anchor():
+    task = task_of(optimizer={"name": "sgd", "lr": 0.1}, personal=0)
+    anchor = np.zeros_like(task.initial(0))
+    free, held = (parts_of(task, trained(task, proximal=term)) for term in (None, (10.0, anchor)))
+    assert np.abs(held[0]).max() < 0.1 < np.abs(free[0]).max()
+    assert held[1].tobytes() == parts_of(task, task.initial(0))[1].tobytes()
+
+
+def test_after_training_a_preference_decides_between_performance_and_fairness():
+    task = make_task("praffl", {"communicated": 10, "personal": 10, "measured": 100}, Part(0, 3), 0)
+    params = trained(task, rounds=3)
+    x, labels, groups = task.data["test"]
+    found = []
+    for preference in ([0.0, 1.0], [1.0, 0.0]):
+        decisions = decided(torch.sigmoid(task.answer(params, preference)(x)[:, 0]))
+        disparity = demographic_parity(decisions, labels, groups, 2, "mean")
+        found.append(((decisions != labels).float().mean().item(), disparity.item()))
+    (best, unfair), (worst, fair) = found
+    assert best < 0.17 < worst - 0.05
+    assert fair < 0.1 < unfair - 0.1
+    learner = task.learner(Draws(0, "a"))
+    (figures,) = learner.evaluate([params], ["test"])
+    points = learner.points(params, "test")
+    assert points.shape == (100, 2)
+    assert points[0] == pytest.approx(found[0])
+    assert points[-1] == pytest.approx(found[1])
+    assert figures["test_hypervolume"] == pytest.approx(hypervolume(-points, [-1.0, -1.0]))
+    assert figures["test_hypervolume"] == pytest.approx(1 - figures["test_loss"])
+    assert figures["test_hypervolume"] > 0.7
+    assert figures["test_smallest_error"] == pytest.approx(points[:, 0].min())
+    assert figures["test_mean_disparity"] == pytest.approx(points[:, 1].mean())
+    assert learner.loss([params], split="test").tolist() == [figures["test_loss"]]
+
+
+def test_a_plain_classifier_is_measured_by_the_one_point_that_it_has():
+    task = task_of(model="single")
+    params = task.learner(Draws(0, "a")).train(task.initial(0), round=1, epochs=30)
+    (figures,) = task.learner(Draws(0, "a")).evaluate([params], ["test"])
+    error, disparity = figures["test_smallest_error"], figures["test_smallest_disparity"]
+    assert figures["test_hypervolume"] == pytest.approx((1 - error) * (1 - disparity))
+    assert error < 0.2 < disparity
+    assert not task.layout.private
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preferences": 0}, "task.preferences must be from 1 to 4096, got 0"),
+        ({"personal": -1}, "task.personal must be from 0 to 1000000, got -1"),
+        ({"measured": 10**6}, "task.measured must be from 1 to 65536"),
+        ({"gamma": 0.0}, "gamma must be more than 0"),
+        ({"columns": {"age": "numeric"}}, "task.columns is for tables; 'synthetic' has no schema"),
+        ({"model": "double"}, "task.model"),
+        ({"sensitive": "age"}, "unknown sensitive attribute 'age'"),
+    ],
+)
+def test_options_that_make_no_sense_say_so(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        task_of(**options)
+
+
+# On the wire
+
+
+def small(part, seed):
+    return make_task("praffl", SMALL, part, seed)
+
+
+@pytest.mark.parametrize("policy", [lambda: Random(neighbours=2), CoordinatedFedAvg], ids=["gossip", "coordinated"])
+def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeypatch):
+    frames, trainings = [], []
+    compute = PrafflLearner.compute
+
+    def watched(self, query):
+        result = compute(self, query)
+        if isinstance(query, Train):
+            trainings.append((self, query.round, result))
+        return result
+
+    monkeypatch.setattr(PrafflLearner, "compute", watched)
+
+    async def scenario():
+        federation = Federation("abc", Settings(rounds=2, deadline=10.0), policy=policy, task="test_praffl:small")
+        deliver = federation.network.deliver
+
+        def overheard(link, frame):
+            frames.append(bytes(frame or b""))
+            deliver(link, frame)
+
+        federation.network.deliver = overheard
+        federation.start()
+        await federation.done()
+
+    run_virtually(scenario())
+    wire = b"\0".join(frames)
+    assert len(trainings) == 6
+    # What was trained is seen, but for what a coordinator submits to itself.
+    assert sum(parts_of(learner.task, params)[0].tobytes() in wire for learner, _, params in trainings) >= 4
+    for learner, round, params in trainings:
+        private = np.concatenate([parts_of(learner.task, model)[1] for model in (learner.task.initial(0), params)])
+        for pair in pairwise(private):
+            assert np.array(pair).tobytes() not in wire
+        rng = learner.draws.generator(round, "train/0/personal preferences")
+        drawn = rng.dirichlet([1.0, 1.0], (2 * 2, SMALL["preferences"])).reshape(-1, 2)  # passes, batches
+        for preference in drawn:
+            assert preference.tobytes() not in wire
+            assert preference.astype(np.float32).tobytes() not in wire
+
+
+@pytest.mark.parametrize("policy", ["fedavg", "coordinated-fedavg", "dac", "matfl"])
+def test_any_policy_averages_psi_and_keeps_the_hypernetworks_apart(policy):
+    table = {"nodes": 3, "rounds": 2, "task": {"name": "praffl", **SMALL}, "policy": {"name": policy}}
+    done = run(resolve(table, [], "test", ".").runs[0])
+    shared = {node.me.params.tobytes() for node in done.nodes.values()}
+    whole = {node.me.whole.tobytes() for node in done.nodes.values()}
+    assert len(whole) == 3
+    assert len(shared) == (1 if "fedavg" in policy else 3)
+    assert all(0 < result["test_hypervolume"] < 1 for result in done.recorder.results.values())
+
+
+# The report
+
+
+def test_the_report_has_the_front_of_each_nodes_answers_in_each_run(tmp_path):
+    table = {"nodes": 2, "rounds": 1, "task": {"name": "praffl", **SMALL}, "policy": {"name": "local"}}
+    rows = [{"name": "local"}, {"name": "all", "policy": {"name": "fedavg"}}, {"name": "plain", "task": {"model": "single"}}]
+    file = resolve(table | {"run": rows}, [], "test", ".")
+    runs = [run(scenario) for scenario in file.runs]
+    results = [result_of(done) for done in runs]
+    assert [("answers" in result.summary) for result in results] == [True, True, False]
+    for done, result in zip(runs[:2], results[:2], strict=True):
+        volumes = [each["test_hypervolume"] for each in done.recorder.results.values()]
+        points = [np.array(node["points"]) for node in result.summary["answers"]["nodes"]]
+        assert [hypervolume(-each, [-1.0, -1.0]) for each in points] == pytest.approx(volumes)
+        assert all(len(non_dominated(-each)) == len(each) for each in points)
+        node = done.nodes[min(done.nodes)]
+        preference = result.summary["answers"]["nodes"][0]["preferences"][0]
+        x, y, _ = node.task.data["test"]
+        wrong = (node.task.answer(node.result, preference)(x)[:, 0] > 0) != (y == 1)
+        assert wrong.float().mean().item() == pytest.approx(points[0][0][0])
+    write(tmp_path, file, results, summary := summarise(file, results))
+    assert [sorted(row["also"]) for row in summary["table"]] == [["smallest_disparity", "smallest_error"]] * 3
+    figure = figures(report([tmp_path]))["answers"]
+    assert [view["label"] for view in figure["views"]] == ["node 0", "node 1"]
+    for k, view in enumerate(figure["views"]):
+        expected = sum(len(result.summary["answers"]["nodes"][k]["points"]) for result in results[:2])
+        assert {point["run"] for point in view["points"]} == {"local", "all"}
+        assert len(view["points"]) == expected
+
+
+# Answers
+
+
+@pytest.mark.parametrize("weights", [[0.3], [0.3, 0.3, 0.4], [-0.5, 1.5], [0.5, 0.6], [float("nan"), 1.0]])
+def test_what_is_no_preference_has_no_answer(weights):
+    task = task_of()
+    with pytest.raises(ConfigurationError, match="the preference must"):
+        task.answer(task.initial(0), weights)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """The folder of a node that has learned for a round."""
+    folder = tmp_path_factory.mktemp("node") / "alice"
+    assert main(["init", str(folder), "--task", "praffl", "--policy", "local", "--listen", "127.0.0.1:0"]) == 0
+    given = [item for key, value in SMALL.items() for item in ("--set", f"task.{key}={value}")]
+    assert main(["run", str(folder), "--set", "rounds=1", "--set", "mdns=false", *given]) == 0
+    return folder
+
+
+def test_a_node_writes_the_model_for_a_preference(node, tmp_path):
+    task = make_task("praffl", {}, Part(0, 1), 0)
+    assert main(["export", str(node), str(tmp_path / "all.safetensors")]) == 0
+    params = task.layout.join(load_file(tmp_path / "all.safetensors"))
+    assert main(["export", str(node), str(tmp_path / "one.safetensors"), "--preference", "0.3,0.7"]) == 0
+    module = task.answer(params, [0.3, 0.7])
+    tensors = load_file(tmp_path / "one.safetensors")
+    assert tensors.keys() == module.state_dict().keys()
+    assert all(np.array_equal(tensors[name], tensor.numpy()) for name, tensor in module.state_dict().items())
+    with safe_open(tmp_path / "one.safetensors", "numpy") as file:
+        assert file.metadata()["preference"] == "0.3,0.7"
+
+
+@pytest.mark.slow
+def test_onnxruntime_runs_the_model_for_a_preference(node, tmp_path):
+    task = make_task("praffl", {}, Part(0, 1), 0)
+    assert main(["export", str(node), str(tmp_path / "all.safetensors")]) == 0
+    assert main(["export", str(node), str(tmp_path / "one.onnx"), "--preference", "0.3,0.7"]) == 0
+    module = task.answer(task.layout.join(load_file(tmp_path / "all.safetensors")), [0.3, 0.7])
+    x = task.data["test"].x
+    session = onnxruntime.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(["output"], {"input": x.numpy()})
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "message"),
+    [
+        ("model", ["--preference", "a,b"], "--preference must be weights such as 0.3,0.7, got 'a,b'"),
+        ("model", ["--preference", ""], "--preference must be weights such as 0.3,0.7, got ''"),
+        ("model", ["--preference", "0.3,0.3"], "the preference must be weights of 0 or more with the sum 1"),
+        ("model", ["--preference", "1"], "the preference must have 2 weights, one for each objective, got 1"),
+        ("model.onnx", [], "the node has a model for each preference: say which with --preference, such as 0.3,0.7"),
+    ],
+)
+def test_a_preference_that_cannot_be_met_is_refused(node, tmp_path, file, options, message, capsys):
+    assert main(["export", str(node), str(tmp_path / file), *options]) == 2
+    assert capsys.readouterr().err == f"{message}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_with_one_model_has_no_preference():
+    with pytest.raises(ConfigurationError, match="has one model, and none for each preference: leave --preference out"):
+        _encoder(make_task("digits", {}, Part(0, 1), 0), False, [0.3, 0.7])
+
+
+# The paper's table
+
+
+@pytest.mark.slow
+def test_on_synthetic_a_training_covers_the_front_that_a_classifier_misses():
+    """Row 3 of table 3, of which the paper has .763; with one seed."""
+    file = load("praffl-synthetic", ["form=short"])
+    rows = {name: next(each for each in file.runs if each.name == name) for name in ("3 clients/praffl", "3 clients/fedavg")}
+    rows["3 clients/fedavg"] = replace(rows["3 clients/fedavg"], rounds=2)  # which is as good as 10
+    results = {name: run(scenario).recorder.results.values() for name, scenario in rows.items()}
+
+    def mean(name, figure):
+        return np.mean([result[f"test_{figure}"] for result in results[name]])
+
+    assert mean("3 clients/praffl", "hypervolume") >= 0.8
+    assert mean("3 clients/praffl", "hypervolume") >= mean("3 clients/fedavg", "hypervolume") + 0.15
+    assert mean("3 clients/praffl", "smallest_disparity") <= 0.05
+    assert mean("3 clients/praffl", "smallest_error") <= 0.16

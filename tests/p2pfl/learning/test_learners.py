@@ -1,0 +1,375 @@
+"""One suite for all ways to train: a node at a time, stacked by hand-written gradients, stacked by torch.func."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
+from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.losses import cross_entropy
+from p2pfl.learning.optimizers import SGD, Adam
+from p2pfl.learning.torch_learner import choose_device
+from p2pfl.learning.torch_task import classification, regression
+from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
+from p2pfl.random_streams import Draws
+from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture
+
+COUNTS = (5, 23, 8, 16, 1, 40, 16)  # unequal, below and above the batch size, with and without a last small batch
+NODES = len(COUNTS)
+CREWS = ("one by one", "dense", "vmap")
+
+
+@pytest.mark.parametrize("classes", [2, 15, 16])
+@pytest.mark.parametrize("n", [1, 255, 256, 700])
+def test_the_cross_entropy_is_torchs_at_every_size(n, classes):
+    rng = torch.Generator().manual_seed(n)
+    outputs = (20 * torch.randn(n, classes, generator=rng)).requires_grad_()
+    targets = torch.randint(0, classes, (n,), generator=rng)
+    mine, theirs = cross_entropy(outputs, targets), nn.functional.cross_entropy(outputs, targets, reduction="none")
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    gradients = [torch.autograd.grad(losses.mean(), outputs)[0] for losses in (mine, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
+def test_what_a_module_does_not_use_is_not_trained():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    this = task(Half, 40, 0)
+    before = this.initial(0)
+    after = this.learner(Draws(0, "a")).train(before, round=1)
+    moved = {
+        name: not np.array_equal(part, this.layout.split(before)[name]) for name, part in this.layout.split(after).items()
+    }
+    assert moved == {"used.weight": True, "used.bias": True, "unused.weight": False, "unused.bias": False}
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def tanh_chain():
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 3))
+
+
+def linear():
+    return nn.Linear(6, 1)
+
+
+class Own(nn.Module):
+    """A module that only torch.func knows how to stack."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.offset = nn.Parameter(torch.tensor([0.1, 0.2, 0.3]), requires_grad=False)
+
+    def forward(self, x):
+        return self.second(torch.sigmoid(self.first(x))) * self.scale + self.offset
+
+
+def task(module, n, seed, **options):
+    rng = np.random.default_rng(seed)
+
+    def data(size):
+        x = rng.normal(size=(size, 6)).astype(np.float32)
+        return (x, rng.normal(size=(size, 1))) if module is linear else (x, rng.integers(0, 3, size))
+
+    make = regression if module is linear else classification
+    options = {"optimizer": SGD(0.1, momentum=0.9), "batch_size": 16} | options
+    return make(module, data(n), data(7), data(9 + n % 2), **options)
+
+
+def crew(kind, module=mlp, counts=COUNTS, **options):
+    learners = [task(module, n, k, **options).learner(Draws(0, f"node-{k}")) for k, n in enumerate(counts)]
+    if kind == "one by one":
+        return OneByOne(learners)
+    return Stacked(learners, dense=kind == "dense")
+
+
+def models(count=NODES, module=mlp, seed=0):
+    layout = task(module, 3, 0).layout
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, 0.3, layout.size).astype(np.float32) for _ in range(count)]
+
+
+def jobs(module=mlp, **options):
+    return [NodeQuery(k, Train(model, 1, **options)) for k, model in enumerate(models(module=module))]
+
+
+def difference(some, others):
+    return max(np.abs(a - b).max() / np.abs(a).max() for a, b in zip(some, others, strict=True))
+
+
+OPTIONS = [
+    {},
+    {"epochs": 3},
+    {"proximal": (0.5, np.full(models()[0].shape, 0.1, np.float32))},
+    {"purpose": "another"},
+    {"rule": Lookahead(0.05), "epochs": 2},
+    {"rule": Mixture(0.3, models(seed=9)[0]), "epochs": 2},
+    {"rule": Aligned(0.5, models(seed=9)[0])},
+    {"rule": Descent(0.05), "epochs": 2},
+]
+
+
+@pytest.mark.parametrize("kind", CREWS[1:])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01), Adam(0.01, weight_decay=0.1)])
+def test_stacked_equals_one_by_one(kind, options, optimizer):
+    expected = crew("one by one", optimizer=optimizer).compute(jobs(**options))
+    assert difference(expected, crew(kind, optimizer=optimizer).compute(jobs(**options))) < 1e-5
+
+
+@pytest.mark.parametrize("kind", CREWS[1:])
+@pytest.mark.parametrize("module", [linear, tanh_chain])
+def test_other_chains_equal_one_by_one(kind, module):
+    expected = crew("one by one", module).compute(jobs(module))
+    assert difference(expected, crew(kind, module).compute(jobs(module))) < 1e-5
+
+
+def test_a_module_of_the_users_own_equals_one_by_one():
+    expected = crew("one by one", Own).compute(jobs(Own))
+    stacked = crew("dense", Own)
+    assert isinstance(stacked._kernel, VmapKernel)
+    assert difference(expected, stacked.compute(jobs(Own))) < 1e-5
+    frozen = slice(-3, None)
+    assert all((after[frozen] == job.query.params[frozen]).all() for after, job in zip(expected, jobs(Own), strict=True))
+
+
+@pytest.mark.parametrize("rule", [Lookahead(0.05), Mixture(0.3, models(1, Own, 9)[0]), Aligned(0.5, models(1, Own, 9)[0])])
+def test_by_rules_too_and_what_is_frozen_stays(rule):
+    expected = crew("one by one", Own).compute(jobs(Own, rule=rule))
+    assert difference(expected, crew("vmap", Own).compute(jobs(Own, rule=rule))) < 1e-5
+    assert all((after[-3:] == job.query.params[-3:]).all() for after, job in zip(expected, jobs(Own), strict=True))
+    assert all((after != job.query.params).any() for after, job in zip(expected, jobs(Own), strict=True))
+
+
+def test_nodes_of_a_stack_may_follow_different_rules():
+    rules = [None, Lookahead(0.05), Lookahead(0.5), Mixture(0.3, models(seed=9)[0]), Mixture(0.9, models(seed=8)[0])]
+    rules += [Descent(0.1), Descent(0.2)]
+    asked = [NodeQuery(k, Train(model, 1, rule=rule)) for k, (model, rule) in enumerate(zip(models(), rules, strict=True))]
+    assert difference(crew("one by one").compute(asked), crew("dense").compute(asked)) < 1e-5
+
+
+def test_chains_of_linear_layers_have_their_own_gradient():
+    assert isinstance(crew("dense", mlp)._kernel, DenseKernel)
+    assert isinstance(crew("dense", tanh_chain)._kernel, DenseKernel)
+    assert isinstance(crew("dense", linear)._kernel, DenseKernel)
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_a_subset_trains_as_the_whole(kind):
+    some = [jobs()[k] for k in (6, 2, 4)]
+    whole, part = crew(kind).compute(jobs()), crew(kind).compute(some)
+    assert difference([whole[6], whole[2], whole[4]], part) < 1e-6
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_the_order_of_jobs_changes_nothing(kind):
+    forward, backward = crew(kind).compute(jobs()), crew(kind).compute(jobs()[::-1])
+    assert all((a == b).all() for a, b in zip(forward, backward[::-1], strict=True))
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_training_is_pure(kind):
+    team, given = crew(kind), jobs()
+    copies = [job.query.params.copy() for job in given]
+    first = [params.copy() for params in team.compute(given)]
+    team.compute([NodeQuery(k, Train(params, 2)) for k, params in enumerate(first)])
+    again = team.compute(given)
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert all((job.query.params == copy).all() for job, copy in zip(given, copies, strict=True))
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_what_training_returned_is_not_written_later(kind):
+    team = crew(kind)
+    first = team.compute(jobs())
+    kept = [params.copy() for params in first]
+    team.compute([NodeQuery(k, Mean(first, [1 / 7] * 7)) for k in range(7)])
+    team.compute([NodeQuery(k, Train(params, 2)) for k, params in enumerate(first)])
+    assert all((a == b).all() for a, b in zip(first, kept, strict=True))
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_round_and_purpose_name_the_draws(kind):
+    model = models()[0]
+    trained = [
+        crew(kind).compute([NodeQuery(5, Train(model, r, purpose=p))])[0]
+        for r, p in [(1, "a"), (2, "a"), (1, "b"), (1, "a")]
+    ]
+    assert (trained[0] == trained[3]).all()
+    assert (trained[0] != trained[1]).any()
+    assert (trained[0] != trained[2]).any()
+
+
+def test_one_by_one_is_what_pytorch_does():
+    this = task(mlp, 16, 3)
+    model = models(1)[0]
+    (trained,) = OneByOne([this.learner(Draws(0, "a"))]).compute([NodeQuery(0, Train(model, 1, epochs=3))])
+    module = mlp()
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(model), module.parameters())
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(this.data["train"].x), this.data["train"].y).backward()
+        optimizer.step()
+    expected = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+    assert np.abs(trained - expected).max() < 1e-6
+
+
+def test_adam_is_pytorchs_adam():
+    torch.manual_seed(0)
+    ours, theirs = torch.randn(4), None
+    theirs = ours.clone().requires_grad_()
+    optimizer = torch.optim.Adam([theirs], 0.05, weight_decay=0.1)
+    state = Adam(0.05, weight_decay=0.1).start(ours, 5)
+    for _ in range(5):
+        gradient = torch.randn(4)
+        theirs.grad = gradient.clone()
+        optimizer.step()
+        Adam(0.05, weight_decay=0.1).step(ours, gradient, state, ours)
+    assert torch.allclose(ours, theirs.detach(), atol=1e-6)
+
+
+# Losses, metrics, means
+
+
+@pytest.mark.parametrize("kind", CREWS)
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_losses_of_several_models(kind, split):
+    stacks = [models(1 + k % 3, seed=k) for k in range(NODES)]
+    asked = [NodeQuery(k, Loss(stack, split)) for k, stack in enumerate(stacks)]
+    expected = crew("one by one").compute(asked)
+    found = crew(kind).compute(asked)
+    assert [len(losses) for losses in found] == [len(stack) for stack in stacks]
+    assert difference(expected, found) < 1e-5
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_metrics_of_several_models(kind):
+    asked = [NodeQuery(k, Evaluate(models(2, seed=k), ("validation", "test"))) for k in range(NODES)]
+    expected, found = crew("one by one").compute(asked), crew(kind).compute(asked)
+    for a, b in zip(expected, found, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert set(x) == {"validation_loss", "validation_accuracy", "test_loss", "test_accuracy"}
+            assert x == pytest.approx(y, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_data_that_nodes_share_is_evaluated_for_each(kind):
+    shared = task(mlp, 8, 0)
+    learners = [shared.learner(Draws(0, f"node-{k}")) for k in range(5)]
+    for other in learners[1:]:
+        other.data = learners[0].data
+    team = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    found = team.compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",))) for k in range(5)])
+    expected = [OneByOne(learners).compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",)))])[0] for k in range(5)]
+    assert [row[0] for row in found] == [pytest.approx(row[0], rel=1e-5) for row in expected]
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_a_split_that_is_missing_gives_no_metrics(kind):
+    data = (np.zeros((4, 6), np.float32), np.zeros(4))
+    learners = [classification(mlp, data).learner(Draws(0, f"node-{k}")) for k in range(3)]
+    team = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    assert team.compute([NodeQuery(1, Evaluate(models(2), ("validation", "test")))]) == [[{}, {}]]
+    assert np.isnan(team.compute([NodeQuery(1, Loss(models(2)))])[0]).all()
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_means(kind):
+    team = crew(kind)
+    trained = team.compute(jobs())
+    for stock in (trained, models(seed=9)):  # models that were made together, and others
+        asked = [NodeQuery(k, Mean([stock[k], stock[(k + 1) % 7]], [0.25, 0.75])) for k in range(7)]
+        expected = [0.25 * stock[k] + 0.75 * stock[(k + 1) % 7] for k in range(7)]
+        assert difference(expected, team.compute(asked)) < 1e-6
+        assert difference(expected[:1], team.compute(asked[:1])) < 1e-6
+
+
+# What cannot be stacked, and what cannot be trained
+
+
+class Dropping(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("module", [Dropping, Normed])
+def test_modules_that_cannot_be_stacked_say_so(module):
+    with pytest.raises(ConfigurationError, match=r"cannot be stacked|changes its buffers"):
+        crew("dense", module)
+
+
+def test_random_layers_are_seeded_by_round_and_purpose():
+    learner = task(Dropping, 16, 0).learner(Draws(0, "a"))
+    model = models(1, Dropping)[0]
+    assert (learner.train(model, round=1) == learner.train(model, round=1)).all()
+    assert (learner.train(model, round=1) != learner.train(model, round=2)).any()
+
+
+def test_running_statistics_are_part_of_the_model_and_counts_are_not():
+    this = task(Normed, 16, 0)
+    learner = this.learner(Draws(0, "a"))
+    before = this.initial(0)
+    after = this.layout.split(learner.train(before, round=1))
+    assert (after["1.running_mean"] != this.layout.split(before)["1.running_mean"]).all()
+    assert "1.num_batches_tracked" not in after
+    assert learner._local["1.num_batches_tracked"] == 1
+
+
+def test_tasks_that_differ_cannot_be_stacked():
+    learners = [task(mlp, 8, k, batch_size=4 + k).learner(Draws(0, f"node-{k}")) for k in range(2)]
+    with pytest.raises(ConfigurationError, match="differ in batch size"):
+        Stacked(learners)
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_training_that_diverges_names_the_node(kind):
+    given = jobs()
+    broken = NodeQuery(3, Train(np.full_like(given[3].query.params, 1e38), 4))
+    with pytest.raises(DivergenceError, match="node-3 diverged in round 4"):
+        crew(kind).compute([*given[:3], broken])
+
+
+def test_devices():
+    assert choose_device("cpu").type == "cpu"
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(ConfigurationError, match="known: auto, cpu, cuda, mps"):
+        choose_device("gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigurationError, match="not available"):
+            choose_device("cuda")
+
+
+@pytest.mark.parametrize("kind", CREWS)
+def test_nodes_may_share_inputs_and_have_targets_of_their_own(kind):
+    x = torch.tensor(np.random.default_rng(0).normal(size=(8, 6)), dtype=torch.float32)
+    tasks = [classification(mlp, (x, [k] * 8), (x, [k] * 8)) for k in range(3)]
+    learners = [made.learner(Draws(0, str(k))) for k, made in enumerate(tasks)]
+    together = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    model = models(1)[0]
+    losses = [float(found[0]) for found in together.compute([NodeQuery(k, Loss([model], "validation")) for k in range(3)])]
+    logits = torch.nn.functional.log_softmax(_outputs(tasks[0], model, x), 1).mean(0)
+    assert losses == pytest.approx((-logits).tolist(), rel=1e-5)
+
+
+def _outputs(made, model, x):
+    return torch.func.functional_call(
+        made.template, {name: torch.tensor(t) for name, t in made.layout.split(model).items()}, (x,)
+    )

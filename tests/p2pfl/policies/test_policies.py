@@ -1,0 +1,239 @@
+"""Policies on plain dictionaries: no loop, no clock, no messages."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.torch_learner import TorchLearner
+from p2pfl.policies import POLICIES, make_policy
+from p2pfl.policies.dac import Dac, short_id
+from p2pfl.policies.local import Local
+from p2pfl.policies.oracle import Oracle
+from p2pfl.policies.random import Random
+from p2pfl.policy import Budget, Merge, Update, merge, samples
+from p2pfl.queries import Loss
+from p2pfl.task import Part, make_task
+from p2pfl.testing import rehearse
+
+NAMES = [f"node-{k}" for k in range(6)]
+TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
+
+
+def play(make, rounds=2, **options):
+    return rehearse({name: make() for name in NAMES}, TASKS, rounds, **options)
+
+
+def test_local_asks_nobody():
+    cast, history = play(Local)
+    assert all(not actor.asked for actor in cast.values())
+    assert history[-1]["node-3"].weights == {"node-3": 1.0}
+
+
+def test_random_averages_with_so_many_peers():
+    cast, history = play(lambda: Random(neighbours=2))
+    for name, actor in cast.items():
+        assert all(len(asked) == 2 for asked in actor.asked.values())
+        merged = history[-1][name]
+        assert set(merged.weights) == {name, *actor.asked[2]}
+        assert list(merged.weights.values()) == pytest.approx([1 / 3] * 3)
+        models = [cast[id].published[2, "trained"].params for id in sorted(merged.weights)]
+        assert np.allclose(merged.params, np.mean(models, axis=0), rtol=1e-5)
+
+
+def test_a_node_with_fewer_peers_takes_all():
+    cast, _ = play(lambda: Random(neighbours=50))
+    assert sorted(cast["node-0"].asked[1]) == NAMES[1:]
+
+
+def test_policies_keep_to_the_budget():
+    for make in (lambda: Random(neighbours=5), lambda: Dac(neighbours=5), lambda: Oracle(neighbours=5)):
+        cast, _ = play(make, budget=Budget(models=1))
+        assert all(len(asked) == 1 for actor in cast.values() for asked in actor.asked.values())
+
+
+def test_oracle_is_refused_where_there_are_no_groups():
+    tasks = {name: make_task("digits", {}, Part(k, 2), 0) for k, name in enumerate("ab")}
+    with pytest.raises(ConfigurationError, match="the policy oracle needs a task whose nodes have groups"):
+        rehearse({name: Oracle() for name in tasks}, tasks, 1)
+
+
+def test_oracle_asks_its_own_group():
+    cast, _ = play(lambda: Oracle(neighbours=3))
+    assert cast["node-2"].asked == {1: ["node-3"], 2: ["node-3"]}
+
+
+def test_sequential_nodes_read_the_merged_models_of_those_before_them():
+    cast, history = play(lambda: Random(neighbours=5, schedule="sequential"), rounds=1)
+    order = cast["node-0"].order(1)
+    names = sorted(NAMES, key=order.get)
+    models = {name: cast[name].published[1, "trained"].params for name in NAMES}
+    for name in names:  # by hand: one after another, each from the newest models
+        models[name] = np.mean(list(models.values()), axis=0)
+        assert np.allclose(history[0][name].params, models[name], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("similarity", ["cosine-weights", "cosine-gradients", "l2", "inverse-loss"])
+@pytest.mark.parametrize("score_on", ["own", "peer"])
+def test_dac_finds_its_cluster(similarity, score_on):
+    cast, _ = play(lambda: Dac(neighbours=1, similarity=similarity, score_on=score_on), rounds=12)
+    late = [(name, asked) for name, actor in cast.items() for round, asked in actor.asked.items() if round > 8]
+    partner = dict(zip(NAMES, ["node-1", "node-0", "node-3", "node-2", "node-5", "node-4"], strict=True))
+    assert np.mean([asked == [partner[name]] for name, asked in late]) > 0.7
+
+
+def test_dac_with_fedavg_weighs_by_samples_and_with_fedsim_by_similarity():
+    for aggregation in ("fedavg", "fedsim"):
+        policies = {name: Dac(neighbours=2, aggregation=aggregation, similarity="l2") for name in NAMES}
+        cast, history = rehearse(policies, TASKS, 1)
+        weights = history[0]["node-0"].weights
+        met = policies["node-0"].met
+        assert set(met) == set(cast["node-0"].asked[1])
+        if aggregation == "fedavg":
+            assert list(weights.values()) == pytest.approx([1 / 3] * 3)
+        else:
+            total = sum(met.values()) + max(met.values())
+            expected = {id: value / total for id, value in met.items()} | {"node-0": max(met.values()) / total}
+            assert weights == pytest.approx(expected)
+
+
+def test_dac_can_weigh_by_the_probability_of_before():
+    policies = {name: Dac(neighbours=2, weights="probability", similarity="l2") for name in NAMES}
+    _, history = rehearse(policies, TASKS, 1)
+    assert list(history[0]["node-0"].weights.values()) == pytest.approx([1 / 3] * 3)  # nothing was known: all alike
+
+
+def test_dac_borrows_what_a_sampled_peer_has_measured():
+    lender, borrower = Dac(), Dac()
+    lender.met = {"c": 0.5, "me": 0.9, "d": -0.25, "stranger": 1.0}
+    borrower.met = {"b": 0.7, "d": 0.1}
+    update = Update("b", 1, "trained", np.zeros(1, np.float32), 1, lender._lent())
+    borrower._estimate(("b", "c", "d", "e"), [update])
+    assert borrower.estimated == {"c": 0.5}  # "d" was met, "e" is unknown to both, the others are out of reach
+
+
+def test_dac_without_two_hop_borrows_nothing():
+    policies = {name: Dac(neighbours=2, two_hop="none") for name in NAMES}
+    rehearse(policies, TASKS, 3)
+    assert all(not policy.estimated for policy in policies.values())
+
+
+@pytest.mark.parametrize("score_on", ["own", "peer"])
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -1e-6])
+def test_dac_does_not_know_a_peer_of_which_there_is_no_proper_loss(monkeypatch, loss, score_on):
+    compute = TorchLearner.compute
+
+    def improper(self, query):
+        return np.full(len(query.stack), loss) if isinstance(query, Loss) else compute(self, query)
+
+    monkeypatch.setattr(TorchLearner, "compute", improper)
+    policies = {name: Dac(neighbours=2, similarity="inverse-loss", score_on=score_on) for name in NAMES}
+    _, history = rehearse(policies, TASKS, 3)
+    assert all(set(policy.met.values()) == {0.0} for policy in policies.values())
+    assert history[-1]["node-0"].weights["node-0"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {},
+        {"peers": np.array([1], np.uint64)},
+        {"peers": np.array([1], np.int64), "similarities": np.array([1], np.float32)},
+        {"peers": np.array([1, 2], np.uint64), "similarities": np.array([1], np.float32)},
+        {"peers": np.array([[1]], np.uint64), "similarities": np.array([[1]], np.float32)},
+        {"peers": np.array([short_id("b")], np.uint64), "similarities": np.array([np.nan], np.float32)},
+    ],
+)
+def test_dac_does_not_trust_what_peers_lend(extras):
+    policy = Dac()
+    policy._estimate(("b",), [Update("a", 1, "trained", np.zeros(1, np.float32), 1, extras)])
+    assert policy.estimated == {}
+
+
+def test_dac_goes_on_where_it_was():
+    half = {name: Dac(neighbours=2) for name in NAMES}
+    rehearse(half, TASKS, 2)
+    restored = Dac(neighbours=2)
+    restored.restore(half["node-0"].state())
+    assert (restored.met, restored.estimated) == (half["node-0"].met, half["node-0"].estimated)
+
+
+FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # for samples of sensitive groups
+
+
+@pytest.mark.slow
+def test_alone_every_policy_trains():
+    headed = replace(TASKS["node-0"], private=["bias"])
+    grouped = make_task("fairness", {"data": "synthetic", "hidden": []}, Part(0, 30), 0)
+    for name in POLICIES:
+        task = grouped if name in (*FAIR, "fedcmoo") else headed if name == "fedrep" else TASKS["node-0"]
+        cast, history = rehearse({"a": make_policy(name, {})}, {"a": task}, 3)
+        assert history[-1]["a"].weights == {"a": 1.0}
+        assert (cast["a"].params != cast["a"].initial).any()
+
+
+def test_policies_that_wait_for_each_other_for_ever_are_found():
+    class Waiting(Local):
+        async def round(self, me, peers):
+            await peers.models(peers.ids)
+
+    with pytest.raises(RuntimeError, match="nobody will publish"):
+        play(Waiting)
+
+
+def test_merge_sums_in_the_order_of_ids():
+    cast, _ = play(Local, rounds=1)
+    me = cast["node-3"]
+    updates = [Update(id, 1, "trained", np.full(11, k, np.float32), 10 * k) for k, id in ((5, "node-5"), (1, "node-1"))]
+    part = merge(me, me.params, updates, fedavg(samples(me, updates)))
+    with pytest.raises(StopIteration) as done:
+        part.send(None)
+    merged = done.value.value
+    assert isinstance(merged, Merge)
+    assert merged.weights == {"node-3": 50 / 110, "node-5": 50 / 110, "node-1": 10 / 110}
+    assert np.allclose(merged.params, (50 * me.params + 50 * 5 + 10 * 1) / 110, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dax", {}, "did you mean 'dac'"),
+        ("dac", {"tua": 3.0}, "did you mean 'policy.tau'"),
+        ("dac", {"tau": "hot"}, "policy.tau is 'hot': Expected `float`"),
+        ("dac", {"tau": -1.0}, "tau must be 0 or more"),
+        ("dac", {"tau": float("nan")}, "tau must be 0 or more, and finite, got nan"),
+        ("dac", {"tau": float("inf")}, "tau must be 0 or more, and finite, got inf"),
+        ("dac", {"neighbours": -1}, "neighbours must be 0 or more"),
+        ("random", {"neighbours": -1}, "neighbours must be 0 or more"),
+        (
+            "dac",
+            {"similarity": "cosine"},
+            "policy.similarity must be one of cosine-weights, .*; did you mean 'cosine-weights'",
+        ),
+        ("nowhere:Policy", {}, "cannot be imported"),
+        ("nowhere:", {}, "policy 'nowhere:' is not of the form package.module:factory"),
+        ("p2pfl:Draws", {"seed": 0, "name": ""}, "no policy: it lacks prepare, round, state, restore"),
+    ],
+)
+def test_wrong_policies_are_refused_with_a_reason(name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_policy(name, options)
+
+
+def test_policy_class_that_is_none_is_not_made(tmp_path, monkeypatch):
+    (tmp_path / "careless.py").write_text("class Thing:\n    def __init__(self):\n        raise SystemExit('made')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="is no policy: it lacks prepare, round, state, restore"):
+        make_policy("careless:Thing", {})
+
+
+def test_a_whole_number_is_taken_for_a_float():
+    assert make_policy("dac", {"tau": 3}).tau == 3.0
+
+
+def test_a_negative_budget_is_refused():
+    with pytest.raises(ValueError, match="negative"):
+        Budget(models=-1)

@@ -1,0 +1,432 @@
+"""Ditto, APFL, Per-FedAvg, pFedGraph and kNN-Per: their rules by hand, their limits, and their restarts."""
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.optimizers import SGD
+from p2pfl.learning.torch_task import classification, regression
+from p2pfl.parameters import Layout
+from p2pfl.policies import make_policy
+from p2pfl.policies.apfl import Apfl
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policies.ditto import Ditto
+from p2pfl.policies.knn_per import KnnPer
+from p2pfl.policies.local import Local
+from p2pfl.policies.per_fedavg import PerFedAvg
+from p2pfl.policies.pfedgraph import PFedGraph, graph
+from p2pfl.policy import Coordinated, Submission
+from p2pfl.prediction_mixing import Memory, remembered
+from p2pfl.queries import Evaluate, NodeQuery
+from p2pfl.random_streams import Draws
+from p2pfl.sim.results.results import result_of
+from p2pfl.sim.results.summary_metrics import traffic
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.simulation import run
+from p2pfl.task import Part, make_task
+from p2pfl.testing import rehearse
+from p2pfl.update_rules import Aligned, Descent, Lookahead
+from tests.support.restarted import Restarted
+
+LR = 0.1
+NAMES = [f"node-{k}" for k in range(6)]
+TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
+MADE = {
+    "ditto": lambda: Ditto(weight=0.01),
+    "apfl": lambda: Apfl(alpha_lr=1e-5),
+    "per-fedavg": lambda: PerFedAvg(lr=0.001),
+    "pfedgraph": lambda: PFedGraph(weight=0.5),
+    "knn-per": lambda: KnnPer(ft="from-best"),
+}
+
+
+def number(*targets):
+    """A task whose model is one number w and whose loss is the mean of (w - y)^2: the gradient is 2 (w - mean of y)."""
+    ones = np.ones((len(targets), 1), np.float32)
+    y = np.array(targets, np.float32)[:, None]
+    return regression(lambda: nn.Linear(1, 1, bias=False), (ones, y), optimizer=SGD(LR))
+
+
+def play(make, tasks=TASKS, rounds=3, **options):
+    policies = {name: make() for name in tasks}
+    return policies, *rehearse(policies, tasks, rounds, **options)
+
+
+def down(w, y):
+    return 2 * (w - y)
+
+
+# Ditto
+
+
+def test_two_rounds_of_ditto_by_hand():
+    targets, pull = {"a": 0.0, "b": 3.0}, 0.5
+    policies, cast, _ = play(lambda: Ditto(weight=pull), {id: number(y) for id, y in targets.items()}, rounds=2)
+    shared = float(cast["a"].initial[0])
+    own = dict.fromkeys(targets, shared)
+    for _ in range(2):
+        own = {id: v - LR * (down(v, targets[id]) + pull * (v - shared)) for id, v in own.items()}
+        shared = np.mean([shared - LR * down(shared, y) for y in targets.values()])
+    for id, policy in policies.items():
+        assert cast[id].params[0] == pytest.approx(own[id])
+        assert policy.shared[0] == pytest.approx(shared)
+    assert abs(cast["a"].params[0] - cast["b"].params[0]) > 0.5
+
+
+def test_ditto_without_pull_is_local_and_shares_fedavgs_model_bit_for_bit():
+    policies, cast, history = play(lambda: Ditto(weight=0.0, epochs=2))
+    _, alone, _ = play(lambda: Local(epochs=2))
+    _, together, averages = play(lambda: CoordinatedFedAvg(epochs=2))
+    for name in NAMES:
+        assert cast[name].params.tobytes() == alone[name].params.tobytes()
+        assert policies[name].shared.tobytes() == together[name].params.tobytes()
+        assert history[-1][name].weights == averages[-1][name].weights
+
+
+def test_a_strong_pull_holds_dittos_personal_model_at_the_shared_one():
+    far = []
+    for pull in (0.0, 1 / LR):  # a step of LR with a pull of 1 / LR leads to where w_t leads
+        policies, cast, _ = play(lambda: Ditto(weight=pull), {"a": number(0), "b": number(3)}, rounds=30)  # noqa: B023
+        far.append(abs(float(cast["a"].params[0] - policies["a"].shared[0])))
+    assert far[0] == pytest.approx(1.5, abs=0.01)
+    assert far[1] == pytest.approx(1.5 - 1.5 / 1.2, abs=0.01)  # where v = 1.5 - 2 LR v
+
+
+# APFL
+
+
+@pytest.mark.parametrize("alpha_lr", [0.0, 0.05])
+def test_three_rounds_of_apfl_by_hand(alpha_lr):
+    targets = {"a": 0.0, "b": 3.0}
+    policies, cast, _ = play(
+        lambda: Apfl(epochs=2, alpha=0.25, alpha_lr=alpha_lr), {id: number(y) for id, y in targets.items()}
+    )
+    shared = float(cast["a"].initial[0])
+    own, alpha = dict.fromkeys(targets, shared), dict.fromkeys(targets, 0.25)
+    for _ in range(3):
+        sent = {}
+        for id, y in targets.items():
+            v, w = own[id], shared
+            alpha[id] -= alpha_lr * down(alpha[id] * v + (1 - alpha[id]) * w, y) * (v - w)
+            alpha[id] = min(max(alpha[id], 0.0), 1.0)
+            for _ in range(2):
+                mixture = alpha[id] * v + (1 - alpha[id]) * w
+                v, w = v - LR * alpha[id] * down(mixture, y), w - LR * down(w, y)
+            own[id], sent[id] = v, w
+        shared = np.mean(list(sent.values()))
+    for id, policy in policies.items():
+        assert policy.mixed == pytest.approx(alpha[id], rel=1e-3)
+        assert policy.own[0] == pytest.approx(own[id], rel=1e-3)
+        assert cast[id].params[0] == pytest.approx(alpha[id] * own[id] + (1 - alpha[id]) * shared, rel=1e-3)
+    assert (policies["a"].mixed == 0.25) == (alpha_lr == 0)
+
+
+def test_apfl_is_local_at_alpha_1_and_fedavg_at_alpha_0():
+    _, alone, _ = play(Local)
+    _, together, _ = play(CoordinatedFedAvg)
+    for alpha, like in ((1.0, alone), (0.0, together)):
+        policies, cast, _ = play(lambda: Apfl(alpha=alpha, alpha_lr=0.0))  # noqa: B023
+        for name in NAMES:
+            assert cast[name].params == pytest.approx(like[name].params, rel=1e-6)
+            assert policies[name].shared.tobytes() == together[name].params.tobytes()
+
+
+def test_alpha_stays_from_0_to_1():
+    policies, *_ = play(lambda: Apfl(alpha=0.5, alpha_lr=100.0), {"a": number(0), "b": number(3)}, rounds=5)
+    assert {policy.mixed for policy in policies.values()} <= {0.0, 1.0}
+
+
+# Per-FedAvg
+
+
+def test_a_round_of_per_fedavg_by_hand():
+    samples, ahead = {"a": (0.0, 1.0, 5.0), "b": (3.0, 3.0)}, 0.2  # of three samples, the middle one is in both halves
+    policies, cast, _ = play(lambda: PerFedAvg(lr=ahead), {id: number(*y) for id, y in samples.items()}, rounds=1)
+    w = float(cast["a"].initial[0])
+    halves = {"a": (0.5, 3.0), "b": (3.0, 3.0)}
+    sent = {id: w - LR * down(w - ahead * down(w, first), second) for id, (first, second) in halves.items()}
+    shared = (3 * sent["a"] + 2 * sent["b"]) / 5
+    for id, y in samples.items():
+        assert policies[id].shared[0] == pytest.approx(shared)
+        assert cast[id].published == {}  # nothing but what is submitted leaves the node
+        assert cast[id].params[0] == pytest.approx(shared - ahead * down(shared, np.mean(y)))
+
+
+def test_per_fedavg_without_a_step_ahead_shares_one_model():
+    _, cast, _ = play(lambda: PerFedAvg(lr=0.0))
+    assert len({cast[name].params.tobytes() for name in NAMES}) == 1
+
+
+def test_a_step_ahead_is_one_of_gradient_descent_on_all_samples_whatever_the_batches_are():
+    learner = TASKS["node-1"].learner(Draws(0, "a"), "cpu")
+    start = TASKS["node-1"].initial(0)
+    slope = [
+        (learner.loss([start + far, start - far], split="train") @ [1, -1]) / 0.02
+        for far in 0.01 * np.eye(len(start), dtype=np.float32)
+    ]
+    stepped = learner.train(start, round=1, epochs=7, rule=Descent(0.001))
+    assert stepped - start == pytest.approx(-0.001 * np.array(slope), rel=1e-2, abs=1e-3)
+
+
+# pFedGraph
+
+
+def test_the_graph_by_hand():
+    alike = np.array([[1.0, -0.2], [-0.2, 1.0]])
+    weights = graph(alike, np.array([0.5, 0.5]), 0.8)  # the nearest of (.5 + 1 / 1.6, .5 - .2 / 1.6) = (1.125, .375)
+    assert weights == pytest.approx(np.array([[0.875, 0.125], [0.125, 0.875]]))
+    assert graph(alike, np.array([0.5, 0.5]), 0.1) == pytest.approx(np.eye(2))
+
+
+def test_models_that_have_learned_the_same_are_weighted_by_their_samples():
+    there = [Submission(id, 1, np.array([2.0, 1.0], np.float32), n, start=np.zeros(2, np.float32)) for id, n in
+             (("a", 1), ("b", 3), ("c", 6))]  # fmt: skip
+    assignments, _ = PFedGraph().step(there, {}, Layout((("w", (2,)),), 2))
+    assert all(a.weights == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.6}) for a in assignments.values())
+    nearly = np.array([[1.0, 0.91], [0.91, 1.0]])  # counts as the same, as in the authors' program
+    assert graph(nearly, np.array([0.5, 0.5]), 0.8) == pytest.approx(np.full((2, 2), 0.5))
+
+
+@given(st.lists(st.floats(-2, 2), min_size=3, max_size=3), st.lists(st.floats(0.01, 1), min_size=3, max_size=3),
+       st.floats(0.05, 5))  # fmt: skip
+def test_no_weights_are_better_than_those_of_the_graph(alike, samples, alpha):
+    similar = np.clip(np.array(alike), -1, 0.9)
+    shares = np.array(samples) / sum(samples)
+
+    def cost(a):
+        return alpha * ((a - shares) ** 2).sum(-1) - a @ similar
+
+    (found,) = graph(np.array([similar]), shares, alpha)
+    assert found.sum() == pytest.approx(1)
+    assert (found >= 0).all()
+    grid = np.array([(i, j, 50 - i - j) for i, j in itertools.product(range(51), repeat=2) if i + j <= 50]) / 50
+    assert cost(found) <= cost(grid).min() + 1e-9
+
+
+def test_a_graph_that_hardly_minds_the_samples_has_the_most_alike_only():
+    alike = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.2], [0.2, 0.2, 1.0]])
+    assert graph(alike, np.full(3, 1 / 3), 1e-20) == pytest.approx(np.eye(3))
+
+
+def test_the_successor_of_a_coordinator_of_pfedgraph_needs_the_initial_model_once():
+    layout = Layout((("w", (2,)),), 2)
+    rng = np.random.default_rng(0)
+    there = [Submission(id, 1, rng.normal(size=2).astype(np.float32), 1, start=np.ones(2, np.float32)) for id in "abc"]
+    first, state = PFedGraph().step(there, {}, layout)
+    again, _ = PFedGraph().step([msgspec.structs.replace(s, start=None) for s in there], state, layout)
+    assert all(first[id].params.tobytes() == again[id].params.tobytes() for id in "abc")
+    with pytest.raises(ValueError, match="no submission brings the common initial model"):
+        PFedGraph().step([msgspec.structs.replace(s, start=None) for s in there], {}, layout)
+
+
+def test_a_model_is_pulled_in_the_direction_of_the_one_that_was_assigned():
+    """With inputs and targets of 0 the loss has no gradient: the step is that of the cosine alone, as torch has it."""
+    task = regression(lambda: nn.Linear(3, 1, bias=False), (np.zeros((2, 3)), np.zeros((2, 1))), optimizer=SGD(LR))
+    start, anchor = np.array([1.0, 2.0, -1.0], np.float32), np.array([0.5, -1.0, 3.0], np.float32)
+    w = torch.tensor(start, requires_grad=True)
+    (1 - nn.functional.cosine_similarity(w, torch.tensor(anchor), dim=0)).backward()
+    stepped = task.learner(Draws(0, "a")).train(start, round=1, rule=Aligned(0.7, anchor))
+    assert stepped == pytest.approx(start - LR * 0.7 * w.grad.numpy(), rel=1e-5)
+    still = task.learner(Draws(0, "a")).train(start, round=1, rule=Aligned(0.7, np.zeros(3, np.float32)))
+    assert (still == start).all()
+
+
+def test_pfedgraph_trains_towards_its_mean_from_the_second_round_on():
+    _, free, _ = play(lambda: PFedGraph(weight=0.0), rounds=1)
+    _, held, _ = play(lambda: PFedGraph(weight=50.0), rounds=1)
+    assert all(free[name].params.tobytes() == held[name].params.tobytes() for name in NAMES)
+    _, free, _ = play(lambda: PFedGraph(weight=0.0), rounds=2)
+    _, held, _ = play(lambda: PFedGraph(weight=50.0), rounds=2)
+    assert any(free[name].params.tobytes() != held[name].params.tobytes() for name in NAMES)
+
+
+def test_pfedgraph_links_those_that_learn_the_same():
+    _, _, history = play(PFedGraph, rounds=5)
+    for k, name in enumerate(NAMES):
+        partner = NAMES[k ^ 1]
+        others = [history[-1][name].weights[other] for other in NAMES if other not in (name, partner)]
+        assert history[-1][name].weights[partner] > max(others)
+
+
+# kNN-Per
+
+
+def test_neighbours_vote_by_how_near_they_are():
+    known, labels = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [50.0, 50.0]]), torch.tensor([0, 1, 1, 2])
+    features, outputs = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.0]])
+    near = np.exp([0, -4 / 4, -9 / 4])  # squared distances over scale 2 times 2 features
+    votes = np.array([near[0], near[1] + near[2], 0.0]) / near.sum()
+    mixed = remembered(Memory(3, 0.6, 2.0), outputs, features, known, labels).exp()
+    assert mixed[0].numpy() == pytest.approx(0.6 * votes + 0.4 / 3)
+    (only,) = remembered(Memory(1, 1.0, 2.0), outputs, features, known, labels).softmax(1)
+    assert only.numpy() == pytest.approx([1.0, 0.0, 0.0])
+    assert remembered(Memory(9, 0.6, 2.0), outputs, features, known, labels).isfinite().all()
+
+
+def blobs(seed, n=20):
+    rng = np.random.default_rng(seed)
+
+    def data(size):
+        y = rng.integers(0, 3, size)
+        return (rng.normal(size=(size, 4)) + np.eye(3, 4)[y]).astype(np.float32), y
+
+    def module():
+        return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    return classification(module, data(n), data(9), data(11))
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_all_ways_to_evaluate_remember_the_same(dense):
+    learners = [blobs(k, n).learner(Draws(0, f"node-{k}")) for k, n in enumerate((20, 3, 12))]
+    models = [[blobs(k).initial(k), blobs(k).initial(k + 9)] for k in range(3)]
+    memory = Memory(5, 0.5, 1.0)
+    jobs = [NodeQuery(k, Evaluate(models[k], ("validation", "test"), None if k == 1 else memory)) for k in range(3)]
+    expected, found = OneByOne(learners).compute(jobs), Stacked(learners, dense).compute(jobs)
+    plain = OneByOne(learners).compute([NodeQuery(k, Evaluate(models[k], ("validation", "test"))) for k in range(3)])
+    for k in range(3):
+        for one, other, without in zip(expected[k], found[k], plain[k], strict=True):
+            assert one == pytest.approx(other, rel=1e-5)
+            assert one.keys() == {"validation_loss", "validation_accuracy", "test_loss", "test_accuracy"}
+            assert (one["test_loss"] == without["test_loss"]) == (k == 1)
+
+
+def digits(policy, **changes):
+    scenario = {"nodes": 5, "rounds": 3, "seed": 1, "task": {"name": "digits"}, "policy": policy, **changes}
+    done = run(resolve(scenario, [], "test", ".").runs[0])
+    return result_of(done).summary["test"]["mean"], done
+
+
+def test_a_memory_that_does_not_count_leaves_fedavg_and_one_that_counts_changes_what_is_judged_and_not_the_model():
+    plain, fedavg = digits({"name": "coordinated-fedavg"})
+    nothing, forgetful = digits({"name": "knn-per", "weight": 0.0})
+    assert nothing == pytest.approx(plain)
+    mixed, remembering = digits({"name": "knn-per", "weight": 0.5})
+    assert mixed != pytest.approx(plain)
+    for name, node in fedavg.nodes.items():
+        for other in (forgetful, remembering):
+            assert node.me.params.tobytes() == other.nodes[name].me.params.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("policy", "like"),
+    [
+        ({"name": "ditto", "weight": 0.0}, {"name": "local"}),
+        ({"name": "apfl", "alpha": 1.0, "alpha_lr": 0.0}, {"name": "local"}),
+        ({"name": "apfl", "alpha": 0.0, "alpha_lr": 0.0}, {"name": "coordinated-fedavg"}),
+    ],
+)
+def test_what_is_judged_is_the_personal_model(policy, like):
+    (found, personal), (expected, _) = digits(policy), digits(like)
+    assert found == pytest.approx(expected)
+    assert traffic(personal)["bytes"] > 0
+
+
+# All of them
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_restart_changes_nothing(name):
+    absent = {2: ["node-3"]}
+    _, through, _ = play(MADE[name], absent=absent, rounds=4)
+    _, again, _ = play(lambda: Restarted(MADE[name]), absent=absent, rounds=4)
+    assert all(through[id].params.tobytes() == again[id].params.tobytes() for id in NAMES)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_who_is_missing_goes_on_with_what_it_has_trained(name):
+    _, cast, history = play(MADE[name], absent={1: ["node-0"], 2: ["node-3"]})
+    assert isinstance(make_policy(name, {}), Coordinated)
+    assert history[1]["node-3"].weights == {"node-3": 1.0}
+    assert "node-3" not in history[1]["node-1"].weights
+    assert "node-3" in history[2]["node-1"].weights
+    assert all(np.isfinite(actor.params).all() for actor in cast.values())
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_elected_coordinators_and_messages_give_the_same_bits(name):
+    """Also: what travels is enough for the step of pFedGraph, which needs the common initial model."""
+    options = {"pfedgraph": {"weight": 0.5}, "ditto": {"weight": 0.01}, "apfl": {"alpha_lr": 1e-5}}
+    policy = {"name": name, **options.get(name, {})}
+    small = {"nodes": 4, "rounds": 4, "task": {"name": "digits"}, "policy": policy, "trainer": "one-by-one"}
+    if name != "knn-per":
+        small["task"] = {"name": "concept-shift"}
+    runs = [run(resolve({**small, "fidelity": kind}, [], "test", ".").runs[0]) for kind in ("modelled", "wire")]
+    params = [{id: node.me.params.tobytes() for id, node in done.nodes.items()} for done in runs]
+    assert params[0] == params[1]
+    assert runs[1].expired == 0
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl", "per-fedavg"])
+def test_personal_models_stay_on_their_nodes(name):
+    travelled = set()
+
+    def watched():
+        policy = MADE[name]()
+        step = policy.step
+
+        def watching(there, state, layout):
+            travelled.update(submission.params.tobytes() for submission in there)
+            return step(there, state, layout)
+
+        policy.step = watching
+        return policy
+
+    _, cast, history = play(watched)
+    assert len(travelled) == 3 * len(NAMES)
+    assert not travelled & {merges[id].params.tobytes() for merges in history for id in NAMES}
+    assert not any(actor.published for actor in cast.values())
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_all_learn(name):
+    _, cast, _ = play(MADE[name], rounds=8)
+    before, after = np.transpose([actor.learner.loss([actor.initial, actor.params]) for actor in cast.values()])
+    assert after.mean() < before.mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ditto", {"weight": -1.0}, "weight must be 0 or more, and finite, got -1.0"),
+        ("ditto", {"epochs": 0}, "epochs must be 1 or more, got 0"),
+        ("apfl", {"alpha": 1.5}, "alpha must be from 0 to 1, got 1.5"),
+        ("apfl", {"alpha_lr": -0.1}, "alpha_lr must be 0 or more, and finite, got -0.1"),
+        ("per-fedavg", {"lr": -0.1}, "lr must be 0 or more, and finite, got -0.1"),
+        ("pfedgraph", {"alpha": 0.0}, "alpha must be above 0, and finite, got 0.0"),
+        ("pfedgraph", {"weight": -1.0}, "weight must be 0 or more, and finite, got -1.0"),
+        ("knn-per", {"neighbours": 0}, "neighbours must be 1 or more, got 0"),
+        ("knn-per", {"weight": 1.1}, "weight must be from 0 to 1, got 1.1"),
+        ("knn-per", {"scale": 0.0}, "scale must be above 0, and finite, got 0.0"),
+        ("ditto", {"shared": 1}, "unknown key 'policy.shared'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_policy(name, options)
+
+
+def test_a_task_without_gradients_or_features_is_refused():
+    table = make_task("deep-sea-treasure", {"preference": [0.5, 0.5]}, Part(0, 1), 0)
+    with pytest.raises(ConfigurationError, match="needs a task that is trained along gradients"):
+        rehearse({"a": Apfl(alpha_lr=0.0)}, {"a": table}, 1)
+    with pytest.raises(ConfigurationError, match="needs a task whose models have features and logits"):
+        table.learner(Draws(0, "a"), "cpu").evaluate([table.initial(0)], ("test",), KnnPer().memory)
+    linear = TASKS["node-0"]
+    with pytest.raises(ConfigurationError, match="needs a classification with cross-entropy"):
+        linear.learner(Draws(0, "a"), "cpu").evaluate([linear.initial(0)], ("test",), KnnPer().memory)
+    rehearse({"a": PFedGraph(weight=0.0)}, {"a": table}, 2)  # without the cosine it is a mean only
+
+
+def test_a_step_ahead_of_one_sample_sees_it_twice():
+    learner, w = number(3.0).learner(Draws(0, "a")), np.array([1.0], np.float32)
+    stepped = learner.train(w, round=1, rule=Lookahead(0.2))
+    assert stepped[0] == pytest.approx(1 - LR * down(1 - 0.2 * down(1, 3), 3))

@@ -1,0 +1,273 @@
+"""DPFL, FedAvg and FedProx on plain dictionaries."""
+
+import numpy as np
+import pytest
+
+from p2pfl.budget import Ledger
+from p2pfl.errors import ConfigurationError
+from p2pfl.policies import make_policy
+from p2pfl.policies.dpfl import Dpfl
+from p2pfl.policies.fedavg import FedAvg
+from p2pfl.policies.fedprox import FedProx
+from p2pfl.policies.local import Local
+from p2pfl.policies.random import Random
+from p2pfl.policy import Budget
+from p2pfl.task import Part, make_task
+from p2pfl.testing import rehearse
+
+NAMES = [f"node-{k}" for k in range(6)]
+TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
+PARTNER = dict(zip(NAMES, ["node-1", "node-0", "node-3", "node-2", "node-5", "node-4"], strict=True))
+
+
+def play(make, rounds=2, **options):
+    policies = {name: make() for name in NAMES}
+    return policies, *rehearse(policies, TASKS, rounds, **options)
+
+
+def loss(cast, name, params):
+    return cast[name].learner.loss([params])[0]
+
+
+def test_dpfl_chooses_within_the_budget_and_stays_with_whom_it_chose():
+    policies, cast, history = play(lambda: Dpfl(initial_epochs=2, epochs=1), rounds=4, budget=Budget(models=2))
+    for name, actor in cast.items():
+        omega = set(policies[name].omega)
+        assert len(omega) <= 2
+        assert all(set(actor.asked.get(round, ())) == omega for round in range(1, 5))
+        assert all(set(merges[name].weights) - {name} <= omega for merges in history)
+        assert sum(history[-1][name].weights.values()) == pytest.approx(1)
+
+
+def test_dpfl_asks_for_every_prepared_model_twice():
+    _, cast, _ = play(lambda: Dpfl(initial_epochs=1, epochs=1), rounds=1, budget=Budget(models=2))
+    for name, actor in cast.items():
+        assert sorted(set(actor.asked[0])) == sorted(set(NAMES) - {name})
+        assert all(actor.asked[0].count(id) <= 2 for id in NAMES)
+        first = actor.asked[0][:5]  # the first pass is over all, before the second begins
+        assert sorted(first) == sorted(set(NAMES) - {name})
+
+
+@pytest.mark.slow
+def test_dpfl_learns_with_its_own_cluster():
+    _, _, history = play(lambda: Dpfl(initial_epochs=5, epochs=1), rounds=15, budget=Budget(models=2))
+    late = [set(merges[name].weights) - {name} for merges in history[-5:] for name in NAMES]
+    partners = [{PARTNER[name]} for _ in range(5) for name in NAMES]
+    assert np.mean([chosen == partner for chosen, partner in zip(late, partners, strict=True)]) > 0.5
+
+
+def test_dpfl_prepares_by_training_from_the_common_model_and_publishes_that():
+    policies, cast, _ = play(lambda: Dpfl(initial_epochs=3, epochs=1), rounds=1)
+    actor = cast["node-4"]
+    trained = actor.learner.train(actor.initial, round=0, epochs=3)
+    assert (actor.published[0, "prepared"].params == trained).all()
+    assert set(policies["node-4"].omega) <= set(NAMES)
+
+
+@pytest.mark.slow
+def test_dpfl_counts_itself_if_told_to():
+    policies, cast, _ = play(lambda: Dpfl(epochs=1, count_self=True), rounds=1, budget=Budget(models=1))
+    assert all(policy.omega == () for policy in policies.values())
+    assert all(not any(actor.asked.values()) for actor in cast.values())
+    policies, *_ = play(lambda: Dpfl(epochs=1, count_self=True), rounds=1, budget=Budget(models=3))
+    assert max(len(policy.omega) for policy in policies.values()) == 2
+
+
+def test_dpfl_chooses_as_many_as_its_bytes_have_room_for():
+    two = Budget(bytes=2 * 4 * 11 + 40)  # a model has 11 values
+    for options in ({}, {"count_self": True}):  # of the numbers of models, and of them only
+        policies, cast, _ = play(lambda: Dpfl(initial_epochs=1, epochs=1, **options), rounds=3, budget=two)  # noqa: B023
+        assert max(len(policy.omega) for policy in policies.values()) == 2
+        assert all(set(actor.asked.get(3, ())) == set(policies[name].omega) for name, actor in cast.items())
+        assert all(len(set(actor.asked[0])) == 5 for actor in cast.values())  # all were looked at
+        assert max(actor.ledger.most_held for actor in cast.values()) == 2
+
+
+@pytest.mark.parametrize("make", [lambda: Dpfl(initial_epochs=1, epochs=1), FedAvg, FedProx])
+def test_who_has_bytes_for_no_model_trains_alone(make):
+    _, cast, history = play(make, budget=Budget(bytes=43))
+    assert all(merges[name].weights == {name: 1.0} for merges in history for name in NAMES)
+    assert not any(any(actor.asked.values()) for actor in cast.values())
+
+
+def test_dpfl_whose_bytes_have_become_fewer_fetches_those_that_fit():
+    policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
+    cast, _ = rehearse(policies, TASKS, 1, budget=Budget(bytes=4 * 4 * 11))
+    name, actor = next((name, actor) for name, actor in cast.items() if len(policies[name].omega) > 2)
+    actor.ledger = Ledger(Budget(bytes=2 * 4 * 11))
+    asked = actor.asked[1]
+    for due in (1, 9):  # with GGC, and between two runs of it
+        asked.clear()
+        policies[name].due, policies[name].chosen = due, policies[name].omega
+        actor.ledger.begin_round()
+        with pytest.raises(StopIteration):
+            policies[name].round(actor, actor).send(None)
+        assert len(asked) == 2
+        assert set(asked) < set(policies[name].omega)
+
+
+def test_dpfl_with_a_period_keeps_whom_it_chose_and_fetches_only_those():
+    policies, cast, history = play(lambda: Dpfl(initial_epochs=1, epochs=1, period=3), rounds=7)
+    for name, actor in cast.items():
+        omega = policies[name].omega
+        for first in (1, 4):
+            assert set(actor.asked.get(first, ())) == set(omega)
+            chosen = set(history[first - 1][name].weights) - {name}
+            for round in (first + 1, first + 2):
+                assert set(actor.asked.get(round, ())) == chosen
+                assert set(history[round - 1][name].weights) - {name} == chosen
+        assert set(actor.asked.get(7, ())) == set(omega)
+
+
+def test_dpfl_without_selection_trains_alone_and_lets_others_have_its_models():
+    policies, cast, history = play(lambda: Dpfl(initial_epochs=2, epochs=2, select="none"), rounds=2)
+    assert all(not any(actor.asked.values()) for actor in cast.values())
+    assert all(policy.omega == () for policy in policies.values())
+    assert set(cast["node-0"].published) == {(0, "prepared"), (1, "trained"), (2, "trained")}
+    assert history[-1]["node-0"].weights == {"node-0": 1.0}
+
+
+def test_dpfl_judges_the_snapshot_that_it_is_told_to():
+    assert (Dpfl().judged, Dpfl(snapshot="trained").judged) == ("merged", "trained")
+
+
+def test_dpfl_goes_on_where_it_was():
+    policies, *_ = play(lambda: Dpfl(initial_epochs=1, epochs=1, period=5), rounds=2)
+    for policy in policies.values():
+        restored = Dpfl(initial_epochs=1, epochs=1, period=5)
+        restored.restore(policy.state())
+        assert restored == policy
+        assert restored.due == 6
+
+
+def test_dpfl_goes_on_without_a_peer_that_is_not_there_and_takes_it_back():
+    policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
+    cast, _ = rehearse(policies, TASKS, 1)
+    me = cast["node-0"]
+    me.round = 2
+    for name in NAMES[1:]:
+        cast[name].round = 2
+        cast[name].published[2, "trained"] = cast[name].published[1, "trained"]
+    policies["node-0"].omega = tuple(NAMES[1:])
+    lost = cast.pop("node-3")
+    with pytest.raises(StopIteration) as done:
+        policies["node-0"].round(me, me).send(None)
+    assert "node-3" not in done.value.value.weights
+    assert me.asked[2] == ["node-1", "node-2", "node-4", "node-5"]
+    assert "node-3" in policies["node-0"].omega
+    cast["node-3"] = lost
+    policies["node-0"].due = 2
+    with pytest.raises(StopIteration):
+        policies["node-0"].round(me, me).send(None)
+    assert me.asked[2][4:] == NAMES[1:]
+
+
+# FedAvg and FedProx
+
+
+def test_fedavg_gives_all_the_same_mean():
+    _, cast, history = play(lambda: FedAvg(epochs=2))
+    params = [actor.params for actor in cast.values()]
+    assert all((p == params[0]).all() for p in params)
+    assert set(history[0]["node-0"].weights) == set(NAMES)
+    models = [cast[name].published[2, "trained"].params for name in NAMES]
+    assert np.allclose(params[0], np.mean(models, axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [Budget(models=2), Budget(held=2), Budget(bytes=2 * 4 * 11)])
+@pytest.mark.parametrize("make", [FedAvg, FedProx])
+def test_fedavg_under_a_budget_averages_with_peers_drawn_each_round(make, budget):
+    _, cast, history = play(make, rounds=8, budget=budget)
+    for name, actor in cast.items():
+        assert all(len(actor.asked[round]) == 2 for round in range(1, 9))
+        assert len({id for round in range(1, 9) for id in actor.asked[round]}) > 3
+        assert set(history[-1][name].weights) == {name, *actor.asked[8]}
+
+
+def test_fedprox_holds_nodes_near_the_model_of_the_round_before():
+    def moved(make):
+        _, cast, _ = play(make, rounds=1)
+        return np.linalg.norm(cast["node-0"].published[1, "trained"].params - cast["node-0"].initial)
+
+    assert moved(lambda: FedProx(mu=30.0)) < moved(lambda: FedProx(mu=10.0)) < 0.97 * moved(FedAvg)
+    assert moved(lambda: FedProx(mu=0.0)) == pytest.approx(moved(FedAvg), rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [FedAvg, FedProx])
+def test_fine_tuning_can_replace_the_last_aggregation(make):
+    _, cast, history = play(lambda: make(ft="replace-last"), rounds=3)
+    assert set(history[1]["node-0"].weights) == set(NAMES)
+    assert history[2]["node-0"].weights == {"node-0": 1.0}
+    assert (3, "trained") not in cast["node-0"].published
+    assert (history[2]["node-0"].params != history[2]["node-1"].params).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [FedAvg, FedProx])
+def test_fine_tuning_can_go_on_from_the_best_aggregated_model(make):
+    policies, cast, history = play(lambda: make(ft="from-best", epochs=3), rounds=4)
+    _, _, without = play(lambda: make(epochs=3), rounds=4)
+    for name in NAMES:
+        merged = [merges[name].params for merges in without]
+        best = min(merged, key=lambda params: loss(cast, name, params))
+        assert (policies[name].best == best).all()
+        tuned = cast[name].learner.train(best, round=4, epochs=6, purpose="fine tuning")
+        assert (history[3][name].params == tuned).all()
+
+
+def test_fedavg_remembers_its_best_model_over_a_restart():
+    policies, *_ = play(lambda: FedAvg(ft="from-best"), rounds=3)
+    restored = FedAvg(ft="from-best")
+    restored.restore(policies["node-1"].state())
+    assert (restored.best == policies["node-1"].best).all()
+    assert restored.loss == policies["node-1"].loss
+
+
+# Options that others have too
+
+
+@pytest.mark.parametrize("name", ["local", "random", "oracle", "dac", "fedavg", "fedprox"])
+def test_every_policy_trains_as_many_epochs_as_it_is_told_to(name):
+    policies = {id: make_policy(name, {"epochs": 3}) for id in NAMES}
+    cast, history = rehearse(policies, TASKS, 1)
+    actor = cast["node-2"]
+    proximal = (0.1, actor.initial) if name == "fedprox" else None
+    trained = actor.learner.train(actor.initial, round=1, epochs=3, proximal=proximal)
+    found = history[0]["node-2"].params if name == "local" else actor.published[1, "trained"].params
+    assert (found == trained).all()
+
+
+def test_a_fixed_random_graph_is_drawn_once():
+    policies, cast, _ = play(lambda: Random(neighbours=2, graph="fixed"), rounds=4)
+    for name, actor in cast.items():
+        asked = {tuple(sorted(actor.asked[round])) for round in range(1, 5)}
+        assert len(asked) == 1
+        assert len(*asked) == 2
+        restored = Random(neighbours=2, graph="fixed")
+        restored.restore(policies[name].state())
+        assert restored == policies[name]
+    assert len({tuple(policy.drawn) for policy in policies.values()}) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("dpfl", {"epochs": 0}, "epochs must be 1 or more, got 0"),
+        ("dpfl", {"initial_epochs": 0}, "initial_epochs must be 1 or more, got 0"),
+        ("dpfl", {"period": 0}, "period must be 1 or more, got 0"),
+        ("dpfl", {"snapshot": "merged"}, "policy.snapshot must be one of aggregated, trained, got 'merged'"),
+        ("dpfl", {"omega": ["a"]}, "unknown key 'policy.omega'"),
+        ("fedavg", {"ft": "last"}, "policy.ft must be one of"),
+        ("fedprox", {"mu": -1.0}, "mu must be 0 or more, and finite, got -1.0"),
+        ("random", {"graph": "once"}, "policy.graph must be one of each-round, fixed, got 'once'"),
+        ("local", {"epochs": 0}, "epochs must be 1 or more, got 0"),
+        ("dac", {"epochs": -1}, "epochs must be 1 or more, got -1"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_reason(name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_policy(name, options)
+
+
+def test_local_still_needs_no_options():
+    assert Local() == make_policy("local", {})

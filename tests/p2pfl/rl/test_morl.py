@@ -1,0 +1,285 @@
+"""Deep reinforcement learning: what travels and what stays, equal bits, and that each environment can be learned."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from p2pfl.algorithms.clustering import layers
+from p2pfl.errors import ConfigurationError
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.trainer import ThreadTrainer
+from p2pfl.policies.local import Local
+from p2pfl.random_streams import Draws
+from p2pfl.sim.api import simulate
+from p2pfl.sim.execution.runner import run_all
+from p2pfl.sim.scenario.scenario import load
+from p2pfl.task import Keeper, Part, goals_of, make_task
+from p2pfl.tasks.morl import ENVIRONMENTS
+from tests.support.federation import Federation, run
+
+pytest.importorskip("mo_gymnasium", reason="needs the extra morl")
+
+SMALL = {"learning_starts": 32, "net_arch": [16], "batch_size": 16, "buffer_size": 200}
+UP, DOWN, LEFT, RIGHT = range(4)
+
+
+def make(index=0, count=3, seed=0, settings=SMALL, **options):
+    options = {"steps": 64, "rounds": 4, "settings": settings} | options
+    return make_task("morl", options, Part(index, count), seed)
+
+
+def learner(task, name="node"):
+    return task.learner(Draws(0, name))
+
+
+def always(task, action):
+    """The parameters of a Q-network that prefers one action everywhere."""
+    tensors = task.layout.split(np.zeros(task.layout.size, np.float32))
+    bias = list(tensors)[-1]
+    tensors[bias] = np.eye(4, dtype=np.float32)[action]
+    return task.layout.join(tensors)
+
+
+# What travels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "networks", "size"),
+    [
+        ("deep-sea-treasure", {"q"}, 2 * 256 + 256 + 256 * 256 + 256 + 256 * 4 + 4),
+        ("minecart", {"q"}, 7 * 256 + 256 + 256 * 256 + 256 + 256 * 6 + 6),
+    ],
+)
+def test_the_q_network_travels_with_the_sizes_of_the_paper(environment, networks, size):
+    task = make_task("morl", {"environment": environment}, Part(0, 20), 0)
+    assert task.layout.size == task.layout.n_trained == size
+    assert {name.split(".")[0] for name, _ in task.layout.shapes} == networks
+    assert len(layers(task.layout)) == 3
+
+
+def test_of_ddpg_actor_and_critic_travel_but_no_target():
+    task = make_task("morl", {"environment": "lunar-lander-continuous"}, Part(0, 20), 0)
+    actor = 8 * 400 + 400 + 400 * 300 + 300 + 300 * 2 + 2
+    critic = 10 * 400 + 400 + 400 * 300 + 300 + 300 + 1
+    assert task.layout.size == actor + critic
+    assert {name.split(".")[0] for name, _ in task.layout.shapes} == {"actor", "critic"}
+
+
+def test_all_nodes_start_from_one_model_that_the_seed_decides():
+    first, other, another_seed = make(0).initial(7), make(1).initial(7), make(0).initial(8)
+    assert first.dtype == np.float32
+    assert (first == other).all()
+    assert (first != another_seed).any()
+
+
+def test_parameters_come_back_as_they_were_given():
+    task = make()
+    given = np.random.default_rng(0).normal(size=task.layout.size).astype(np.float32)
+    idle = make(settings=SMALL | {"learning_starts": 10**6})  # it acts, and learns nothing
+    assert (learner(idle).train(given, round=1) == given).all()
+
+
+# Equal bits
+
+
+def test_training_is_drawn_from_seed_round_and_purpose_and_from_nothing_else():
+    task = make()
+    start = task.initial(0)
+    trained = learner(task).train(start, round=1)
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    expected = random.random(), np.random.random(), torch.rand(1).item()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    again = learner(task).train(start, round=1)
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected  # whose they are draws them undisturbed
+    assert (again == trained).all()
+    assert (trained != start).any()
+    assert (learner(task).train(start, round=1, purpose="fine tuning") != trained).any()
+    assert (learner(task, "other").train(start, round=1) != trained).any()
+
+
+def test_to_be_evaluated_changes_nothing():
+    task = make()
+    start = task.initial(0)
+    one, other = learner(task), learner(task)
+    trained = one.train(start, round=1)
+    other.evaluate([start], ("test",))
+    other.train(start, round=1)
+    before = other.evaluate([start, trained], ("test",))
+    assert other.evaluate([start, trained], ("test",)) == before
+    assert (one.train(trained, round=2) == other.train(trained, round=2)).all()
+
+
+# What stays
+
+
+@pytest.mark.parametrize(
+    "environment", ["deep-sea-treasure", pytest.param("lunar-lander-continuous", marks=pytest.mark.slow)]
+)
+def test_what_a_learner_keeps_is_all_that_another_one_needs(environment):
+    task = make(environment=environment)
+    one, other, without = learner(task), learner(task), learner(task)
+    assert isinstance(one, Keeper)
+    trained = task.initial(0)
+    for round in range(1, 5):  # until old transitions are overwritten
+        trained = one.train(trained, round=round)
+    kept = one.state()
+    other.restore({name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in kept.items()})
+    after = one.train(trained, round=5)
+    assert (other.train(trained, round=5) == after).all()
+    assert (without.train(trained, round=5) != after).any()
+    assert len(kept["buffer/rewards"]) == 200
+    assert all(array.dtype.kind in "fiu" for array in kept.values())
+
+
+def test_what_was_kept_under_other_settings_is_refused():
+    kept = learner(make())
+    kept.train(make().initial(0), round=1)
+    with pytest.raises(ConfigurationError, match="what the learner kept is of another environment, or of other settings"):
+        learner(make(settings=SMALL | {"net_arch": [8]})).restore(kept.state())
+
+
+def played(folder, *rounds):
+    """Run a node alone to each of these rounds, each time as a new process would: from its checkpoint."""
+
+    async def main():
+        task = make()
+        for last in rounds:
+            federation = Federation(("a",), Settings(rounds=last), folder=folder, policy=Local)
+            federation.tasks["a"], federation.trainers["a"] = task, ThreadTrainer(learner(task))
+            federation.start("a")
+            await federation.done("a")
+        return federation.nodes["a"].me.params
+
+    folder.mkdir()
+    return run(main())
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_back_from_its_checkpoint_learns_what_it_would_have_learned(tmp_path):
+    assert (played(tmp_path / "stopped", 2, 4) == played(tmp_path / "whole", 4)).all()
+
+
+# Preferences and rewards
+
+
+def test_the_greedy_policy_is_what_is_reported():
+    task = make(preference=[0.75, 0.25])
+    down, up = learner(task).evaluate([always(task, DOWN), always(task, UP)], ("validation", "test"))
+    assert down == {
+        "test_loss": pytest.approx(-0.275),
+        "test_reward": pytest.approx(0.275),
+        "test_treasure": pytest.approx(0.7),
+        "test_time": -1.0,
+    }
+    assert (up["test_treasure"], up["test_time"]) == (0.0, -100.0)
+    assert learner(task).loss([always(task, DOWN)], split="test") == pytest.approx([-0.275])
+    assert np.isnan(learner(task).loss([always(task, DOWN)])).all()
+    assert goals_of(task) == {"treasure": True, "time": True}
+
+
+@pytest.mark.slow
+def test_a_preference_stays_on_its_node_and_decides_what_is_learned():
+    options = {"steps": 1500, "rounds": 1, "settings": SMALL | {"net_arch": [32], "exploration_fraction": 1.0}}
+    found = {}
+    for weight in (0.0, 0.9):
+        task = make(preference=[weight, 1 - weight], **options)
+        it = learner(task)
+        found[weight] = it.returns(it.train(task.initial(0), round=1)).tolist()
+        assert task.about == {}
+        assert "preference" not in repr(task)
+    assert found[0.0] == pytest.approx([0.7, -1])  # who wants to be quick takes the nearest
+    assert found[0.9][0] > 5
+
+
+def test_a_proximal_term_holds_the_model_back():
+    task = make()
+    start = task.initial(0)
+    free = learner(task).train(start, round=1)
+    held = learner(task).train(start, round=1, proximal=(1000.0, start))
+    assert np.linalg.norm(held - start) < 0.5 * np.linalg.norm(free - start)
+
+
+def test_exploration_falls_over_a_share_of_the_rounds():
+    it = learner(make(rounds=10, settings={"exploration_fraction": 0.5, "exploration_final_eps": 0.1}))
+
+    def chance(round):
+        return it._exploration(round, 64)(1.0)
+
+    assert [chance(round) for round in (1, 2, 4, 6, 10)] == pytest.approx([1.0, 0.82, 0.46, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"environment": "minecraft"}, "unknown task.environment 'minecraft'; did you mean 'minecart'"),
+        ({"steps": 0}, "task.steps must be 1 or more"),
+        ({"episodes": 0}, "task.episodes must be 1 or more"),
+        ({"preference": [0.5, 0.4]}, "task.preference must be weights"),
+        ({"settings": {"noise_std": 0.1}}, "unknown key 'task.settings.noise_std'"),
+        ({"settings": {"buffer_size": 10**9}}, "task.settings.buffer_size must be from 1 to 10000000"),
+        ({"settings": {"batch_size": 0}}, "task.settings.batch_size must be 1 or more"),
+        ({"settings": {"gamma": 1.5}}, "task.settings.gamma must be from 0 to 1"),
+        ({"settings": {"learning_rate": 0.0}}, "task.settings.learning_rate must be more than 0"),
+        ({"settings": {"learning_starts": -1}}, "task.settings.learning_starts must be 0 or more"),
+        ({"settings": {"gradient_steps": 0}}, "task.settings.gradient_steps must be 1 or more, or -1"),
+        ({"settings": {"net_arch": []}}, "task.settings.net_arch must be 1 to 16 widths"),
+        ({"settings": {"net_arch": [10**6]}}, "task.settings.net_arch must be 1 to 16 widths"),
+        ({"settings": {"exploration_fraction": 0.0}}, "task.settings.exploration_fraction must be above 0"),
+        ({"settings": {"exploration_final_eps": 2.0}}, "task.settings.exploration_final_eps must be from 0 to 1"),
+        ({"environment": "halfcheetah", "settings": {"noise_std": -1.0}}, "task.settings.noise_std must be 0 or more"),
+    ],
+)
+def test_options_that_make_no_sense_say_so(options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        make(**options)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("p2pfl.tasks.morl.NEEDED", ("gymnasium", "no_such_gymnasium"))
+    with pytest.raises(ConfigurationError, match=r"the task morl needs no_such_gymnasium: pip install 'p2pfl-node\[morl\]'"):
+        make()
+
+
+def test_training_leaves_no_folder_of_a_logger_among_the_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    one = learner(task := make())
+    one.train(task.initial(0), round=1)
+    assert list(tmp_path.glob("SB3-*")) == []
+
+
+# Together
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [name for name in ENVIRONMENTS if name != "deep-sea-treasure"])
+def test_each_environment_starts_trains_and_is_evaluated(environment, capfd):
+    scenario = {
+        "nodes": 2,
+        "rounds": 2,
+        "task": {
+            "name": "morl",
+            "environment": environment,
+            "steps": 96,
+            "episodes": 1,
+            "settings": {"learning_starts": 64, "buffer_size": 1000, "batch_size": 16},
+        },
+        "policy": {"name": "fedpref", "min_similarity": -1.0},
+    }
+    (result,) = simulate(scenario)
+    names = ENVIRONMENTS[environment].names
+    points = np.array(result.summary["objectives"]["nodes"])
+    assert points.shape == (2, len(names))
+    assert np.isfinite(points).all()
+    assert np.isfinite(result.summary["test"]["mean"])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_the_nodes_of_a_run_may_be_shared_out_to_processes():
+    file = load("fedpref-morl-dst", ["form=smoke"]).only("fedpref")
+    (here,), (shared,) = run_all(file, "local"), run_all(file, "process", workers=2)
+    assert shared.summary["test"] == here.summary["test"]
+    assert shared.summary["trace"] == here.summary["trace"]

@@ -1,0 +1,63 @@
+"""Tests of free memory, as the system's files report it."""
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.system import available_memory
+
+MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"]
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """The system's files, by path; others do not exist."""
+    found = {"/proc/meminfo": MEMINFO}
+    monkeypatch.setattr(available_memory, "_lines", lambda path: found.get(path, []))
+    monkeypatch.setattr(available_memory, "_left_by_ulimit", lambda: [])
+    return found
+
+
+def test_free_memory_counts_caches_of_files_as_free(files):
+    files |= {
+        "/proc/self/cgroup": ["0::/"],
+        "/sys/fs/cgroup/memory.max": ["4096000"],
+        "/sys/fs/cgroup/memory.current": ["3000000"],
+        "/sys/fs/cgroup/memory.stat": ["active_file 7", "inactive_file 2000000"],
+    }
+    assert available_memory.free_memory() == 3_096_000
+    files["/sys/fs/cgroup/memory.max"] = ["max"]
+    assert available_memory.free_memory() == 8000 * 1024
+
+
+def test_free_memory_is_the_least_that_a_group_above_leaves(files):
+    group = "/sys/fs/cgroup/machine.slice"
+    files |= {
+        "/proc/self/cgroup": ["0::/machine.slice/one.service"],
+        f"{group}/one.service/memory.max": ["max"],
+        f"{group}/one.service/memory.current": ["5"],
+        f"{group}/memory.max": ["4000"],
+        f"{group}/memory.current": ["1000"],
+    }
+    assert available_memory.free_memory() == 3000
+
+
+def test_free_memory_knows_the_first_version_of_control_groups(files):
+    files |= {
+        "/proc/self/cgroup": ["12:cpu,cpuacct:/docker/1f", "4:memory:/docker/1f", "1:name=systemd:/"],
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": ["5000"],  # all that a container sees
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes": ["2000"],
+        "/sys/fs/cgroup/memory/memory.stat": ["inactive_file 1", "total_inactive_file 500"],
+    }
+    assert available_memory.free_memory() == 3500
+
+
+def test_free_memory_is_unknown_where_the_system_says_nothing(files):
+    files.clear()
+    assert available_memory.free_memory() is None
+    available_memory.check_memory("all of it", 2**70)
+
+
+def test_memory_that_is_not_there_is_refused_in_one_line(files):
+    available_memory.check_memory("little", 8000 * 1024)
+    with pytest.raises(ConfigurationError, match=r"^much takes 1\.0 GiB of memory, and 7\.8 MiB are free$"):
+        available_memory.check_memory("much", 2**30)

@@ -1,0 +1,118 @@
+"""A model that the machine has no room for is refused before memory is taken for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.modules import make_module
+from p2pfl.node.folder import config
+from p2pfl.node.runtime import loading
+from p2pfl.system import available_memory, size_limit
+from p2pfl.task import Part, make_task
+from tests.support.processes import federate
+
+GB = 10**9
+
+
+def test_size_that_fits_is_allowed_and_a_larger_one_is_not():
+    size_limit.check_size("the model", 1000, 4 * size_limit.TRAINING * 1000)
+    with pytest.raises(ConfigurationError, match=r"the model has 1,001 values: a node needs about 0\.0 MiB of memory"):
+        size_limit.check_size("the model", 1001, 4 * size_limit.TRAINING * 1000)
+
+
+def test_size_for_a_command_that_only_reads_may_be_larger():
+    memory = 4 * size_limit.READING * 1000
+    size_limit.check_size("the model", 1000, memory, size_limit.READING)
+    with pytest.raises(ConfigurationError):
+        size_limit.check_size("the model", 1000, memory)
+
+
+def test_size_is_not_checked_where_memory_is_unknown():
+    size_limit.check_size("the model", 10**15, None)
+
+
+def test_memory_of_this_machine_is_known_on_linux():
+    free = available_memory.free_memory()
+    assert free is None or 0 < free < 10**15
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("digits", {"hidden": 10**9}),
+        ("images", {"model": {"name": "mlp", "hidden": [10**9]}}),
+        ("fairness", {"data": "synthetic", "hidden": [10**8]}),
+        ("fairness", {"data": "synthetic", "hidden": [10**8], "normalise": False}),
+        ("teachers", {"hidden": 10**9}),
+    ],
+)
+def test_task_of_a_huge_model_is_refused_before_it_is_made(task, options):
+    """It would take up to 256 GB."""
+    with size_limit.within(GB), pytest.raises(ConfigurationError, match=r"the task's model has .* values: a node needs"):
+        made = make_task(task, options, Part(0, 3), 0)
+        made.layout  # noqa: B018
+
+
+def test_module_is_counted_without_memory_and_draws_stay_the_same():
+    def factory():
+        return nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 5))
+
+    torch.manual_seed(1)
+    plain = factory()
+    torch.manual_seed(1)
+    with size_limit.within(GB):
+        counted = make_module(factory)
+    for one, other in zip(plain.state_dict().values(), counted.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_module_that_cannot_be_made_without_memory_is_made_with_it():
+    def factory():
+        module = nn.Linear(2, 2)
+        module.scale = module.weight.sum().item()  # a value, which a tensor without memory does not have
+        return module
+
+    with size_limit.within(GB):
+        assert isinstance(make_module(factory).scale, float)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config.create(tmp_path / "alice", "alice")
+    federate(tmp_path, ["alice"])
+    return tmp_path / "alice"
+
+
+def test_node_whose_federation_states_too_many_values_does_not_make_its_task(folder):
+    ready = loading.load(folder)
+    stated = msgspec.structs.replace(ready.agreement.model, values=10**11)
+    ready = ready._replace(agreement=msgspec.structs.replace(ready.agreement, model=stated))
+    with pytest.raises(ConfigurationError, match="the model of the federation test has 100,000,000,000 values"):
+        loading.task_of(ready, memory=GB)
+    assert loading.task_of(loading.load(folder), memory=GB).layout.size == 4810
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space")
+def test_node_that_runs_out_of_memory_while_it_makes_its_task_says_so(tmp_path):
+    """A data set of a size that nothing bounds beforehand."""
+    config.create(tmp_path / "alice", "alice", task="teachers")
+    code = (
+        "import resource, sys; from pathlib import Path; from p2pfl.node.runtime import loading\n"
+        "ready = loading.load(Path(sys.argv[1]), ['task.test=1000000000'])\n"
+        "import p2pfl.tasks.teachers\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, resource.RLIM_INFINITY))\n"
+        "try: loading.task_of(ready, 10**9)\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "alice")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3])
+    assert done.stdout.startswith("ConfigurationError"), done.stderr
+    assert "the task needs more memory than this machine has" in done.stdout

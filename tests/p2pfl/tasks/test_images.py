@@ -1,0 +1,384 @@
+"""The task of real images, on scikit-learn's digits, which need no file."""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from p2pfl.data.images import registry as sets
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.batched_gradients import DenseKernel
+from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.models import MODELS
+from p2pfl.learning.modules import layout_of
+from p2pfl.node.folder import config
+from p2pfl.node.runtime import loading
+from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
+from p2pfl.random_streams import Draws
+from p2pfl.task import Part, make_task
+
+CNN = {"name": "cnn", "channels": [4, 5], "kernel": 2, "dense": [10]}
+REAL = os.environ.get("P2PFL_DATA", "")
+
+
+def make(index=0, count=4, seed=0, **options):
+    return make_task("images", options, Part(index, count), seed)
+
+
+def nodes(count, seed=0, **options):
+    return [make(k, count, seed, **options) for k in range(count)]
+
+
+def images_of(task, split):
+    x, y = task.data[split]
+    return {(image.tobytes(), int(label)) for image, label in zip(x.numpy(), y, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model": CNN, "optimizer": {"name": "adam", "lr": 0.01}},
+        {"partition": {"name": "dirichlet", "alpha": 0.1}, "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
+        {"partition": {"name": "quantity", "alpha": 0.2}, "shift": {"name": "rotation", "angles": [0, 30, 90]}},
+        {"shift": {"name": "label-permutation", "nodes": 2}, "optimizer": {"name": "sgd", "weight_decay": 0.001}},
+        {"shift": {"name": "concept", "groups": 2}, "model": {"name": "linear"}},
+    ],
+)
+def test_stacked_equals_one_by_one(options):
+    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(nodes(5, samples=60, **options))]
+    one, all_ = OneByOne(learners), Stacked(learners)
+    model = learners[0].task.initial(0)
+    jobs = [NodeQuery(k, Train(model, 1, epochs=2)) for k in range(5)]
+    expected, found = one.compute(jobs), all_.compute(jobs)
+    for a, b in zip(expected, found, strict=True):
+        assert np.abs(a - b).max() < 1e-5 * np.abs(a).max()
+    losses = [NodeQuery(k, Loss([expected[k], model])) for k in range(5)]
+    for a, b in zip(one.compute(losses), all_.compute(losses), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    asked = [NodeQuery(k, Evaluate([expected[k]], ("train", "test"))) for k in range(5)]
+    for (a,), (b,) in zip(one.compute(asked), all_.compute(asked), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
+def test_an_mlp_has_the_hand_written_gradient():
+    learners = [
+        task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(nodes(2, model={"name": "mlp", "hidden": [8, 8]}))
+    ]
+    assert isinstance(Stacked(learners)._kernel, DenseKernel)
+
+
+def test_no_image_is_at_two_nodes_or_in_two_splits():
+    parts = [images_of(task, split) for task in nodes(5) for split in ("train", "validation")]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == len(sets.load("digits").train.y)
+    assert not set.union(*parts) & images_of(make(), "test")
+
+
+def test_the_same_seed_makes_the_same_task():
+    options = {"augment": {"shift": 1, "rotation": 15, "noise": 0.1}, "partition": {"name": "dirichlet", "alpha": 0.5}}
+    one, again, other = (make(1, seed=seed, **options) for seed in (1, 1, 2))
+    for split in ("train", "validation", "test"):
+        assert torch.equal(one.data[split].x, again.data[split].x)
+        assert torch.equal(one.data[split].y, again.data[split].y)
+    assert one.initial(1).tobytes() == again.initial(1).tobytes()
+    assert images_of(one, "train") != images_of(other, "train")
+
+
+def test_sizes_are_what_was_asked_for():
+    task = make(samples=200, validation=100, test=50)
+    assert [len(task.data[split].y) for split in ("train", "validation", "test")] == [200, 100, 50]
+    assert task.n_samples == 200
+    assert set(make(validation=0).data) == {"train", "test"}
+    task = make(samples=80, validation=0.2)
+    assert [len(task.data[split].y) for split in ("train", "validation")] == [80, 20]
+
+
+def test_test_labels_follow_the_training_labels():
+    for task in nodes(6, partition={"name": "dirichlet", "alpha": 0.3}, test=40):
+        train, test = (np.bincount(task.data[split].y, minlength=10) for split in ("train", "test"))
+        assert np.abs(test - train * test.sum() / train.sum()).max() < 1
+
+
+def test_pixels_are_normalised():
+    x = torch.cat([task.data["train"].x for task in nodes(2)])
+    assert x.mean().abs() < 0.05
+    assert (x.std() - 1).abs() < 0.05
+
+
+# Groups
+
+
+def test_groups_are_told_and_only_where_there_are_some():
+    tasks = nodes(8, shift={"name": "rotation", "angles": [0, 180, 90, 270], "sizes": [24, 6, 5, 5]})
+    assert [task.about["group"] for task in tasks] == [0, 0, 0, 0, 0, 1, 2, 3]
+    assert make().about == {}
+
+
+def test_rotated_nodes_have_their_images_turned():
+    turned, plain = (make(1, 2, shift={"name": "rotation", "angles": [0, angle]}) for angle in (90, 0))
+    for split in ("train", "validation", "test"):
+        assert torch.equal(turned.data[split].x, torch.rot90(plain.data[split].x, 1, (2, 3)))
+        assert torch.equal(turned.data[split].y, plain.data[split].y)
+
+
+def test_permuted_nodes_call_their_classes_by_one_other_name_in_all_splits():
+    tasks = nodes(5, shift={"name": "label-permutation", "share": 0.4})
+    assert [task.about["group"] for task in tasks] == [0, 0, 0, 1, 1]
+    plain = nodes(5)
+    renamed = set()
+    for k, (task, true) in enumerate(zip(tasks, plain, strict=True)):
+        for split in ("train", "validation", "test"):
+            pairs = set(zip(true.data[split].y.tolist(), task.data[split].y.tolist(), strict=True))
+            if k < 3:
+                assert all(a == b for a, b in pairs)
+            else:
+                renamed |= pairs
+    assert len(renamed) == 10
+    assert any(a != b for a, b in renamed)
+
+
+def test_permutations_of_their_own_differ():
+    tasks = nodes(5, shift={"name": "label-permutation", "nodes": 3, "permutation": "own"})
+    assert [task.about["group"] for task in tasks] == [0, 0, 1, 2, 3]
+    renamed = [
+        tuple(sorted(set(zip(a.data["train"].y.tolist(), b.data["train"].y.tolist(), strict=True))))
+        for a, b in zip(nodes(5), tasks, strict=True)
+    ]
+    assert len(set(renamed[2:])) == 3
+
+
+def test_label_groups_have_their_classes_in_every_split():
+    tasks = nodes(5, shift={"name": "label-groups", "groups": [[0, 1, 2], [3, 4]], "sizes": [3, 2]})
+    for task in tasks:
+        expected = {0: {0, 1, 2}, 1: {3, 4}}[task.about["group"]]
+        assert all(set(task.data[split].y.tolist()) == expected for split in ("train", "validation", "test"))
+
+
+def write_idx(folder, x, y):
+    folder.mkdir(exist_ok=True)
+    for part in ("train", "t10k"):
+        for kind, array in (("images-idx3", x), ("labels-idx1", y)):
+            head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
+
+
+def test_nodes_of_two_domains(tmp_path):
+    write_idx(tmp_path / "blank", np.arange(40 * 64).reshape(40, 8, 8) % 251, np.arange(40) % 12)
+    options = {"data": ["digits", "blank"], "root": str(tmp_path), "shift": {"name": "domain", "sizes": [2, 1]}}
+    tasks = nodes(3, **options)
+    assert [task.about["group"] for task in tasks] == [0, 0, 1]
+    assert max(int(task.data["train"].y.max()) for task in tasks[:2]) == 9
+    assert len(tasks[2].data["train"].y) == 32
+    assert {task.layout.shapes[-1] for task in tasks} == {("3.bias", (12,))}  # classes of both
+    apart = nodes(3, **options | {"shift": {"name": "domain", "sizes": [2, 1], "labels": "apart"}})
+    assert [(int(task.data["test"].y.min()), int(task.data["test"].y.max())) for task in apart] == [(0, 9), (0, 9), (12, 23)]
+    assert {task.layout.shapes[-1] for task in apart} == {("3.bias", (24,))}
+    write_idx(tmp_path / "wide", np.zeros((12, 8, 9)), np.arange(12))
+    with pytest.raises(
+        ConfigurationError, match=r"data sets of one shape, got \{'digits': \[1, 8, 8\], 'wide': \[1, 8, 9\]\}"
+    ):
+        make(**options | {"data": ["digits", "wide"]})
+
+
+# Extremes
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"name": "iid"},
+        {"name": "dirichlet", "alpha": 0.01},
+        {"name": "pathological", "classes": 1},
+        {"name": "pathological", "classes": 99},
+        {"name": "quantity", "alpha": 0.05},
+    ],
+)
+def test_a_node_with_hardly_any_image_can_be_trained_validated_and_tested(partition):
+    count = len(sets.load("digits").train.y) - 100
+    tasks = [make(k, count, partition=partition) for k in (0, 1, count // 2, count - 1)]
+    for task in tasks:
+        assert len(task.data["train"].y) >= 1
+        assert len(task.data["validation"].y) >= 1
+        assert len(task.data["test"].y) >= 1
+        assert set(task.data["validation"].y.tolist()) <= set(range(10))
+        assert not images_of(task, "train") & images_of(task, "validation")
+    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    model = tasks[0].initial(0)
+    for trained in Stacked(learners).compute([NodeQuery(k, Train(model, 1)) for k in range(4)]):
+        assert np.isfinite(trained).all()
+    assert np.isfinite(Stacked(learners).compute([NodeQuery(k, Loss([model])) for k in range(4)])).all()
+
+
+def test_where_every_image_is_trained_on_there_is_nothing_to_validate_with():
+    count = len(sets.load("digits").train.y)
+    task = make(3, count)
+    assert [len(task.data[split].y) for split in ("train", "validation")] == [1, 0]
+    with pytest.raises(ConfigurationError, match=f"{count + 1} nodes are too many for the data: node {count} has no image"):
+        make(3, count + 1)
+
+
+def test_fewer_nodes_than_groups():
+    tasks = nodes(2, shift={"name": "rotation", "angles": [0, 90, 180], "sizes": [8, 1, 1]})
+    assert [task.about["group"] for task in tasks] == [0, 0]
+
+
+# What is shared, and what is drawn
+
+
+def test_equal_samples_are_the_same_tensors():
+    options = {"shift": {"name": "label-groups", "groups": [[3]]}}
+    one, other = make(0, 2, **options), make(1, 2, **options)
+    assert one.data["test"].x is other.data["test"].x
+    assert one.data["test"].y is other.data["test"].y
+    assert one.data["train"].x is not other.data["train"].x
+
+
+def test_augmented_images_are_harder_and_each_nodes_own():
+    plain, harder = make(), make(augment={"shift": 1, "rotation": 20, "noise": 0.1})
+    for split in ("train", "validation", "test"):
+        assert torch.equal(plain.data[split].y, harder.data[split].y)
+        assert (plain.data[split].x != harder.data[split].x).any(1).flatten(1).any(1).all()
+
+
+def test_a_model_from_a_file(tmp_path):
+    layout = make().layout
+    params = np.arange(layout.size, dtype=np.float32)
+    save_file(layout.split(params), tmp_path / "start.safetensors")
+    task = make(initial=str(tmp_path / "start.safetensors"))
+    assert (task.initial(0) == params).all()
+    assert (task.initial(1) == params).all()
+
+
+def test_a_last_layer_may_be_drawn_anew(tmp_path):
+    layout = make().layout
+    params = np.arange(1, layout.size + 1, dtype=np.float32)
+    body = {name: tensor for name, tensor in layout.split(params).items() if not name.startswith("3.")}
+    counters = {"9.num_batches_tracked": np.array(7)}
+    save_file(body | counters | {"3.weight": np.zeros((1000, 64), np.float32)}, tmp_path / "body.safetensors")
+    tuned, plain = make(initial=str(tmp_path / "body.safetensors"), head="new"), make()
+    for seed in (0, 1):
+        start, drawn = layout.split(tuned.initial(seed)), layout.split(plain.initial(seed))
+        assert all((start[name] == body[name]).all() for name in body)
+        assert all((start[name] == drawn[name]).all() for name in ("3.weight", "3.bias"))
+    with pytest.raises(ConfigurationError, match=r"3.weight is F32 \[1000, 64\]"):
+        make(initial=str(tmp_path / "body.safetensors"))
+
+
+def test_resnet18_has_the_tensors_of_torchvision():
+    layout = layout_of(MODELS["resnet18"]((3, 32, 32), 1000))
+    shapes = dict(layout.shapes)
+    assert layout.n_trained == 11_689_512
+    assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
+    assert shapes["layer4.1.bn2.running_var"] == (512,)
+    assert len(shapes) == 102  # and 20 integer counters, which stay local
+    with pytest.raises(ConfigurationError, match="needs images of 32 x 32 pixels or more, got 28 x 28"):
+        MODELS["resnet18"]((1, 28, 28), 10)
+
+
+def without(tensors, name):
+    return {key: value for key, value in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: without(t, "1.bias"), "lacks the tensor 1.bias; it has 1.weight, 3.bias, 3.weight"),
+        (lambda t: t | {"1.bias": np.zeros(65, np.float32)}, r"1.bias is F32 \[65\], the model's is F32 \[64\]"),
+        (lambda t: t | {"1.bias": np.zeros(64)}, r"1.bias is F64 \[64\]"),
+        (lambda t: t | {"more": np.zeros(1, np.float32)}, "has the tensor more, which the model lacks"),
+        (lambda t: t | {"1.bias": np.full(64, np.nan, np.float32)}, "a value is not finite"),
+    ],
+)
+def test_a_file_of_another_model_is_refused(tmp_path, change, message):
+    layout = make().layout
+    path = tmp_path / "start.safetensors"
+    save_file(change(layout.split(np.zeros(layout.size, np.float32))), path)
+    with pytest.raises(ConfigurationError, match=message):
+        make(initial=str(path))
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path):
+    path = tmp_path / "start.safetensors"
+    with pytest.raises(ConfigurationError, match="No such file"):
+        make(initial=str(path))
+    path.write_bytes(b"\xff" * 100)
+    with pytest.raises(ConfigurationError, match="no safetensors file, or damaged"):
+        make(initial=str(path))
+
+
+# What the user may get wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": {"name": "dirichle"}}, "unknown task.partition 'dirichle'; did you mean 'dirichlet'"),
+        ({"partition": {"name": "dirichlet"}}, "task.partition: missing a required argument: 'alpha'"),
+        ({"partition": {"name": "dirichlet", "alpha": 0}}, "alpha must be from 1e-6"),
+        ({"partition": {"name": "dirichlet", "alfa": 1}}, "unknown key 'task.partition.alfa'; did you mean"),
+        ({"partition": {"name": "pathological", "classes": 0}}, "classes must be 1 or more"),
+        ({"partition": {"name": "writer"}}, 'needs a data set that names its writers, such as "qmnist"'),
+        ({"partition": {}}, "task.partition must be a table with a name"),
+        ({"shift": {"name": "domain"}}, "needs several data sets"),
+        ({"data": ["digits", "digits"]}, 'several data sets need shift = { name = "domain" }'),
+        ({"data": ["digits", "digits"], "shift": {"name": "domain"}}, "needs different data sets"),
+        ({"data": []}, "task.data must name a data set"),
+        ({"shift": {"name": "rotation", "angles": []}}, "a list of groups is empty"),
+        ({"shift": {"name": "rotation", "angles": [0, 90], "sizes": [1]}}, "`sizes` must be 2 numbers above 0"),
+        ({"shift": {"name": "rotation", "angles": [0, 90], "sizes": [1e308, 1e308]}}, "`sizes` must be 2 numbers above 0"),
+        ({"shift": {"name": "rotation", "angles": [0, float("nan")]}}, "angles must be finite"),
+        ({"shift": {"name": "concept", "groups": -1}}, "task.shift.groups must be 0 or more, got -1"),
+        ({"shift": {"name": "label-groups", "groups": [[0], [10]]}}, "a group's classes must be among"),
+        ({"shift": {"name": "label-permutation"}}, "needs either `share` or `nodes`"),
+        ({"shift": {"name": "label-permutation", "nodes": 5}}, "5 of 4 nodes cannot have permuted labels"),
+        ({"model": {"name": "cnn", "kernel": 5}}, "images of 8 x 8 pixels are too small for 2 blocks with kernel 5"),
+        ({"model": {"name": "mlp", "hidden": [0]}}, "task.model.hidden must be 1 or more"),
+        ({"optimizer": {"name": "adam", "lr": -1}}, "task.optimizer: lr must be 0 or more"),
+        ({"optimizer": {"name": "rmsprop"}}, "unknown task.optimizer 'rmsprop'"),
+        ({"validation": 1.5}, "task.validation must be a whole number, or a share"),
+        ({"samples": -1}, "task.samples and task.test must be 0 or more"),
+        ({"augment": {"noise": -1}}, "task.augment: shift, rotation and noise must be 0 or more"),
+        ({"augment": {"blur": 1}}, "unknown key 'task.augment.blur'"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make(**options)
+    assert "\n" not in str(caught.value)
+
+
+# Real files
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason="P2PFL_DATA does not name a folder with data sets")
+@pytest.mark.parametrize(
+    ("folder", "options"),
+    [
+        ("fashion-mnist", {"model": {"name": "cnn"}}),
+        ("cifar10", {"partition": {"name": "dirichlet", "alpha": 0.1}, "model": {"name": "cnn", "dense": [120, 84]}}),
+        ("qmnist_writers", {"data": "qmnist", "partition": {"name": "writer"}, "samples": 100}),
+    ],
+)
+def test_real_data_can_be_learned_from(folder, options):
+    if not Path(REAL, folder).is_dir():
+        pytest.skip(f"P2PFL_DATA has no folder {folder}")
+    task = make(3, 100, test=50, **{"data": folder} | options, optimizer={"name": "adam", "lr": 0.001})
+    learner = task.learner(Draws(0, "a"))
+    before = task.initial(0)
+    after = learner.train(before, round=1, epochs=3)
+    losses = learner.loss([before, after], split="train")
+    assert losses[1] < losses[0]
+
+
+def test_a_real_node_has_its_part(tmp_path):
+    config.create(tmp_path / "a", "a", part="1/3", task="images")
+    changes = ["task.data=digits", 'task.shift={ name = "rotation", angles = [0, 90, 180] }', "task.samples=50"]
+    task = loading.task_of(loading.load(tmp_path / "a", changes))
+    assert task.about == {"group": 1}
+    expected = make(1, 3, samples=50, shift={"name": "rotation", "angles": [0, 90, 180]})
+    assert torch.equal(task.data["train"].x, expected.data["train"].x)

@@ -1,0 +1,382 @@
+"""The task of a node's own file."""
+
+import io
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pfl.data.formats import reading as files
+from p2pfl.errors import ConfigurationError
+from p2pfl.random_streams import Draws
+from p2pfl.system import available_memory
+from p2pfl.task import Part, make_task
+from p2pfl.tasks import table as table_task
+
+CSV = "a,b,kind\n" + "".join(f"{k},{-k / 2},{k % 3}\n" for k in range(20))
+
+
+def make(path, seed=0, **options):
+    return make_task("classification", {"classes": 3, "features": 2, "data": str(path), **options}, Part(0, 1), seed)
+
+
+def write_csv(folder, text=CSV, encoding="utf-8"):
+    path = folder / "own.csv"
+    path.write_text(text, encoding=encoding)
+    return path
+
+
+def write_npz(folder, **arrays):
+    path = folder / "own.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def blobs(n, rng=None):
+    """Points around three corners, which a small model can tell apart."""
+    rng = rng or np.random.default_rng(0)
+    y = np.arange(n) % 3
+    corners = np.array([[0, 4], [4, 0], [-4, -4]])
+    return corners[y] + rng.normal(size=(n, 2)), y
+
+
+def rows(task, split):
+    x, y = task.data[split]
+    return {(*row, label) for row, label in zip(x.tolist(), y.tolist(), strict=True)}
+
+
+def test_a_csv_file_is_divided_into_splits_without_overlap(tmp_path):
+    task = make(write_csv(tmp_path), validation=0.2, test=0.1)
+    splits = [rows(task, split) for split in ("train", "validation", "test")]
+    assert [len(split) for split in splits] == [14, 4, 2]
+    assert set.union(*splits) == {(float(k), -k / 2, k % 3) for k in range(20)}
+    assert task.layout.shapes == (("0.weight", (64, 2)), ("0.bias", (64,)), ("2.weight", (3, 64)), ("2.bias", (3,)))
+
+
+def test_csv_and_npz_of_the_same_rows_make_the_same_task(tmp_path):
+    x = np.array([[k, -k / 2] for k in range(20)])
+    one = make(write_csv(tmp_path))
+    other = make(write_npz(tmp_path, x=x, y=np.arange(20) % 3))
+    for split in ("train", "validation", "test"):
+        assert torch.equal(one.data[split].x, other.data[split].x)
+        assert torch.equal(one.data[split].y, other.data[split].y)
+    assert one.initial(5).tobytes() == other.initial(5).tobytes()
+
+
+def test_the_splits_come_from_the_seed(tmp_path):
+    path = write_csv(tmp_path)
+    assert rows(make(path, seed=1), "test") == rows(make(path, seed=1), "test")
+    assert rows(make(path, seed=1), "test") != rows(make(path, seed=2), "test")
+
+
+def test_the_label_may_be_any_column_of_a_csv_file(tmp_path):
+    path = write_csv(tmp_path, "kind,a,b\n2,0.5,7\n1,1.5,8\n")
+    assert rows(make(path, target="kind", validation=0.0, test=0.0), "train") == {(0.5, 7.0, 2), (1.5, 8.0, 1)}
+
+
+def test_a_byte_order_mark_empty_lines_and_quotes_do_no_harm(tmp_path):
+    path = write_csv(tmp_path, 'a,b,kind\r\n"1",2,0\r\n\r\n3,4e0,2\r\n', encoding="utf-8-sig")
+    assert rows(make(path, validation=0.0, test=0.0), "train") == {(1.0, 2.0, 0), (3.0, 4.0, 2)}
+
+
+def test_splits_that_a_file_has_are_left_as_they_are(tmp_path):
+    x, y = blobs(30)
+    task = make(write_npz(tmp_path, x=x, y=y, x_test=x[:7], y_test=y[:7]), validation=0.1)
+    assert {split: len(task.data[split].x) for split in task.data} == {"train": 27, "validation": 3, "test": 7}
+    assert np.allclose(task.data["test"].x, x[:7])
+
+
+def test_images_are_flattened_and_labels_may_be_small_integers(tmp_path):
+    x, y = np.arange(48, dtype=np.uint8).reshape(6, 2, 4), np.array([0, 1, 2, 0, 1, 2], np.uint8)
+    task = make(write_npz(tmp_path, x=x, y=y), features=8, validation=0.0, test=0.0)
+    assert task.data["train"].x.dtype == torch.float32
+    assert torch.equal(task.data["train"].x, torch.arange(48.0).reshape(6, 8))
+    assert task.data["train"].y.dtype == torch.int64
+
+
+def test_without_fractions_there_is_training_data_only(tmp_path):
+    assert set(make(write_csv(tmp_path), validation=0.0, test=0.0).data) == {"train"}
+
+
+def test_standardised_features_have_mean_0_and_deviation_1_over_the_training_rows(tmp_path):
+    x, y = blobs(60)
+    x = np.column_stack([x * 1000 + 5, np.ones(60)])
+    task = make(write_npz(tmp_path, x=x, y=y), features=3, standardize="local")
+    train = task.data["train"].x
+    assert torch.allclose(train.mean(0), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(train.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-5)
+    raw = make(write_npz(tmp_path, x=x, y=y), features=3).data
+    again = (raw["test"].x - raw["train"].x.mean(0)) / raw["train"].x.std(0, correction=0).clamp(min=1)
+    assert torch.allclose(task.data["test"].x, again, atol=1e-4)
+
+
+@pytest.mark.parametrize(("hidden", "tensors"), [([], 2), (5, 4), ([5, 4], 6)])
+def test_the_model_has_the_layers_that_were_asked_for_and_learns(tmp_path, hidden, tensors):
+    x, y = blobs(90)
+    task = make(write_npz(tmp_path, x=x, y=y), hidden=hidden)
+    assert len(task.layout.shapes) == tensors
+    learner = task.learner(Draws(0, "alice"), "cpu")
+    params = learner.train(task.initial(0), round=1, epochs=20)
+    assert learner.evaluate([params], ["validation"])[0]["validation_accuracy"] > 0.9
+
+
+def test_the_layout_does_not_depend_on_the_file(tmp_path):
+    x, y = blobs(30)
+    layouts = [make(write_npz(tmp_path, x=x[:n], y=y[:n])).layout.fingerprint for n in (12, 30)]
+    assert layouts[0] == layouts[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("a,b,kind\n1,2,0\n1,x,0\n", {}, "line 3: b is 'x', and must be a number"),
+        ("a,b,kind\n1,,0\n", {}, "line 2: b is '', and must be a number"),
+        ("a,b,kind\n1,nan,0\n", {}, "line 2: b is 'nan', and must be finite"),
+        ("a,b,kind\n1,-inf,0\n", {}, "line 2: b is '-inf', and must be finite"),
+        ("a,b,kind\n1,1e39,0\n", {}, "line 2: b is '1e39', and must be finite and fit into float32"),
+        ("a,b,kind\n1,2,3\n", {}, "line 2: kind is 3, a label must be a whole number from 0 to 2"),
+        ("a,b,kind\n1,2,-1\n", {}, "line 2: kind is -1, a label"),
+        ("a,b,kind\n1,2,0.5\n", {}, "line 2: kind is 0.5, a label"),
+        ("a,b,kind\n1,2\n", {}, "line 2: 2 values, but the first line names 3 columns"),
+        ("a,b,kind\n1,2,0,9\n", {}, "line 2: 4 values"),
+        ('a,b,kind\n1,"2,0\n', {}, "line 2: unexpected end of data"),
+        ("a,b,c,kind\n1,2,3,0\n", {}, "has 3 features beside the label, task.features is 2"),
+        ("a,b,kind\n1,2,0\n", {"target": "label"}, "has no column 'label'"),
+        ("a,b,kind\n", {}, "no row is left to train on"),
+        ("", {}, "has 0 features"),
+    ],
+)
+def test_a_wrong_csv_file_is_refused_with_its_name_and_line(tmp_path, text, options, message):
+    path = write_csv(tmp_path, text)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make(path, **options)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+X, Y = np.zeros((4, 2)), np.array([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "has no array y"),
+        ({"x": X, "y": Y, "x_test": X}, "has no array y_test"),
+        ({"x": X, "y": Y[:3]}, r"x is of shape \[4, 2\] and y of \[3\]"),
+        ({"x": X, "y": np.eye(4)}, r"y of \[4, 4\], expected"),
+        ({"x": X[:, 0], "y": Y}, r"x is of shape \[4\]"),
+        ({"x": np.zeros((4, 5)), "y": Y}, "x has 5 features, task.features is 2"),
+        ({"x": X, "y": Y, "x_test": np.zeros((4, 3)), "y_test": Y}, "x_test has 3 features"),
+        ({"x": np.where(np.arange(8).reshape(4, 2) == 5, np.nan, X), "y": Y}, r"x\[2\] has a value that is not finite"),
+        ({"x": X + 1e300, "y": Y}, r"x\[0\] has a value that is not finite, or too large"),
+        ({"x": X, "y": Y + 1}, r"y\[2\] is 3, a label must be a whole number from 0 to 2"),
+        ({"x": X, "y": Y - 1}, r"y\[0\] is -1, a label"),
+        ({"x": X, "y": Y + 0.5}, r"y\[0\] is 0.5, a label"),
+        ({"x": X.astype(str), "y": Y}, "x is <U32, and must be of numbers"),
+        ({"x": X, "y": Y * 1j}, "y is complex128, and must be of numbers"),
+    ],
+)
+def test_wrong_arrays_are_refused_with_the_name_of_the_file(tmp_path, arrays, message):
+    path = write_npz(tmp_path, **arrays)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make(path)
+    assert str(path) in str(caught.value)
+
+
+class Trap:
+    """An object whose unpickling would be noticed."""
+
+    sprung = False
+
+    def __reduce__(self):
+        return setattr, (Trap, "sprung", True)
+
+
+def test_pickled_objects_in_a_file_are_never_loaded(tmp_path):
+    path = write_npz(tmp_path, x=X, y=np.array([Trap()] * 4, dtype=object))
+    with pytest.raises(ConfigurationError, match="y is object, and must be of numbers"):
+        make(path)
+    assert not Trap.sprung
+
+
+def test_a_lone_array_is_refused_with_advice(tmp_path):
+    path = tmp_path / "own.npz"
+    with path.open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(ConfigurationError, match=r"no file of plain arrays as numpy\.savez writes it"):
+        make(path)
+
+
+def archive():
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, x=X, y=Y)
+    return buffer.getvalue()
+
+
+def refusal(path):
+    """What is said of a file; "" where it is read, as a flipped bit in a time stamp does no harm."""
+    try:
+        make(path)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused_in_one_line_or_read(tmp_path_factory, data):
+    content = bytearray(archive())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    content = content[: data.draw(st.sampled_from([len(content), len(content) // 2, 3, 0]))]
+    path = tmp_path_factory.mktemp("damaged") / "own.npz"
+    path.write_bytes(content)
+    said = refusal(path)
+    assert not said or (str(path) in said and "\n" not in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.csv", "none.csv: No such file"),
+        ("none.npz", "No such file"),
+        ("own.txt", "must end in .npz or .csv"),
+        ("", "needs `data`"),
+    ],
+)
+def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path, name, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(tmp_path / name if name else "")
+
+
+def test_a_folder_and_bytes_that_are_no_text_are_refused(tmp_path):
+    folder = tmp_path / "folder.csv"
+    folder.mkdir()
+    with pytest.raises(ConfigurationError, match=r"folder\.csv: Is a directory"):
+        make(folder)
+    path = write_csv(tmp_path, "a,b,kind\nä,1,2\n", encoding="latin-1")
+    with pytest.raises(ConfigurationError, match="is not UTF-8 text"):
+        make(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": 1}, "task.classes must be 2 or more"),
+        ({"features": 0}, "task.features"),
+        ({"hidden": 0}, "task.hidden"),
+        ({"hidden": [4, -1]}, "task.hidden"),
+        ({"hidden": "wide"}, "task.hidden is 'wide'"),
+        ({"validation": 0.5, "test": 0.5}, "together less than 1"),
+        ({"test": -0.1}, "0 or more"),
+        ({"validation": float("nan")}, "0 or more"),
+        ({"standardize": "global"}, "task.standardize must be one of none, local"),
+        ({"batch_size": 0}, "batch_size must be 1 or more"),
+        ({"lr": -1.0}, "lr must be 0 or more"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(write_csv(tmp_path), **options)
+
+
+def test_a_compressed_archive_is_read_and_an_unknown_member_ignored(tmp_path):
+    path = tmp_path / "own.npz"
+    path.write_bytes(archive())
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("notes.txt", "of the owner")
+    assert make(path, validation=0.0, test=0.0).n_samples == 4
+
+
+# What is small on the disk and large in memory
+
+
+def npy(header, values=b""):
+    """A member of an archive: a header of our own, and values."""
+    text = repr(header) if isinstance(header, dict) else header
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + values
+
+
+def says(descr="<f8", shape=(4, 2)):
+    return {"descr": descr, "fortran_order": False, "shape": shape}
+
+
+def write_members(folder, **members):
+    path = folder / "own.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return path
+
+
+def test_npz_reads_only_the_arrays_that_it_needs(tmp_path):
+    path = write_npz(tmp_path, x=X, y=Y)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x_junk.npy", npy(says(shape=(2**24,)), bytes(2**27)))
+    tracemalloc.start()
+    try:
+        assert make(path, validation=0.0, test=0.0).n_samples == 4
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (b"", "is damaged"),
+        (b"no array", "is damaged"),
+        (npy("(" * 9000), "is damaged"),
+        (npy("-" * 9000 + "1"), "is damaged"),
+        (npy({"descr": "<f8"}), "is damaged"),
+        (npy(says(shape=(-4, 2))), "is damaged"),
+        (npy(says(shape=(1,) * 40)), "is damaged"),
+        (npy(says(descr="|O"), bytes(64)), "x is object, and must be of numbers"),
+        (npy(says(shape=(2**40, 2)), bytes(64)), "the header of x announces 17,592,186,044,416 bytes, but there are 64"),
+        (npy(says(), bytes(65)), "the header of x announces 64 bytes, but there are 65"),
+    ],
+)
+def test_npz_with_a_member_of_another_kind_is_refused(tmp_path, member, message):
+    path = write_members(tmp_path, x=member, y=npy(says("<i8", (4,)), bytes(32)))
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_npz_larger_than_memory_is_refused_before_it_is_taken(tmp_path, monkeypatch):
+    path = write_members(tmp_path, x=npy(says("<f4", (2**22, 2)), bytes(2**25)), y=npy(says("<i8", (2**22,)), bytes(2**25)))
+    monkeypatch.setattr(available_memory, "free_memory", lambda: 2**24)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigurationError, match=r"own\.npz takes 0\.1 GiB of memory, and 16\.0 MiB are free"):
+            make(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_npz_whose_directory_announces_too_much_is_refused(tmp_path):
+    path = write_npz(tmp_path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    place = content.rindex(b"PK\x01\x02", 0, content.rindex(b"PK\x01\x02"))  # the directory's entry of x
+    content[place + 24 : place + 28] = struct.pack("<I", 2**31)
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        make(path)
+
+
+def test_csv_with_a_line_that_has_no_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST_LINE", 50)
+    with pytest.raises(ConfigurationError, match="has a line of more than 50 characters"):
+        make(write_csv(tmp_path, "a,b,kind\n" + " " * 51))
+
+
+def test_csv_larger_than_memory_is_refused_while_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_task, "free_memory", lambda: 800)
+    path = write_csv(tmp_path, "a,b,kind\n" + "1,2,0\n" * 50)
+    assert make(path).n_samples
+    with pytest.raises(ConfigurationError, match="has more values than fit into memory"):
+        make(write_csv(tmp_path, "a,b,kind\n" + "1,2,0\n" * 51))

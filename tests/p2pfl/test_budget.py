@@ -1,0 +1,430 @@
+"""Budgets: what a policy may receive is enforced by its node, whatever the policy does."""
+
+import asyncio
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from p2pfl.budget import Ledger
+from p2pfl.errors import BudgetExceededError, ConfigurationError
+from p2pfl.node.federation import agreement
+from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.text import describe
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.policies.random import Random
+from p2pfl.policy import Budget, Merge, Update
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.sim.results import summary_metrics
+from p2pfl.sim.scenario.budgets import Budgets
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.simulation import run
+from p2pfl.task import Part, make_task
+from p2pfl.testing import rehearse
+from tests.support.federation import play
+
+NAMES = ("a", "b", "c", "d")
+
+
+def models(*names, size=100):
+    return [Update(name, 1, "trained", np.ones(25, np.float32), 10, size=size) for name in names]
+
+
+def in_a_round(budget, **options):
+    ledger = Ledger(budget, **options)
+    ledger.begin_round()
+    return ledger
+
+
+def receive(ledger, *names, size=100):
+    places = ledger.reserve(names, lambda name: size)
+    updates = models(*places.ids, size=size)
+    ledger.release(places)
+    return ledger.take(updates)
+
+
+# The ledger
+
+
+def test_models_are_counted_over_a_round():
+    ledger = in_a_round(Budget(models=3))
+    receive(ledger, "a", "b")
+    receive(ledger, "c")
+    with pytest.raises(BudgetExceededError, match="4 models in a round, the budget is 3"):
+        receive(ledger, "d")
+    ledger.begin_round()
+    receive(ledger, "d", "e", "f")
+    assert (ledger.models, ledger.round_models) == (3, 6)
+
+
+def test_in_the_preparation_each_step_may_bring_as_many_as_a_round():
+    ledger = Ledger(Budget(models=2, bytes=250))
+    for _ in range(5):
+        receive(ledger, "a", "b")
+    with pytest.raises(BudgetExceededError, match="3 models in a step of the preparation, the budget is 2"):
+        receive(ledger, "a", "b", "c")
+    assert (ledger.preparation_models, ledger.models, ledger.round_models) == (10, 0, 0)
+    ledger.begin_round()
+    receive(ledger, "a", "b")
+    assert (ledger.preparation_models, ledger.models) == (10, 2)
+
+
+@pytest.mark.parametrize("preparing", [True, False])
+def test_what_was_asked_for_and_has_not_come_yet_takes_its_place(preparing):
+    ledger = Ledger(Budget(models=3)) if preparing else in_a_round(Budget(models=3))
+    places = ledger.reserve(["a", "b"], len)
+    with pytest.raises(BudgetExceededError, match="4 models"):
+        ledger.reserve(["c", "d"], len)
+    ledger.release(places)  # they did not come
+    assert ledger.reserve(["d", "c"], len).ids == ["c", "d"]
+
+
+def test_a_model_is_held_for_as_long_as_its_array_is_kept():
+    ledger = in_a_round(Budget(held=2))
+    first = receive(ledger, "a", "b")
+    assert (ledger.held, ledger.most_held) == (2, 2)
+    kept = first[1].params
+    del first
+    assert ledger.held == 1
+    second = receive(ledger, "c")
+    with pytest.raises(BudgetExceededError, match="3 models held at once, the budget is 2"):
+        receive(ledger, "d")
+    del second, kept
+    assert ledger.held == 0
+    receive(ledger, "d", "e")
+    assert ledger.most_held == 2
+
+
+def test_the_same_array_at_two_nodes_is_held_by_each():
+    (update,) = models("a")
+    ledgers = [in_a_round(Budget(models=9)) for _ in range(2)]
+    taken = [ledger.take([update])[0] for ledger in ledgers]
+    assert [ledger.held for ledger in ledgers] == [1, 1]
+    assert all(np.shares_memory(copy.params, update.params) for copy in taken)
+    del taken[0]
+    assert [ledger.held for ledger in ledgers] == [0, 1]
+
+
+def test_bytes_are_those_that_came_and_what_is_asked_for_is_estimated():
+    ledger = in_a_round(Budget(bytes=1000))
+    receive(ledger, "a", "b", size=400)
+    with pytest.raises(BudgetExceededError, match="1 more models after 800 bytes, the budget is 1000 bytes a round"):
+        receive(ledger, "c", size=400)
+    ledger.begin_round()
+    receive(ledger, "c", "d", size=500)
+    assert (ledger.bytes, ledger.round_bytes) == (1000, 1800)
+
+
+@pytest.mark.parametrize("limit", [{"models": 3}, {"held": 3}, {"bytes": 399}])
+def test_who_refuses_lets_in_the_first_ids_that_fit(limit):
+    ledger = in_a_round(Budget(**limit), refuse=True)
+    updates = receive(ledger, "d", "b", "a", "c")
+    assert [update.sender for update in updates] == ["a", "b", "c"]
+    assert ledger.refused == 1
+    assert "the budget is" in ledger.refusal
+    assert receive(ledger, "e") == []
+    assert ledger.refused == 2
+
+
+def test_without_a_budget_updates_pass_as_they_are():
+    ledger = in_a_round(Budget())
+    updates = models("a", "b")
+    ledger.release(ledger.reserve(("b", "a"), len))
+    assert ledger.take(updates) is updates
+    assert (ledger.models, ledger.most_held) == (2, 0)
+
+
+def test_models_of_different_sizes_are_let_in_in_order_as_far_as_they_fit():
+    sizes = {"a": 300, "b": 500, "c": 400, "d": 100}
+    ledger = in_a_round(Budget(bytes=900), refuse=True)
+    assert ledger.reserve(["d", "c", "b", "a"], sizes.__getitem__).ids == ["a", "b"]
+    assert ledger.reserve(["d"], sizes.__getitem__).ids == ["d"]  # beside the 800 that have not come yet
+
+
+def test_ledger_leaves_out_models_that_are_larger_than_what_is_left():
+    ledger = in_a_round(Budget(bytes=1000), refuse=True)
+    ledger.release(ledger.reserve(["a", "b", "c"], lambda name: 300))
+    (small,), (large,) = models("a", size=400), models("b", size=1_000_000)
+    updates = ledger.take([small, large])
+    assert [update.sender for update in updates] == ["a"]
+    assert ledger.bytes == 400
+    assert ledger.refused == 1
+    assert ledger.oversized == {"b": 1}
+    assert "a model of b of 1000000 bytes" in ledger.refusal
+
+
+# On dictionaries
+
+
+class Greedy(Random):
+    """Asks for everyone at once, whatever the budget."""
+
+    async def round(self, me, peers):
+        await peers.publish(await me.train())
+        updates = await peers.models(peers.ids)
+        return Merge(me.params, {update.sender: 1.0 for update in updates} | {me.id: 1.0})
+
+
+class Hoarder(Random):
+    """Keeps the arrays of all models that it was ever sent."""
+
+    def __post_init__(self):
+        self.hoard = []
+
+    async def round(self, me, peers):
+        await peers.publish(await me.train())
+        for id in peers.ids:
+            self.hoard += [update.params for update in await peers.models([id])]
+        return Merge(me.params, {me.id: 1.0})
+
+
+TASKS = {name: make_task("concept-shift", {}, Part(k, 4), 0) for k, name in enumerate(NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (Budget(models=2), "3 models in a round, the budget is 2"),
+        (Budget(held=2), "3 models held at once, the budget is 2"),
+        (Budget(bytes=100), "3 more models after 0 bytes, the budget is 100 bytes a round"),
+    ],
+)
+def test_a_rehearsal_ends_where_a_policy_asks_for_too_much(budget, message):
+    with pytest.raises(BudgetExceededError, match=message):
+        rehearse({name: Greedy() for name in NAMES}, TASKS, 1, budget=budget)
+    rehearse({name: Greedy() for name in NAMES}, TASKS, 1, budget=Budget(models=3, held=3, bytes=1000))
+
+
+def test_each_node_of_a_rehearsal_may_have_a_budget_of_its_own():
+    cast, _ = rehearse({n: Random(5) for n in NAMES}, TASKS, 3, budget={"a": Budget(models=1), "b": Budget(held=2)})
+    assert [[len(cast[name].asked[round]) for round in (1, 2, 3)] for name in NAMES] == [[1] * 3, [2] * 3, [3] * 3, [3] * 3]
+
+
+# In the simulator, modelled and by messages
+
+SMALL = {"nodes": 6, "rounds": 3, "task": {"name": "concept-shift"}}
+
+
+def scenario(**changes):
+    return resolve(SMALL | changes, [], "test", ".").runs[0]
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+@pytest.mark.parametrize(
+    ("policy", "budget", "message"),
+    [
+        ("Greedy", {"models": 4}, "5 models in a round, the budget is 4"),
+        ("Greedy", {"bytes": 1000}, "5 more models after 0 bytes"),
+        ("Hoarder", {"held": 8}, "9 models held at once, the budget is 8"),
+    ],
+)
+def test_a_run_ends_where_a_policy_asks_for_too_much(fidelity, policy, budget, message):
+    with pytest.raises(BudgetExceededError, match=message):
+        run(scenario(fidelity=fidelity, policy={"name": f"test_budgets:{policy}"}, budget=budget))
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_who_has_no_room_for_what_a_coordinator_assigns_learns_alone(fidelity):
+    budget = {"bytes": 100}
+    result = run(scenario(fidelity=fidelity, policy={"name": "coordinated-fedavg"}, budget=budget))
+    alone = run(scenario(policy={"name": "local"}))
+    for name, node in result.nodes.items():
+        assert node.me.params.tobytes() == alone.nodes[name].me.params.tobytes()
+        assert (node.peers.ledger.refused, node.peers.ledger.round_bytes) == (3, 0)
+    with pytest.raises(BudgetExceededError, match="1 more models after 0 bytes"):
+        rehearse({name: CoordinatedFedAvg() for name in NAMES}, TASKS, 1, budget=Budget(bytes=5))
+
+
+def dpfl(**changes):
+    options = {"policy": {"name": "dpfl", "initial_epochs": 1, "epochs": 1}, "nodes": 10, "rounds": 4}
+    return scenario(**options | changes)
+
+
+def test_without_a_budget_a_step_of_the_preparation_may_hold_more_than_a_round():
+    found = summary_metrics.traffic(run(dpfl(rounds=1)))
+    assert found["max_models_in_round"] < 9
+    assert found["max_models_held"] == 1 + 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_dpfl_keeps_to_each_nodes_budget(fidelity):
+    result = run(dpfl(fidelity=fidelity, budget={"models": [1, 5], "held": 5}, trainer="one-by-one"))
+    limits = {name: node.me.budget.models for name, node in result.nodes.items()}
+    assert len(set(limits.values())) > 2
+    rounds = result.recorder.rounds_table()
+    for k, (name, node) in enumerate(result.nodes.items()):
+        assert len(node.policy.omega) <= limits[name]
+        assert rounds["models_in"][rounds["node"] == k].tolist() == [len(node.policy.omega)] * 4
+        assert node.peers.ledger.most_held == limits[name]  # a full batch of the preparation
+        assert node.peers.ledger.held == 0  # nothing is kept after the end
+        assert 9 <= node.peers.ledger.preparation_models <= 18
+    found = summary_metrics.traffic(result)
+    assert found["budget"]["models"]["least"] == min(limits.values())
+    assert found["budget"]["models"]["greatest"] == max(limits.values())
+    assert found["max_models_held"] == 1 + max(limits.values())
+    assert found["max_models_in_round"] == rounds["models_in"].max()
+    assert found["models"] == rounds["models_in"].sum()
+    assert found["bytes"] == rounds["bytes_out"].sum() == rounds["bytes_in"].sum()
+    prepared = [node.peers.ledger.preparation_models for node in result.nodes.values()]
+    assert found["preparation"]["models"] == sum(prepared)
+    a_model = found["bytes"] / found["models"]  # and the request for it
+    assert found["preparation"]["bytes"] == pytest.approx(sum(prepared) * a_model)
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+@pytest.mark.parametrize("codec", [{"name": "int8"}, {"name": "top-k", "share": 0.2}], ids=["int8", "top-k"])
+@pytest.mark.parametrize(
+    "policy", [{"name": "dpfl", "initial_epochs": 1, "epochs": 1}, {"name": "fedavg"}], ids=["dpfl", "fedavg"]
+)
+def test_a_budget_of_bytes_holds_in_every_round_and_step(monkeypatch, fidelity, codec, policy):
+    steps = []
+
+    def take(ledger, updates):
+        steps.append((ledger._preparing, sum(update.size for update in updates)))
+        return taken(ledger, updates)
+
+    taken = Ledger.take
+    monkeypatch.setattr(Ledger, "take", take)
+    limit = 2000
+    result = run(scenario(nodes=10, rounds=4, policy=policy, fidelity=fidelity, codec=codec, budget={"bytes": limit}))
+    assert max(size for _, size in steps) <= limit
+    if policy["name"] == "dpfl":
+        assert max(size for preparing, size in steps if preparing) > limit / 2
+    received = [node.peers.ledger.round_models for node in result.nodes.values()]
+    assert 0 < max(received) < 9 * 4
+
+
+def test_whoever_gives_bytes_for_no_model_is_told():
+    size = OVERHEAD + 4 * 11
+    limits = (size - 5, size + 5)
+    small = [Budgets(bytes=limits).of(0, f"node-{k}", 6).bytes < size for k in range(6)]
+    assert 0 < sum(small) < 6
+    (note,) = run(scenario(policy={"name": "fedavg"}, budget={"bytes": limits})).notes
+    assert note == f"budget.bytes of {sum(small)} of 6 nodes is less than a model takes: {size}"
+    assert not run(scenario(policy={"name": "fedavg"}, budget={"bytes": size})).notes
+
+
+def test_the_use_of_a_budget_is_its_share_on_average():
+    result = run(scenario(policy={"name": "random", "neighbours": 2}, budget={"models": 4, "bytes": 10_000, "held": 3}))
+    found = summary_metrics.traffic(result)["budget"]
+    size = result.nodes["node-0"].exchange.outbox.models[3, "trained"].update.size
+    assert found["models"] == {"least": 4, "greatest": 4, "used": pytest.approx(0.5)}
+    assert found["held"] == {"least": 3, "greatest": 3, "used": pytest.approx(2 / 3)}
+    assert found["bytes"] == {"least": 10_000, "greatest": 10_000, "used": pytest.approx(2 * size / 10_000)}
+
+
+def test_the_loss_calls_of_all_nodes_are_computed_together():
+    result = run(dpfl(nodes=24))
+    count, jobs = result.batches["loss"]
+    assert jobs / count > 12
+    assert (
+        count <= 24 + 4 * 24
+    )  # as many as the longest preparation and the longest rounds have steps, and not for each node
+
+
+def test_a_budget_of_a_pair_is_drawn_for_each_node_from_the_seed():
+    def drawn(**changes):
+        return [node.me.budget for node in run(dpfl(budget={"models": [2, 4]}, **changes)).nodes.values()]
+
+    first = drawn()
+    assert {budget.models for budget in first} == {2, 3, 4}
+    assert first == drawn(fidelity="wire")
+    assert first != drawn(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({"models": [3, 2]}, "budget.models must be a number, or a pair of such from 1 in order, got \\[3, 2\\]"),
+        ({"held": [0, 2]}, "budget.held must be a number, or a pair of such from 1 in order, got \\[0, 2\\]"),
+        ({"bytes": -1}, "budget.bytes is -1: a budget cannot be negative; 0 means no limit"),
+        ({"models": [1, 2, 3]}, "Expected `array` of length 2"),
+        ({"models": 1.5}, "budget.models is 1.5: a share of the nodes is above 0 and below 1"),
+        ({"modles": 1}, "unknown key 'budget.modles'; did you mean 'budget.models'"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(budget, message):
+    with pytest.raises(ConfigurationError, match=message):
+        scenario(budget=budget)
+
+
+# At real nodes
+
+
+async def to_the_end(federation):
+    federation.start()
+    await federation.done()
+
+
+def test_a_real_node_gets_what_fits_and_goes_on():
+    settings = Settings(rounds=3, deadline=10.0)
+    federation = play(to_the_end, NAMES, settings, policy=Greedy, budget=Budget(models=2), lenient=True)
+    assert federation.partners("a", 3) == {"b", "c"}
+    assert federation.partners("d", 3) == {"a", "b"}
+    for node in federation.nodes.values():
+        assert node.round == 3
+        assert node.peers.ledger.refused == 3
+        assert node.exchange.traffic.received_models == 6
+
+
+def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
+    said = []
+
+    async def test(federation):
+        federation.start("b", "c", "d")
+        node = federation.make("a")
+        board = StatusBoard(tmp_path / "status.json", node.exchange, said.append)
+        board.begin(node)
+        node._observer = node.peers.observer = board
+        federation.running["a"] = asyncio.create_task(node.run(node.exchange.others_done))
+        await federation.done()
+
+    play(test, NAMES, Settings(rounds=2, deadline=10.0), policy=Greedy, budget=Budget(models=1), lenient=True)
+    assert said.count("2 models left out by the budget: 3 models in a round, the budget is 1") == 2
+    state = json.loads((tmp_path / "status.json").read_text())
+    assert state["refused_by_budget"] == 4
+    assert "  left out by the budget: 4 models" in describe(state)
+
+
+def test_a_budget_is_each_nodes_own_and_not_the_federations():
+    ours, theirs = (NodeConfig(name=name, listen=":0", budget=Budget(models=k)) for k, name in enumerate(("a", "b"), 2))
+    agreed = msgspec.convert(agreement.draft("f", ours, TASKS["a"]), agreement.Agreement)
+    assert agreement.applied(theirs, agreed).budget == Budget(models=3)
+    layout = TASKS["a"].layout
+    assert agreement.terms(layout, ours, "") == agreement.terms(layout, theirs, "")
+
+
+# Options for a group
+
+
+def test_the_nodes_of_a_group_can_have_other_options():
+    entry = scenario(
+        policy={"name": "dpfl", "initial_epochs": 1, "epochs": 1}, policy_by_group={"1": {"select": "none", "epochs": 2}}
+    )
+    result = run(entry)
+    for node in result.nodes.values():
+        other = node.task.about["group"] == 1
+        assert (node.policy.select, node.policy.epochs) == (("none", 2) if other else ("ggc", 1))
+        assert not (other and node.policy.omega)
+    edges = result.recorder.edges_table()
+    groups = np.array([node.task.about["group"] for node in result.nodes.values()])
+    assert 1 in groups
+    assert 1 not in groups[edges["dst"]]
+    assert set(groups[edges["dst"]]) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"9": {"epochs": 2}}, "policy_by_group names the group '9'; the nodes' groups are: 0, 1, 2"),
+        ({"1": {"name": "local"}}, "policy_by_group.1 changes options; all nodes have the policy random"),
+        ({"1": {"epoch": 2}}, "unknown key 'policy.epoch'; did you mean 'policy.epochs'"),
+    ],
+)
+def test_wrong_options_for_a_group_are_refused(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run(scenario(policy={"name": "random"}, policy_by_group=changes))

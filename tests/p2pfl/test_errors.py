@@ -1,0 +1,44 @@
+"""Exceptions of the project: one base, names that end in Error, and a docstring that shows the tree."""
+
+import ast
+import inspect
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from p2pfl import errors
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("p2pfl", "node", "protocols", "topologies", "sim")
+
+
+def exceptions():
+    """Yield the module and the name of each exception class that a module defines for others."""
+    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
+        for element in ast.parse(path.read_text()).body:
+            if isinstance(element, ast.ClassDef) and element.name.endswith("Error") and not element.name.startswith("_"):
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                yield ".".join(parts if parts[0] == "p2pfl" else ("p2pfl", *parts)), element.name
+
+
+@pytest.mark.parametrize(("module", "name"), list(exceptions()))
+def test_exception_has_the_base_of_the_project(module, name):
+    assert issubclass(getattr(import_module(module), name), errors.P2pflError)
+
+
+def tree(kind, depth=0):
+    """Yield the lines of a docstring that shows an exception and those derived from it."""
+    module = "" if kind.__module__ == errors.__name__ else kind.__module__
+    yield depth, kind.__name__, module
+    for child in kind.__subclasses__():
+        yield from tree(child, depth + 1)
+
+
+def test_docstring_shows_the_tree_of_exceptions():
+    for module, _ in exceptions():
+        import_module(module)
+    lines = inspect.cleandoc(errors.__doc__).partition("P2pflError\n")[2].splitlines()
+    margin = lines[0].index("+") - 2
+    shown = [((line.index("+") - margin) // 2, *line.replace("(a ValueError)", "").split()[1:]) for line in lines]
+    assert sorted(shown) == sorted(tuple(filter(None, line)) for line in list(tree(errors.P2pflError))[1:])

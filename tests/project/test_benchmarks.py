@@ -1,0 +1,80 @@
+"""The benchmarks run, and leave their figures behind."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from math import isfinite
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"  (\w+) +([\d,]+) +([\d.]+) x loop \(([\d.]+) to ([\d.]+)\)(?:, +([\d.]+) x stacked)?")
+
+
+def printed(text):
+    """What was printed: by workload and system, the speed, and its ratios to that of the loop and of the stack."""
+    found = {}
+    for line in text.splitlines():
+        if match := re.fullmatch(r"(\w+): node-rounds per second", line):
+            found[match[1]] = rows = {}
+        elif match := ROW.fullmatch(line):
+            rows[match[1]] = [float(match[2].replace(",", "")), *(float(part) for part in match.groups()[2:] if part)]
+    return found
+
+
+def benchmark(folder, *options):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "sim_speed.py"), *options, "--json", "figures.json"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((folder / "figures.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_speed_of_the_simulator(tmp_path):
+    out, figures = benchmark(tmp_path, "--quick", "--only", "digits")
+    shown = printed(out)
+    systems = {"digits": ["loop", "stacked", "sim", "module"]}
+    assert {workload: list(speeds) for workload, speeds in figures.items()} == systems
+    assert {workload: list(rows) for workload, rows in shown.items()} == systems
+    for workload, speeds in figures.items():
+        for system, (speed,) in speeds.items():  # of one repetition
+            assert speed > 0
+            assert isfinite(speed)
+            ratios = [speed / speeds["loop"][0]] * 3 + [speed / s for s in speeds.get("stacked", ())]
+            for value, exact, step in zip(shown[workload][system], [speed, *ratios], (1, *[0.01] * 4), strict=False):
+                assert value == pytest.approx(exact, abs=0.51 * step)
+            assert len(shown[workload][system]) == 1 + len(ratios)
+
+
+@pytest.mark.slow
+def test_the_time_and_the_memory_of_many_nodes(tmp_path):
+    out, figures = benchmark(tmp_path, "--scale", "60")
+    assert list(figures) == ["scale"]
+    assert figures["scale"]["nodes"] == 60
+    assert 0 < figures["scale"]["peak_gib"] < 4
+    assert figures["scale"]["processor_s"] > 0
+    assert re.fullmatch(r"60 nodes: [\d.]+ s, [\d.]+ s of one core, at most [\d.]+ GiB\n", out)
+
+
+@pytest.mark.slow
+def test_the_speed_of_answers(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "preferences.py"), "--repetitions", "3", "--json", "figures.json"],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "P2PFL_DATA"} | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^synthetic: answer: [\d.]+ ms, at most [\d.]+ ms$", done.stdout, re.M)
+    assert re.search(r"^adult: .*P2PFL_DATA", done.stdout, re.M)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert {what: len(times) for what, times in figures["synthetic"].items()} == {"answer": 3, "decisions": 3}

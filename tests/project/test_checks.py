@@ -1,0 +1,29 @@
+"""The checks that run before a commit are those of scripts/check."""
+
+import re
+import subprocess
+
+import yaml
+
+from scripts.tools.findings import ROOT
+
+CHECK = (ROOT / "scripts" / "check").read_text(encoding="utf-8")
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+
+
+def test_hooks_run_every_check_and_nothing_else():
+    (repository,) = HOOKS["repos"]
+    assert repository["repo"] == "local"
+    (every,) = re.findall(r"all\) exec scripts/check (.*) ;;", CHECK)
+    assert [hook["entry"] for hook in repository["hooks"]] == [f"scripts/check {name}" for name in every.split()]
+    assert not any(hook["pass_filenames"] for hook in repository["hooks"])
+
+
+def test_every_check_is_one_that_the_script_knows():
+    (every,) = re.findall(r"all\) exec scripts/check (.*) ;;", CHECK)
+    assert set(every.split()) | {"all", "*"} == set(re.findall(r"^ +(\S+)\) ", CHECK, re.M))
+
+
+def test_scripts_are_valid_shell():
+    for script in ("check", "prose"):
+        assert subprocess.run(["bash", "-n", ROOT / "scripts" / script]).returncode == 0

@@ -1,0 +1,69 @@
+"""The pinned versions of the development environment, against what p2pfl says that it needs."""
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+PINS = dict(re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;]+)(?:; .+)?", line).groups() for line in LINES)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NEEDED = [
+    Requirement(text)
+    for texts in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    for text in texts
+    if not text.startswith(PROJECT["name"])
+]
+VERSIONS = {canonicalize_name(name): version for name, version in PINS.items()}
+
+
+@pytest.mark.parametrize("needed", NEEDED, ids=str)
+def test_pin_of_a_dependency_is_one_that_it_allows(needed):
+    assert needed.specifier.contains(VERSIONS[canonicalize_name(needed.name)])
+
+
+def test_pins_are_of_no_single_platform():
+    assert not any("+" in pin for pin in VERSIONS.values())
+    assert len(VERSIONS) == len(PINS)
+
+
+def needed_distributions():
+    """Yield the names of what the extras need on this platform, and what that needs in turn, as far as it is installed."""
+    seen, left = set(), [(needed, "") for needed in NEEDED]
+    while left:
+        needed, extra = left.pop()
+        name = canonicalize_name(needed.name)
+        key = (name, frozenset(needed.extras))
+        if key not in seen and (needed.marker is None or needed.marker.evaluate({"extra": extra})):
+            seen.add(key)
+            try:
+                texts = requires(name) or ()
+            except PackageNotFoundError:
+                continue
+            yield name
+            left += [(Requirement(text), each) for text in texts for each in (*needed.extras, "")]
+
+
+def test_every_distribution_of_the_environment_is_pinned():
+    missing = set(needed_distributions()) - set(VERSIONS)
+    assert sorted(name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))) == []  # they follow torch
+
+
+def test_pins_are_sorted_and_keep_torch():
+    assert sorted(LINES, key=str.lower) == LINES
+    assert VERSIONS["torch"] == "2.13.0"
+
+
+def test_zeroconf_without_limits_of_its_caches_is_not_allowed():
+    (needed,) = [each for each in NEEDED if each.name == "zeroconf"]
+    assert not any(needed.specifier.contains(old) for old in ("0.136.0", "0.148.0", "0.149.4"))
+    from zeroconf import const
+
+    limits = ("CACHE_RECORDS", "QUESTION_HISTORY_ENTRIES", "KNOWN_ANSWERS_PER_HISTORY_ENTRY", "DEFERRED_ADDRS")
+    assert all(getattr(const, f"_MAX_{limit}") <= 10_000 for limit in limits)
+    assert needed.specifier.contains(version("zeroconf"))

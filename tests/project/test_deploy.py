@@ -1,0 +1,232 @@
+"""The files in deploy/ are accepted by the programs that read them, and agree with each other and with the project."""
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+import tomllib
+from pathlib import Path
+
+import aiomqtt
+import pytest
+
+from p2pfl.node.doctor.network_checks import check_broker
+from p2pfl.system.console import INTERRUPTED, WRONG_USAGE
+from tests.support.mosquitto import PATIENCE, mosquitto
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+ALICE, BOB = "a1" * 32, "b0" * 32
+FEDERATION = "fe" * 16
+OVERSEER = "overseer"
+OWN = ("passwords", "server.crt", "server.key")  # files that who runs the broker makes
+
+
+def installed(program):
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    return found
+
+
+def unit_file():
+    """The unit's settings by section; one that stands twice has all its values."""
+    sections = {}
+    for line in (DEPLOY / "p2pfl-node.service").read_text().splitlines():
+        if match := re.fullmatch(r"\[(\w+)\]", line):
+            section = sections[match[1]] = {}
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            section[key] = f"{section[key]} {value}" if key in section else value
+    return sections
+
+
+def verifiable_unit(folder):
+    """The unit with a program that is there."""
+    text = (DEPLOY / "p2pfl-node.service").read_text()
+    path = folder / "p2pfl-node.service"
+    path.write_text(text.replace("/opt/p2pfl/bin/p2pfl-node run", "/bin/true run"))
+    return path
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+    program = installed("systemd-analyze")
+    done = subprocess.run([program, "verify", str(verifiable_unit(tmp_path))], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_finds_the_unit_little_exposed(tmp_path):
+    program = installed("systemd-analyze")
+    review = [program, "security", "--offline=yes", "--threshold=25", "--no-pager", str(verifiable_unit(tmp_path))]
+    done = subprocess.run(review, capture_output=True, text=True)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd reviews running units only")
+    assert done.returncode == 0, done.stdout[-200:]
+
+
+def test_the_unit_stops_a_node_gently_and_starts_it_again_where_that_helps():
+    service = unit_file()["Service"]
+    assert service["KillSignal"] == "SIGTERM"
+    assert service["TimeoutStopSec"] == "10min"
+    assert service["Restart"] == "on-failure"
+    assert service["SuccessExitStatus"] == str(INTERRUPTED)
+    assert service["RestartPreventExitStatus"] == str(WRONG_USAGE)
+
+
+def containerfile():
+    return [line.split() for line in (DEPLOY / "Containerfile").read_text().splitlines() if line and line[0] not in "# "]
+
+
+def test_the_image_is_built_from_all_packages_and_does_not_run_as_root():
+    lines = containerfile()
+    copied = {word for line in lines if line[0] == "COPY" and not line[1].startswith("--") for word in line[1:-1]}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    assert packages <= copied
+    assert all((ROOT / name).exists() for name in copied)
+    assert [line[1] for line in lines if line[0] == "USER"] == ["10001"]
+    assert [line[1] for line in lines if line[0] == "STOPSIGNAL"] == ["SIGTERM"]
+    (extras,) = [line[1].removeprefix("EXTRAS=") for line in lines if line[1].startswith("EXTRAS=")]
+    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+
+
+def test_the_image_runs_what_the_unit_runs():
+    lines = {line[0]: line for line in containerfile()}
+    program, *arguments = unit_file()["Service"]["ExecStart"].split()
+    entry, command = (" ".join(lines[key][1:]) for key in ("ENTRYPOINT", "CMD"))
+    assert entry == f'["{Path(program).name}"]'
+    assert command == "[" + ", ".join(f'"{argument}"' for argument in arguments) + "]"
+
+
+def test_the_services_have_no_rights_that_they_do_not_need():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert set(compose["services"]) == {"broker", "node"}
+    for service in compose["services"].values():
+        assert service["cap_drop"] == ["ALL"]
+        assert "cap_add" not in service
+        assert service["read_only"] is True
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            assert source in compose["volumes"] or source[2:] in OWN or (DEPLOY / source).exists()
+    assert compose["services"]["broker"]["ports"] == ["8883:8883"]
+    build = compose["services"]["node"]["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Containerfile"
+
+
+def test_the_page_names_files_that_are_there():
+    text = (DEPLOY / "README.md").read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (DEPLOY / link).exists(), link
+    for name in re.findall(r"\bdeploy/([\w.-]+)", text):
+        assert name in OWN or (DEPLOY / name).exists(), name
+
+
+def test_the_page_names_figures_that_there_are():
+    text = (ROOT / "node" / "metrics.py").read_text()
+    for name in set(re.findall(r"\bp2pfl_\w+", (DEPLOY / "README.md").read_text())) - {"p2pfl_validation_accuracy"}:
+        assert f'"{name.removesuffix("_total")}"' in text, name
+
+
+# The broker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    """A broker with the shipped configuration and two users, by public key; and one that sees everything."""
+    folder = tmp_path_factory.mktemp("broker")
+    passwords, rules = folder / "passwords", folder / "acl"
+    passwords.touch(0o600)
+    inboxes = [f"pattern write p2pfl/{FEDERATION}/{key}/%u" for key in (ALICE, BOB)]
+    text = (DEPLOY / "acl").read_text().replace("FEDERATION", FEDERATION)
+    rules.write_text("\n".join([text, *inboxes, f"user {OVERSEER}", "topic read #"]) + "\n")
+    rules.chmod(0o600)
+    for user in (ALICE, BOB, OVERSEER):
+        subprocess.run(
+            [installed("mosquitto_passwd"), "-b", str(passwords), user, "secret"], check=True, capture_output=True
+        )
+    text = (DEPLOY / "mosquitto.conf").read_text().replace("/mosquitto/config/", f"{folder}/")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    assert re.findall("^listener .*", text, re.MULTILINE) == ["listener 1883", "listener 8883"]
+    key = ["-nodes", "-subj", "/CN=localhost", "-keyout", str(folder / "server.key"), "-out", str(folder / "server.crt")]
+    making = [installed("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *key]
+    subprocess.run(making, check=True, capture_output=True)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        encrypted = one.getsockname()[1]
+    lines = text.replace("\nlistener 1883\n", "\n").replace("listener 8883", f"listener {encrypted} 127.0.0.1").splitlines()
+    with mosquitto(folder, port, *lines) as process:
+        yield f"127.0.0.1:{port}"
+        assert process.poll() is None
+
+
+def delivers(broker, topic, user=ALICE, password="secret"):
+    return check_broker(f"mqtt://{user}@{broker}", f"p2pfl/{FEDERATION}/{topic}", password, seconds=1.0).ok
+
+
+def test_the_broker_takes_its_configuration_and_delivers_to_a_nodes_own_inbox(broker):
+    assert delivers(broker, f"{ALICE}/{ALICE}")
+    assert delivers(broker, f"presence/{ALICE}")
+    assert delivers(broker, f"will/{ALICE}")
+
+
+def test_the_broker_takes_a_whole_packet_to_anothers_inbox(broker):
+    host, _, port = broker.partition(":")
+    packet = bytes(256 * 1024 + 10_000)
+
+    def client(user):
+        return aiomqtt.Client(host, int(port), username=user, password="secret")
+
+    async def main():
+        async with asyncio.timeout(PATIENCE), client(ALICE) as alice, client(BOB) as bob:
+            await bob.subscribe(f"p2pfl/{FEDERATION}/{BOB}/+")
+            await alice.publish(f"p2pfl/{FEDERATION}/{BOB}/{ALICE}", packet)
+            return await anext(bob.messages)
+
+    came = asyncio.run(main())
+    assert (came.topic.value, came.payload) == (f"p2pfl/{FEDERATION}/{BOB}/{ALICE}", packet)
+
+
+def test_the_broker_lets_nobody_in_without_a_password(broker):
+    assert check_broker(f"mqtt://{broker}").ok is False
+    assert delivers(broker, f"{ALICE}/{ALICE}", password="wrong") is False
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        f"{ALICE}/{BOB}",  # written in another's name
+        f"presence/{BOB}",
+        f"will/{BOB}",
+        f"{BOB}/{ALICE}",  # read by another than its recipient
+    ],
+)
+def test_the_broker_lets_nobody_write_as_another_or_read_what_is_anothers(broker, topic):
+    assert delivers(broker, topic) is False
+
+
+def test_the_broker_retains_little_for_one_account(broker):
+    host, _, port = broker.partition(":")
+    inside = [f"p2pfl/{FEDERATION}/{place}/{ALICE}" for place in (ALICE, BOB, "presence", "will")]
+    outside = [f"p2pfl/{FEDERATION}/{k:064x}/{ALICE}" for k in range(50)] + [f"p2pfl/{'00' * 16}/{ALICE}/{ALICE}"]
+
+    async def main():
+        async with asyncio.timeout(PATIENCE):
+            async with aiomqtt.Client(host, int(port), username=ALICE, password="secret") as alice:
+                for topic in [*outside, *inside]:
+                    await alice.publish(topic, b"kept", qos=1, retain=True)
+            async with aiomqtt.Client(host, int(port), username=OVERSEER, password="secret") as overseer:
+                await overseer.subscribe("#")
+                kept = {(await anext(overseer.messages)).topic.value for _ in inside}
+                await overseer.subscribe("#")  # all that is retained comes again: there is nothing else
+                again = {(await anext(overseer.messages)).topic.value for _ in inside}
+            async with aiomqtt.Client(host, int(port), username=ALICE, password="secret") as alice:
+                for topic in inside:
+                    await alice.publish(topic, b"", qos=1, retain=True)
+        return kept, again
+
+    assert asyncio.run(main()) == (set(inside), set(inside))

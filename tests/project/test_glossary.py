@@ -1,0 +1,30 @@
+"""The glossary: alphabetical, one module or more for each term, and modules that exist."""
+
+import re
+
+import pytest
+
+from scripts.tools.findings import ROOT
+
+TEXT = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+ENTRIES = dict(re.findall(r"^## (.+)\n\n((?:.+\n)+)", TEXT, re.M))
+MODULES = sorted(set(re.findall(r"`(p2pfl(?:\.\w+)+)`", TEXT)))
+
+
+def test_terms_are_in_alphabetical_order():
+    assert list(ENTRIES) == sorted(ENTRIES, key=str.lower)
+    assert len(ENTRIES) == TEXT.count("\n## ")
+
+
+@pytest.mark.parametrize("term", ENTRIES)
+def test_term_has_a_short_explanation_and_a_module(term):
+    explanation, found, _ = ENTRIES[term].partition("Module: `p2pfl.")
+    assert found
+    assert 1 <= len(re.findall(r"[.](?=\s)", explanation)) <= 3
+
+
+@pytest.mark.skipif(not (ROOT / "p2pfl" / "node").exists(), reason="modules still have other places")
+@pytest.mark.parametrize("module", MODULES)
+def test_module_of_a_term_exists(module):
+    path = ROOT / module.replace(".", "/")
+    assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()

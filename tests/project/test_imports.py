@@ -1,0 +1,53 @@
+"""Imports that are late on purpose, and those that must not be there. (Their directions: test_architecture.py.)"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("p2pfl", "protocols", "topologies", "node", "sim")
+
+
+def imports(path):
+    for element in ast.walk(ast.parse(path.read_text())):
+        if isinstance(element, ast.Import):
+            yield from (name.name.partition(".")[0] for name in element.names)
+        elif isinstance(element, ast.ImportFrom) and element.level == 0:
+            yield element.module.partition(".")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("p2pfl", "torch"),
+        ("p2pfl", "asyncio"),
+        ("p2pfl.protocols.wire.envelope", "torch"),
+        ("p2pfl.protocols.transports.tls", "torch"),
+        ("p2pfl.node.cli.main", "zeroconf"),
+        ("p2pfl.node.cli.main", "aiomqtt"),
+        ("p2pfl.node.runtime.run", "aiomqtt"),
+        ("p2pfl.node.runtime.run", "prometheus_client"),
+        ("p2pfl.protocols.wire.payload", "torch"),
+        ("p2pfl.node.cli.main", "torch"),
+        ("p2pfl.sim.cli.main", "torch"),
+        ("p2pfl.sim.report.write", "torch"),
+        ("p2pfl.node.runtime.run", "networkx"),
+        ("p2pfl.node.runtime.run", "duckdb"),
+        ("p2pfl.node.cli.export", "onnx"),
+    ],
+)
+def test_heavy_modules_are_imported_where_they_are_needed(module, absent):
+    code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.slow
+def test_nothing_unpickles_or_loads_with_torch():
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            assert not {"pickle", "shelve", "marshal", "dill", "cloudpickle"} & set(imports(path)), path
+            assert "torch.load" not in path.read_text(), path

@@ -1,0 +1,121 @@
+"""Distribution: the wheel, the sdist and an editable install hold one package, which a user's own files cannot shadow."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+SCRIPT = """\
+import p2pfl
+
+result = p2pfl.simulate({"task": {"name": "teachers"}, "policy": {"name": "local"}, "nodes": 2, "rounds": 1})
+reveal_type(result)
+reveal_type(p2pfl.Node)
+"""
+USERS_OWN = ("node.py", "protocols.py", "topologies.py", "sim.py")
+
+
+def call(*command, **options):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(source, folder):
+    call(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=source)
+    [wheel], [sdist] = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the wheel and the sdist of this checkout, and the wheel of what the sdist unpacks to."""
+    wheel, sdist = build(ROOT, tmp_path_factory.mktemp("checkout"))
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    [source] = unpacked.iterdir()
+    return wheel, sdist, build(source, tmp_path_factory.mktemp("again"))[0]
+
+
+def content(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_wheel_of_the_sdist_equals_wheel_of_the_checkout(built):
+    wheel, _, again = built
+    assert content(wheel) == content(again)
+
+
+def test_wheel_holds_one_package_with_all_modules(built):
+    names = set(content(built[0]))
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"p2pfl", "p2pfl_node"}  # the package and its metadata
+    modules = {str(path.relative_to(ROOT / "p2pfl")) for path in (ROOT / "p2pfl").rglob("*.py") if not path.is_symlink()}
+    for package in ("node", "protocols", "topologies", "sim"):
+        modules |= {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+    modules = {name for name in modules if (ROOT / "p2pfl" / name).exists()}
+    assert {f"p2pfl/{name}" for name in modules} <= names
+    assert "p2pfl/py.typed" in names
+
+
+@pytest.fixture(scope="module", params=["wheel", "sdist", "editable"])
+def installed(request, built, tmp_path_factory):
+    """Return the folder of an environment with the project installed in one of three ways.
+
+    Its dependencies are those of the environment of these tests, where the project itself is not found this way.
+    """
+    folder = tmp_path_factory.mktemp(request.param)
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    packages = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    what = {"wheel": [built[0]], "sdist": [built[1]], "editable": ["--editable", ROOT]}[request.param]
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    call(*pip, "--force-reinstall", "--disable-pip-version-check", *what)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder with a script and modules of a user's own that have the names of this project's folders."""
+    for name in USERS_OWN:
+        (tmp_path / name).write_text("raise SystemExit('the module of the user was imported')\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def test_script_runs_beside_modules_of_the_same_names(installed, folder):
+    (folder / "script.py").write_text(SCRIPT.replace("reveal_type", "print"))
+    assert "Result" in call(installed / "bin" / "python", "script.py", cwd=folder, env=ENVIRONMENT)
+
+
+def test_commands_run_beside_modules_of_the_same_names(installed, folder):
+    assert "dac-synthetic" in call(installed / "bin" / "p2pfl-sim", "list", cwd=folder, env=ENVIRONMENT)
+    call(installed / "bin" / "p2pfl-node", "init", "alice", cwd=folder, env=ENVIRONMENT)
+    assert (folder / "alice" / "node.toml").exists()
+
+
+def test_mypy_knows_the_types_of_the_public_api(installed, folder):
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "bin" / "python", "script.py"]
+    printed = call(*command, "--cache-dir", os.devnull, cwd=folder, env=ENVIRONMENT)
+    revealed = [line for line in printed.splitlines() if "Revealed type" in line]
+    assert len(revealed) == 2
+    assert "Any" not in "".join(revealed)
+
+
+def test_public_names_are_the_only_ones_that_dir_shows():
+    code = "import p2pfl; print(*[n for n in dir(p2pfl) if n not in p2pfl.__all__ and not n.startswith('__')])"
+    assert call(sys.executable, "-c", code, cwd=ROOT).strip() == ""

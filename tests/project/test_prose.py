@@ -1,0 +1,127 @@
+"""The check of the prose: docstrings and Markdown."""
+
+import pytest
+
+from scripts.tools.findings import ROOT, Finding, find_files, report
+from scripts.tools.prose import apply_exceptions, check_docstrings, check_markdown, check_tree, read_exceptions
+
+WORDS = " ".join(["we"] * 40)
+
+
+def markdown(text):
+    return [(finding.line, finding.text.split(",")[0]) for finding in check_markdown("page.md", text)]
+
+
+def docstrings(text, path="node/a.py"):
+    return [finding.line for finding in check_docstrings(path, text)]
+
+
+def test_this_tree_is_clean_but_for_listed_files():
+    assert [str(finding) for finding in apply_exceptions(check_tree(ROOT), read_exceptions())] == []
+
+
+def test_list_of_exceptions_is_sorted_and_names_files():
+    listed = read_exceptions()
+    assert listed == sorted(set(listed))
+    assert set(listed) <= set(find_files(ROOT))
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "What it is.",
+        "Who asks.",
+        "Whom to ask.",
+        "Whoever asks.",
+        "How it is done.",
+        "Where it is.",
+        "When it is.",
+        "That it is.",
+        "Which it is.",
+        "Whether it is.",
+        "With what it is mixed.",
+        "Those that are.",
+        "Whose it is.",
+    ],
+)
+def test_docstring_that_begins_with_a_clause_is_found(first):
+    assert docstrings(f'"""{first}\n\nMore.\n"""') == [1]
+    assert docstrings(f'class _A:\n    """{first}"""\n\n    async def b(self):\n        """{first}"""') == [2, 5]
+
+
+@pytest.mark.parametrize(
+    "first", ["Return what is left.", "Budget of a node.", "Whatsoever.", "Wholesale trade.", "Thatch.", ""]
+)
+def test_imperative_or_noun_phrase_is_no_fault(first):
+    assert docstrings(f'"""{first}"""') == []
+
+
+def test_private_functions_need_no_rule():
+    assert docstrings('def _a():\n    """What it is."""\n    def b():\n        """What it is."""') == []
+
+
+def test_of_tests_only_the_docstring_of_the_module_counts():
+    text = '"""What is tested."""\ndef a():\n    """What it is."""'
+    assert docstrings(text, "tests/test_a.py") == [1]
+
+
+def test_long_line_is_found():
+    assert markdown(f"A line.\n\n{'Words. ' * 40}") == [(3, "line of 280 characters")]
+
+
+def test_targets_of_links_do_not_count_to_a_line():
+    assert markdown(f"A [page](https://example.org/{'a' * 200}) and https://example.org/{'b' * 200}.") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"| {WORDS} | {WORDS} |",
+        f"```text\n{WORDS} {WORDS}\n```",
+        f"- An item:\n\n  ```sh\n  {WORDS} {WORDS}\n  ```",
+        f"````\n```\n{WORDS} {WORDS}\n```\n````",
+        f"<!-- {WORDS}\n{WORDS} -->",
+        f"---\ntitle: {WORDS}\n---\n\nText.",
+        f"# {WORDS}",
+        f"Use `{WORDS}` here.",
+        f"- {WORDS[:99]}\n- {WORDS[:99]}",
+        f"{WORDS[:99]}.\n{WORDS[:99].capitalize()}.",
+        f"As Smith et al. (2021) say, e.g. {WORDS[:60]}. The next.",
+    ],
+)
+def test_code_and_tables_and_short_sentences_are_no_fault(text):
+    assert markdown(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(f"Short.\n\nA {WORDS}.", 3), (f"- {WORDS[:99]}\n  {WORDS[:99]}", 1), (f"```\ncode\n```\n\n{WORDS}", 5)],
+)
+def test_long_sentence_is_found(text, line):
+    ((found, about),) = markdown(text)
+    assert found == line
+    assert about.startswith("sentence of ")
+
+
+def test_exceptions_pass_over_listed_files_and_must_be_needed():
+    findings = [Finding("a.py", 1, "wrong"), Finding("b.md", 2, "wrong")]
+    assert apply_exceptions(findings, ["a.py", "c.md"]) == [
+        Finding("b.md", 2, "wrong"),
+        Finding("prose-exceptions.txt", 0, "c.md is clean: remove it from the list"),
+    ]
+
+
+def test_tree_is_searched_once_and_without_build_outputs(tmp_path):
+    for name in ("README.md", "node/a.py", "docs/a.md", "docs/_build/b.md", ".venv/c.md", "other/d.py", "tests/e.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('"""What."""')
+    (tmp_path / "p2pfl").mkdir()
+    (tmp_path / "p2pfl/node").symlink_to("../node")
+    assert sorted(find_files(tmp_path)) == ["README.md", "docs/a.md", "node/a.py", "tests/e.py"]
+    assert [finding.path for finding in check_tree(tmp_path)] == ["node/a.py", "tests/e.py"]
+
+
+def test_findings_are_printed_in_order_and_make_the_status(capsys):
+    assert report([Finding("b.md", 2, "wrong"), Finding("a.py", 0, "wrong")]) == 1
+    assert capsys.readouterr().out == "a.py: wrong\nb.md:2: wrong\n"
+    assert report([]) == 0

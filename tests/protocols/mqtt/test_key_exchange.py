@@ -1,0 +1,409 @@
+"""Two members agree on keys through somebody they do not trust; frames cross a channel that does what it likes."""
+
+import random
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.mqtt import key_exchange
+from p2pfl.protocols.mqtt.key_exchange import (
+    CONTROL,
+    DATA,
+    Dialler,
+    Refusing,
+    Sealing,
+    accept,
+    decode_answer,
+    decode_opening,
+    refuse,
+)
+from p2pfl.protocols.mqtt.reliable_stream import _DATA_HEADER, CHUNK, PROBE, STALLED, WINDOW, Stream
+from p2pfl.protocols.rate_limit import MOST, Allowance
+from p2pfl.protocols.reception_limits import patience
+from tests.support.members import ALICE, BOB, CAROL, EVE, Members
+
+
+def gate(**options):
+    return Members(ALICE, BOB, **options)
+
+
+def answer(dialler, identity=BOB, members=None):
+    members = members or gate()
+    return accept(dialler.packet, decode_opening(dialler.packet), identity, members)
+
+
+def pair():
+    dialler = Dialler(ALICE, gate(), BOB.public)
+    accepted = answer(dialler)
+    return dialler.finish(accepted.packet), accepted.sealing
+
+
+def test_both_ends_have_the_same_session_and_open_what_the_other_seals():
+    alice, bob = pair()
+    assert alice.session == bob.session
+    assert len(alice.session) == 16
+    assert bob.open(DATA, 0, alice.seal(DATA, 0, b"there", b"header"), b"header") == b"there"
+    assert alice.open(DATA, 0, bob.seal(DATA, 0, b"back", b"header"), b"header") == b"back"
+
+
+def test_every_agreement_has_other_keys():
+    dialler = Dialler(ALICE, gate(), BOB.public)
+    first, second = answer(dialler), answer(dialler)  # the second one answers a replay
+    assert len({first.sealing.session, second.sealing.session, pair()[0].session}) == 3
+    with pytest.raises(ProtocolError, match="wrong seal"):
+        second.sealing.open(DATA, 0, dialler.finish(first.packet).seal(DATA, 0, b"x", b""), b"")
+
+
+def test_a_number_is_never_used_twice():
+    alice, _ = pair()
+    alice.seal(DATA, 3, b"x", b"")
+    alice.seal(CONTROL, 3, b"x", b"")
+    for number in (3, 2):
+        with pytest.raises(ValueError, match="number"):
+            alice.seal(DATA, number, b"x", b"")
+
+
+@pytest.mark.parametrize("change", ["kind", "number", "header", "content", "direction"])
+def test_what_is_sealed_opens_only_as_it_was_sealed(change):
+    alice, bob = pair()
+    sealed = alice.seal(DATA, 5, b"content", b"header")
+    kind, number, header, opener = DATA, 5, b"header", bob
+    match change:
+        case "kind":
+            kind = CONTROL
+        case "number":
+            number = 6
+        case "header":
+            header = b"Header"
+        case "content":
+            sealed = bytes([sealed[0] ^ 1]) + sealed[1:]
+        case "direction":
+            opener = alice
+    with pytest.raises(ProtocolError, match="wrong seal"):
+        opener.open(kind, number, sealed, header)
+
+
+def cause(identity, key, members, *, by=BOB, theirs=None, **options):
+    """Return why `by` keeps out the one who dials."""
+    dialler = Dialler(identity, theirs or gate(), key, **options)
+    with pytest.raises(ProtocolError) as caught:
+        accept(dialler.packet, decode_opening(dialler.packet), by, members)
+    return caught.value.cause
+
+
+def test_those_who_may_not_come_in_are_told_apart():
+    assert cause(EVE, BOB.public, gate()) == "stranger"
+    revoking = gate()
+    revoking.revoke(ALICE.public)
+    assert cause(ALICE, BOB.public, revoking) == "revoked"
+    assert cause(ALICE, BOB.public, gate(federation=bytes(16))) == "other federation"
+    assert cause(ALICE, CAROL.public, gate()) == "other recipient"
+    assert cause(EVE, BOB.public, gate(), joining=True) == "not inviting"
+
+
+def test_one_who_joins_is_let_in_where_invitations_are_given():
+    dialler = Dialler(EVE, gate(), BOB.public, joining=True)
+    accepted = answer(dialler, members=gate(invites=True))
+    assert isinstance(dialler.finish(accepted.packet), Sealing)
+
+
+def test_another_version_is_named():
+    packet = resigned(ALICE, version=2)
+    with pytest.raises(ProtocolError, match="version: theirs is 2, ours 1"):
+        accept(packet, decode_opening(packet), BOB, gate())
+
+
+def resigned(identity, **changes):
+    """Return an opening that its maker has changed."""
+    opening = decode_opening(Dialler(identity, gate(), BOB.public).packet)
+    return key_exchange._sign(identity, key_exchange._OPENING, msgspec.structs.replace(opening, **changes))
+
+
+def test_an_opening_in_the_name_of_another_is_a_wrong_proof():
+    packet = resigned(EVE, dialler=ALICE.public)
+    with pytest.raises(ProtocolError, match="wrong proof"):
+        accept(packet, decode_opening(packet), BOB, gate())
+
+
+def test_an_opening_with_a_key_that_gives_everything_away_is_refused():
+    packet = resigned(ALICE, ephemeral=bytes(32))
+    with pytest.raises(ProtocolError, match="unusable key"):
+        accept(packet, decode_opening(packet), BOB, gate())
+
+
+def test_a_listener_that_is_behind_learns_of_the_dialler():
+    behind = Members(BOB, epoch=0)
+    dialler = Dialler(ALICE, gate(), BOB.public, after=0)
+    assert isinstance(dialler.finish(answer(dialler, members=behind).packet), Sealing)
+    assert behind.refusal(ALICE.public) == ""
+
+
+def test_a_refusal_is_signed_and_says_why():
+    dialler = Dialler(EVE, gate(), BOB.public)
+    opening = decode_opening(dialler.packet)
+    packet = refuse(dialler.packet, opening, BOB, gate(epoch=7), ProtocolError("stranger", "nobody knows it"))
+    said = dialler.finish(packet)
+    assert isinstance(said, Refusing)
+    assert (said.cause, said.detail, said.epoch) == ("stranger", "nobody knows it", 7)
+    with pytest.raises(ProtocolError, match="wrong proof"):
+        dialler.finish(refuse(dialler.packet, opening, CAROL, gate(), ProtocolError("stranger")))
+
+
+def test_an_answer_counts_only_from_the_one_who_was_dialled_and_to_this_opening():
+    dialler = Dialler(ALICE, gate(), BOB.public)
+    forged = Dialler(ALICE, gate(), CAROL.public)
+    other = accept(forged.packet, decode_opening(forged.packet), CAROL, gate())
+    with pytest.raises(ProtocolError, match="other session"):
+        dialler.finish(other.packet)
+    good = answer(dialler).packet
+    with pytest.raises(ProtocolError, match="wrong proof"):
+        dialler.finish(bytes([good[0] ^ 1]) + good[1:])
+
+
+def test_every_bit_of_both_messages_is_covered():
+    dialler = Dialler(ALICE, gate(), BOB.public)
+    good = answer(dialler).packet
+    for packet, check in (
+        (dialler.packet, lambda changed: accept(changed, decode_opening(changed), BOB, gate())),
+        (good, dialler.finish),
+    ):
+        for position in range(len(packet)):
+            changed = bytearray(packet)
+            changed[position] ^= 1 << position % 8
+            with pytest.raises(ProtocolError):
+                check(bytes(changed))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=600))
+def test_noise_is_malformed(noise):
+    for decode in (decode_opening, decode_answer):
+        with pytest.raises(ProtocolError, match="malformed"):
+            decode(noise)
+
+
+def test_what_is_too_long_is_not_decoded():
+    for decode, limit in ((decode_opening, key_exchange.OPENING_LIMIT), (decode_answer, key_exchange.ANSWER_LIMIT)):
+        with pytest.raises(ProtocolError, match="before the other side is known"):
+            decode(bytes(limit + 1))
+
+
+# Frames over a channel that loses, repeats and reorders
+
+
+class Channel:
+    """Two streams, and a channel between them of a given fate: it says when a packet arrives, perhaps several times."""
+
+    def __init__(self, fate=lambda packet: [0.01], limit=100_000_000):
+        alice, bob = pair()
+        self.now = 0.0
+        self.ends = [Stream(alice, bytes(16), limit, 0.0), Stream(bob, bytes(16), limit, 0.0)]
+        self.frames = [[], []]
+        self.flying = []
+        self.packets = 0
+        self.fate = fate
+
+    def pump(self):
+        for end, stream in enumerate(self.ends):
+            while (packet := stream.packet_out(self.now)) is not None:
+                self.packets += 1
+                for delay in self.fate(packet):
+                    self.flying.append((self.now + delay, self.packets, 1 - end, packet))
+
+    def until(self, condition, seconds=600.0):
+        deadline = self.now + seconds
+        while not condition():
+            self.pump()
+            times = [when for when, *_ in self.flying] + [stream.due() for stream in self.ends]
+            self.now = max(self.now, min(times))
+            assert self.now < deadline, "it takes too long"
+            assert [stream.failure(self.now) for stream in self.ends] == ["", ""]
+            arrived = sorted(entry for entry in self.flying if entry[0] <= self.now)
+            self.flying = [entry for entry in self.flying if entry[0] > self.now]
+            for _, _, end, packet in arrived:
+                self.ends[end].packet_in(packet, self.now)
+                while (frame := self.ends[end].frame()) is not None:
+                    self.frames[end].append(bytes(frame))
+
+
+def frames_of(generator, count=12):
+    sizes = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, *(generator.randrange(4 * CHUNK) for _ in range(count - 6))]
+    generator.shuffle(sizes)
+    return [generator.randbytes(size) for size in sizes]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_frames_come_whole_in_order_and_once_whatever_the_channel_does(seed):
+    generator = random.Random(seed)
+    loss = generator.choice([0, 0.05, 0.2])
+
+    def fate(packet):
+        copies = 0 if generator.random() < loss else generator.choice([1, 1, 1, 2])
+        return [generator.uniform(0.001, 0.5) for _ in range(copies)]
+
+    channel = Channel(fate)
+    sent = frames_of(generator), frames_of(generator, 8)
+    for stream, frames in zip(channel.ends, sent, strict=True):
+        for frame in frames:
+            middle = generator.randrange(len(frame) + 1)
+            stream.send([frame[:middle], memoryview(frame)[middle:]])
+    channel.until(lambda: [len(frames) for frames in channel.frames] == [8, 12])
+    assert channel.frames == [sent[1], sent[0]]
+    channel.until(lambda: all(stream.due() == float("inf") for stream in channel.ends))
+    assert [stream.backlog for stream in channel.ends] == [0, 0]
+
+
+def test_without_loss_nothing_is_sent_twice():
+    channel = Channel()
+    channel.ends[0].send([bytes(20 * CHUNK)])
+    channel.until(lambda: channel.frames[1])
+    assert channel.packets <= 20 + 20  # chunks and acknowledgements
+
+
+def test_no_more_is_on_its_way_than_the_window():
+    channel = Channel(fate=lambda packet: [])
+    channel.ends[0].send([bytes(100 * CHUNK)])
+    for _ in range(50):
+        channel.pump()
+        channel.now += 1.0
+    assert len(channel.ends[0]._sent) <= WINDOW
+    assert channel.ends[0].backlog == 100 * CHUNK
+
+
+def test_a_frame_above_the_limit_is_refused_when_it_is_announced():
+    channel = Channel(limit=1000)
+    channel.ends[0].send([bytes(1001)])
+    with pytest.raises(ProtocolError, match="a frame of 1001 bytes, at most 1000 are allowed"):
+        channel.until(lambda: channel.frames[1])
+
+
+def test_a_frame_of_four_gigabytes_that_is_announced_costs_no_memory():
+    alice, bob = pair()
+    stream = Stream(bob, bytes(16), 10**6, 0.0)
+    header = _DATA_HEADER.pack(1, bytes(16), 0, 2**32 - 1, 0)
+    stream.packet_in(header + alice.seal(DATA, 0, bytes(100), header), 0.0)
+    with pytest.raises(ProtocolError, match="too large"):
+        stream.frame()
+
+
+def test_the_limit_may_be_raised_between_two_frames_that_came_together():
+    channel = Channel(limit=10)
+    channel.ends[0].send([b"hello"])
+    channel.ends[0].send([bytes(2000)])
+    first, second = (channel.ends[0].packet_out(0.0) for _ in range(2))
+    receiver = channel.ends[1]
+    receiver.packet_in(second, 0.0)
+    receiver.packet_in(first, 0.0)
+    assert bytes(receiver.frame()) == b"hello"
+    receiver.limit = 2000
+    assert len(receiver.frame()) == 2000
+
+
+def test_before_a_link_is_trusted_little_is_kept_out_of_order():
+    channel = Channel(limit=1000)
+    channel.ends[0]._window = WINDOW
+    channel.ends[0].send([bytes(WINDOW * CHUNK)])
+    packets = [channel.ends[0].packet_out(0.0) for _ in range(WINDOW)]
+    for packet in packets[1:]:
+        channel.ends[1].packet_in(packet, 0.0)
+    assert channel.ends[1]._early_size <= 1000 + CHUNK
+
+
+def test_altered_and_made_up_packets_change_nothing():
+    channel = Channel()
+    channel.ends[0].send([b"frame"])
+    packet = channel.ends[0].packet_out(0.0)
+    receiver = channel.ends[1]
+    for position in range(17, len(packet)):
+        changed = bytearray(packet)
+        changed[position] ^= 1
+        with suppress(ProtocolError):  # or it is passed over: of a number far ahead
+            receiver.packet_in(bytes(changed), 0.0)
+        assert receiver.frame() is None
+    for length in range(1, len(packet)):
+        with pytest.raises(ProtocolError):
+            receiver.packet_in(packet[:length], 0.0)
+    assert not receiver.heard
+    receiver.packet_in(packet, 0.0)
+    assert bytes(receiver.frame()) == b"frame"
+
+
+def test_an_acknowledgement_cannot_be_made_up_or_said_again():
+    channel = Channel()
+    sender, receiver = channel.ends
+    sender.send([b"first"])
+    receiver.packet_in(sender.packet_out(0.0), 0.0)
+    receiver.frame()
+    acknowledgement = receiver.packet_out(0.0)
+    with pytest.raises(ProtocolError, match="wrong seal"):
+        sender.packet_in(acknowledgement[:-1] + bytes([acknowledgement[-1] ^ 1]), 0.0)
+    assert sender.backlog == 5
+    sender.packet_in(acknowledgement, 0.0)
+    assert sender.backlog == 0
+    sender.send([b"second"])
+    sender.packet_out(0.0)
+    sender.packet_in(acknowledgement, 0.0)
+    assert sender.backlog == 6
+
+
+def test_who_acknowledges_nothing_does_not_read():
+    channel = Channel(fate=lambda packet: [])
+    stream = channel.ends[0]
+    stream.send([b"frame"])
+    while not (reason := stream.failure(channel.now)):
+        channel.pump()
+        channel.now = min(stream.due(), STALLED)
+    assert reason == "does not read what it is sent"
+    assert channel.now == STALLED
+    stream.resume(channel.now)  # it was the channel that was away
+    assert stream.failure(channel.now) == ""
+
+
+def test_a_frame_that_is_begun_and_not_completed_in_time_ends_the_link():
+    channel = Channel()
+    sender, receiver = channel.ends
+    sender.send([bytes(3 * CHUNK)])
+    receiver.packet_in(sender.packet_out(0.0), 1.0)
+    assert receiver.frame() is None
+    assert receiver.due() == 1.0 + patience(3 * CHUNK)
+    assert receiver.failure(receiver.due() - 0.001) == ""
+    assert receiver.failure(receiver.due()) == "did not complete a frame in time"
+    receiver.resume(100.0)  # it was the channel that was away
+    assert receiver.due() == 100.0 + patience(3 * CHUNK)
+    for _ in range(2):
+        receiver.packet_in(sender.packet_out(0.0), 100.0)
+    assert len(receiver.frame()) == 3 * CHUNK
+    assert receiver.due() == float("inf")
+
+
+def test_who_does_not_answer_a_probe_does_not_know_the_link():
+    channel = Channel()
+    channel.ends[0].probe(0.0)
+    channel.pump()
+    channel.until(lambda: channel.ends[0].due() == float("inf"))
+    assert channel.ends[0].failure(channel.now + 1000) == ""
+    channel.fate = lambda packet: []
+    channel.now += 1000
+    channel.ends[0].probe(channel.now)
+    assert channel.ends[0].failure(channel.now + PROBE) == "does not know this link any more"
+
+
+def test_the_other_side_learns_that_a_link_was_closed():
+    channel = Channel()
+    channel.ends[1].packet_in(channel.ends[0].closing(), 0.0)
+    assert channel.ends[1].ended
+
+
+def test_an_allowance_is_each_ones_own_and_grows_with_time():
+    allowance = Allowance(rate=2, burst=3)
+    assert [allowance.take(b"a", 0.0) for _ in range(5)] == [True, True, True, False, False]
+    assert allowance.take(b"b", 0.0)
+    assert [allowance.take(b"a", 1.0) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(b"a", 100.0) for _ in range(4)] == [True, True, True, False]
+    for k in range(3 * MOST):
+        allowance.take(k.to_bytes(4, "big"), 100.0)
+    assert len(allowance._left) == MOST

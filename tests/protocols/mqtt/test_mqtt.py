@@ -1,0 +1,1131 @@
+"""Links through a broker that loses, repeats, reorders, alters, makes up and reads packets; and through real ones.
+
+The parts of a transport (mqtt_acceptor, mqtt_connection, mqtt_delivery, mqtt_dialler, mqtt_limits, mqtt_link, mqtt_links,
+mqtt_packets, mqtt_presence) are tested here, together.
+"""
+
+import asyncio
+import datetime
+import gc
+import ipaddress
+import os
+import random
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.mqtt import delivery, presence
+from p2pfl.protocols.mqtt import transport as mqtt
+from p2pfl.protocols.mqtt.broker_client import AiomqttBus, Message, _words
+from p2pfl.protocols.mqtt.key_exchange import Dialler
+from p2pfl.protocols.mqtt.link import REQUEST
+from p2pfl.protocols.mqtt.link_table import LINKS_PER_KEY, STRANGERS
+from p2pfl.protocols.mqtt.packets import ANSWER_PACKET, OPENING_PACKET, RESET_PACKET
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK
+from p2pfl.protocols.mqtt.transport import MqttTransport
+from p2pfl.protocols.rate_limit import Shares
+from p2pfl.protocols.transports.multi import Several
+from p2pfl.sim.simulation.clock import run
+from tests.support import brokers
+from tests.support.members import ALICE, BOB, CAROL, EVE, FEDERATION, Members
+
+MAX = 3_000_000
+GREETING = 1000
+ROOT = f"p2pfl/{FEDERATION.hex()}"
+
+
+@dataclass
+class Ear:
+    """A handler that remembers, trusts everybody unless told otherwise, and can be waited for."""
+
+    trusting: bool = True
+    frames: list = field(default_factory=list)
+    links: list = field(default_factory=list)
+    lost_links: list = field(default_factory=list)
+    drains: int = 0
+    causes: list = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def received(self, link, frame):
+        if self.trusting:
+            link.trust()
+        self.frames.append(bytes(frame))
+        self.links.append(link)
+        self.news.set()
+
+    def drained(self, link):
+        self.drains += 1
+
+    def lost(self, link, reason):
+        self.lost_links.append((link, reason))
+        self.news.set()
+
+    def refused(self, cause, detail):
+        self.causes.append(cause)
+        self.news.set()
+
+    async def until(self, condition, seconds=60):
+        async with asyncio.timeout(seconds):
+            while not condition(self):
+                self.news.clear()
+                await self.news.wait()
+
+
+@dataclass
+class End:
+    transport: MqttTransport
+    ear: Ear
+    gate: Members
+    problems: list
+    found: list
+    hinted: list
+
+
+class World:
+    """Some nodes around one broker in memory."""
+
+    def __init__(self):
+        self.broker = brokers.MemoryBroker()
+        self.ends = []
+
+    async def node(self, identity, gate=None, bus=None, trusting=True, max_frame=MAX, **options):
+        gate = gate or Members(ALICE, BOB, CAROL)
+        problems, found, hinted = [], [], []
+        transport = MqttTransport(
+            bus or self.broker.bus(),
+            identity,
+            gate,
+            max_frame,
+            **{"greeting": GREETING} | options,
+            found=lambda *what: found.append(what),
+            hinted=hinted.append,
+            on_problem=problems.append,
+            uniform=random.Random(1).uniform,
+        )
+        end = End(transport, Ear(trusting), gate, problems, found, hinted)
+        await transport.listen(end.ear)
+        self.ends.append(end)
+        return end
+
+    async def close(self):
+        for end in self.ends:
+            await end.transport.close()
+
+
+def world(test):
+    """Run a test of a world on virtual time."""
+
+    async def main():
+        here = World()
+        try:
+            await test(here)
+        finally:
+            await here.close()
+
+    return lambda: run(main())
+
+
+async def introduced(a, b, key=BOB.public):
+    """Return a link from a to b, and the other end of it, both trusted."""
+    link = await a.transport.dial("mqtt:", key)
+    link.send([b"hello"])
+    await b.ear.until(lambda ear: ear.frames)
+    other = b.ear.links[-1]
+    other.send([b"welcome"])
+    await a.ear.until(lambda ear: ear.frames)
+    a.ear.frames.clear()
+    b.ear.frames.clear()
+    return link, other
+
+
+# What every link does
+
+
+@world
+async def test_frames_cross_both_ways_in_order(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    sent = [bytes([k]) * (1 + 37 * k % 5000) for k in range(100)] + [random.Random(0).randbytes(MAX)]
+    for frame in sent:
+        link.send([frame[:1], memoryview(frame)[1:]])
+        other.send([frame])
+    await a.ear.until(lambda ear: len(ear.frames) == 101)
+    await b.ear.until(lambda ear: len(ear.frames) == 101)
+    assert a.ear.frames == b.ear.frames == sent
+    assert link.session == other.session
+    assert (link.key, other.key) == (BOB.public, ALICE.public)
+    assert (link.dialled, other.dialled, link.direct) == (True, False, False)
+
+
+@world
+async def test_the_backlog_is_what_was_not_acknowledged_and_its_end_is_told(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    for _ in range(3):
+        link.send([bytes(MAX)])
+    assert link.backlog == 3 * MAX
+    await b.ear.until(lambda ear: len(ear.frames) == 3)
+    await asyncio.sleep(1)
+    assert link.backlog == 0
+    assert a.ear.drains > 0
+
+
+@world
+async def test_a_peer_that_does_not_read_is_sent_no_more(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    with pytest.raises(TransportError, match="does not read what it is sent"):
+        for _ in range(10):
+            link.send([bytes(MAX)])
+
+
+@world
+async def test_a_closed_link_takes_no_frames_and_the_other_side_learns_of_it(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    link.close()
+    link.close()
+    with pytest.raises(TransportError, match="closed"):
+        link.send([b"x"])
+    await b.ear.until(lambda ear: ear.lost_links)
+    assert b.ear.lost_links == [(other, "closed by the other side")]
+    assert a.ear.lost_links == []
+
+
+@world
+async def test_before_a_link_is_trusted_a_large_frame_ends_it(here):
+    a, b = await here.node(ALICE), await here.node(BOB, trusting=False)
+    link = await a.transport.dial("mqtt:", BOB.public)
+    link.send([bytes(GREETING)])
+    await b.ear.until(lambda ear: ear.frames)
+    link.send([bytes(GREETING + 1)])
+    await b.ear.until(lambda ear: ear.lost_links)
+    assert b.ear.lost_links[0][1] == f"too large: a frame of {GREETING + 1} bytes, at most {GREETING} are allowed"
+
+
+@world
+async def test_a_link_that_is_never_trusted_is_ended(here):
+    a, b = await here.node(ALICE), await here.node(BOB, trusting=False)
+    await a.transport.dial("mqtt:", BOB.public)
+    await b.ear.until(lambda ear: ear.lost_links)
+    await a.ear.until(lambda ear: ear.lost_links)
+    assert b.ear.lost_links[0][1] == "was not introduced in time"
+    assert not a.transport.links
+    assert not b.transport.links
+    assert not b.transport.strangers
+
+
+# A hostile broker
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_broker_does_frames_come_whole_in_order_and_once(seed):
+    generator = random.Random(seed)
+    past = []
+
+    def fate(topic, content):
+        past.append((topic, content))
+        del past[:-200]
+        events = [] if generator.random() < 0.15 else [(generator.uniform(0.001, 0.4), topic, content)]
+        if generator.random() < 0.1:
+            events += [(generator.uniform(0.001, 2), topic, content)]
+        if generator.random() < 0.1:  # altered
+            changed = bytearray(content)
+            changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+            events += [(0.001, topic, bytes(changed))]
+        if generator.random() < 0.1:  # said before
+            events += [(generator.uniform(0.001, 9), *generator.choice(past))]
+        if generator.random() < 0.1:  # to, or from, somebody else
+            events += [(0.001, generator.choice(past)[0], content)]
+        if generator.random() < 0.1:  # made up
+            noise = bytes([generator.randrange(8)]) + content[1:17] + generator.randbytes(generator.randrange(200))
+            events += [(0.001, topic, noise)]
+        return events
+
+    @world
+    async def test(here):
+        a, b = await here.node(ALICE), await here.node(BOB)
+        here.broker.fate = fate
+        while True:
+            try:
+                link = await a.transport.dial("mqtt:", BOB.public)
+                break
+            except TransportError:
+                pass
+        link.trust()
+        link.send([b"hello"])
+        await b.ear.until(lambda ear: ear.frames)
+        other = b.ear.links[0]
+        sent = [generator.randbytes(generator.choice([1, 500, CHUNK, 1_000_000])) for _ in range(10)]
+        for frame in sent:
+            link.send([frame])
+            other.send([frame[::-1]])
+        await b.ear.until(lambda ear: len(ear.frames) == 11, 3000)
+        await a.ear.until(lambda ear: len(ear.frames) == 10, 3000)
+        await asyncio.sleep(30)
+        assert b.ear.frames == [b"hello", *sent]
+        assert a.ear.frames == [frame[::-1] for frame in sent]
+        assert {id(one) for one in b.ear.links} == {id(other)}
+
+    test()
+
+
+@world
+async def test_what_is_said_is_never_seen_by_the_broker(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    pattern = b"a pattern that is known" * 4
+    link.send([pattern * 10_000])
+    other.send([pattern])
+    await b.ear.until(lambda ear: ear.frames)
+    await a.ear.until(lambda ear: ear.frames)
+    assert sum(len(content) for _, content in here.broker.seen) > len(pattern) * 10_000
+    for _, content in here.broker.seen:
+        assert pattern[:12] not in content
+        assert b"welcome" not in content
+
+
+@world
+async def test_what_was_recorded_is_refused_later_and_by_a_restarted_node(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    link.send([b"once"])
+    await b.ear.until(lambda ear: ear.frames)
+    inbox = a.transport.topics.inbox(BOB.public)
+    recorded = [content for topic, content in here.broker.seen if topic == inbox]
+    for content in recorded:  # while the link stands
+        here.broker.deliver(inbox, content)
+    await asyncio.sleep(20)
+    assert b.ear.frames == [b"once"]
+    assert b.transport.links.keys() == a.transport.links.keys()
+    link.close()
+    await asyncio.sleep(20)
+    b.ear.causes.clear()
+    for content in recorded:  # when it is closed
+        here.broker.deliver(inbox, content)
+    await asyncio.sleep(20)
+    assert b.ear.frames == [b"once"]
+    assert b.ear.causes.count("unknown session") == 0  # the opening was answered; nothing opens under its new keys
+    assert set(b.ear.causes) == {"wrong seal", "not confirmed"}
+    await b.transport.close()
+    again = await here.node(BOB)
+    await asyncio.sleep(1)
+    for content in recorded[::-1]:
+        here.broker.deliver(inbox, content)
+    await asyncio.sleep(20)
+    assert again.ear.frames == []
+    assert set(again.ear.causes) == {"unknown session", "not confirmed"}
+    assert not again.transport.links
+
+
+@world
+async def test_a_packet_in_the_name_of_another_member_is_refused(here):
+    a, b, c = await here.node(ALICE), await here.node(BOB), await here.node(CAROL)
+    await introduced(a, b)
+    inbox = a.transport.topics.inbox(BOB.public)
+    for topic, content in list(here.broker.seen):
+        if topic == inbox:
+            here.broker.deliver(c.transport.topics.inbox(BOB.public), content)
+    await asyncio.sleep(20)
+    assert set(b.ear.causes) == {"other sender"}
+    assert len(b.transport.links) == 1
+
+
+@world
+async def test_what_is_too_large_or_in_no_known_place_is_not_looked_at(here):
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    own = BOB.public.hex()
+    for topic in (f"{ROOT}/{own}/zz", f"{ROOT}/{own}/{'é' * 64}", f"{ROOT}/{own}/00", "p2pfl/x/y/z", f"{ROOT}/{own}", "x"):
+        b.transport.came(topic, b"\3" * 100)
+    b.transport.came(f"{ROOT}/{own}/{ALICE.public.hex()}", bytes(mqtt.LARGEST + 1))
+    b.transport.came(f"{ROOT}/{own}/{ALICE.public.hex()}", b"")
+    assert b.ear.causes == []
+
+
+# Who is kept out
+
+
+@world
+async def test_a_stranger_is_told_why(here):
+    await here.node(BOB)
+    eve = await here.node(EVE)
+    with pytest.raises(TransportError, match=r"keeps this node out: stranger: .* is no member at epoch 1"):
+        await eve.transport.dial("mqtt:", BOB.public)
+    assert here.ends[0].ear.causes == ["stranger"]
+
+
+@world
+async def test_a_revoked_member_is_kept_out(here):
+    bob = await here.node(BOB)
+    alice = await here.node(ALICE)
+    bob.gate.revoke(ALICE.public)
+    with pytest.raises(TransportError, match="revoked"):
+        await alice.transport.dial("mqtt:", BOB.public)
+    assert set(bob.ear.causes) == {"revoked"}
+
+
+@world
+async def test_a_new_member_brings_the_news_of_itself(here):
+    bob = await here.node(BOB, Members(ALICE, BOB, epoch=2))
+    carol = await here.node(CAROL, Members(ALICE, BOB, CAROL, epoch=3))
+    await introduced(carol, bob)
+    assert bob.gate.refusal(CAROL.public) == ""
+
+
+@world
+async def test_members_of_another_federation_do_not_meet(here):
+    bob = await here.node(BOB)
+    alice = await here.node(ALICE, Members(ALICE, BOB, federation=bytes(16)))
+    with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
+        await alice.transport.dial("mqtt:", BOB.public)
+    assert bob.ear.causes == []
+    packet = Dialler(ALICE, alice.gate, BOB.public).packet
+    here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
+    assert bob.ear.causes == ["other federation"]
+
+
+@world
+async def test_an_opening_for_somebody_else_is_refused(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    packet = Dialler(ALICE, bob.gate, CAROL.public).packet
+    here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
+    assert bob.ear.causes == ["other recipient"]
+    assert not bob.transport.links
+
+
+@world
+async def test_a_made_up_refusal_does_not_stop_a_dial(here):
+    here.broker.fate = lambda topic, content: [(0.001, topic, content)]
+    await here.node(BOB)
+    alice = await here.node(ALICE)
+
+    def fate(topic, content):
+        events = [(0.1, topic, content)]
+        if content[0] == ANSWER_PACKET:
+            events.append((0.01, topic, content[:5] + bytes([content[5] ^ 1]) + content[6:]))
+        return events
+
+    here.broker.fate = fate
+    assert await alice.transport.dial("mqtt:", BOB.public)
+    assert alice.ear.causes == ["wrong proof"]
+
+
+@world
+async def test_one_who_joins_is_let_in_where_invitations_are_given_and_may_say_little(here):
+    bob = await here.node(BOB, Members(ALICE, BOB, invites=True), trusting=False)
+    eve = await here.node(EVE, trusting=False)
+    link = await eve.transport.dial("mqtt:", BOB.public, joining=True)
+    link.send([bytes(REQUEST)])
+    await bob.ear.until(lambda ear: ear.frames)
+    other = bob.ear.links[0]
+    assert other.joining
+    other.send([bytes(MAX)])
+    await eve.ear.until(lambda ear: ear.frames)
+    link.send([bytes(REQUEST + 1)])
+    await bob.ear.until(lambda ear: ear.lost_links)
+    bob.gate.invites = False
+    with pytest.raises(TransportError, match="not inviting"):
+        await eve.transport.dial("mqtt:", BOB.public, joining=True)
+
+
+@world
+async def test_half_open_links_are_few_and_short(here):
+    bob = await here.node(BOB, Members(BOB, *(Identity.from_seed(bytes([9, k]) * 16) for k in range(100))))
+    await asyncio.sleep(1)
+    for k in range(100):
+        other = Identity.from_seed(bytes([9, k]) * 16)
+        packet = Dialler(other, bob.gate, BOB.public).packet
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{other.public.hex()}", b"\3" + packet)
+        assert len(bob.transport.links) <= STRANGERS
+    assert len(bob.transport.links) == STRANGERS
+    await asyncio.sleep(6)
+    assert not bob.transport.links
+    assert set(bob.ear.causes) == {"not confirmed"}
+
+
+@world
+async def test_one_who_dials_too_often_is_not_answered(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    for _ in range(100):
+        packet = Dialler(ALICE, bob.gate, BOB.public).packet
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", b"\3" + packet)
+    assert bob.ear.causes.count("too often") == 90
+    carol = await here.node(CAROL)
+    await introduced(carol, bob)
+
+
+@world
+async def test_many_strangers_cannot_keep_members_out(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    for k in range(200):
+        stranger = Identity.from_seed(bytes([7, k]) * 16)
+        packet = Dialler(stranger, bob.gate, BOB.public).packet
+        here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{stranger.public.hex()}", b"\3" + packet)
+    assert (bob.ear.causes.count("stranger"), bob.ear.causes.count("too often")) == (20, 180)
+    carol = await here.node(CAROL)
+    await introduced(carol, bob)
+
+
+def forged(sender, gate, key, kind):
+    """A packet in the name of a member that has not made it."""
+    if kind == "nonsense":
+        return bytes([OPENING_PACKET]) + os.urandom(80)
+    packet = bytearray(Dialler(sender, gate, key).packet)
+    packet[5] ^= 1
+    return bytes([OPENING_PACKET]) + packet
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nonsense", "wrong signature"])
+def test_packets_in_the_names_of_members_keep_no_member_out(kind):
+    async def test(here):
+        a, b = await here.node(ALICE), await here.node(BOB)
+
+        async def flood():
+            while True:
+                for sender, end, key in ((ALICE, a, BOB.public), (BOB, b, ALICE.public)):
+                    packet = forged(sender, end.gate, key, kind)
+                    here.broker.deliver(f"{ROOT}/{key.hex()}/{sender.public.hex()}", packet)
+                await asyncio.sleep(1 / 70)
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(30)
+        for _ in range(20):
+            link = await a.transport.dial("mqtt:", BOB.public)
+            link.close()
+            await asyncio.sleep(1)
+        flooding.cancel()
+        assert len(b.ear.causes) > 20 * 70
+
+    world(test)()
+
+
+@world
+async def test_a_recorded_opening_is_charged_to_nobody(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    recorded = bytes([OPENING_PACKET]) + Dialler(ALICE, a.gate, BOB.public).packet
+    for _ in range(30):
+        for _ in range(20):
+            here.broker.deliver(f"{ROOT}/{BOB.public.hex()}/{ALICE.public.hex()}", recorded)
+        await asyncio.sleep(1)
+    await introduced(a, b)
+    assert "too often" not in b.ear.causes
+
+
+@world
+async def test_presences_in_the_name_of_a_member_hide_no_true_one(here):
+    bob = await here.node(BOB)
+    await asyncio.sleep(1)
+    for _ in range(40):
+        here.broker.deliver(f"{ROOT}/presence/{ALICE.public.hex()}", os.urandom(80))
+    await here.node(ALICE, addresses=lambda: ["tcp://192.0.2.1:4100"])
+    await asyncio.sleep(1)
+    assert (ALICE.public, "tcp://192.0.2.1:4100") in bob.found
+
+
+def test_a_share_of_a_budget_is_left_for_each_who_asks():
+    shares = Shares(100)
+    assert sum(shares.take(b"a", 0.5) for _ in range(1000)) == 100  # nobody else asks
+    assert not shares.take(b"b", 0.9)
+    for second in range(1, 9):
+        assert sum(shares.take(b"a", second + 0.1) for _ in range(1000)) == 50
+        assert sum(shares.take(b"b", second + 0.9) for _ in range(1000)) == 50
+    given = [sum(shares.take(bytes([who]), 10.5) for _ in range(20)) for who in range(200)]
+    assert sum(given) == 100
+    assert max(given) <= 20
+
+
+@world
+async def test_a_member_has_few_links(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    for _ in range(LINKS_PER_KEY + 3):
+        link = await a.transport.dial("mqtt:", BOB.public)
+        link.send([b"hello"])
+        await asyncio.sleep(1)
+    assert len(b.transport.links) == LINKS_PER_KEY
+    assert a.transport.links.keys() == b.transport.links.keys()
+    assert link.stream.id in b.transport.links
+
+
+@world
+async def test_all_links_of_an_expelled_key_are_closed_and_no_others(here):
+    a, b, c = await here.node(ALICE), await here.node(BOB), await here.node(CAROL)
+    for dialler in (a, a, c):
+        (await dialler.transport.dial("mqtt:", BOB.public)).send([b"hello"])
+    await asyncio.sleep(1)
+    Several({"mqtt": b.transport}).expel(ALICE.public)
+    await asyncio.sleep(1)
+    assert [link.key for link in b.transport.links.values()] == [CAROL.public]
+    assert not a.transport.links
+
+
+# Trouble
+
+
+@world
+async def test_a_link_survives_a_broker_that_is_away_for_minutes(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    frame = random.Random(0).randbytes(MAX)
+    link.send([frame])
+    await asyncio.sleep(0.0025)
+    here.broker.go_away()
+    other.send([b"meanwhile"])
+    await asyncio.sleep(300)
+    assert a.ear.frames == b.ear.frames == []
+    assert "does not answer" in a.transport.problem
+    here.broker.up = True
+    await b.ear.until(lambda ear: ear.frames)
+    await a.ear.until(lambda ear: ear.frames)
+    assert (b.ear.frames, a.ear.frames) == ([frame], [b"meanwhile"])
+    assert a.ear.lost_links == b.ear.lost_links == []
+    assert a.transport.problem == ""
+    assert len(a.problems) == 2
+
+
+@world
+async def test_a_broker_that_is_away_is_not_asked_often(here):
+    here.broker.up = False
+    await here.node(ALICE)
+    await asyncio.sleep(600)
+    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 16
+
+
+@world
+async def test_a_broker_that_ends_every_connection_is_not_asked_often_either(here):
+    a = await here.node(ALICE)
+    for _ in range(600):
+        await asyncio.sleep(1)
+        for bus in list(here.broker.connections):
+            here.broker.drop(bus)
+    assert max(count for minute, count in here.broker.attempts.items() if minute > 0) <= 16
+    assert "again and again" in a.transport.problem
+    await asyncio.sleep(60)
+    assert a.transport.problem == ""
+
+
+@world
+async def test_one_who_reads_nothing_is_given_up(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    inbox = b.transport.topics.inbox(ALICE.public)
+    here.broker.allowed = lambda topic: topic != inbox
+    link.send([b"never acknowledged"])
+    await a.ear.until(lambda ear: ear.lost_links)
+    assert a.ear.lost_links == [(link, "does not read what it is sent")]
+
+
+@world
+async def test_a_restarted_peer_is_noticed_when_it_is_spoken_to(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, _ = await introduced(a, b)
+    inbox = b.transport.topics.inbox(ALICE.public)
+    here.broker.allowed = lambda topic: topic != inbox  # so that it dies without a word
+    await b.transport.close()
+    here.broker.allowed = lambda topic: True
+    await here.node(BOB)
+    await asyncio.sleep(1)
+    link.send([b"are you there?"])
+    await a.ear.until(lambda ear: ear.lost_links, seconds=10)
+    assert a.ear.lost_links == [(link, "does not know this link any more")]
+
+
+@world
+async def test_a_reset_by_the_broker_ends_no_link(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    link, other = await introduced(a, b)
+    for _ in range(50):
+        here.broker.deliver(b.transport.topics.inbox(ALICE.public), bytes([RESET_PACKET]) + link.stream.id)
+        await asyncio.sleep(1)
+    other.send([b"still there"])
+    await a.ear.until(lambda ear: ear.frames)
+    assert a.ear.lost_links == []
+
+
+@world
+async def test_a_dial_says_whether_the_broker_the_peer_or_its_rights_are_missing(here):
+    a = await here.node(ALICE)
+    with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
+        await a.transport.dial("mqtt:", BOB.public)
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    inbox = a.transport.topics.inbox(BOB.public)
+    here.broker.allowed = lambda topic: topic != inbox
+    with pytest.raises(
+        TransportError, match=f"is present, but .* it may deny publishing to {inbox}, check its access rules"
+    ):
+        await a.transport.dial("mqtt:", BOB.public)
+    here.broker.go_away()
+    await asyncio.sleep(1)
+    with pytest.raises(TransportError, match="the broker at memory:1883 does not answer: connection refused"):
+        await b.transport.dial("mqtt:", ALICE.public)
+
+
+@world
+async def test_a_broker_that_denies_publishing_is_reported_within_half_a_minute(here):
+    a = await here.node(ALICE)
+    await asyncio.sleep(100)
+    assert a.problems == []
+    here.broker.allowed = lambda topic: False
+    await asyncio.sleep(30)
+    own = ALICE.public.hex()
+    assert a.problems == [
+        f"the broker at memory:1883 does not deliver to topic {ROOT}/{own}/{own}: "
+        "it denies publishing or subscribing, check its access rules"
+    ]
+    with pytest.raises(TransportError, match="does not deliver to topic"):
+        await a.transport.dial("mqtt:", BOB.public)
+    here.broker.allowed = lambda topic: True
+    await asyncio.sleep(21)
+    assert a.problems[1:] == [""]
+
+
+@world
+async def test_a_broker_that_delivers_to_oneself_only_is_reported(here):
+    own, other = ALICE.public.hex(), BOB.public.hex()
+    here.broker.allowed = lambda topic: topic == f"{ROOT}/{own}/{own}"
+    a = await here.node(ALICE)
+    await asyncio.sleep(30)
+    assert a.problems == [
+        f"the broker at memory:1883 does not deliver to topic {ROOT}/presence/{own}: "
+        "it denies publishing or subscribing, check its access rules"
+    ]
+    here.broker.allowed = lambda topic: (
+        topic.startswith(f"{ROOT}/presence/")
+        or topic
+        in (
+            f"{ROOT}/{own}/{own}",
+            f"{ROOT}/{other}/{other}",
+        )
+    )
+    await here.node(BOB)
+    await asyncio.sleep(30)
+    assert a.problems[1:] == [""]
+    with pytest.raises(TransportError) as caught:
+        await a.transport.dial("mqtt:", BOB.public)
+    assert "is present, but does not answer" in str(caught.value)
+    assert a.transport.problem == str(caught.value)
+    await asyncio.sleep(60)
+    assert a.transport.problem == str(caught.value)
+    here.broker.allowed = lambda topic: True
+    await a.transport.dial("mqtt:", BOB.public)
+    assert a.transport.problem == ""
+
+
+@world
+async def test_no_broker_is_blamed_for_a_member_that_is_gone(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    await asyncio.sleep(1)
+    here.broker.allowed = lambda topic: topic != a.transport.topics.inbox(BOB.public)
+    here.broker.publish(f"{ROOT}/will/{BOB.public.hex()}", b"gone")
+    with pytest.raises(TransportError, match="is not present"):
+        await a.transport.dial("mqtt:", BOB.public)
+    assert a.problems == []
+    b.transport.announce()
+    with pytest.raises(TransportError, match="is present"):
+        await a.transport.dial("mqtt:", BOB.public)
+    assert len(a.problems) == 1
+
+
+# Presence
+
+
+@world
+async def test_members_find_each_other(here):
+    await here.node(ALICE, addresses=lambda: ("tcp://192.168.1.5:4100", "nonsense"))
+    await asyncio.sleep(1)
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    assert b.found == [(ALICE.public, "tcp://192.168.1.5:4100"), (ALICE.public, "mqtt:")]
+    assert b.hinted == []
+
+
+@world
+async def test_one_who_leaves_says_so_and_a_will_is_a_hint(here):
+    a, b = await here.node(ALICE), await here.node(BOB)
+    await asyncio.sleep(1)
+    here.broker.drop(here.broker.connections[0])
+    await asyncio.sleep(0.1)
+    assert b.hinted == [ALICE.public]
+    await asyncio.sleep(5)
+    await a.transport.close()
+    await asyncio.sleep(1)
+    assert b.hinted == [ALICE.public] * 2
+    with pytest.raises(TransportError, match="is not present"):
+        await b.transport.dial("mqtt:", ALICE.public)
+
+
+@world
+async def test_a_flood_of_wills_is_few_hints(here):
+    b = await here.node(BOB)
+    await asyncio.sleep(1)
+    for _ in range(1000):
+        here.broker.deliver(f"{ROOT}/will/{ALICE.public.hex()}", b"gone")
+        here.broker.deliver(f"{ROOT}/will/{EVE.public.hex()}", b"gone")
+    assert b.hinted == [ALICE.public] * 3
+
+
+@world
+async def test_one_who_becomes_a_member_is_found(here):
+    b = await here.node(BOB, Members(BOB))
+    await here.node(CAROL)
+    await asyncio.sleep(5)
+    assert b.found == []
+    assert b.ear.causes == ["stranger"]
+    b.gate.extend(CAROL.public)
+    await asyncio.sleep(25)
+    assert b.found == [(CAROL.public, "mqtt:")]
+
+
+def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
+    directory = presence.Directory(Members(ALICE, BOB))
+
+    def said(identity=ALICE, boot=1, sequence=1, **options):
+        fields = {"federation": FEDERATION, "key": identity.public, "addresses": (), "online": True} | options
+        return presence.sign(identity, presence.Presence(boot=boot, sequence=sequence, **fields))
+
+    def cause(packet, key=ALICE.public):
+        with pytest.raises(ProtocolError) as caught:
+            directory.read(key, packet)
+        return caught.value.cause
+
+    assert not directory.online(ALICE.public)
+    directory.read(ALICE.public, said(boot=2))
+    directory.read(ALICE.public, said(boot=2))  # the broker shows it again after every connection
+    assert directory.online(ALICE.public)
+    assert cause(said(boot=1, sequence=9)) == "replay"
+    assert cause(said(BOB)) == "other sender"
+    assert cause(said(BOB, key=ALICE.public, boot=3)) == "wrong signature"
+    assert cause(said(EVE), EVE.public) == "stranger"
+    assert cause(said(federation=bytes(16))) == "other federation"
+    assert cause(b"x" * 100) == "malformed"
+    assert cause(bytes(presence.LIMIT + 1)) == "malformed"
+    good = said(boot=2, sequence=2, addresses=("tcp://h:1",))
+    for position in range(len(good)):
+        changed = bytearray(good)
+        changed[position] ^= 1
+        assert cause(bytes(changed))
+    directory.read(ALICE.public, said(boot=2, sequence=3, online=False))
+    assert not directory.online(ALICE.public)
+
+
+# Real brokers
+
+
+def test_a_broker_is_named_without_its_password(tmp_path):
+    bus = AiomqttBus("mqtts://alice:geheim@broker.local", environment={})
+    assert repr(bus) == "AiomqttBus(broker.local:8883)"
+    file = tmp_path / "password"
+    file.write_text("from a file\n")
+    environment = {"P2PFL_MQTT_PASSWORD": "from the environment"}
+    assert AiomqttBus("mqtt://a:b@h", file, environment)._password == "from a file"
+    assert AiomqttBus("mqtt://a:b@h", None, environment)._password == "from the environment"
+    assert AiomqttBus("mqtt://a:b@h", None, {})._password == "b"
+    for url in (
+        "mqtt://alice:geheim@h:port",
+        "http://alice:geheim@h",
+        "mqtt://alice:geheim@",
+        "mqtt://h/path",
+        "mqtt://[geheim",
+    ):
+        with pytest.raises(AddressError) as caught:
+            AiomqttBus(url)
+        assert "geheim" not in str(caught.value)
+    with pytest.raises(AddressError, match="cannot be read from"):
+        AiomqttBus("mqtt://h", tmp_path / "missing")
+
+
+def test_a_nodes_credentials_that_are_wrong_are_told_apart_from_silence():
+    assert _words(OSError("Not authorized"), stood=False).startswith("does not let this node in")
+    assert _words(OSError("Connection refused"), stood=False) == "does not answer: connection refused"
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request):
+    with getattr(brokers, request.param)() as running:
+        yield running
+
+
+def real(broker, test, loop_factory=None, **options):
+    """Run a test of two nodes at a real broker."""
+
+    async def main():
+        here = World()
+        here.bus = lambda url=broker.url: AiomqttBus(url, environment={})
+        try:
+            await test(here)
+        finally:
+            await here.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+LARGE = 20_000_000
+
+
+@pytest.mark.slow
+def test_large_frames_cross_a_real_broker_both_ways(broker):
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE, boot=1) for who in (ALICE, BOB)]
+        link, other = await introduced(a, b)
+        frame = random.Random(0).randbytes(LARGE)
+        link.send([frame[:100], memoryview(frame)[100:]])
+        other.send([frame])
+        await asyncio.gather(*(end.ear.until(lambda ear: ear.frames) for end in (a, b)))
+        assert a.ear.frames == b.ear.frames == [frame]
+        assert (b.found[-1], a.problems, b.problems) == ((ALICE.public, "mqtt:"), [], [])
+
+    real(broker, test)
+
+
+@pytest.mark.slow
+def test_a_real_broker_may_be_killed_and_started_again_in_the_middle(broker):
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE) for who in (ALICE, BOB)]
+        link, other = await introduced(a, b)
+        frame = random.Random(0).randbytes(LARGE)
+        link.send([frame])
+        while link.backlog > LARGE - 3_000_000:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(broker.kill)
+        other.send([b"meanwhile"])
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert b.ear.frames == []
+        assert f"the broker at 127.0.0.1:{broker.port} does not answer: " in a.problems[0]
+        with pytest.raises(TransportError, match=f"the broker at 127.0.0.1:{broker.port}"):
+            await a.transport.dial("mqtt:", BOB.public)
+        await asyncio.to_thread(broker.start)
+        await asyncio.gather(*(end.ear.until(lambda ear: ear.frames) for end in (a, b)))
+        assert (a.ear.frames, b.ear.frames) == ([b"meanwhile"], [frame])
+        assert a.ear.lost_links == b.ear.lost_links == []
+
+    real(broker, test)
+
+
+def test_a_node_that_is_gone_is_hinted_at_by_a_real_broker(broker):
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
+        await introduced(a, b)
+        await a.transport.close()
+        async with asyncio.timeout(60):
+            while not b.hinted:
+                await asyncio.sleep(0.05)
+        assert b.hinted == [ALICE.public]
+        assert b.ear.lost_links[0][1] == "closed by the other side"
+
+    real(broker, test)
+
+
+def test_nodes_run_on_uvloop_too():
+    uvloop = pytest.importorskip("uvloop")
+
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        link.send([bytes(MAX)])
+        await b.ear.until(lambda ear: ear.frames)
+
+    with brokers.mosquitto() as broker:
+        real(broker, test, uvloop.new_event_loop)
+
+
+class Silent:
+    """A listener that publishes something large as soon as it can."""
+
+    def __init__(self, bus):
+        self.bus = bus
+
+    def connected(self):
+        for _ in range(20):
+            self.bus.publish("topic", bytes(CHUNK))
+
+    def came(self, topic, content): ...
+
+    def writable(self):
+        self.bus.publish("topic", bytes(CHUNK))
+
+
+async def reset_soon(reader, writer):
+    """A broker that lets anybody in, begins to read what it is sent, answers, and is gone without a word."""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while (head := await reader.readexactly(2))[0] in (0x10, 0x82):
+            content = await reader.readexactly(head[1])
+            writer.write(b"\x20\x02\x00\x00" if head[0] == 0x10 else b"\x90\x03" + content[:2] + b"\x00")
+        await reader.readexactly(100_000)
+        writer.write(b"\x30\x04\x00\x01tx" * 20)
+        await asyncio.sleep(0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(on_loop):
+    strays = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: strays.append(context))
+        server = await asyncio.start_server(reset_soon, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        for _ in range(30):
+            bus = AiomqttBus(f"mqtt://127.0.0.1:{port}", environment={})
+            with pytest.raises(TransportError, match="has ended the connection"):
+                async with asyncio.timeout(60):
+                    await bus.run(Message("will", b""), ["topic"], Silent(bus))
+        server.close()
+
+    on_loop(main())
+    assert strays == []
+
+
+@pytest.mark.parametrize("trick", brokers.TRICKS)
+def test_a_broker_that_talks_nonsense_before_it_has_answered_is_left(monkeypatch, trick, on_loop):
+    monkeypatch.setattr("p2pfl.protocols.mqtt.broker_client.CONNECTING", 0.3)
+    strays = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: strays.append(context))
+        async with brokers.tricking(trick) as (url, ended):
+            with pytest.raises(TransportError, match=r"the broker at 127.0.0.1:\d+ "):
+                await AiomqttBus(url, environment={}).run(Message("will", b""), ["topic"], Silent(None))
+            async with asyncio.timeout(60):
+                await ended.wait()  # the node holds no socket of it any more
+        gc.collect()
+        await asyncio.sleep(0)
+
+    on_loop(main())
+    assert strays == []
+
+
+RULES = f"""
+pattern write {ROOT}/+/%u
+pattern read {ROOT}/%u/+
+pattern read {ROOT}/presence/+
+pattern read {ROOT}/will/+
+"""
+
+
+def test_the_access_rules_of_the_documentation_let_members_speak_for_themselves_only(monkeypatch):
+    async def test(here):
+        def user(identity):
+            return here.bus(f"mqtt://{identity.public.hex()}@127.0.0.1:{broker.port}")
+
+        a, b = [await here.node(who, bus=user(who)) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        async with asyncio.timeout(60):
+            while not (a.found and b.found):  # Bob has seen Alice's presence, and she his
+                await asyncio.sleep(0.05)
+        c = await here.node(CAROL, bus=user(ALICE))  # with her user name
+        monkeypatch.setattr(mqtt, "DIALLING", 0.5)
+        with pytest.raises(TransportError):
+            await c.transport.dial("mqtt:", BOB.public)
+        link.send([b"goes on"])
+        await b.ear.until(lambda ear: ear.frames)
+        assert (a.problems, b.problems, b.ear.causes) == ([], [], [])
+        assert CAROL.public not in {key for key, _ in b.found}
+
+    with brokers.mosquitto(["acl_file {folder}/rules"], {"rules": RULES}) as broker:
+        real(broker, test)
+
+
+def test_a_real_broker_that_denies_publishing_is_reported(monkeypatch):
+    monkeypatch.setattr(delivery, "ECHO_WAIT", 0.5)
+
+    async def test(here):
+        a = await here.node(ALICE, bus=here.bus())
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert f"the broker at 127.0.0.1:{broker.port} does not deliver to topic {ROOT}/" in a.problems[0]
+
+    with brokers.mosquitto(["acl_file {folder}/rules"], {"rules": "topic read #\n"}) as broker:
+        real(broker, test)
+
+
+def test_a_real_broker_that_keeps_a_node_out_is_reported_without_its_password():
+    async def test(here):
+        a = await here.node(ALICE, bus=here.bus(f"mqtt://alice:geheim@127.0.0.1:{broker.port}"))
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert f"the broker at 127.0.0.1:{broker.port} does not let this node in: " in a.problems[0]
+        with pytest.raises(TransportError, match="check the user name and P2PFL_MQTT_PASSWORD") as caught:
+            await a.transport.dial("mqtt:", BOB.public)
+        assert "geheim" not in a.problems[0] + str(caught.value)
+
+    with brokers.mosquitto(["allow_anonymous false"]) as broker:
+        real(broker, test)
+
+
+def test_a_real_broker_that_takes_only_small_packets_is_reported():
+    async def test(here):
+        a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        link.send([bytes(MAX)])
+        async with asyncio.timeout(60):
+            while not any("again and again: it may not take packets of 255 KiB" in text for text in a.problems):
+                await asyncio.sleep(0.05)
+
+    with brokers.mosquitto(["max_packet_size 100000"]) as broker:
+        real(broker, test)
+
+
+def certificate():
+    """Return the certificate of a broker at 127.0.0.1, and its key, by the names of their files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "broker")])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2020, 1, 1))
+        .not_valid_after(datetime.datetime(2099, 1, 1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(True, 0), critical=True)
+        .sign(key, SHA256())
+    )
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return {"cert.pem": made.public_bytes(serialization.Encoding.PEM).decode(), "key.pem": private.decode()}
+
+
+def test_a_broker_is_reached_over_tls_if_its_certificate_is_trusted():
+    files = certificate()
+
+    async def test(here):
+        url = f"mqtts://127.0.0.1:{broker.port}"
+        trusting = ssl.create_default_context(cadata=files["cert.pem"])
+        a, b = [await here.node(who, bus=AiomqttBus(url, environment={}, tls=trusting)) for who in (ALICE, BOB)]
+        link, _ = await introduced(a, b)
+        link.send([bytes(MAX)])
+        await b.ear.until(lambda ear: ear.frames)
+
+    with brokers.mosquitto(["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"], files) as broker:
+        real(broker, test)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the MQTT library leaves the closing of the socket to the collector
+def test_a_broker_whose_certificate_is_not_trusted_is_told_nothing():
+    async def test(here):
+        a = await here.node(ALICE, bus=here.bus(f"mqtts://alice:geheim@127.0.0.1:{broker.port}"))
+        async with asyncio.timeout(60):
+            while not a.problems:
+                await asyncio.sleep(0.05)
+        assert "certificate verify failed" in a.problems[0]
+
+    lines = ["certfile {folder}/cert.pem", "keyfile {folder}/key.pem"]
+    with brokers.mosquitto(lines, certificate()) as broker:
+        real(broker, test)
+    gc.collect()

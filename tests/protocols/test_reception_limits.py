@@ -1,0 +1,76 @@
+"""Bounds on what one member may send."""
+
+import pytest
+
+from p2pfl.protocols.reception_limits import BURST, GRACE, INCOMPLETE, RATE, SLOWEST, Reception
+
+MOST = 1_000_000
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def reception():
+    clock = Clock()
+    return Reception(MOST, clock), clock
+
+
+def test_two_largest_frames_may_be_incomplete_and_a_third_ends_the_first():
+    member, _ = reception()
+    assert [member.begin(link, MOST) for link in "abc"] == [[], [], ["a"]]
+
+
+def test_small_frames_may_be_incomplete_on_many_links():
+    member, _ = reception()
+    for link in range(100):
+        assert member.begin(link, INCOMPLETE * MOST // 100) == []
+    assert member.begin("large", MOST) == list(range(50))
+
+
+def test_the_frame_that_begins_is_never_the_one_to_go():
+    member, _ = reception()
+    member.begin("a", MOST)
+    member.begin("b", MOST)
+    member.forget("b")
+    assert member.begin("b", MOST) == []
+    assert member.begin("c", 1) == ["a"]
+
+
+def test_complete_frames_count_no_more():
+    member, _ = reception()
+    for link in "abcdef":
+        assert member.begin(link, MOST) == []
+        member.complete(link)
+    assert member.idle
+
+
+@pytest.mark.parametrize("size", [1, MOST])
+def test_a_frame_must_be_complete_in_a_time_that_its_size_allows(size):
+    member, clock = reception()
+    member.begin("a", size)
+    clock.now = GRACE + size / SLOWEST - 0.001
+    member.begin("b", size)
+    assert member.overdue() == []
+    clock.now += 0.001
+    assert member.overdue() == ["a"]
+    member.complete("a")
+    assert member.overdue() == []
+
+
+def test_frames_beyond_the_burst_are_delayed_to_the_rate_over_all_links():
+    member, clock = reception()
+    assert {member.complete(k % 3) for k in range(int(BURST))} == {0.0}
+    assert [member.complete("a"), member.complete("b")] == [1 / RATE, 2 / RATE]
+    clock.now = 1.0
+    assert {member.complete("a") for _ in range(int(RATE) - 2)} == {0.0}
+    assert member.complete("a") > 0
+
+
+def test_a_pause_gives_no_more_than_the_burst_back():
+    member, clock = reception()
+    clock.now = 1e6
+    assert sum(member.complete("a") == 0 for _ in range(5000)) == BURST

@@ -1,0 +1,506 @@
+"""Identity, messages, payloads, the envelope and its door."""
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pfl.protocols.errors import IdentityError, ProtocolError
+from p2pfl.protocols.identity import Identity, Verifier
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import EMPTY, HEADER_SIZE, OVERHEAD, Door, Payload, Sealer
+from p2pfl.protocols.wire.payload import EXTRAS_LIMIT, decode, encode_extras
+from p2pfl.protocols.wire.replay_window import WIDTH, ReplayWindow
+from p2pfl.protocols.wire.submission import decode_assignment, decode_submission, encode_assignment, encode_submission
+
+FEDERATION, LAYOUT = b"f" * 16, b"l" * 16
+BIG = 2**32 - 1
+EVERY_MESSAGE = [
+    m.Hello(),
+    m.Welcome(),
+    m.Get(BIG, BIG, "prepared"),
+    m.Answer(BIG, BIG, "prepared", BIG, True, 1e300),
+    m.Absent(BIG, BIG, "nothing yet"),
+    m.Score(BIG, BIG),
+    m.Scored(BIG, -1e300),
+    m.Have(BIG),
+    m.Ping(BIG),
+    m.Pong(BIG, BIG),
+    m.Probe(BIG, b"k" * 32),
+    m.Vouch(BIG, b"k" * 32),
+    m.Entries(BIG),
+    m.Bye(BIG, True),
+    m.Conflict(),
+    m.Vote(BIG, BIG, True),
+    m.Voted(BIG, BIG, True, False),
+    m.Leading(BIG, BIG, BIG),
+    m.Following(BIG, BIG, BIG),
+    m.Submit(BIG, BIG, BIG, BIG, BIG, True),
+    m.Assigned(BIG, BIG, BIG, BIG, True),
+]
+
+
+# Identity
+
+
+def test_a_key_is_kept_in_a_file_for_its_owner_only(tmp_path):
+    path = tmp_path / "key.pem"
+    identity = Identity.create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Identity.load(path).public == identity.public
+    assert identity.public.hex() in repr(identity)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes")
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read_is_refused(tmp_path, mode):
+    path = tmp_path / "key.pem"
+    Identity.create(path)
+    path.chmod(mode)
+    with pytest.raises(IdentityError, match=f"readable by others.*chmod 600 {path}"):
+        Identity.load(path)
+
+
+def test_a_key_is_never_overwritten(tmp_path):
+    path = tmp_path / "key.pem"
+    Identity.create(path)
+    before = path.read_bytes()
+    with pytest.raises(IdentityError, match="never overwritten"):
+        Identity.create(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"secret", b"-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n"])
+def test_a_file_that_is_no_key_is_refused_without_being_quoted(tmp_path, content):
+    path = tmp_path / "key.pem"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(IdentityError, match="not a key file") as refused:
+        Identity.load(path)
+    assert "secret" not in str(refused.value)
+    assert "c2VjcmV0" not in str(refused.value)
+
+
+def test_a_missing_key_is_said_to_be_missing(tmp_path):
+    with pytest.raises(IdentityError, match="No such file"):
+        Identity.load(tmp_path / "key.pem")
+
+
+def test_signatures():
+    identity = Identity.from_seed(bytes(32))
+    verifier = Verifier(identity.public)
+    assert verifier.valid(identity.sign(b"x"), b"x")
+    assert not verifier.valid(identity.sign(b"x"), b"y")
+    assert not Verifier(Identity.from_seed(b"1" * 32).public).valid(identity.sign(b"x"), b"x")
+
+
+# Messages: msgpack, as another implementation reads and writes it
+
+
+@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
+def test_messages_are_plain_msgpack(message):
+    encoded = msgspec.msgpack.encode(message)
+    fields = msgpack.unpackb(encoded)
+    assert fields == [message.__struct_config__.tag, *msgspec.structs.astuple(message)]
+    assert msgspec.msgpack.decode(msgpack.packb(fields), type=m.Message) == message
+
+
+def test_every_kind_has_been_tried():
+    assert {type(message) for message in EVERY_MESSAGE} == set(m.Message.__args__)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["get", -1, 0, "trained"],
+        ["get", 2**32, 0, "trained"],
+        ["get", 0, 0, "else"],
+        ["get", 0, 0],
+        ["get", 0, 0, "trained", 1],
+        ["get", "0", 0, "trained"],
+        ["fetch", 0],
+        ["update", 0, 0, "trained", 1, True, -1.0],
+        ["update", 0, 0, "trained", 1, True, float("inf")],
+        ["update", 0, 0, "trained", 1, True, float("nan")],
+        [],
+        {"get": 0},
+        None,
+    ],
+)
+def test_what_is_not_a_message_is_refused(fields):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgpack.packb(fields), type=m.Message)
+
+
+def test_terms_survive_the_wire():
+    terms = m.Terms({"layout": "abc", "policy.tau": "3.0"}, {"group": 2, "share": 0.5, "name": "x"}, 7, False)
+    assert m.decode_terms(terms.encode()) == terms
+    assert msgpack.unpackb(terms.encode())["agreed"]["policy.tau"] == "3.0"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb({"agreed": {}, "about": {}, "round": 0}),
+        msgpack.packb({"agreed": {"x" * 65: ""}, "about": {}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {str(k): "" for k in range(129)}, "about": {}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {"a": "x" * 257}, "about": {}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {}, "about": {"a": [1]}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {}, "about": {"a": float("nan")}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {}, "about": {}, "round": 0, "stopped": False, "more": 1}),
+        b"\x91" * 70_000,
+    ],
+)
+def test_terms_have_limits(payload):
+    with pytest.raises(ProtocolError):
+        m.decode_terms(payload)
+
+
+# Payloads
+
+
+def test_a_model_travels_as_raw_floats_then_extras():
+    params = np.array([1, 2, 3], np.float32)
+    extras = {"peers": np.array([7, 8], np.uint64), "similarities": np.array([[0.5]], np.float32)}
+    payload = params.tobytes() + encode_extras(extras)
+    assert payload[:12] == b"\x00\x00\x80?\x00\x00\x00@\x00\x00@@"
+    found, more = decode(payload, 3)
+    assert found.tolist() == [1, 2, 3]
+    assert {name: array.tolist() for name, array in more.items()} == {"peers": [7, 8], "similarities": [[0.5]]}
+    assert not found.flags.writeable
+
+
+def test_without_extras_there_is_nothing_after_the_model():
+    assert encode_extras({}) == b""
+    assert decode(np.zeros(2, np.float32).tobytes(), 2)[1] == {}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_model_with_a_value_that_is_not_finite_is_refused(value):
+    with pytest.raises(ProtocolError) as refused:
+        decode(np.array([0, value, 1], np.float32).tobytes(), 3)
+    assert refused.value.cause == "not finite"
+
+
+@pytest.mark.parametrize("size", [0, 4, 11, 13, 16])
+def test_a_model_of_the_wrong_length_is_refused(size):
+    with pytest.raises(ProtocolError) as refused:
+        decode(bytes(size), 3)
+    assert refused.value.cause == "wrong length"
+
+
+def packed(name="a", dtype="f4", shape=(1,), data=bytes(4)):
+    return msgpack.packb([[name, dtype, list(shape), data]])
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        packed(shape=(2,)),
+        packed(shape=(2**24, 2**24)),
+        packed(shape=(-1,)),
+        packed(dtype="O"),
+        packed(name=""),
+        packed(shape=(1, 1, 1, 1, 1)),
+        msgpack.packb([["a", "f4", [0], b""]] * 17),
+        msgpack.packb([["a", "f4", [0], b""]] * 2),
+        msgpack.packb(["builtins", "eval"]),
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 5000,
+        bytes(EXTRAS_LIMIT + 1),
+    ],
+)
+def test_malformed_extras_are_refused(extras):
+    with pytest.raises(ProtocolError):
+        decode(bytes(12) + extras, 3)
+
+
+def test_extras_that_cannot_travel_are_the_callers_fault():
+    with pytest.raises(ValueError, match="known: float32"):
+        encode_extras({"a": np.array(["x"])})
+    with pytest.raises(ValueError, match="at most"):
+        encode_extras({"a": np.zeros(EXTRAS_LIMIT)})
+
+
+# Submissions and assignments
+
+MODEL = np.arange(3, dtype=np.float32)
+EXTRAS = {"cluster": np.array([0, 1])}
+
+
+@pytest.mark.parametrize("start", [None, -MODEL])
+@pytest.mark.parametrize(("extras", "previous"), [({}, {}), (EXTRAS, {}), ({"cluster": np.zeros(2)}, EXTRAS)])
+def test_a_submission_is_one_or_two_models_and_what_is_said_with_them(start, extras, previous):
+    models = MODEL.tobytes() + (b"" if start is None else start.tobytes())
+    payload = models + encode_submission(extras, previous)
+    assert (payload == models) == (not extras and not previous)
+    submitted = decode_submission(payload, 3, start is not None)
+    assert submitted.params.tolist() == MODEL.tolist()
+    assert start is None or submitted.start.tolist() == start.tolist()
+    for found, said in ((submitted.extras, extras), (submitted.previous, previous)):
+        assert {name: array.tolist() for name, array in found.items()} == {k: v.tolist() for k, v in said.items()}
+
+
+def test_an_assignment_is_a_model_and_who_counted_in_it():
+    given = decode_assignment(MODEL.tobytes() + encode_assignment({"bob": 0.25, "alice": 0.75}, EXTRAS), 3)
+    assert given.params.tolist() == MODEL.tolist()
+    assert given.weights == {"bob": 0.25, "alice": 0.75}
+    assert given.extras["cluster"].tolist() == [0, 1]
+
+
+TWO = msgpack.packb([[], []])
+
+
+@pytest.mark.parametrize(
+    ("payload", "start", "cause"),
+    [
+        (MODEL.tobytes()[1:], False, "wrong length"),
+        (MODEL.tobytes() * 2, False, "wrong length"),
+        (MODEL.tobytes() + TWO, True, "wrong length"),
+        (MODEL.tobytes() * 2 + TWO[:-1], True, "wrong length"),
+        (MODEL.tobytes() + TWO + b"\0", False, "wrong length"),
+        (MODEL.tobytes() + packed(), False, "wrong length"),
+        (MODEL.tobytes() + bytes(EXTRAS_LIMIT + 1), False, "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["a", "f4", [0], b""]] * 2, []]), False, "malformed"),
+        (MODEL.tobytes() + msgpack.packb([[], [["a", "f4", [9], b""]]]), False, "malformed"),
+        (np.full(3, np.inf, np.float32).tobytes(), False, "not finite"),
+        (MODEL.tobytes() + np.full(3, np.nan, np.float32).tobytes(), True, "not finite"),
+    ],
+)
+def test_a_malformed_submission_is_refused_with_its_cause(payload, start, cause):
+    with pytest.raises(ProtocolError) as refused:
+        decode_submission(payload, 3, start)
+    assert refused.value.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("payload", "cause"),
+    [
+        (MODEL.tobytes(), "wrong length"),
+        (MODEL.tobytes() + TWO[:-1], "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["a", float("nan")]], []]), "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["", 1.0]], []]), "wrong length"),
+        (MODEL.tobytes() + msgpack.packb([[["a", 0.5], ["a", 0.5]], []]), "malformed"),
+        (np.full(3, np.inf, np.float32).tobytes() + TWO, "not finite"),
+    ],
+)
+def test_a_malformed_assignment_is_refused_with_its_cause(payload, cause):
+    with pytest.raises(ProtocolError) as refused:
+        decode_assignment(payload, 3)
+    assert refused.value.cause == cause
+
+
+def test_what_cannot_travel_with_a_submission_is_the_callers_fault():
+    half = {"a": np.zeros(EXTRAS_LIMIT // 16 + 1)}
+    assert encode_submission(half, {})
+    with pytest.raises(ValueError, match="at most"):
+        encode_submission(half, half)
+    with pytest.raises(ValueError, match="at most"):
+        encode_assignment({f"{k:060}": 0.0 for k in range(20_000)}, {})
+
+
+# The envelope
+
+
+@dataclass
+class Pair:
+    """Alice, who seals, and Bob's door."""
+
+    alice: Identity
+    bob: Identity
+    sealer: Sealer
+    door: Door
+
+    def frame(self, message=EVERY_MESSAGE[2], payload=EMPTY):
+        return bytearray(b"".join(self.sealer.seal(message, self.bob.public, payload)))
+
+
+def make_pair(boot=1, federation=FEDERATION):
+    alice, bob = Identity.from_seed(b"a" * 32), Identity.from_seed(b"b" * 32)
+    sealer = Sealer(alice, federation, LAYOUT, boot)
+    return Pair(alice, bob, sealer, Door({"alice": alice.public}, bob.public, FEDERATION, limit=1000))
+
+
+@pytest.fixture
+def pair():
+    return make_pair()
+
+
+def cause(door, frame):
+    with pytest.raises(ProtocolError) as refused:
+        door.open(frame)
+    return refused.value.cause
+
+
+@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("size", [0, 1000])
+def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, size):
+    payload = b"p" * size if isinstance(message, m.WithPayload) else b""
+    frame = pair.frame(message, Payload.of(payload))
+    assert len(frame) == OVERHEAD + len(payload)
+    opened = pair.door.open(frame)
+    assert (opened.sender, opened.message, bytes(opened.payload), opened.boot) == ("alice", message, payload, 1)
+
+
+def test_the_header_is_plain_msgpack(pair):
+    header = msgpack.unpackb(pair.frame()[:HEADER_SIZE])
+    assert header[:6] == [5, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
+    assert header[11] == ["get", BIG, BIG, "prepared", b""]
+
+
+def test_what_was_said_over_one_link_is_refused_on_another(pair):
+    frame = b"".join(pair.sealer.seal(m.Ping(1), pair.bob.public, session=b"1" * 16))
+    for session in (b"2" * 16, bytes(16)):
+        with pytest.raises(ProtocolError, match="other session"):
+            pair.door.open(frame, session)
+    assert pair.door.open(frame, b"1" * 16).sender == "alice"
+
+
+def test_a_member_cannot_pass_on_what_another_has_said(pair):
+    with pytest.raises(ProtocolError, match="other sender"):
+        pair.door.open(pair.frame(), key=pair.bob.public)
+    assert pair.door.open(pair.frame(), key=pair.alice.public).sender == "alice"
+
+
+def test_members_come_and_go(pair):
+    carol = Identity.from_seed(b"c" * 32)
+    sealer = Sealer(carol, FEDERATION, b"l" * 16, 1)
+
+    def said():
+        return b"".join(sealer.seal(m.Ping(1), pair.bob.public))
+
+    assert cause(pair.door, said()) == "stranger"
+    pair.door.admit("carol", carol.public)
+    once = said()
+    assert pair.door.open(once).sender == "carol"
+    pair.door.expel(carol.public)
+    assert cause(pair.door, said()) == "stranger"
+    pair.door.admit("carol", carol.public)
+    assert cause(pair.door, once) == "replay"  # what was seen before stays known
+
+
+def test_every_changed_byte_is_noticed(pair):
+    frame = pair.frame(m.Score(1, 1), Payload.of(b"payload"))
+    for position in range(len(frame)):
+        changed = bytearray(frame)
+        changed[position] ^= 1
+        with pytest.raises(ProtocolError):
+            pair.door.open(changed)
+    assert pair.door.open(frame).sender == "alice"  # none of those used up its sequence number
+
+
+@pytest.mark.parametrize("message", EVERY_MESSAGE, ids=lambda message: type(message).__name__)
+def test_only_some_messages_have_a_payload(pair, message):
+    if isinstance(message, m.WithPayload):
+        return
+    assert cause(pair.door, pair.frame(message, Payload.of(b"p"))) == "wrong length"
+    assert pair.door.open(pair.frame(message)).message == message
+
+
+@pytest.mark.parametrize("fields", [12, 13, 14])
+def test_another_version_is_known_as_one_even_where_its_header_has_other_fields(pair, fields):
+    frame = pair.frame()
+    frame[:2] = bytes([0x90 | fields, 4])
+    assert cause(pair.door, frame) == "version"
+    frame[:2] = bytes([0x9E, 5])
+    assert cause(pair.door, frame) == "malformed"
+
+
+def test_a_wrong_signature_has_its_own_cause(pair):
+    frame = pair.frame()
+    frame[HEADER_SIZE] ^= 1
+    assert cause(pair.door, frame) == "wrong signature"
+
+
+def test_another_payload_than_the_signed_one(pair):
+    frame = pair.frame(m.Score(1, 1), Payload.of(b"payload"))
+    frame[-1] ^= 1
+    assert cause(pair.door, frame) == "wrong signature"
+
+
+def test_frames_of_strangers_others_and_other_federations(pair):
+    stranger = Sealer(Identity.from_seed(b"s" * 32), FEDERATION, LAYOUT, 1)
+    assert cause(pair.door, b"".join(stranger.seal(m.Hello(), pair.bob.public))) == "stranger"
+    assert cause(pair.door, b"".join(pair.sealer.seal(m.Hello(), pair.alice.public))) == "other recipient"
+    assert cause(pair.door, make_pair(federation=b"g" * 16).frame()) == "other federation"
+
+
+def test_sizes_are_checked_first(pair):
+    assert cause(pair.door, b"") == "wrong length"
+    assert cause(pair.door, pair.frame()[: OVERHEAD - 1]) == "wrong length"
+    assert cause(pair.door, pair.frame(m.Score(1, 1), Payload.of(bytes(1001)))) == "wrong length"
+    assert cause(pair.door, pair.frame() + b"x") == "wrong length"
+    assert cause(pair.door, b"\xdd\xff\xff\xff\xff" + bytes(OVERHEAD)) == "malformed"
+
+
+def test_a_frame_is_taken_once(pair):
+    first, second = pair.frame(), pair.frame()
+    pair.door.open(second)
+    pair.door.open(first)  # frames may overtake each other
+    assert cause(pair.door, first) == cause(pair.door, second) == "replay"
+
+
+def test_after_a_restart_old_frames_are_still_refused(pair):
+    old, unseen = pair.frame(), pair.frame()
+    pair.door.open(old)
+    pair.door.open(make_pair(boot=2).frame())
+    assert cause(pair.door, unseen) == "replay"
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=700))
+def test_whatever_comes_only_the_documented_error_is_raised(data):
+    with pytest.raises(ProtocolError):
+        make_pair().door.open(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=500)
+@given(st.data())
+def test_mutated_frames_raise_only_the_documented_error(data):
+    pair = make_pair()
+    frame = pair.frame(data.draw(st.sampled_from(EVERY_MESSAGE)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, HEADER_SIZE - 1))
+        frame[position] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        assert pair.door.open(frame).sender == "alice"  # the mutation changed nothing
+
+
+# Replay
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=80))
+def test_the_window_is_a_set_of_what_was_seen(frames):
+    window, seen, newest = ReplayWindow(), set(), -1
+    for boot, sequence in frames:
+        fresh = boot >= newest and (boot, sequence) not in seen
+        try:
+            window.check(boot, sequence)
+        except ProtocolError:
+            assert not fresh
+        else:
+            assert fresh
+            window.commit(boot, sequence)
+            seen.add((boot, sequence))
+            newest = max(newest, boot)
+
+
+def test_the_window_is_as_wide_as_stated():
+    window = ReplayWindow()
+    window.commit(0, 5000)
+    window.check(0, 5000 - WIDTH + 1)
+    with pytest.raises(ProtocolError):
+        window.check(0, 5000 - WIDTH)
+    window.commit(0, BIG)  # a leap takes no memory
+    with pytest.raises(ProtocolError):
+        window.check(0, 5001)

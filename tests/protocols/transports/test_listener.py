@@ -1,0 +1,155 @@
+"""Connections that a listener accepts, and those that it drops because their host, or all hosts, make too many."""
+
+import asyncio
+import socket
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from p2pfl.protocols.addresses import network
+from p2pfl.protocols.transports import listener
+from p2pfl.protocols.transports.listener import HOST_BURST, HOST_RATE, Listener
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine")
+
+
+class Ear:
+    """A listener, whom it has handed on and whom it has dropped."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.taken, self.dropped = [], []
+        self.listener = Listener(self.take, self.drop, lambda: self.now)
+        self.news = asyncio.Event()
+        self.error = None  # raised once in place of taking a connection
+
+    def take(self, connection, remote, host):
+        if self.error is not None:
+            error, self.error = self.error, None
+            self.news.set()
+            raise error
+        self.taken.append(host)
+        connection.close()
+        self.news.set()
+
+    def drop(self, remote):
+        self.dropped.append(remote.partition(":")[0])
+        self.news.set()
+
+    async def until(self, taken, dropped):
+        async with asyncio.timeout(20):
+            while (len(self.taken), len(self.dropped)) != (taken, dropped):
+                self.news.clear()
+                await self.news.wait()
+
+    def connect(self, host="127.0.0.1"):
+        return socket.create_connection(self.listener.sockets[0].getsockname(), source_address=(host, 0))
+
+
+@asynccontextmanager
+async def listening():
+    ear = Ear()
+    await ear.listener.bind("127.0.0.1", 0)
+    task = asyncio.create_task(ear.listener.accept(ear.listener.sockets[0]))
+    try:
+        yield ear
+    finally:
+        task.cancel()
+        ear.listener.close()
+        await asyncio.wait([task])
+
+
+@needs_linux
+def test_a_host_that_connects_too_often_is_dropped_and_others_are_not(on_loop):
+    async def main():
+        async with listening() as ear:
+            flood = [ear.connect("127.0.0.2") for _ in range(HOST_BURST + 100)]
+            await ear.until(HOST_BURST, 100)
+            flood.append(ear.connect("127.0.0.3"))
+            await ear.until(HOST_BURST + 1, 100)
+            assert ear.taken[-1] == "127.0.0.3"
+            assert set(ear.dropped) == {"127.0.0.2"}
+            ear.now = 1.0
+            flood += [ear.connect("127.0.0.2") for _ in range(int(HOST_RATE) + 1)]
+            await ear.until(HOST_BURST + 1 + int(HOST_RATE), 101)
+            for connection in flood:
+                connection.close()
+
+    on_loop(main())
+
+
+@needs_linux
+def test_all_hosts_together_may_make_so_many_connections(monkeypatch, on_loop):
+    monkeypatch.setattr(listener, "BURST", 10)
+
+    async def main():
+        async with listening() as ear:
+            connections = [ear.connect(f"127.0.0.{k}") for k in range(1, 16)]
+            await ear.until(10, 5)
+            for connection in connections:
+                connection.close()
+
+    on_loop(main())
+
+
+def test_a_dropped_connection_is_ended_at_once(monkeypatch, on_loop):
+    monkeypatch.setattr(listener, "HOST_BURST", 0)
+
+    async def main():
+        async with listening() as ear:
+            connection = ear.connect()
+            await ear.until(0, 1)
+            with pytest.raises(ConnectionResetError):
+                connection.recv(1)
+            connection.close()
+
+    on_loop(main())
+
+
+def test_listener_reports_a_fault_and_goes_on_accepting(on_loop):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context["exception"]))
+        async with listening() as ear:
+            error = ear.error = KeyError("chaos")
+            broken = ear.connect()
+            await ear.news.wait()
+            other = ear.connect()
+            await ear.until(1, 0)
+            assert faults == [error]
+            broken.settimeout(20)
+            assert broken.recv(1) == b""  # it was closed
+            for connection in (broken, other):
+                connection.close()
+
+    on_loop(main())
+
+
+def test_listener_counts_ipv6_hosts_by_their_network(on_loop):
+    async def main():
+        ear = Ear()
+
+        def connects(host):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                return not ear.listener.meet(theirs, (host, 4100, 0, 0))
+
+        assert all(connects(f"2001:db8::{k:x}") for k in range(HOST_BURST))
+        assert not connects("2001:db8::ffff:1")
+        assert connects("2001:db8:0:1::1")
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize(
+    ("host", "same", "other"),
+    [
+        ("10.0.0.1", "::ffff:10.0.0.1", "10.0.0.2"),
+        ("2001:db8::1", "2001:db8:0:0:ffff::1", "2001:db8:0:1::1"),
+        ("fe80::1", "fe80::1%2", "fd00::1"),
+        ("broker", "broker", "pi.lan"),
+    ],
+)
+def test_network_stands_for_an_ipv4_address_or_a_64_of_ipv6(host, same, other):
+    assert network(host) == network(same) != network(other)

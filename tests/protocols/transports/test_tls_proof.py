@@ -1,0 +1,99 @@
+"""The steps of both proofs, frames from pieces, and timers: what a TLS link is made of (tls_proof, tls_frames, timer)."""
+
+import asyncio
+
+import pytest
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.timer import Timer
+from p2pfl.protocols.transports.tls_frames import PREFIX, FrameReader
+from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof, refusal_of
+from p2pfl.sim.simulation.clock import run
+from tests.support.members import ALICE, BOB, EVE, Members
+
+CERTIFICATE = b"a certificate of Bob"
+
+
+def sides(client=ALICE, certificate=CERTIFICATE, joining=False):
+    gate = Members(ALICE, BOB)
+    return ServerProof(BOB, gate, CERTIFICATE), ClientProof(client, gate, BOB.public, certificate, joining)
+
+
+def test_both_sides_prove_their_keys_and_know_the_same_session():
+    server, client = sides()
+    proof = client.step(memoryview(server.begin()))
+    accepted = server.step(memoryview(proof.reply))
+    proven = client.step(memoryview(accepted.reply))
+    assert (proof.proven, proven.reply) == (None, b"")
+    assert accepted.proven.key == ALICE.public
+    assert proven.proven.key == BOB.public
+    assert accepted.proven.session == proven.proven.session
+
+
+@pytest.mark.parametrize(("options", "cause"), [({"client": EVE}, "stranger"), ({"certificate": b"other"}, "wrong proof")])
+def test_proof_of_another_key_or_certificate_is_refused_with_its_cause(options, cause):
+    server, client = sides(**options)
+    proof = client.step(memoryview(server.begin()))
+    with pytest.raises(ProtocolError) as refused:
+        server.step(memoryview(proof.reply))
+    assert refused.value.cause == cause
+    assert client.step(memoryview(refusal_of(refused.value))).refusal.startswith(f"{cause}: ")
+
+
+def test_steps_out_of_their_order_are_malformed():
+    server, client = sides()
+    challenge = server.begin()
+    with pytest.raises(ProtocolError, match="out of its order"):
+        server.step(memoryview(challenge))
+    proof = client.step(memoryview(challenge))
+    accepted = server.step(memoryview(proof.reply)).reply
+    with pytest.raises(ProtocolError, match="out of its order"):
+        sides()[1].step(memoryview(accepted))
+    with pytest.raises(ProtocolError, match="out of its order"):
+        client.step(memoryview(challenge))
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_frames_come_whole_from_pieces_of_any_size(piece):
+    frames, reader, found = [b"one", b"another frame", b"x"], FrameReader(), []
+    stream = b"".join(len(frame).to_bytes(PREFIX, "big") + frame for frame in frames)
+    while stream:
+        buffer = reader.buffer()
+        count = min(len(buffer), piece, len(stream))
+        buffer[:count], stream = stream[:count], stream[count:]
+        if reader.advance(count):
+            if reader.in_frame:
+                found.append(bytes(reader.take()))
+            else:
+                reader.begin(memoryview(bytearray(reader.size())))
+    assert found == frames
+    assert not reader.in_frame
+
+
+def test_reader_that_is_cleared_waits_for_a_length():
+    reader = FrameReader()
+    reader.buffer()[:] = (1000).to_bytes(PREFIX, "big")
+    assert reader.advance(PREFIX)
+    reader.begin(memoryview(bytearray(1000)))
+    reader.advance(10)
+    reader.clear()
+    assert not reader.in_frame
+    assert len(reader.buffer()) == PREFIX
+
+
+def test_timer_calls_once_and_only_what_was_set_last():
+    calls = []
+
+    async def main():
+        timer = Timer()
+        timer.start(1.0, lambda: calls.append("first"))
+        timer.start(2.0, lambda: calls.append("second"))
+        await asyncio.sleep(5.0)
+        assert not timer.pending
+        timer.start(1.0, lambda: calls.append("third"))
+        assert timer.pending
+        timer.cancel()
+        await asyncio.sleep(5.0)
+
+    run(main())
+    assert calls == ["second"]

@@ -1,0 +1,879 @@
+"""One contract for every transport."""
+
+import asyncio
+import socket
+import ssl
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pytest
+
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.errors import AddressError, TransportError
+from p2pfl.protocols.reception_limits import GRACE, SLOWEST, Buffers, Reception
+from p2pfl.protocols.transports import handshake
+from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
+from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.tls import LINKS_PER_KEY, STRANGERS, TlsTransport
+from p2pfl.protocols.transports.tls_link import BACKLOG_FRAMES, GREETING, PIECES
+from p2pfl.sim.simulation.clock import VirtualLoop, run, virtual_loop
+from tests.support.gates import Club, identities
+
+MAX = 1_000_000
+
+
+@dataclass
+class Ear:
+    """A handler that remembers, and can be waited for."""
+
+    frames: list = field(default_factory=list)
+    links: list = field(default_factory=list)
+    lost_links: list = field(default_factory=list)
+    drained_links: list = field(default_factory=list)
+    refusals: list = field(default_factory=list)
+    trusting: bool = True
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def received(self, link, frame):
+        if self.trusting:
+            link.trust()
+        self.frames.append(bytes(frame))
+        self.links.append(link)
+        self.news.set()
+
+    def lost(self, link, reason):
+        self.lost_links.append((link, reason))
+        self.news.set()
+
+    def drained(self, link):
+        self.drained_links.append(link)
+        self.news.set()
+
+    def refused(self, cause, detail):
+        self.refusals.append((cause, detail))
+        self.news.set()
+
+    async def until(self, condition):
+        async with asyncio.timeout(20):
+            while not condition(self):
+                self.news.clear()
+                await self.news.wait()
+
+
+class Memory:
+    def __init__(self):
+        self.network = MemoryNetwork()
+        self.count = 0
+
+    def transport(self):
+        self.count += 1
+        transport = self.network.transport(f"node-{self.count}")
+        transport.public = b""  # nothing is proven
+        return transport
+
+
+class Tls:
+    def __init__(self):
+        self.people = identities(2)
+        self.gate = Club(*self.people)
+        self.left = list(self.people)
+
+    def transport(self):
+        identity = self.left.pop()
+        transport = TlsTransport("127.0.0.1:0", identity, self.gate, MAX)
+        transport.public = identity.public
+        return transport
+
+
+KINDS = {
+    "memory": (Memory, asyncio.new_event_loop),
+    "memory on virtual time": (Memory, virtual_loop),
+    "tls": (Tls, asyncio.new_event_loop),
+}
+try:
+    import uvloop
+
+    KINDS["tls on uvloop"] = (Tls, uvloop.new_event_loop)
+except ImportError:
+    pass
+
+
+@pytest.fixture(params=KINDS)
+def contract(request):
+    """Runs a test of two transports that listen, each with its ear."""
+    world, loop = KINDS[request.param]
+
+    def go(test):
+        async def main():
+            place = world()
+            a, b = place.transport(), place.transport()
+            ears = Ear(), Ear()
+            await a.listen(ears[0])
+            await b.listen(ears[1])
+            try:
+                await test(a, b, *ears)
+            finally:
+                await a.close()
+                await b.close()
+
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(main())
+
+    return go
+
+
+@pytest.mark.parametrize("size", [1, 100, MAX])
+def test_a_frame_arrives_whole(contract, size):
+    async def test(a, b, ear_a, ear_b):
+        frame = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        link = await a.dial(b.address, b.public)
+        link.send([b"hello"])
+        link.send([frame[:1], memoryview(frame[1:])])
+        await ear_b.until(lambda ear: len(ear.frames) == 2)
+        assert ear_b.frames == [b"hello", frame]
+
+    contract(test)
+
+
+def test_frames_keep_their_order_and_their_bounds(contract):
+    async def test(a, b, ear_a, ear_b):
+        link = await a.dial(b.address, b.public)
+        sent = [bytes([k]) * (1 + 37 * k % 5000) for k in range(200)]
+        for frame in sent:
+            link.send([frame])
+        await ear_b.until(lambda ear: len(ear.frames) == 200)
+        assert ear_b.frames == sent
+
+    contract(test)
+
+
+def test_a_link_carries_both_ways(contract):
+    async def test(a, b, ear_a, ear_b):
+        link = await a.dial(b.address, b.public)
+        link.send([b"question"])
+        await ear_b.until(lambda ear: ear.frames)
+        ear_b.links[0].send([b"answer"])
+        await ear_a.until(lambda ear: ear.frames)
+        assert ear_a.frames == [b"answer"]
+        assert ear_a.links == [link]
+
+    contract(test)
+
+
+def test_both_may_dial_each_other(contract):
+    async def test(a, b, ear_a, ear_b):
+        (await a.dial(b.address, b.public)).send([b"from a"])
+        (await b.dial(a.address, a.public)).send([b"from b"])
+        await ear_b.until(lambda ear: ear.frames)
+        await ear_a.until(lambda ear: ear.frames)
+        assert (ear_a.frames, ear_b.frames) == ([b"from b"], [b"from a"])
+
+    contract(test)
+
+
+def test_a_frame_that_came_stays_as_it_is(contract):
+    async def test(a, b, ear_a, ear_b):
+        kept = []
+        ear_b.received = lambda link, frame: (kept.append(frame), Ear.received(ear_b, link, frame))
+        link = await a.dial(b.address, b.public)
+        for k in range(20):
+            link.send([bytes([k]) * 1000])
+        await ear_b.until(lambda ear: len(ear.frames) == 20)
+        assert [bytes(frame) for frame in kept] == [bytes([k]) * 1000 for k in range(20)]
+
+    contract(test)
+
+
+def test_closing_is_noticed_by_the_other_side_and_by_nobody_twice(contract):
+    async def test(a, b, ear_a, ear_b):
+        link = await a.dial(b.address, b.public)
+        link.send([b"hello"])
+        await ear_b.until(lambda ear: ear.frames)
+        link.close()
+        link.close()
+        await ear_b.until(lambda ear: ear.lost_links)
+        assert ear_b.lost_links[0][0] is ear_b.links[0]
+        assert "closed" in ear_b.lost_links[0][1]
+        assert ear_a.lost_links == []
+        with pytest.raises(TransportError, match="closed"):
+            link.send([b"too late"])
+
+    contract(test)
+
+
+def test_a_transport_that_closes_ends_its_links(contract):
+    async def test(a, b, ear_a, ear_b):
+        link = await a.dial(b.address, b.public)
+        link.send([b"hello"])
+        await ear_b.until(lambda ear: ear.frames)
+        await b.close()
+        await ear_a.until(lambda ear: ear.lost_links)
+        with pytest.raises(TransportError):
+            await a.dial(b.address, b.public)
+
+    contract(test)
+
+
+def test_nobody_there(contract):
+    async def test(a, b, ear_a, ear_b):
+        address = b.address
+        await b.close()
+        with pytest.raises(TransportError):
+            await a.dial(address, b.public)
+
+    contract(test)
+
+
+def test_an_address_is_listened_on_once(contract):
+    async def test(a, b, ear_a, ear_b):
+        if isinstance(a, TlsTransport):
+            other = TlsTransport(a.address, a.identity, a.gate, MAX)
+        else:
+            other = a.network.transport(a.name)
+        with pytest.raises(TransportError, match="in use"):
+            await other.listen(Ear())
+
+    contract(test)
+
+
+# TLS alone
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "4100",
+        "127.0.0.1",
+        "127.0.0.1:",
+        "127.0.0.1:x",
+        "127.0.0.1:70000",
+        "[::1:41",
+        "::1]:41",
+        "fe80::1:41",
+        "a\x1b[2J:41",
+    ],
+)
+def test_malformed_addresses(address):
+    with pytest.raises(AddressError, match="not of the form"):
+        split_address(address)
+
+
+def test_addresses():
+    assert split_address("tcp://127.0.0.1:41") == ("127.0.0.1", 41)
+    assert split_address("[::1]:41") == ("::1", 41)
+    assert split_address(":41") == ("", 41)
+
+
+class Party:
+    """A transport over TLS that listens, with its ear and its key."""
+
+    def __init__(self, identity, gate, address="127.0.0.1:0"):
+        self.identity, self.gate, self.ear = identity, gate, Ear()
+        self.transport = TlsTransport(address, identity, gate, MAX)
+
+    async def __aenter__(self):
+        await self.transport.listen(self.ear)
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.transport.close()
+
+    async def dial(self, other, key=None, **options):
+        return await self.transport.dial(other.transport.address, key or other.identity.public, **options)
+
+    def refusals(self):
+        return [cause for cause, _ in self.ear.refusals]
+
+
+def pair(count=2, **options):
+    people = identities(count)
+    club = Club(*people, **options)
+    return [Party(person, club) for person in people]
+
+
+async def raw(transport):
+    return await asyncio.open_connection(*split_address(transport.address))
+
+
+async def raw_tls(transport):
+    return await asyncio.open_connection(*split_address(transport.address), ssl=client_context())
+
+
+async def read_frame(reader):
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+def frame(data):
+    return len(data).to_bytes(4, "big") + data
+
+
+def test_both_ends_know_each_other_and_name_the_session_alike(on_loop):
+    async def main():
+        async with pair()[0] as a, Party(identities(1)[0], a.gate) as b:
+            a.gate.members.add(b.identity.public)
+            link = await a.dial(b)
+            again = await a.dial(b)
+            link.send([b"x"])
+            again.send([b"y"])
+            await b.ear.until(lambda ear: len(ear.frames) == 2)
+            assert link.key == b.identity.public
+            assert {one.key for one in b.ear.links} == {a.identity.public}
+            assert {link.session, again.session} == {one.session for one in b.ear.links}
+            assert link.session != again.session
+            assert link.dialled
+            assert not b.ear.links[0].dialled
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize("address", ["[::1]:0", ":0"])
+def test_ipv6_and_all_addresses(address, on_loop):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+
+    async def main():
+        a, b = pair()
+        b.transport = TlsTransport(address, b.identity, b.gate, MAX)
+        async with a, b:
+            port = split_address(b.transport.address)[1]
+            for host in ("[::1]",) if address.startswith("[") else ("[::1]", "127.0.0.1"):
+                link = await a.transport.dial(f"{host}:{port}", b.identity.public)
+                link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+
+    on_loop(main())
+
+
+def test_a_stranger_with_a_valid_key_is_kept_out_on_both_sides(on_loop):
+    async def main():
+        a, b = pair()
+        stranger = Party(identities(1)[0], Club(a.identity, b.identity))  # whatever it believes of itself
+        async with a, b, stranger:
+            with pytest.raises(TransportError, match="keeps this node out: stranger"):
+                await stranger.dial(b)
+            assert b.refusals() == ["stranger"]
+            assert not b.transport.links
+            assert b.ear.frames == []
+
+    on_loop(main())
+
+
+def test_a_revoked_member_is_kept_out(on_loop):
+    async def main():
+        a, b = pair()
+        async with a, b:
+            b.gate.gone.add(a.identity.public)
+            with pytest.raises(TransportError, match="keeps this node out: revoked"):
+                await a.dial(b)
+            assert b.refusals() == ["revoked"]
+
+    on_loop(main())
+
+
+def test_a_member_of_another_federation_is_kept_out(on_loop):
+    async def main():
+        people = identities(2)
+        a, b = Party(people[0], Club(*people, federation=bytes(16))), Party(people[1], Club(*people))
+        async with a, b:
+            with pytest.raises(TransportError, match="keeps this node out: other federation"):
+                await a.dial(b)
+            assert b.refusals() == ["other federation"]
+
+    on_loop(main())
+
+
+def test_who_claims_a_members_key_is_found_out(on_loop):
+    async def main():
+        a, b = pair()
+        claimed, own = a.identity.public, identities(1)[0]
+
+        class Liar:
+            public = claimed
+            private_pem = own.private_pem
+            sign = own.sign
+
+        async with b:
+            reader, writer = await raw_tls(b.transport)
+            challenge = handshake.decode(await read_frame(reader))
+            proof, _ = handshake.prove(Liar, b.gate, challenge, b.identity.public, b.transport.certificate, joining=False)
+            writer.write(frame(handshake.encode(proof)))
+            answer = handshake.decode(await read_frame(reader))
+            assert answer.cause == "wrong proof"
+            assert await reader.read() == b""
+            assert b.refusals() == ["wrong proof"]
+            assert not b.transport.links
+            writer.close()
+
+    on_loop(main())
+
+
+def test_a_proof_that_was_given_to_one_member_is_worth_nothing_at_another(on_loop):
+    """Member m, dialled by a, asks b for a challenge and has a answer it."""
+
+    async def main():
+        a, b, m = pair(3)
+        async with a, b, m:
+            reader, writer = await raw_tls(b.transport)
+            challenge = handshake.decode(await read_frame(reader))
+            proof, _ = handshake.prove(
+                a.identity, a.gate, challenge, m.identity.public, m.transport.certificate, joining=False
+            )
+            writer.write(frame(handshake.encode(proof)))
+            assert handshake.decode(await read_frame(reader)).cause == "wrong proof"
+            assert b.refusals() == ["wrong proof"]
+            writer.close()
+
+    on_loop(main())
+
+
+def test_a_recorded_proof_is_worth_nothing_in_another_connection(on_loop):
+    async def main():
+        a, b = pair()
+        async with b:
+            recorded = None
+            for expected in (handshake.Accepted, handshake.Refused):
+                reader, writer = await raw_tls(b.transport)
+                challenge = handshake.decode(await read_frame(reader))
+                if recorded is None:
+                    proof, _ = handshake.prove(
+                        a.identity, a.gate, challenge, b.identity.public, b.transport.certificate, joining=False
+                    )
+                    recorded = frame(handshake.encode(proof))
+                writer.write(recorded)
+                assert isinstance(handshake.decode(await read_frame(reader)), expected)
+                writer.close()
+            assert b.refusals() == ["wrong proof"]
+
+    on_loop(main())
+
+
+def test_the_right_address_with_another_key_hears_not_one_byte(on_loop):
+    async def main():
+        a, b = pair()
+        other = identities(1)[0]
+        said = []
+
+        class Recorder(asyncio.Protocol):
+            def data_received(self, data):
+                said.append(data)
+
+        loop = asyncio.get_running_loop()
+        context = server_context(other, make_certificate(other))
+        server = await loop.create_server(Recorder, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        async with a:
+            with pytest.raises(TransportError, match="another key than the one that was dialled"):
+                await a.transport.dial(f"127.0.0.1:{port}", b.identity.public)
+            assert a.refusals() == ["wrong key"]
+        server.close()
+        await server.wait_closed()
+        assert said == []
+
+    on_loop(main())
+
+
+def test_one_who_wants_to_join_may_ask_where_members_are_invited(on_loop):
+    async def main():
+        a, b = pair(invites=False)
+        newcomer = Party(identities(1)[0], b.gate)
+        async with a, b, newcomer:
+            with pytest.raises(TransportError, match="keeps this node out: not inviting"):
+                await newcomer.dial(b, joining=True)
+            b.gate.invites = True
+            link = await newcomer.dial(b, joining=True)
+            link.send([b"may I?"])
+            await b.ear.until(lambda ear: ear.frames)
+            assert b.ear.links[0].joining
+            assert b.ear.links[0].key == newcomer.identity.public
+            link.send([bytes(handshake.LIMIT + 1)])  # too much to ask
+            await b.ear.until(lambda ear: ear.lost_links)
+
+    on_loop(main())
+
+
+def test_nothing_but_tls_1_3_is_spoken(on_loop):
+    async def main():
+        (b,) = pair(1)
+        async with b:
+            old = client_context()
+            old.minimum_version = ssl.TLSVersion.TLSv1_2
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.open_connection(*split_address(b.transport.address), ssl=old)
+            reader, writer = await raw(b.transport)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+            assert not b.transport.links
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize("said", [b"", b"\xc1", b"\x91" * 2000, b"\xdd\xff\xff\xff\xff", bytes(handshake.LIMIT)])
+def test_nonsense_before_the_proof_is_counted_and_ends_the_connection(said, on_loop):
+    async def main():
+        (b,) = pair(1)
+        async with b:
+            reader, writer = await raw_tls(b.transport)
+            await read_frame(reader)
+            writer.write(frame(said))
+            await asyncio.wait_for(reader.read(), 20)
+            assert b.refusals() == ["malformed"]
+            assert not b.transport.strangers
+            writer.close()
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize("size", [0, handshake.LIMIT + 1, 2**32 - 1])
+def test_more_than_a_little_before_the_proof_ends_the_connection_before_memory_is_taken(size, on_loop):
+    async def main():
+        (b,) = pair(1)
+        async with b:
+            reader, writer = await raw_tls(b.transport)
+            await read_frame(reader)
+            writer.write(size.to_bytes(4, "big"))
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            assert b.refusals() == ["malformed"]
+            writer.close()
+
+    on_loop(main())
+
+
+def test_a_member_that_was_not_introduced_may_not_send_much(on_loop):
+    async def main():
+        a, b = pair()
+        b.ear.trusting = False
+        async with a, b:
+            link = await a.dial(b)
+            link.send([bytes(GREETING)])
+            await b.ear.until(lambda ear: ear.frames)
+            link.send([bytes(GREETING + 1)])
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert "announced a frame" in b.ear.lost_links[0][1]
+
+    on_loop(main())
+
+
+def test_of_many_strangers_the_oldest_go_and_members_come_through(monkeypatch, on_loop):
+    monkeypatch.setattr("p2pfl.protocols.transports.listener.HOST_BURST", 1000)
+
+    async def main():
+        a, b = pair()
+        async with a, b:
+            connections = [await raw(b.transport) for _ in range(STRANGERS + 10)]
+            for reader, _ in connections[:10]:
+                assert await asyncio.wait_for(reader.read(), 20) == b""
+            assert len(b.transport.strangers) == STRANGERS
+            (await a.dial(b)).send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            for _, writer in connections:
+                writer.close()
+
+    on_loop(main())
+
+
+def test_a_stranger_that_says_nothing_is_sent_away(monkeypatch, on_loop):
+    async def main():
+        monkeypatch.setattr("p2pfl.protocols.transports.tls_link.PATIENCE", 0.05)
+        (b,) = pair(1)
+        async with b:
+            for connect in (raw, raw_tls):
+                reader, writer = await connect(b.transport)
+                await asyncio.wait_for(reader.read(), 20)
+                writer.close()
+            assert not b.transport.strangers
+            assert b.ear.lost_links == []  # it never was a link
+
+    on_loop(main())
+
+
+def test_a_connection_that_is_reset_at_once_does_no_harm(on_loop):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        a, b = pair()
+        async with a, b:
+            for _ in range(50):
+                with socket.create_connection(split_address(b.transport.address)) as connection:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            (await a.dial(b)).send([b"x"])
+            await b.ear.until(lambda ear: ear.frames)
+            assert faults == []
+
+    on_loop(main())
+
+
+@pytest.mark.parametrize("size", [0, MAX + 1, 2**32 - 1])
+def test_a_frame_of_a_forbidden_size_ends_its_connection_before_memory_is_taken(size, on_loop):
+    async def main():
+        a, b = pair()
+        async with a, b:
+            link = await a.dial(b)
+            link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            link._tls.write(size.to_bytes(4, "big"))
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.ear.frames == [b"hello"]
+            assert "announced a frame" in b.ear.lost_links[0][1]
+
+    on_loop(main())
+
+
+def test_a_peer_that_does_not_read_costs_bounded_memory_and_is_cut(monkeypatch, on_loop):
+    async def main():
+        monkeypatch.setattr("p2pfl.protocols.transports.tls_link.STALLED", 0.05)
+        a, b = pair()
+        async with a, b:
+            link = await a.dial(b)
+            link.trust()  # or it is ended for another reason, on a slow machine
+            link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            b.ear.links[0]._tls.pause_reading()
+            with pytest.raises(TransportError, match="does not read"):
+                for _ in range(100):
+                    link.send([bytes(MAX)])
+            assert link.backlog <= (BACKLOG_FRAMES + 1) * (MAX + 4) + PIECES
+            async with asyncio.timeout(20):
+                while not a.ear.lost_links:  # the system may take more after a while, and then again no more
+                    with suppress(TransportError):
+                        link.send([bytes(MAX)])
+                    await asyncio.sleep(0)
+            assert a.ear.lost_links == [(link, "does not read what it is sent")]
+
+    on_loop(main())
+
+
+def test_a_drained_link_says_so(on_loop):
+    async def main():
+        a, b = pair()
+        async with a, b:
+            link = await a.dial(b)
+            link.send([b"hello"])
+            await b.ear.until(lambda ear: ear.frames)
+            b.ear.links[0]._tls.pause_reading()
+            while link.backlog < MAX:
+                link.send([bytes(MAX)])
+            b.ear.links[0]._tls.resume_reading()
+            await a.ear.until(lambda ear: ear.drained_links)
+            assert a.ear.drained_links[-1] is link
+
+    on_loop(main())
+
+
+def test_memory_of_large_frames_is_used_again_once_nobody_looks_at_it():
+    buffers = Buffers()
+    first = buffers.take(PIECES)
+    kept = np.frombuffer(first[:64], np.uint8)
+    second = buffers.take(PIECES)
+    second[0] = 1
+    assert kept[0] == 0
+    del first
+    third = buffers.take(PIECES)
+    third[0] = 2
+    assert kept[0] == 0  # an array still looks at it
+    del kept
+    fourth = buffers.take(PIECES)
+    assert fourth.obj is not second.obj
+    assert fourth.obj is not third.obj
+    assert len(buffers._spare) == 3
+
+
+# What a member may send
+
+
+async def heard(dialler, listener, count):
+    """Dial so often; return the links as their listener has them, once a word has come over each."""
+    for _ in range(count):
+        (await dialler.dial(listener)).send([b"hello"])
+    await listener.ear.until(lambda ear: len(ear.frames) == count)
+    return list(listener.ear.links)
+
+
+async def soon(condition):
+    """Wait for something that nobody tells of."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def begin(dialler, size, which):
+    """Begin a frame over one of the links that were dialled, and leave out its last byte."""
+    link = [link for link in dialler.transport.links if link.dialled][which]
+    link._tls.write(size.to_bytes(4, "big") + bytes(size - 1))
+
+
+def test_a_third_largest_frame_that_is_incomplete_ends_the_first(on_loop):
+    async def main():
+        a, b, c = pair(3)
+        async with a, b, c:
+            links = await heard(a, b, 3)
+            for which in range(3):
+                begin(a, MAX, which)
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.ear.lost_links == [(links[0], "did not complete a frame before it began others")]
+            assert b.refusals() == ["incomplete"]
+            (await c.dial(b)).send([bytes(GREETING)])  # others are not concerned
+            await b.ear.until(lambda ear: len(ear.frames) == 4)
+
+    on_loop(main())
+
+
+def test_a_frame_that_is_not_complete_in_time_ends_its_link(monkeypatch, on_loop):
+    monkeypatch.setattr("p2pfl.protocols.transports.tls.LOOKING", 0.01)
+
+    async def main():
+        now = 0.0
+        a, b = pair()
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, clock=lambda: now)
+        async with a, b:
+            links = await heard(a, b, 2)
+            begin(a, MAX, 0)
+            await soon(lambda: not b.transport.reception(a.identity.public).idle)
+            now = GRACE + MAX / SLOWEST
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.ear.lost_links == [(links[0], "did not complete a frame in time")]
+            assert b.refusals() == ["incomplete"]
+            assert list(b.transport.links) == links[1:]
+
+    on_loop(main())
+
+
+def test_a_link_that_is_closed_holds_no_memory_of_its_frame(on_loop):
+    async def main():
+        a, b = pair()
+        async with a, b:
+            (link,) = await heard(a, b, 1)
+            begin(a, MAX, 0)
+            await soon(lambda: link._reader.in_frame)
+            link.close()
+            assert not link._reader.in_frame
+            assert len(link.get_buffer(-1)) == 4
+            assert b.transport.reception(a.identity.public).idle
+
+    on_loop(main())
+
+
+def test_all_links_of_an_expelled_key_are_closed_and_no_others(on_loop):
+    async def main():
+        a, b, c = pair(3)
+        async with a, b, c:
+            links = await heard(a, b, 3)
+            (await c.dial(b)).send([b"hello"])
+            await b.ear.until(lambda ear: len(ear.frames) == 4)
+            b.transport.expel(a.identity.public)
+            await a.ear.until(lambda ear: len(ear.lost_links) == 3)
+            assert not set(links) & set(b.transport.links)
+            assert [link.key for link in b.transport.links] == [c.identity.public]
+
+    on_loop(main())
+
+
+def test_of_many_links_of_a_key_the_oldest_trusted_one_ends_or_else_the_new_one(on_loop):
+    async def main():
+        a, b = pair()
+        b.ear.trusting = False
+        async with a, b:
+            links = await heard(a, b, LINKS_PER_KEY)
+            await a.dial(b)  # as one of many addresses at once: what answered first is used
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert list(b.transport.links) == links
+            links[1].trust()
+            await a.dial(b)
+            await b.ear.until(lambda ear: len(ear.lost_links) == 2)
+            assert b.ear.lost_links[1] == (links[1], "made room for another one")
+            assert len(b.transport.links) == LINKS_PER_KEY
+
+    on_loop(main())
+
+
+def test_a_member_that_sends_many_frames_is_read_no_further_and_loses_none(monkeypatch, on_loop):
+    monkeypatch.setattr("p2pfl.protocols.transports.tls.Reception", partial(Reception, burst=10))
+
+    async def main():
+        a, b, c = pair(3)
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, rate=1e-3, clock=lambda: 0.0)
+        async with a, b, c:
+            link = await a.dial(b)
+            for k in range(30):
+                link.send([bytes([k])])
+            await b.ear.until(lambda ear: len(ear.frames) == 11)
+            (await c.dial(b)).send([b"c"])
+            await b.ear.until(lambda ear: len(ear.frames) == 12)
+            assert b.ear.frames == [*(bytes([k]) for k in range(11)), b"c"]
+            assert b.ear.lost_links == b.ear.refusals == []
+
+    on_loop(main())
+
+
+def test_a_member_that_is_read_no_further_goes_on_later(monkeypatch, on_loop):
+    monkeypatch.setattr("p2pfl.protocols.transports.tls.Reception", partial(Reception, burst=10))
+
+    async def main():
+        a, b = pair()
+        b.transport = TlsTransport("127.0.0.1:0", b.identity, b.gate, MAX, rate=1000)
+        async with a, b:
+            link = await a.dial(b)
+            sent = [bytes([k]) * 100 * k for k in range(1, 60)]
+            for frame in sent:
+                link.send([frame])
+            await b.ear.until(lambda ear: len(ear.frames) == len(sent))
+            assert b.ear.frames == sent
+            assert b.ear.refusals == []
+
+    on_loop(main())
+
+
+def test_a_fault_in_handling_a_frame_ends_its_link_only(on_loop):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        a, b, c = pair(3)
+        async with a, b, c:
+            links = await heard(a, b, 1)
+            received = b.ear.received
+            b.ear.received = lambda link, frame: 1 // 0 if link is links[0] else received(link, frame)
+            next(iter(a.transport.links)).send([b"again"])
+            await b.ear.until(lambda ear: ear.lost_links)
+            assert b.refusals() == ["fault"]
+            (await c.dial(b)).send([b"hello"])
+            await b.ear.until(lambda ear: len(ear.frames) == 2)
+        assert faults == []
+
+    on_loop(main())
+
+
+# The simulated network
+
+
+class Slow:
+    """Every second frame is slow, every fifth is lost."""
+
+    def __init__(self):
+        self.count = 0
+
+    def arrival(self, source, target, size, now):
+        self.count += 1
+        return None if self.count % 5 == 0 else now + (10.0 if self.count % 2 else 1.0)
+
+
+def test_a_slow_link_keeps_the_order_of_its_frames_and_may_lose_some():
+    async def main():
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        network = MemoryNetwork(Slow())
+        a, b, ear = network.transport("a"), network.transport("b"), Ear()
+        await a.listen(Ear())
+        await b.listen(ear)
+        link = await a.dial("memory:b", b"")
+        for k in range(10):
+            link.send([bytes([k])])
+        await ear.until(lambda ear: len(ear.frames) == 8)
+        assert ear.frames == [bytes([k]) for k in range(10) if k % 5 != 4]
+        assert loop.time() == 10.0
+
+    run(main())

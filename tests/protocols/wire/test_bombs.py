@@ -1,0 +1,211 @@
+"""What is small on the wire and large in memory, or says that it is large: refused before the memory is taken."""
+
+import asyncio
+import tracemalloc
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+import pytest
+
+from p2pfl.compression.codecs import Int8, TopK
+from p2pfl.compression.sparse_updates import Copy
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.parameters import Layout
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership import invitation
+from p2pfl.protocols.membership.federation_file import LIMIT as FILE_LIMIT
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
+from p2pfl.protocols.membership.log import Membership
+from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt.reliable_stream import Stream
+from p2pfl.protocols.transports import handshake
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire import payload
+from p2pfl.protocols.wire.envelope import Door, Payload, Sealer
+from tests.protocols.wire.test_fuzz import ALICE, BOB, FILE, LOG
+from tests.support.fortress import Intruder, folders, honest, until
+
+P = 1000
+SMALL = 16 << 10  # bytes: what a refusal takes with its words
+EMPTY = b"\xdd\x00\x40\x00\x00" + b"\x90" * (4 << 20)  # an array of four million empty arrays
+HUGE = b"\xdd\xff\xff\xff\xff"  # an array of 2**32 - 1 items, which are missing
+DEEP = b"\x91" * (4 << 20)
+
+
+def terms(agreed):
+    return b"\x84\xa6agreed" + agreed
+
+
+def minimal_entries(count):
+    return b"\xdd" + count.to_bytes(4, "big") + (b"\x92\xc4\x00\xc4\x40" + bytes(64)) * count
+
+
+def extras(shape, data=b"", count=1):
+    return bytes(4 * P) + msgspec.msgpack.encode([["x", "f8", shape, data]] * count)
+
+
+def take_terms(data):
+    m.decode_terms(data)
+
+
+def take_model(data):
+    payload.decode(data, P)
+
+
+def take_int8(data):
+    Coding(Int8(), SHAPES).decode(memoryview(data), b"", None)
+
+
+def take_difference(data):
+    start = np.zeros(P, np.float32)
+    known = Copy(b"12345678", start, 0)
+    Coding(TopK(), SHAPES, start).decode(memoryview(data), known.tag, known)
+
+
+def take_entries(data):
+    Membership(FILE, LOG.encode()).extend(data)
+
+
+def take_frame(data):
+    Door({"bob": BOB.public}, ALICE.public, FILE.id, 1 << 20).open(data)
+
+
+def take_file(data):
+    Federation.parse(data)
+
+
+def signed_file(content):
+    name, lines = b'admission = "' + BOB.public.hex().encode() + b'"\n', content + b"\n"
+    signature = BOB.sign(b"p2pfl federation 1\0" + name + lines)
+    return name + lines + b"# signature: " + signature.hex().encode() + b"\n"
+
+
+SHAPES = Layout((("model", (P,)),), P)
+MODEL_LIMIT = 4 * P + payload.EXTRAS_LIMIT
+BOMBS = {  # what it is given to, what it is, and how many bytes of memory that may take
+    "terms of four million empty arrays": (take_terms, EMPTY, 2 * m.Terms.LIMIT),
+    "terms of empty arrays": (take_terms, terms(b"\xdc\xff\x00" + b"\x90" * 65_000), 2 * m.Terms.LIMIT),
+    "terms of 2**32 keys": (take_terms, terms(b"\xdf\xff\xff\xff\xff"), 2 * m.Terms.LIMIT),
+    "terms with a text of 4 GB": (take_terms, terms(b"\x81\xdb\xff\xff\xff\xff"), 2 * m.Terms.LIMIT),
+    "terms that are deep": (take_terms, terms(b"\x81" * 60_000), 2 * m.Terms.LIMIT),
+    "extras of four million empty arrays": (take_model, bytes(4 * P) + EMPTY, 2 * MODEL_LIMIT),
+    "extras of empty arrays": (take_model, bytes(4 * P) + EMPTY[:1_000_000], 2 * MODEL_LIMIT),
+    "extras of 2**32 arrays": (take_model, bytes(4 * P) + HUGE, 2 * MODEL_LIMIT),
+    "extras that are deep": (take_model, bytes(4 * P) + DEEP[:1_000_000], 2 * MODEL_LIMIT),
+    "extras of 2**62 values": (take_model, extras([2**24, 2**24, 2**14]), 2 * MODEL_LIMIT),
+    "extras of no values in a huge shape": (take_model, extras([0, 2**24, 2**24, 2**24]), 2 * MODEL_LIMIT),
+    "more arrays than there may be": (take_model, extras([1 << 12], bytes(1 << 15), 30), 2 * MODEL_LIMIT),
+    "as many extras as there may be": (take_model, extras([1 << 12], bytes(1 << 15), 16)[:-1], 2 * MODEL_LIMIT),
+    "an int8 model that is too short": (take_int8, bytes(P), SMALL),
+    "an int8 model whose scale is infinite": (take_int8, b"\0\0\x80\x7f" + bytes(P), SMALL),
+    "a difference of 2**32 entries": (take_difference, b"\xff\xff\xff\xff" + bytes(P), SMALL),
+    "a difference of 2**28 entries": (take_difference, b"\0\0\0\x10" + bytes(8 * P), SMALL),
+    "a difference of one entry beyond the model": (take_difference, b"\1\0\0\0" + b"\xff" * 4 + bytes(4), 8 * P + SMALL),
+    "a difference of more entries than are marked": (take_difference, b"\0\2\0\0" + bytes(P // 8 + 4 * 512), 8 * P + SMALL),
+    "entries that are empty arrays": (take_entries, EMPTY[: 1 << 22], 3 * LOG_LIMIT),
+    "2**32 entries": (take_entries, HUGE, 3 * LOG_LIMIT),
+    "60,000 entries": (take_entries, minimal_entries(60_000), 3 * LOG_LIMIT),
+    "more than 2**16 entries": (take_entries, minimal_entries(2**16 + 1), 3 * LOG_LIMIT),
+    "entries that are deep": (take_entries, DEEP, 3 * LOG_LIMIT),
+    "a header that is deep": (take_frame, DEEP[:320], SMALL),
+    "a header of 2**32 fields": (take_frame, HUGE.ljust(320, b"\0"), SMALL),
+    "a frame of 4 MB": (take_frame, EMPTY, SMALL),
+    "a step of the handshake that is deep": (handshake.decode, DEEP[: handshake.LIMIT], SMALL),
+    "a step of the handshake of 4 MB": (handshake.decode, EMPTY, SMALL),
+    "an opening that is deep": (key_exchange.decode_opening, bytes(64) + DEEP[:4000], SMALL),
+    "an answer of 4 MB": (key_exchange.decode_answer, EMPTY, SMALL),
+    "a presence of 4 MB": (lambda data: presence.Directory(LOG).read(BOB.public, data), EMPTY, SMALL),
+    "a newcomer's question of 4 MB": (invitation.decode_join, EMPTY, SMALL),
+    "an answer to it of empty arrays": (invitation.decode_answer, b"\x93\xa6joined" + EMPTY, 3 * LOG_LIMIT),
+    "a federation's file of 4 MB": (take_file, DEEP, 8 * FILE_LIMIT),
+    "a federation's file that is deep": (take_file, signed_file(b"a = " + b"[" * 60_000), 8 * FILE_LIMIT),
+}
+
+
+def peak(test):
+    """Return the most bytes that were in use at once."""
+    tracemalloc.start()
+    try:
+        test()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_bomb_is_refused_before_the_memory_is_taken(what):
+    take, data, most = BOMBS[what]
+
+    def refused():
+        with pytest.raises((ProtocolError, FederationError)):
+            take(data)
+
+    with suppress(ProtocolError, FederationError):
+        take(data)  # once before, for what is made once
+    assert peak(refused) < most
+
+
+def test_a_chunk_that_announces_a_frame_of_4_gigabytes_is_refused_before_memory_is_taken():
+    opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
+    accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
+    theirs, limit = opening.finish(accepted.packet), 1 << 20
+    header = reliable_stream._DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), 0, 2**32 - 1, 0)
+    packet = header + theirs.seal(reliable_stream.DATA, 0, b"x", header)
+
+    def refused():
+        stream = Stream(accepted.sealing, bytes(16), limit, 0.0)
+        stream.packet_in(packet, 0.0)
+        with pytest.raises(ProtocolError, match="at most"):
+            stream.frame()
+
+    assert peak(refused) < 2 * limit
+
+
+def test_chunks_that_come_before_their_turn_are_kept_up_to_a_limit():
+    opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
+    accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
+    theirs, limit = opening.finish(accepted.packet), 4096
+    stream = Stream(accepted.sealing, bytes(16), limit, 0.0)
+
+    def send(number):
+        header = reliable_stream._DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), number, 1 << 30, 1)
+        stream.packet_in(header + theirs.seal(reliable_stream.DATA, number, bytes(reliable_stream.CHUNK), header), 0.0)
+
+    assert peak(lambda: [send(number) for number in range(1, 200)]) < 4 * (limit + reliable_stream.CHUNK)
+
+
+@pytest.mark.parametrize("size", [2**32 - 1, 0, "more than a frame may have"])
+def test_a_member_that_announces_too_much_loses_its_link_and_nothing_else_happens(tmp_path, size):
+    members = folders(tmp_path, "alice", "mallory")
+
+    async def main():
+        async with honest(members["alice"]) as alice:
+            mallory = Intruder(Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode()))
+            async with mallory:
+                link = await mallory.introduce(alice)
+                await mallory.settled(link, alice)
+                announced = alice.transport.max_frame + 1 if isinstance(size, str) else size
+                before = alice.state()
+                tracemalloc.start()
+                link._tls.write(announced.to_bytes(4, "big") + bytes(1000))
+                await until(lambda: mallory.lost_links)
+                assert tracemalloc.get_traced_memory()[1] < 2 * alice.transport.max_frame
+                tracemalloc.stop()
+                before["ids"] = ()
+                assert alice.state() == before
+                assert not alice.exchange.peers["mallory"].introduced
+                again = await mallory.introduce(alice)  # it may try again, and is a peer as before
+                await mallory.settled(again, alice)
+
+    asyncio.run(main())
+
+
+def test_a_model_of_more_values_than_was_agreed_on_never_reaches_the_learning():
+    sealer = Sealer(BOB, FILE.id, bytes(16), 1)
+    door = Door({"bob": BOB.public}, ALICE.public, FILE.id, MODEL_LIMIT)
+    large = Payload.of(bytes(MODEL_LIMIT + 4))
+    with pytest.raises(ProtocolError, match="wrong length"):
+        door.open(b"".join(map(bytes, sealer.seal(m.Answer(1, 1, "trained", 50, False, 0.0), ALICE.public, large))))

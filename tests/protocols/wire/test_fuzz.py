@@ -1,0 +1,562 @@
+"""Whatever comes from outside, only the documented errors come out, no task dies, and no memory is kept.
+
+Inputs are real ones of every kind, changed at random by a seed: bits, pieces, lengths; and, for half of them, whole fields,
+signed anew with the right key, as a member that cheats can do. The quick part runs with every test. The long one runs for 60
+seconds; this runs a million inputs, however long they take, and prints how many of each kind there were:
+
+    P2PFL_FUZZ=1000000 pytest -s -m slow tests/protocols/wire/test_fuzz.py
+"""
+
+import asyncio
+import base64
+import os
+import random
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Int8, TopK
+from p2pfl.compression.sparse_updates import Copy, decode_entries, encode_entries, tag
+from p2pfl.node.coordination.election_runner import Electing, MemoryVotes
+from p2pfl.node.coordination.factory import Coordination
+from p2pfl.node.coordination.participant import _Pending
+from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peer import Asked, Member
+from p2pfl.parameters import Layout
+from p2pfl.policies.coordinated import CoordinatedFedAvg
+from p2pfl.protocols.discovery import mdns
+from p2pfl.protocols.election.types import Ballot, Electorate, Term
+from p2pfl.protocols.errors import FederationError, ProtocolError
+from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity
+from p2pfl.protocols.membership import invitation
+from p2pfl.protocols.membership.federation_file import Federation
+from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
+from p2pfl.protocols.membership.log import Membership, Signed
+from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
+from p2pfl.protocols.mqtt.reliable_stream import Stream
+from p2pfl.protocols.transports import handshake
+from p2pfl.protocols.transports.certificates import key_of, make_certificate
+from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.wire import envelope, payload, submission
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, Door, Payload, Sealer
+from p2pfl.sim.simulation import clock
+
+P = 8  # values of a model
+GROWTH = 50 << 20  # bytes of memory that may be taken and not given back
+SESSION = bytes(range(16))
+ADMISSION, ALICE, BOB, CAROL = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
+FILE = Federation.sign({"name": "test", "rounds": 3, "edges": [["a", "b"]], "task": {"name": "digits"}}, ADMISSION)
+
+
+def grown():
+    log = Membership(FILE)
+    for name, identity in (("alice", ALICE), ("bob", BOB), ("carol", CAROL)):
+        log.append(ADMISSION, "add", name, identity.public)
+    return log
+
+
+LOG = grown()
+SHAPES = Layout((("weights", (2, 3)), ("bias", (2,))), P)
+START = np.zeros(P, np.float32)
+ENTRIES = Payload.of(encode_entries(np.ones(P, np.float32), np.array([1, 2, 5], np.uint32)))
+MODEL = Payload.of(np.ones(P, np.float32).tobytes(), payload.encode_extras({"x": np.arange(6.0).reshape(2, 3)}))
+TERMS = Payload.of(m.Terms({"size": "8"}, {"n_samples": 50, "group": "x", "share": 0.5}, 1, False, 3).encode())
+CLUSTER = {"cluster": np.array([0, 1]), "figures": np.array([1, 0, 0.5, 2.0])}
+SUBMISSION = Payload.of(np.ones(2 * P, np.float32).tobytes(), submission.encode_submission({"x": np.ones(2)}, CLUSTER))
+ASSIGNMENT = Payload.of(np.ones(P, np.float32).tobytes(), submission.encode_assignment({"a": 0.5, "b": 0.5}, CLUSTER))
+MESSAGES = [
+    (m.Hello(), TERMS),
+    (m.Welcome(), TERMS),
+    (m.Get(1, 1, "trained"), envelope.EMPTY),
+    (m.Get(1, 2, "merged", tag(START)), envelope.EMPTY),
+    (m.Answer(1, 1, "trained", 50, False, 0.5), MODEL),
+    (m.Answer(1, 1, "trained", 50, False, 0.5, tag(START)), ENTRIES),
+    (m.Absent(1, 1, "busy"), envelope.EMPTY),
+    (m.Score(1, 1), MODEL),
+    (m.Scored(1, 0.5), envelope.EMPTY),
+    (m.Have(2), envelope.EMPTY),
+    (m.Ping(7), envelope.EMPTY),
+    (m.Pong(7, 1), envelope.EMPTY),
+    (m.Probe(7, CAROL.public), envelope.EMPTY),
+    (m.Vouch(7, CAROL.public), envelope.EMPTY),
+    (m.Entries(3), Payload.of(LOG.encode())),
+    (m.Bye(1, False), envelope.EMPTY),
+    (m.Bye(1, True), envelope.EMPTY),
+    (m.Vote(3, 1, True), envelope.EMPTY),
+    (m.Vote(3, 1, False), envelope.EMPTY),
+    (m.Voted(3, 1, False, True), envelope.EMPTY),
+    (m.Leading(3, 1, 1), envelope.EMPTY),
+    (m.Following(3, 1, 1), envelope.EMPTY),
+    (m.Submit(1, 1, 3, 1, 50, True), SUBMISSION),
+    (m.Assigned(1, 1, 3, 1, True), ASSIGNMENT),
+]
+STAGES = ("prepared", "trained", "merged")
+NASTY = [  # as msgpack
+    *(b"\xc1", b"\xc0", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"),
+    *(
+        b"\x91" * 40,
+        b"\x81" * 40,
+        b"\xcf" + b"\xff" * 8,
+        b"\xd3\x80" + bytes(7),
+        b"\xcb\x7f\xf8" + bytes(6),
+        b"\xca\xff\x80\0\0",
+    ),
+    *(b"\xa4\xff\xfe\xfd\xfc", b"\xc7\xff\x01", b"\xd6\xff\0\0\0\0", b"\xdc\xff\xff", b"\x90", b"\x80", b"\xa0", b"\xc4\0"),
+]
+VALUES = [None, True, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1, -(2**63), 0.5, float("nan"), float("inf"), -0.0]
+VALUES += ["", "trained", "x" * 300, "\0", "\ud7ff", b"", bytes(16), bytes(32), b"\xff" * 32, [], [[]], {}, {"a": 1}]
+VALUES += ["get", "update", "hello", "entries", CAROL.public, ALICE.public]
+
+
+class Mutator:
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+
+    def changed(self, data, corpus):
+        """Return some bytes with a few changes."""
+        changed = bytearray(data)
+        for _ in range(self.rng.randint(1, 4)):
+            self._change(changed, corpus)
+        return bytes(changed)
+
+    def _change(self, data, corpus):
+        rng = self.rng
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(7):
+            case 0 if at < len(data):
+                data[at] ^= 1 << rng.randrange(8)
+            case 1 if at < len(data):
+                data[at] = rng.choice((0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xDD, 0xFF, rng.randrange(256)))
+            case 2:
+                del data[at:]
+            case 3:
+                data[at:at] = rng.randbytes(rng.randint(1, 40))
+            case 4:
+                del data[at : at + rng.randint(1, 40)]
+            case 5:
+                other = rng.choice(corpus)
+                data[at:] = other[rng.randrange(len(other) + 1) :]
+            case _:
+                nasty = rng.choice(NASTY)
+                data[at : at + len(nasty)] = nasty
+
+    def fields(self, value):
+        """Return a list of fields with one or two of them changed, at any depth, or left out, or one too many."""
+        changed = list(value)
+        for _ in range(self.rng.randint(1, 2)):
+            at = self.rng.randrange(len(changed) + 1)
+            kind = self.rng.randrange(8)
+            if at == len(changed) or kind == 0:
+                changed.insert(at, self.rng.choice(VALUES))
+            elif kind == 1:
+                del changed[at]
+            elif isinstance(changed[at], list) and changed[at]:
+                changed[at] = self.fields(changed[at])
+            elif isinstance(changed[at], int) and kind < 4:
+                changed[at] = min(max(0, changed[at] + self.rng.randint(-3, 3)), 2**64 - 1)
+            elif isinstance(changed[at], bytes | str) and kind < 4:
+                changed[at] = changed[at][: self.rng.randrange(len(changed[at]) + 1)]
+            else:
+                changed[at] = self.rng.choice(VALUES)
+        return changed
+
+    def plausible(self, body):
+        """Return a message, as a list, whose fields have other values that they may have."""
+        share = self.rng.choice((0.1, 0.5))
+        return [body[0], *(self._plausible(value) if self.rng.random() < share else value for value in body[1:])]
+
+    def _plausible(self, value):
+        match value:
+            case bool():
+                return self.rng.random() < 0.5
+            case int():
+                return self.rng.choice((0, 1, 2, 3, 7, 2**32 - 1))
+            case float():
+                return self.rng.choice((0.0, 0.5, 1e300, float("inf")))
+            case bytes():
+                return self.rng.choice((ALICE, BOB, CAROL, ADMISSION)).public
+            case _:
+                return self.rng.choice((*STAGES, value))
+
+
+def plain(data):
+    return msgspec.msgpack.decode(data)
+
+
+def packed(value):
+    return msgspec.msgpack.encode(value)
+
+
+class Wire:
+    """A link over which nothing is carried: what is said over it is counted."""
+
+    remote, key, session, dialled, direct, joining = "bob", BOB.public, SESSION, False, True, False
+    backlog = progress = 0
+
+    def __init__(self):
+        self.frames = 0
+
+    def send(self, parts):
+        assert sum(len(part) for part in parts) >= OVERHEAD
+        self.frames += 1
+
+    def trust(self): ...
+
+    def close(self): ...
+
+
+class Frames:
+    """A node, and bob, a member of its federation who says anything."""
+
+    def __init__(self, mutator):
+        self.mutator = mutator
+        self.sealer = Sealer(BOB, FILE.id, bytes(16), 1)
+        self.corpus = [b"".join(self.sealer.seal(*said[:1], ALICE.public, said[1], SESSION)) for said in MESSAGES]
+        self.sequence = 1000
+        self.recent = deque(maxlen=64)
+        self.seen = Counter()
+
+    async def start(self, tasks):
+        others = {"bob": Member(BOB.public), "carol": Member(CAROL.public)}
+        keys = {name: member.key for name, member in others.items()}
+        everyone = ("alice", "bob", "carol")
+        electing = Electing(
+            *("alice", Electorate(LOG.epoch, frozenset(everyone), everyone), MemoryVotes()),
+            boot=1,
+            seed=0,
+            clock=asyncio.get_running_loop().time,
+        )
+        config = ExchangeConfig(
+            peering=PeeringConfig(
+                name="alice",
+                key=ALICE.public,
+                neighbours=others,
+                transport=MemoryNetwork().transport("alice"),
+                sealer=Sealer(ALICE, FILE.id, bytes(16), 1),
+                door=Door(keys, ALICE.public, FILE.id, payload_limit(P, True)),
+                agreed={"size": "8"},
+                about={"n_samples": 50},
+                options=PeeringOptions(gate=grown()),
+            ),
+            settings=Settings(),
+            n_samples=50,
+        )
+        coordination = Coordination(electing, CoordinatedFedAvg().step)
+        self.exchange = MessageExchange(config, Coding(TopK(0.5), SHAPES, START), self._loss, coordination)
+        self.contacts = self.exchange.contacts
+        await self.contacts.start(tasks)
+        electing._running = True
+        electing._begin()
+        await self.exchange.publish(1, "trained", np.ones(P, np.float32), {})
+        self.wire = Wire()
+        self.sequence, self.sealer._sequence = 1000, 0
+
+    async def _loss(self, params):
+        await asyncio.sleep(0)
+        return 0.5
+
+    def greet(self):
+        """Have bob introduced, whatever he has said before; return whether that is still possible."""
+        self.sequence += 1
+        self.sealer._sequence = self.sequence - 1
+        self.contacts.links.received(
+            self.wire, memoryview(b"".join(self.sealer.seal(m.Hello(), ALICE.public, TERMS, SESSION)))
+        )
+        # What was asked of him, so that his answers are looked at.
+        peer = self.exchange.peers["bob"]
+        peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
+        peer.asked = {1: Asked(1, "trained", Copy(tag(START), START, 0))}
+        self.coordinate()
+        return peer.introduced
+
+    def coordinate(self):
+        """Have alice coordinate, or wait for what bob assigns to her."""
+        exchange, rng = self.exchange, self.mutator.rng
+        exchange.contacts.final = True  # so that what bob submits makes a round
+        exchange.electing._votes.ballot = Ballot(Term(LOG.epoch, 1))
+        exchange.electing._begin()
+        election = exchange.electing._election
+        if rng.random() < 0.5:
+            election.role, election._since = "coordinator", 0.0
+            election._beat(0.0)
+            election._supported = {"carol": inf}
+        else:
+            election._coordinator = "bob"
+        answer = asyncio.get_running_loop().create_future()
+        exchange.coordination.client._pending = _Pending(1, 1, "bob", election.term, answer)
+
+    def frame(self):
+        rng, mutator = self.mutator.rng, self.mutator
+        data = rng.choice(self.corpus)
+        if rng.random() < 0.5:
+            return mutator.changed(data, self.corpus)
+        header, content = plain(data[:HEADER_SIZE]), data[OVERHEAD:]
+        if rng.random() < 0.3:
+            content = mutator.changed(content, [each[OVERHEAD:] for each in self.corpus])
+        self.sequence += 1
+        header[6], header[9], header[10] = self.sequence, len(content), envelope.Payload.of(content).digest
+        match rng.randrange(4):
+            case 0:
+                return self.signed(mutator.fields(header[:12]), content)
+            case 1:
+                return self.signed([*header[:11], mutator.fields(header[11])], content)
+            case _:
+                return self.signed([*header[:11], mutator.plausible(header[11])], content)
+
+    def signed(self, fields, content):
+        """A frame that bob has signed, as wide as a header is if that can be."""
+        used = len(packed([*fields, b""]))
+        header = packed([*fields, bytes(max(0, HEADER_SIZE - used))])[:HEADER_SIZE]
+        digest = envelope.Payload.of(content).digest
+        return header + BOB.sign(envelope._signed(header, digest)) + content
+
+    def one(self):
+        frame = self.frame()
+        self.recent.append(frame)
+        before = self.exchange.rejected.total()
+        self.contacts.links.received(self.wire, memoryview(frame))
+        self.seen["frames" if self.exchange.rejected.total() > before else "frames that were taken"] += 1
+
+
+class Stones:
+    """All other places where something comes in: real inputs for each, what is done with them, and the documented errors."""
+
+    def __init__(self, mutator):
+        self.mutator = mutator
+        self.log = grown()
+        self.directory = presence.Directory(self.log)
+        self.places = {
+            "handshake": (self._steps(), self.step, ProtocolError),
+            "opening": ([key_exchange.Dialler(BOB, self.log, ALICE.public, after=0).packet], self.opening, ProtocolError),
+            "answer": (self._answers(), self.answer, ProtocolError),
+            "chunks": (self._packets(), self.chunk, ProtocolError),
+            "presence": (self._presences(), lambda data: self.directory.read(BOB.public, data), ProtocolError),
+            "membership": ([LOG.encode(), LOG.after(1, 1 << 20)], lambda data: grown().extend(data), ProtocolError),
+            "new entries": ([LOG.encode()], lambda data: Membership(FILE).extend(self.entries(data)), ProtocolError),
+            "federation": ([FILE.data], Federation.parse, FederationError),
+            "signed federation": ([FILE.data], lambda data: Federation.parse(self.file(data)), FederationError),
+            "terms": ([TERMS.parts[0]], m.decode_terms, ProtocolError),
+            "payload": ([b"".join(MODEL.parts)], lambda data: payload.decode(data, P), ProtocolError),
+            "submission": (
+                [b"".join(SUBMISSION.parts)],
+                lambda data: submission.decode_submission(data, P, True),
+                ProtocolError,
+            ),
+            "assignment": (
+                [b"".join(ASSIGNMENT.parts)],
+                lambda data: submission.decode_assignment(data, P),
+                ProtocolError,
+            ),
+            "float16": ([np.ones(P, np.float16).tobytes()], lambda data: Float16().decode(data, SHAPES), DecodeError),
+            "bfloat16": ([b"\x80\x3f" * P], lambda data: BFloat16().decode(data, SHAPES), DecodeError),
+            "int8": ([b"\0\0\x80\x3f" * 2 + bytes(P)], lambda data: Int8().decode(data, SHAPES), DecodeError),
+            "entries": ([ENTRIES.parts[0]], lambda data: decode_entries(memoryview(data), START), DecodeError),
+            "join": ([packed(Join(bytes(16), "dave"))], invitation.decode_join, ProtocolError),
+            "joined": (
+                [packed(Joined(FILE.data, LOG.encode())), packed(JoinRefused("no"))],
+                invitation.decode_answer,
+                FederationError,
+            ),
+            "token": ([self._token()], lambda data: Invitation.parse(self.word(data)), FederationError),
+            "request": (
+                [Request.make(BOB, "bob", CAROL).encode()],
+                lambda data: Request.parse(self.word(data)),
+                FederationError,
+            ),
+            "admission": (
+                [invitation.encode_admission(Joined(FILE.data, LOG.encode())).encode()],
+                lambda data: invitation.decode_admission(self.word(data)),
+                FederationError,
+            ),
+            "mdns": ([self._text()], mdns.read_text, ()),
+            "certificate": ([self._certificate()], key_of, ()),
+        }
+        self.names = list(self.places)
+        self.seen = Counter()
+
+    def one(self):
+        name = self.mutator.rng.choice(self.names)
+        corpus, take, errors = self.places[name]
+        data = self.mutator.changed(self.mutator.rng.choice(corpus), corpus)
+        try:
+            with suppress(errors):
+                take(data)
+        except Exception as error:
+            raise AssertionError(f"{name}: {data.hex()}") from error
+        self.seen[name] += 1
+
+    # Real inputs
+
+    def _steps(self):
+        challenge = handshake.challenge(self.log)
+        proof, _ = handshake.prove(BOB, self.log, handshake.Challenge(1, bytes(32), 0), ALICE.public, b"c", joining=False)
+        self.challenge = challenge
+        return [handshake.encode(step) for step in (challenge, proof, handshake.Accepted(), handshake.Refused("a", "b"))]
+
+    def _answers(self):
+        self.dialler = key_exchange.Dialler(ALICE, self.log, BOB.public)
+        opening = key_exchange.decode_opening(self.dialler.packet)
+        refused = key_exchange.refuse(self.dialler.packet, opening, BOB, self.log, ProtocolError("stranger"))
+        return [key_exchange.accept(self.dialler.packet, opening, BOB, self.log).packet, refused]
+
+    def _packets(self):
+        opening = key_exchange.Dialler(BOB, self.log, ALICE.public)
+        accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, self.log)
+        self.sealing, self.opened = accepted.sealing, opening.finish(accepted.packet)
+        self.number = 0
+        return [
+            reliable_stream._DATA_HEADER.pack(1, SESSION, 0, 100, 0) + bytes(132),
+            reliable_stream._HEADER.pack(2, SESSION, 0) + bytes(13),
+        ]
+
+    def _presences(self):
+        said = [presence.Presence(FILE.id, BOB.public, 1, k, ("tcp://127.0.0.1:4100",), True) for k in range(2)]
+        return [presence.sign(BOB, each) for each in said]
+
+    def _token(self):
+        made = (FILE.id, "test", ADMISSION.public, ALICE.public, ("127.0.0.1:4100",), bytes(16), 2**31, "bob")
+        return Invitation(*made).encode().encode()
+
+    def _text(self):
+        return b"".join(bytes([len(s)]) + s for s in (b"id=" + BOB.public.hex().encode(), b"fed=" + FILE.id.hex().encode()))
+
+    def _certificate(self):
+        return make_certificate(BOB)
+
+    # What is done with them
+
+    def step(self, data):
+        step = handshake.decode(data)
+        if isinstance(step, handshake.Proof):
+            handshake.check(step, grown(), self.challenge, ALICE.public, b"c")
+        elif isinstance(step, handshake.Challenge):
+            handshake.prove(BOB, self.log, step, ALICE.public, b"c", joining=False)
+
+    def opening(self, data):
+        opening = key_exchange.decode_opening(self.resigned(data, b"p2pfl broker opening 1\0"))
+        key_exchange.accept(data, opening, ALICE, grown())
+
+    def answer(self, data):
+        self.dialler.finish(self.resigned(data, b"p2pfl broker answer 1\0"))
+
+    def resigned(self, data, label):
+        """Half of the inputs are signed anew, as they are."""
+        content = data[SIGNATURE_SIZE:]
+        return BOB.sign(label + content) + content if self.mutator.rng.random() < 0.5 else data
+
+    def chunk(self, data):
+        """Sealed as it is by the other side, for half of the inputs; the rest is what a broker makes up."""
+        stream = Stream(self.opened, SESSION, 1 << 16, 0.0)
+        if self.mutator.rng.random() < 0.5:
+            self.number += 1
+            stream._next_in = self.number
+            kind, header = (1, reliable_stream._DATA_HEADER) if data[:1] == b"\1" else (2, reliable_stream._HEADER)
+            head = bytearray(data[: header.size].ljust(header.size, b"\0"))
+            head[0], head[17:25] = kind, self.number.to_bytes(8, "big")
+            sealed = self.sealing.seal(kind - 1, self.number, data[header.size :], bytes(head))
+            data = bytes(head) + sealed
+        if not data or data[0] not in (1, 2) or len(data) < 17:
+            return  # the transport does not take it for a packet of the link
+        stream.packet_in(data, 0.0)
+        stream.frame()
+
+    def entries(self, data):
+        """The log as the admission key has signed it, but for one entry that it has signed with changed fields."""
+        log = msgspec.msgpack.decode(LOG.encode(), type=list[Signed])
+        at = self.mutator.rng.randrange(len(log))
+        entry = packed(self.mutator.fields(plain(log[at].entry)))
+        log[at] = Signed(entry, ADMISSION.sign(b"p2pfl membership 1\0" + entry))
+        return packed(log)
+
+    def file(self, data):
+        content = data[: data.rfind(b"# signature")] if b"# signature" in data else data + b"\n"
+        signature = ADMISSION.sign(b"p2pfl federation 1\0" + content)
+        return content + f"# signature: {signature.hex()}\n".encode()
+
+    def word(self, data):
+        """Text, with a right checksum for half of the inputs."""
+        text = data.decode("latin-1")
+        if self.mutator.rng.random() < 0.5:
+            return text
+        prefix = next(
+            (p for p in (invitation.INVITATION, invitation.REQUEST, invitation.ADMISSION) if text.startswith(p)), ""
+        )
+        word = text[len(prefix) :].strip()
+        with suppress(ValueError):
+            content = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))[:-4]
+            return prefix + base64.urlsafe_b64encode(content + sha256(content).digest()[:4]).decode().rstrip("=")
+        return text
+
+
+def resident():
+    """Bytes of memory that this process holds; 0 where that is not told."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def fuzz(seed, most, seconds):
+    """Return how many inputs of each kind there were, and by how many bytes the memory has grown at most."""
+    mutator = Mutator(seed)
+    stones, frames = Stones(mutator), Frames(mutator)
+    before = growth = 0
+    until = time.monotonic() + seconds
+
+    async def world(count):
+        """One node, and so many inputs, or fewer where nobody can make it listen to bob any more."""
+        async with asyncio.TaskGroup() as tasks:
+            await frames.start(tasks)
+            for k in range(count):
+                if k % 50 == 0 and not frames.greet():
+                    break
+                frames.one()
+                stones.one()
+                if k % 20 == 0:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert frames.exchange.outbox.round == 1
+            assert set(frames.contacts.peers) == {"bob", "carol"}
+            await frames.exchange.close()
+
+    while (done := frames.seen.total() + stones.seen.total()) < most and time.monotonic() < until:
+        try:
+            clock.run(world(min(1000, (most - done + 1) // 2)))
+        except BaseExceptionGroup as group:
+            last = [frame.hex() for frame in frames.recent]
+            raise AssertionError(f"seed {seed}, one of the last frames: {last}") from group
+        before = before or resident()  # not what is taken once
+        growth = max(growth, resident() - before)
+    return frames.seen + stones.seen, growth
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_whatever_comes_only_documented_errors_come_out():
+    seen, growth = fuzz(1, 60_000, 240)
+    assert seen.total() >= 60_000
+    assert min(seen.values()) > 100
+    assert growth < GROWTH
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_whatever_comes_for_long_only_documented_errors_come_out():
+    asked = int(os.environ.get("P2PFL_FUZZ", "0"))
+    began = time.monotonic()
+    seen, growth = fuzz(random.randrange(1 << 30), asked or 1_000_000, float("inf") if asked else 10)
+    print(f"\n{seen.total()} inputs in {time.monotonic() - began:.0f} s, {growth / 1e6:.1f} MB of memory: {dict(seen)}")
+    assert growth < GROWTH

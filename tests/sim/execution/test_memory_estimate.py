@@ -1,0 +1,197 @@
+"""A run that cannot fit into memory is refused before it begins; one that fits is not."""
+
+import json
+import tracemalloc
+
+import networkx as nx
+import pytest
+from torch import nn
+
+import p2pfl
+from p2pfl.errors import ConfigurationError
+from p2pfl.learning.modules import count_values
+from p2pfl.sim import api
+from p2pfl.sim.cli import main as cli
+from p2pfl.sim.execution import memory_estimate
+from p2pfl.sim.execution import runner as engine
+from p2pfl.sim.execution.memory_estimate import check_runs, need
+from p2pfl.sim.scenario.scenario import load, resolve, shipped
+from p2pfl.sim.scenario.topology import edges_of
+from p2pfl.system import available_memory
+from p2pfl.topologies import BUILDERS
+
+GIB = 2**30
+SMALL = {"nodes": 4, "rounds": 1, "task": {"name": "concept-shift"}, "policy": {"name": "local"}}
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Say how much memory is free."""
+
+    def say(amount):
+        for module in (available_memory, memory_estimate, api, engine):
+            monkeypatch.setattr(module, "free_memory", lambda: amount)
+
+    say(8 * GIB)
+    return say
+
+
+def sim(capsys, *arguments):
+    code = cli.main([*arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "digits-gossip", "--set", "nodes=1000000000"], "run 'local' takes 25,844.2 GiB of memory or more, most of"),
+        (["run", "digits-gossip", "--set", "rounds=10000000000"], "most of it for its rounds, and 8.0 GiB are free"),
+        (
+            ["run", "digits-gossip", "--set", "nodes=100000", "--set", "topology.name=complete"],
+            "most of it for its edges, and 8.0 GiB are free; --ignore-memory (in Python: ignore_memory=True) begins",
+        ),
+        (
+            ["run", "digits-gossip", "--set", "task.hidden=1000000000"],
+            "run 'local': the task's model has 75,000,000,010 values",
+        ),
+        (
+            ["run", "digits-gossip", "--only", "local", "--set", "task.hidden=1000000"],
+            "run 'local', with models of 75,000,010 values, takes 55.9 GiB of memory or more, most of it for its models",
+        ),
+        (["sweep", "digits-gossip", "--vary", "nodes=10,1000000000"], "run 'local, nodes=1000000000' takes"),
+        (["pareto", "mofld-dst", "--set", "nodes=1000000000"], "run 'federated' takes"),
+        (["data", "check", "digits-gossip", "--set", "nodes=1000000000"], "run 'local' takes"),
+        (["topology", "complete", "--nodes", "1000000000"], "a topology of 1,000,000,000 nodes takes"),
+    ],
+)
+def test_scenario_larger_than_memory_is_refused_at_once(capsys, tmp_path, monkeypatch, free, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    tracemalloc.start()
+    try:
+        code, out, err = sim(capsys, *arguments)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert peak < 2**27
+    assert not (tmp_path / "runs").exists()
+
+
+def test_simulate_refuses_what_is_larger_than_memory(free):
+    with pytest.raises(ConfigurationError, match=r"run 'scenario' takes .* most of it for its edges"):
+        p2pfl.simulate(SMALL | {"nodes": 10**9})
+    with pytest.raises(ConfigurationError, match=r"the task's model has 75,000,000,010 values"):
+        p2pfl.simulate(SMALL | {"task": {"name": "digits", "hidden": 10**9}})
+
+
+def test_memory_is_ignored_where_the_user_says_so(capsys, tmp_path, free):
+    free(GIB // 100_000)
+    (tmp_path / "small.toml").write_text(
+        'nodes = 4\nrounds = 1\ntask = { name = "concept-shift" }\npolicy = { name = "local" }\n'
+    )
+    rest = (
+        str(tmp_path / "small.toml"),
+        "--engine",
+        "local",
+        "--no-report",
+        "--json",
+        "--out",
+        str(tmp_path / "out"),
+    )
+    code, _, err = sim(capsys, "run", *rest)
+    assert (code, "--ignore-memory" in err) == (2, True)
+    code, out, _ = sim(capsys, "run", *rest, "--ignore-memory")
+    assert (code, json.loads(out)["scenario"]) == (0, "small")
+    assert p2pfl.simulate(SMALL, ignore_memory=True)
+
+
+def test_graph_of_the_users_own_counts_with_its_own_edges(free):
+    free(200 * memory_estimate.NODE)
+    assert p2pfl.simulate(SMALL | {"rounds": 0}, graph=nx.path_graph(190))
+    with pytest.raises(ConfigurationError, match="takes"):
+        p2pfl.simulate(SMALL | {"rounds": 0, "nodes": 190})
+
+
+def test_runs_side_by_side_need_memory_together(free):
+    runs = resolve(SMALL | {"nodes": 50_000, "topology": {"name": "ring"}}, [], "study", ".").runs
+    check_runs(runs, 10, 5)
+    with pytest.raises(ConfigurationError, match=r"10 runs side by side take 7\.\d GiB of memory or more"):
+        free(7 * GIB)
+        check_runs(runs, 10, 10)
+
+
+def test_rounds_that_early_stopping_may_save_do_not_count():
+    (run,) = resolve(SMALL | {"rounds": 10**10, "patience": 9}, [], "study", ".").runs
+    assert need(run).rounds == need(run, 11).rounds == memory_estimate.ROW * 4 * 10
+
+
+def test_tables_of_all_runs_need_memory(free):
+    runs = resolve(SMALL | {"nodes": 1000, "rounds": 1000}, [], "study", ".").runs
+    check_runs(runs, 10, 1)
+    with pytest.raises(ConfigurationError, match="the tables of all runs take"):
+        check_runs(runs, 100, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"name": name} for name in ("complete", "ring", "star", "small-world", "erdos-renyi", "scale-free", "clusters")),
+        {"name": "torus"},
+        {"name": "k-regular", "degree": 6},
+        {"name": "watts-strogatz", "degree": 8},
+        {"name": "barabasi-albert", "edges": 5},
+        {"name": "erdos-renyi", "p": 0.5},
+        {"name": "clusters", "groups": 7, "within": 0.8, "links": 2},
+    ],
+)
+@pytest.mark.parametrize("nodes", [36, 144])
+def test_estimate_of_edges_is_never_above_the_graph(options, nodes):
+    name, given = options["name"], {key: value for key, value in options.items() if key != "name"}
+    found = BUILDERS[name](nodes, 0, **given).number_of_edges()
+    assert 0.4 * found <= edges_of(options, nodes) <= found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "k-regular", "degree": "many"},
+        {"name": "k-regular", "degree": 10**30},
+        {"name": "clusters", "groups": 0},
+        {"name": "clusters", "groups": -3, "within": 9},
+        {"name": "erdos-renyi", "p": float("nan")},
+        {"name": "file", "file": "x"},
+        {"name": "nowhere"},
+    ],
+)
+def test_estimate_of_edges_bears_options_that_make_no_sense(options):
+    assert not edges_of(options, 10) > 45
+
+
+def test_shipped_scenarios_fit_into_an_ordinary_machine(free):
+    for name in shipped():
+        file = load(name)
+        check_runs(file.runs, len(file.seeds), 16)
+
+
+def test_estimate_is_below_what_a_run_takes():
+    tables = SMALL | {"nodes": 50, "rounds": 4}
+    tracemalloc.start()
+    try:
+        p2pfl.simulate(tables)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert need(*resolve(tables, [], "study", ".").runs, 11).total < taken
+
+
+def test_model_that_needs_its_values_is_not_counted(free):
+    def stubborn():
+        module = nn.Linear(2, 3)
+        assert module.weight.sum().item() != 7
+        return module
+
+    assert count_values(stubborn) == 0
+    assert count_values(lambda: nn.Linear(2, 3)) == 9

@@ -1,0 +1,250 @@
+"""A run that was interrupted goes on where it was, and ends with the numbers of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from p2pfl.sim.cli import main as cli
+from p2pfl.sim.results.artifacts import PARTS
+from tests.support.processes import PATIENCE
+
+POLICY = """
+from pathlib import Path
+from p2pfl.errors import RunError
+from p2pfl.policies.random import Random
+
+class Stopped(Random):
+    async def round(self, me, peers):
+        if me.round == 2 and Path("stop").exists():
+            raise {"interrupt": KeyboardInterrupt, "fail": RunError}[Path("stop").read_text()]
+        return await super().round(me, peers)
+"""
+SCENARIO = """
+nodes = 4
+rounds = 3
+seeds = [0, 1]
+deadline = inf
+task = { name = "concept-shift" }
+[[run]]
+name = "first"
+policy = { name = "random", neighbours = 2 }
+[[run]]
+name = "second"
+policy = { name = "stopping:Stopped", neighbours = 1 }
+[[run]]
+name = "third"
+policy = { name = "local" }
+paper = 10.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def study(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("stopping.py").write_text(POLICY)
+    monkeypatch.delitem(sys.modules, "stopping", raising=False)  # that of another folder
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("study.toml").write_text(SCENARIO)
+
+
+def sim(capsys, *arguments):
+    code = cli.main(["run", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def stopped(capsys, how="interrupt"):
+    """A run that was stopped when the two seeds of its first run were finished."""
+    Path("stop").write_text(how)
+    code, out, err = sim(capsys, "study.toml", "--engine", "local", "--out", "here")
+    Path("stop").unlink()
+    assert out == ""
+    return code, err
+
+
+def left_behind(folder):
+    """All that a run leaves behind, without the time that it took."""
+    summary = json.loads(Path(folder, "summary.json").read_text())
+    for run in summary["runs"]:
+        assert run["time"].pop("wall_s") > 0
+        assert run["time"].pop("node_rounds_per_s") > 0
+    tables = {}
+    for name in ("rounds", "edges"):
+        table = duckdb.sql(f"SELECT * FROM '{folder}/{name}.parquet'")
+        tables[name] = table.columns, [str(kind) for kind in table.types], [repr(row) for row in table.fetchall()]
+    files = sorted(path.name for path in Path(folder).iterdir())
+    return files, Path(folder, "scenario.toml").read_text(), summary, tables
+
+
+def traces_and_times(folder):
+    return {(run["name"], run["seed"]): run["time"] for run in json.loads(Path(folder, "summary.json").read_text())["runs"]}
+
+
+@pytest.mark.parametrize(("how", "code", "last"), [("interrupt", 130, "interrupted"), ("fail", 1, "run 'second', seed 0:")])
+def test_what_is_finished_is_kept_and_the_rest_is_done(capsys, how, code, last):
+    sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
+    ended, err = stopped(capsys, how)
+    assert ended == code
+    assert err.splitlines()[-2:] == ["2 of 6 runs are finished; to go on: p2pfl-sim run --resume here --trust", last]
+    assert sorted(path.name for path in Path("here").iterdir()) == ["parts", "scenario.toml"]
+    code, out, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
+    assert code == 0
+    assert [line.partition(":")[0] for line in err.splitlines()] == [
+        *("second, seed 0", "second, seed 1", "third, seed 0", "third, seed 1")
+    ]
+    assert "mean over nodes and 2 seeds" in out
+    assert "note" not in out
+    assert left_behind("here") == left_behind("whole")
+
+
+def test_a_run_can_be_interrupted_again_and_go_on_elsewhere(capsys, tmp_path, monkeypatch):
+    sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
+    stopped(capsys)
+    Path("stop").write_text("interrupt")
+    code, _, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
+    assert (code, err.splitlines()[-2][:18]) == (130, "2 of 6 runs are fi")
+    Path("stop").unlink()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert sim(capsys, "--resume", "../here", "--trust", "--json")[0] == 0  # with the other engine
+    assert left_behind("../here") == left_behind("../whole")
+
+
+def test_finished_runs_keep_the_time_that_they_took(capsys):
+    stopped(capsys)
+    kept = Path("here", PARTS, "0").read_bytes()
+    code, out, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local", "--json")
+    assert (code, err) == (0, "")
+    assert out == Path("here/summary.json").read_text()
+    assert f'"wall_s": {json.loads(out)["runs"][0]["time"]["wall_s"]}'.encode() in kept
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-9] + b"x" + data[-8:], lambda data: b""])
+def test_a_damaged_part_is_computed_again(capsys, damage):
+    sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
+    stopped(capsys)
+    part = Path("here", PARTS, "1")
+    part.write_bytes(damage(part.read_bytes()))
+    code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
+    assert code == 0
+    assert "note: first, seed 1 was computed again: what was kept of it is damaged\n" in out
+    assert left_behind("here") == left_behind("whole")
+
+
+def test_a_part_of_another_scenario_is_computed_again(capsys):
+    sim(capsys, "study.toml", "--engine", "local", "--out", "whole", "--set", "rounds=4")
+    stopped(capsys)
+    path = Path("here/scenario.toml")
+    path.write_text(path.read_text().replace("rounds = 3", "rounds = 4"))
+    code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
+    assert code == 0
+    assert "note: first, seed 0 was computed again: the scenario or the program has changed\n" in out
+    assert left_behind("here") == left_behind("whole")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["study.toml"], "a scenario"),
+        (["--set", "rounds=9"], "--set"),
+        (["--set", "form=smoke"], "--set"),
+        (["--seeds", "0:9"], "--seeds"),
+        (["--only", "third"], "--only"),
+        (["--out", "there"], "--out"),
+    ],
+)
+def test_what_would_change_the_run_is_refused(capsys, arguments, what):
+    stopped(capsys)
+    code, out, err = sim(capsys, "--resume", "here", *arguments)
+    assert (code, out) == (2, "")
+    assert err == f"--resume goes on with a run as it was begun; it cannot be combined with {what}\n"
+
+
+def test_folders_that_there_is_nothing_to_go_on_with(capsys):
+    Path("empty").mkdir()
+    code, _, err = sim(capsys, "--resume", "empty")
+    assert (code, err) == (2, "empty holds no run to go on with: it has no scenario.toml\n")
+    sim(capsys, "study.toml", "--only", "third", "--engine", "local", "--out", "here")
+    code, _, err = sim(capsys, "--resume", "here")
+    assert (code, err) == (2, "here holds a finished run: there is nothing to go on with\n")
+    code, _, err = sim(capsys)
+    assert (code, err) == (2, "name a scenario, or with --resume the folder of a run to go on with\n")
+
+
+def test_an_unfinished_run_is_not_overwritten(capsys):
+    stopped(capsys)
+    code, _, err = sim(capsys, "study.toml", "--out", "here")
+    assert code == 2
+    assert err == ("here holds a run that is not finished; go on with --resume here, or name another folder with --out\n")
+    Path("mine").mkdir()
+    Path("mine/scenario.toml").write_text("nodes = 2\n")
+    code, _, err = sim(capsys, "mine/scenario.toml", "--out", "mine")
+    assert (code, err) == (2, "mine holds a scenario.toml already; name another folder with --out\n")
+    assert Path("mine/scenario.toml").read_text() == "nodes = 2\n"
+
+
+def test_a_run_of_which_nothing_is_finished_leaves_nothing(capsys):
+    Path("stop").write_text("interrupt")
+    Path("there").mkdir()
+    for out in ("here/deep", "there"):
+        code, _, err = sim(capsys, "study.toml", "--only", "second", "--engine", "local", "--out", out)
+        assert (code, err) == (130, "interrupted\n")
+    assert not Path("here").exists()
+    assert list(Path("there").iterdir()) == []
+
+
+def long_run(*options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "p2pfl.sim", "run", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+
+
+LONG = ("dac-synthetic", "--set", "form=smoke", "--set", "rounds=12", "--seeds", "0:3")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+def test_two_processes_do_not_work_on_one_run(capsys):
+    process = long_run("dac-synthetic", "--seeds", "0:200", "--out", "here")
+    assert "local, seed " in process.stderr.readline()
+    code, _, err = sim(capsys, "--resume", "here", "--trust")
+    assert (code, err) == (2, "here/parts is in use: another process works on this run\n")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run that nobody interrupts leaves behind."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "whole"
+    assert cli.main(["run", *LONG, "--engine", "local", "--no-report", "--out", str(folder)]) == 0
+    return left_behind(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_again_and_again_gets_there(end, whole):
+    options, times = (*LONG, "--workers", "2", "--no-report", "--out", "here"), 0
+    while True:
+        process = long_run(*options)
+        lines = [process.stderr.readline() for _ in range(12)]
+        if lines[-1]:  # it has not come to its end before
+            process.send_signal(end)
+        process.communicate(timeout=PATIENCE)
+        if process.returncode == 0:
+            break
+        assert process.returncode == (-9 if end == signal.SIGKILL else 130)
+        options, times = ("--resume", "here", "--workers", "2", "--no-report"), times + 1
+    assert times >= 2
+    assert left_behind("here") == whole

@@ -1,0 +1,420 @@
+"""Watching runs while they go on: what is told of them, in the terminal and on a page; and that it changes nothing."""
+
+import base64
+import io
+import json
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from p2pfl.sim.cli.main import main
+from p2pfl.sim.execution import runner as engine
+from p2pfl.sim.execution import snapshots
+from p2pfl.sim.execution.snapshots import Photographer, Snapshot, of_result
+from p2pfl.sim.monitor import monitor
+from p2pfl.sim.monitor import terminal as watch_terminal
+from p2pfl.sim.monitor.run_monitor import Board, page_of
+from p2pfl.sim.results.results import result_of
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.simulation import Simulation
+from p2pfl.web.http_server import in_thread
+from tests.support.browser import PHONE, browser, needs_chromium
+from tests.support.browser import page as new_page
+
+TIMEOUT = 60_000  # milliseconds after which something has gone wrong
+HOSTILE = "<img src=x onerror=alert(1)>[bold]"
+TOML = """
+nodes = 12
+rounds = 6
+[task]
+name = "concept-shift"
+[policy]
+name = "random"
+neighbours = 4
+[budget]
+models = 4
+[[run]]
+name = "random"
+[[run]]
+name = "dac"
+policy = { name = "dac", neighbours = 3 }
+"""
+
+
+def scenario(toml=TOML, *changes, seeds=(0, 1)):
+    file = resolve(tomllib.loads(toml), list(changes), "watched", ".")
+    return type(file)(**{field: getattr(file, field) for field in file.__struct_fields__} | {"seeds": seeds})
+
+
+def plain(result):
+    """A result without what tells how long it took."""
+    summary = {key: value for key, value in result.summary.items() if key != "time"}
+    tables = [{name: column.tolist() for name, column in table.items()} for table in (result.rounds, result.edges)]
+    return json.dumps([summary, tables, result.notes])
+
+
+@pytest.mark.parametrize("how", ["local", "process"])
+def test_a_run_that_is_watched_is_the_run_that_it_would_have_been(monkeypatch, how):
+    monkeypatch.setattr(snapshots, "EVERY", 0.0)  # in this process; worker processes take one after the first round
+    file, seen = scenario(), []
+    engine.check_all(file)
+    alone = engine.run_all(file, "local")
+    listener = engine.Listener(watched=lambda number, snapshot: seen.append((number, snapshot)))
+    watched = engine.run_all(file, how, listener=listener)
+    assert [plain(result) for result in watched] == [plain(result) for result in alone]
+    for number in range(4):
+        begun, *told = [snapshot for k, snapshot in seen if k == number]
+        assert begun is None
+        assert told
+        counts = [snapshot.node_rounds for snapshot in told]
+        assert counts == sorted(counts)
+        assert counts[0] >= 12
+
+
+def test_the_last_snapshot_says_what_the_result_says():
+    job = scenario().runs[1]
+    simulation = Simulation(job)
+    photographer = Photographer(simulation)
+    result = result_of(simulation.run())
+    last, final = photographer.take(), of_result(result)
+    assert last.node_rounds == final.node_rounds == 72
+    assert last.rounds == final.rounds == [1, 2, 3, 4, 5, 6]
+    assert last.values == pytest.approx(final.values)
+    of_last_round = result.rounds[f"{result.summary['judged']}_test_mse"][result.rounds["round"] == 6]
+    assert last.values[-1] == pytest.approx(of_last_round.mean())
+    assert last.bytes == final.bytes == result.summary["traffic"]["bytes"]
+    assert last.most_models == final.most_models == 3
+    assert last.limit == final.limit == (4, 4)
+    assert last.groups == final.groups == [("0", 4), ("1", 4), ("2", 4)]
+    assert last.weights == pytest.approx(final.weights)
+    assert last.virtual_s == final.virtual_s
+    assert (last.metric, last.higher_is_better) == (final.metric, final.higher_is_better) == ("mse", False)
+
+
+def test_a_snapshot_in_the_middle_is_a_beginning_of_the_end(monkeypatch):
+    monkeypatch.setattr(snapshots, "EVERY", 0.0)
+    seen = []
+    listener = engine.Listener(watched=lambda number, snapshot: seen.append(snapshot))
+    (result,) = engine.run_all(scenario(seeds=(0,)).only("dac"), listener=listener)
+    final = of_result(result)
+    for snapshot in seen[1:]:
+        assert snapshot.values == pytest.approx(final.values[: len(snapshot.values)])
+        assert (snapshot.weights.sum(axis=1) <= 1 + 1e-6).all()
+        assert (snapshot.weights.diagonal() == 0).all()
+    assert len(seen) == 7
+
+
+def test_the_matrix_of_many_nodes_puts_neighbours_of_a_group_together(monkeypatch):
+    (whole,) = engine.run_all(scenario(seeds=(0,)).only("dac"))
+    fine = of_result(whole).weights
+    monkeypatch.setattr(snapshots, "CELLS", 3)
+    coarse = of_result(whole).weights
+    assert coarse.shape == (3, 3)
+    by_group = fine.reshape(3, 4, 3, 4).sum(axis=3).mean(axis=1)
+    assert coarse == pytest.approx(by_group)
+
+
+def test_a_long_curve_keeps_its_last_point_and_not_all_others(monkeypatch):
+    monkeypatch.setattr(snapshots, "POINTS", 4)
+    assert snapshots._thinned(list(range(1, 5))) == [1, 2, 3, 4]
+    assert snapshots._thinned(list(range(1, 11))) == [1, 4, 7, 10]
+    assert snapshots._thinned([]) == []
+
+
+# The board
+
+
+def snapshot(node_rounds=24, virtual_s=2.0, **more):
+    return Snapshot(node_rounds, virtual_s, 0.5, "mse", False, **more)
+
+
+def overview(board):
+    return json.loads(board.state())
+
+
+def test_a_board_knows_what_waits_what_goes_on_and_what_has_ended():
+    file = scenario()
+    (kept,) = engine.run_all(scenario(seeds=(0,)).only("random"))
+    board = Board(file, {0: kept})
+    assert [row.state for row in board.rows] == ["kept", "waiting", "waiting", "waiting"]
+    assert board.pace() == (0.0, None)
+    board.saw(1, None)
+    board.saw(2, None)
+    board.saw(2, snapshot(rounds=[1, 2], values=[5.0, float("nan")], limit=(1, 4)))
+    shown = overview(board)
+    assert [run["state"] for run in shown["runs"]] == ["kept", "running", "running", "waiting"]
+    assert [run["round"] for run in shown["runs"]] == [6, 0, 2, 0]
+    assert shown["runs"][2]["values"] == [5.0, None]
+    assert shown["runs"][2]["limit"] == [1, 4]
+    assert shown["runs"][0]["result"] == kept.summary["test"]["mean"]
+    assert shown["left"] / (3 * 72 - 24) == pytest.approx(1 / shown["node_rounds_per_s"])
+    assert shown["end"] == ""
+    assert not board.told.is_set()
+    board.ended("written to here")
+    assert overview(board)["end"] == "written to here"
+    assert board.told.is_set()
+
+
+def test_a_board_gives_the_matrix_of_each_run():
+    board = Board(scenario())
+    assert overview(board)["matrix"] == {"run": 0, "cells": 0}
+    weights = np.arange(4, dtype=np.float32).reshape(2, 2) / 4
+    board.saw(0, snapshot(weights=weights, groups=[("a", 6), ("b", 6)]))
+    shown = json.loads(board.state(0))["matrix"]
+    assert (shown["cells"], shown["nodes"], shown["groups"]) == (2, 12, [["a", 6], ["b", 6]])
+    assert np.frombuffer(base64.b64decode(shown["weights"]), "<f4").tolist() == weights.ravel().tolist()
+    assert json.loads(board.state(1))["matrix"] == {"run": 1, "cells": 0}
+
+
+def test_the_matrix_is_that_of_the_first_run_that_goes_on_or_the_last_that_did():
+    board = Board(scenario())
+    board.saw(1, snapshot())
+    assert overview(board)["matrix"]["run"] == 1
+    board.saw(0, snapshot())
+    assert overview(board)["matrix"]["run"] == 0
+    board.ended("written to here")
+    assert overview(board)["matrix"]["run"] == 1
+
+
+# In the terminal
+
+
+def written(board, height=30, width=120):
+    console = Console(file=io.StringIO(), width=width, height=height, markup=False, highlight=False)
+    console.print(watch_terminal.table(board, console))
+    return console.file.getvalue()
+
+
+def test_the_table_shows_every_run_as_it_is():
+    board = Board(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
+    board.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345, most_models=3, limit=(4, 4)))
+    text = written(board)
+    assert HOSTILE in text
+    lines = [line.split() for line in text.splitlines()]
+    going = next(line for line in lines if "running" in line)
+    assert " ".join(going) == "random 0 running 2 of 6 1.250 12.3 kB 3 of 4 2 s 48"
+    assert sum("waiting" in line for line in lines) == 3
+    assert "0 of 4 runs finished, about" in text
+
+
+def test_a_low_terminal_shows_what_goes_on_first():
+    board = Board(scenario(seeds=range(40)))
+    for number in range(30, 33):
+        board.saw(number, snapshot())
+    text = written(board, height=10)
+    assert len(text.splitlines()) <= 10
+    assert text.count("running") == 3
+    assert "and 74 more" in text
+
+
+def test_a_long_virtual_time_is_written_out():
+    board = Board(scenario())
+    board.saw(0, snapshot(virtual_s=123_456.7))
+    assert "123,457 s" in written(board)
+
+
+def test_names_that_take_several_lines_leave_room_for_how_much_is_done():
+    long = TOML.replace('name = "dac"\n', 'name = "policy.strength=5, policy.neighbours=2, budget.models=10"\n')
+    board = Board(scenario(long, seeds=range(10)))
+    for number in range(10, 13):
+        board.saw(number, snapshot())
+    text = written(board, height=14, width=90)
+    assert len(text.splitlines()) < 14
+    assert text.count("running") == 3
+    assert "0 of 20 runs finished, about" in text
+
+
+def test_in_a_narrow_terminal_names_have_room_and_columns_are_left_out():
+    board = Board(scenario())
+    board.saw(0, snapshot(rounds=[2], values=[1.25]))
+    head, first, *_ = written(board, width=54).splitlines()
+    assert head.split() == ["run", "seed", "state", "round", "mse", "sent"]
+    assert first.split()[:3] == ["random", "0", "running"]
+    assert "…" not in written(board, width=40)
+
+
+def test_where_there_is_no_terminal_a_line_is_printed_now_and_then(monkeypatch):
+    board, stream = Board(scenario()), io.StringIO()
+    with watch_terminal.view(board, stream) as view:
+        board.saw(0, None)
+        view.show(0)
+        board.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345))
+        view.show(0)
+        assert stream.getvalue() == ""
+        monkeypatch.setattr(watch_terminal, "PAUSE", 0.0)
+        view.show(0)
+    assert stream.getvalue().startswith(
+        "random, seed 0: round 2 of 6, mse 1.250, 12.3 kB sent, 2 s virtual, 48 node-rounds/s; 0 of 4 runs finished, about"
+    )
+
+
+# As a command
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(TOML)
+    return "small.toml"
+
+
+def address_in(text):
+    (line,) = [line for line in text.splitlines() if line.startswith("to watch: ")]
+    return line.removeprefix("to watch: ")
+
+
+@pytest.mark.parametrize("command", [["run"], ["sweep", "--vary", "policy.neighbours=2,3"]])
+@pytest.mark.parametrize("option", ["--watch", "--watch-port=0"])
+def test_a_run_says_where_it_can_be_watched_and_ends_as_ever(capfd, file, command, option):
+    assert main([*command, file, "--only", "random", "--engine", "local", option, "--out", "out", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["table"]
+    address = address_in(err)
+    assert address.startswith("http://127.0.0.1:")
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{address}runs.json", timeout=60)
+    assert Path("out", "summary.json").exists()
+
+
+def test_a_port_that_cannot_be_had_is_one_line_and_leaves_nothing(capsys, file):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for given, said in (
+            (port, f"the page cannot be shown at 127.0.0.1:{port}: address already in use"),
+            (70000, "--watch-port must be from 0 to 65535, got 70000"),
+        ):
+            assert main(["run", file, "--watch-port", str(given), "--out", "out"]) == 2
+            assert capsys.readouterr().err == f"{said}\n"
+            assert not Path("out").exists()
+
+
+def test_the_end_is_told_to_who_looks_and_nobody_is_waited_for_who_does_not(monkeypatch):
+    monkeypatch.setattr(monitor, "FAREWELL", 60.0)
+    board = Board(scenario())
+    monitor.Watch(board, []).ended("written")  # nobody has asked
+    assert not board.told.is_set()
+    board = Board(scenario())
+    board.state()
+    asker = threading.Timer(0.05, board.state)
+    asker.start()
+    monitor.Watch(board, []).ended("written")
+    assert board.told.is_set()
+    asker.join()
+
+
+# In a browser
+
+
+@pytest.fixture
+def chromium():
+    """For one test only: as long as it is open, its event loop runs, and other tests of this module need one themselves."""
+    with browser() as opened:
+        yield opened
+
+
+def going():
+    """A board in the middle of it, with names that would like to be markup."""
+    board = Board(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
+    weights = np.full((12, 12), 0.1, np.float32)
+    groups = [(HOSTILE, 4), ("1", 4), ("2", 4)]
+    for number in (0, 2):
+        board.saw(
+            number, snapshot(rounds=[1, 2], values=[5.0, 4.0], weights=weights, groups=groups, limit=(4, 4), bytes=10**6)
+        )
+    return board
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [(1280, 900), PHONE])
+def test_the_page_shows_the_runs_and_at_the_end_where_the_results_are(chromium, size):
+    board = going()
+    with in_thread(page_of(board, 0)) as address, new_page(chromium, size) as (opened, seen):
+        opened.on("dialog", lambda dialog: pytest.fail(f"the page ran a name: {dialog.message}"))
+        opened.goto(address)
+        opened.locator("tr[data-run]").first.wait_for(timeout=TIMEOUT)
+        states = [line.get_attribute("data-state") for line in opened.locator("tr[data-run]").all()]
+        assert states == ["running", "waiting", "running", "waiting"]
+        assert HOSTILE in opened.locator("#runs").inner_text()
+        assert opened.locator("#chips").inner_text().count(HOSTILE) == 1  # of those that have begun
+        opened.locator("#weights canvas").wait_for(timeout=TIMEOUT)
+        assert opened.locator("#learning svg[role=img] path.line").count() == 2
+        opened.locator("#chips button").first.click()
+        assert opened.locator("#learning svg[role=img] path.line").count() == 1
+        assert opened.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+        board.saw(1, snapshot(72, rounds=[1, 2, 3], values=[5.0, 4.0, 3.0]))
+        opened.locator('tr[data-run="1"][data-state="running"]').wait_for(timeout=TIMEOUT)
+        board.ended("written to runs/here")
+        opened.get_by_text("written to runs/here").wait_for(timeout=TIMEOUT)
+        states = [line.get_attribute("data-state") for line in opened.locator("tr[data-run]").all()]
+        assert states == ["stopped", "stopped", "stopped", "waiting"]
+        assert opened.locator("#link").inner_text() == "ended"
+        assert opened.locator("img, [onerror]").count() == 0
+        assert seen.problems == []
+        assert all(asked.startswith(address) for asked in seen.requests)
+
+
+@needs_chromium
+def test_of_many_runs_those_that_have_begun_last_are_drawn_until_others_are_chosen(chromium):
+    board = Board(scenario(seeds=range(30)))
+    for number in range(40):
+        board.saw(number, snapshot(rounds=[1, 2], values=[5.0, 4.0]))
+    with in_thread(page_of(board, 0)) as address, new_page(chromium) as (opened, _):
+        opened.goto(address)
+        chips, pressed = opened.locator("#chips button"), opened.locator('#chips [aria-pressed="true"]')
+        chips.first.wait_for(timeout=TIMEOUT)
+        assert (chips.count(), pressed.count()) == (40, 12)
+        board.saw(40, snapshot(rounds=[1], values=[5.0]))
+        opened.locator('#chips [data-run="40"][aria-pressed="true"]').wait_for(timeout=TIMEOUT)
+        assert pressed.count() == opened.locator("#learning svg[role=img] path.line").count() == 12
+        chips.first.dblclick()
+        assert pressed.count() == opened.locator("#learning svg[role=img] path.line").count() == 1
+        chips.nth(1).click()
+        board.saw(41, snapshot(rounds=[1], values=[5.0]))
+        opened.locator('#chips [data-run="41"]').wait_for(timeout=TIMEOUT)
+        assert pressed.count() == 2
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_real_run_is_followed_from_its_begin_to_its_end(tmp_path, chromium):
+    (tmp_path / "small.toml").write_text(TOML)
+    command = ["-m", "p2pfl.sim", "run", "small.toml", "--set", "rounds=60", "--watch", "--workers", "1", "--out", "out"]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    with (
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+        new_page(chromium) as (opened, seen),
+    ):
+        try:
+            address = address_in(process.stderr.readline())
+            opened.goto(address)
+            opened.locator('tr[data-run][data-state="running"]').first.wait_for(timeout=TIMEOUT)
+            opened.get_by_text("2 of 2 runs are finished; written to out").wait_for(timeout=TIMEOUT)
+            assert opened.locator('tr[data-run][data-state="finished"]').count() == 2
+            assert opened.locator("#learning svg[role=img] path.line").count() == 2
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "written to out" in out
+    assert err.count("\n") >= 2
+    assert seen.problems == []
+    assert (tmp_path / "out" / "summary.json").exists()

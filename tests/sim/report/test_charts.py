@@ -1,0 +1,540 @@
+"""The report's page in a browser: every kind of figure is drawn, filtered, hovered and downloaded, and nothing is loaded."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from p2pfl.sim.report import page as report_page
+from tests.support import browser
+
+pytestmark = pytest.mark.slow
+
+ROUNDS, NODES = 6, 4
+FIGURES = ("curve", "cost", "sent", "nodes", "over-time", "summed", "drawing")
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def payload(names=("first run", "second run")):
+    first, second = names
+    rounds = np.arange(1, ROUNDS + 1)
+    sent = {first: rounds * 2_000_000, second: rounds * 1_000_000}
+    accuracy = {first: 0.5 + rounds / 100, second: 0.6 + rounds / 100}
+    views = [
+        {"label": "rounds", "unit": "", "x": dict.fromkeys(names, rounds)},
+        {"label": "bytes sent", "unit": "B", "x": sent},
+    ]
+    lines = {"kind": "lines", "id": "curve", "title": "Curve", "note": "Over nodes.", "views": views, "y_label": "accuracy"}
+    lines |= {"y": accuracy, "low": {first: accuracy[first] - 0.01}, "high": {first: accuracy[first] + 0.01}, "target": 0.55}
+    points = [
+        {"run": first, "x": 2e6, "y": 0.8, "y_dev": 0.01, "label": first, "on_front": True},
+        {"run": second, "x": 6e6, "y": 0.9, "label": second, "on_front": True},
+    ]
+    scatter = {"kind": "scatter", "id": "cost", "title": "Cost", "note": "", "x_label": "bytes sent", "x_unit": "B"}
+    scatter |= {"x_log": False, "y_label": "accuracy", "points": points}
+    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B", "missing": "never"}
+    bars |= {"runs": {first: {"parts": {"rounds": 1500.0, "preparation": 500.0}}, second: None}, "limit": {first: 3000}}
+    strips = {
+        first: {"values": np.array([0.1, 0.2, 0.3, 0.4]), "worst": np.array([True, False, False, False]), "mean": 0.25},
+        second: {"values": np.array([0.5, 0.6, 0.7, np.nan]), "worst": np.array([True, False, False, False]), "mean": 0.6},
+    }
+    nodes = {"kind": "distribution", "id": "nodes", "title": "Nodes", "note": "", "x_label": "accuracy", "runs": strips}
+    square = np.arange(NODES * NODES).reshape(NODES, NODES)
+    matrix = {"kind": "matrix", "n": NODES, "x_label": "learned from", "y_label": "node", "unit": "times", "note": ""}
+    frames = {name: [{"label": f"rounds {k}", "values": square + k, "max": 20} for k in (1, 2)] for name in names}
+    once = {name: [{"label": "all", "values": square * 0.5, "max": 7.5}] for name in names}
+    groups = [{"label": "left", "count": 2}, {"label": "right", "count": 2}]
+    over_time = matrix | {"id": "over-time", "title": "Over time", "frames": frames, "groups": groups}
+    summed = matrix | {"id": "summed", "title": "Summed", "frames": once, "labels": ["ann", "bob", "cy", "di"]}
+    network = {"kind": "network", "id": "drawing", "title": "Drawing", "note": "", "value_label": "accuracy"}
+    places = {"x": np.array([0.0, 1, 1, 0]), "y": np.array([0.0, 0, 1, 1]), "label": ["ann", "bob", "cy", "di"]}
+    network |= {"nodes": places | {"group": ["left", "left", "right", "right"]}, "edges": [[0, 1], [1, 2]]}
+    network["runs"] = {
+        name: {"value": np.array([0.1, 0.2, 0.3, 0.4]), "links": [[1, 0, 0.75], [2, 0, 0.25]]} for name in names
+    }
+    figures = [lines, scatter, bars, nodes, over_time, summed, network]
+    sections = [{"id": "all", "title": "All", "text": ["One sentence."], "figures": figures}]
+    return {"runs": list(names), "sections": sections}
+
+
+def single(figure):
+    return payload() | {"sections": [{"id": "one", "title": "One", "text": [], "figures": [figure]}]}
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if browser.CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with browser.browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Open a page of a payload; the function returns playwright's Page and what the page did."""
+    contexts = []
+
+    def open_page(data=None, parts=None, title="A report", before="", **how):
+        path = tmp_path / "report.html"
+        path.write_text(report_page.render(title, data or payload(), parts or {}), "utf-8")
+        contexts.append(browser.page(chromium, **how))
+        page, seen = contexts[-1].__enter__()
+        page.set_default_timeout(5000)
+        if before:
+            page.add_init_script(before)
+        page.goto(path.as_uri())
+        ready(page)
+        return page, seen
+
+    yield open_page
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+def ready(page):
+    page.wait_for_selector("html[data-ready]", state="attached")  # wait_for_function would need eval, which the page forbids
+
+
+def downloaded(page, figure):
+    with page.expect_download() as waiting:
+        page.click(f"#{figure} .csv")
+    assert waiting.value.suggested_filename == f"{figure}.csv"
+    with waiting.value.path().open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+def said(page, figure):
+    """Return all that a figure tells: its text, what is chosen in it, and its drawings' accessible names."""
+    names = page.eval_on_selector_all(f"#{figure} [role=img]", "all => all.map(one => one.getAttribute('aria-label'))")
+    return page.inner_text(f"#{figure}") + " ".join(names)
+
+
+def hover(page, figure, across, down, drawing=0):
+    place = page.locator(f"#{figure} .drawing").nth(drawing)
+    place.scroll_into_view_if_needed()
+    box = place.bounding_box()
+    page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+    return page.inner_text(".tip:visible")
+
+
+def spot(page, figure, selector, k=0):
+    """Return where in its drawing a mark stands, in parts of its width and height."""
+    return page.evaluate(
+        """([figure, selector, k]) => {
+            const mark = document.querySelectorAll(`#${figure} ${selector}`)[k];
+            const a = mark.getBoundingClientRect(), b = mark.closest('svg').getBoundingClientRect();
+            return [(a.x + a.width / 2 - b.x) / b.width, (a.y + a.height / 2 - b.y) / b.height];
+        }""",
+        [figure, selector, k],
+    )
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", [browser.DESKTOP, browser.PHONE])
+def test_every_kind_is_drawn_without_a_problem_or_a_request(opened, size, dark):
+    page, seen = opened(size=size, dark=dark)
+    for figure in FIGURES:
+        box = page.locator(f"#{figure} .drawing").first.bounding_box()
+        assert box["width"] > 80, figure
+        assert box["height"] > 60, figure
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert seen.problems == []
+    assert seen.requests == [page.url]
+
+
+def test_drawings_have_names_and_follow_the_width(opened):
+    page, _ = opened()
+    assert page.get_by_role("img", name="Curve: first run, second run").count() == 1
+    width = "document.querySelector('#curve .drawing').viewBox.baseVal.width"
+    before = page.evaluate(width)
+    page.set_viewport_size({"width": browser.PHONE[0], "height": browser.PHONE[1]})
+    page.wait_for_selector(f"#curve .drawing:not([viewBox^='0 0 {before:g} '])")
+    assert page.evaluate(width) < browser.PHONE[0]
+
+
+def test_a_run_is_hidden_in_every_figure_and_shown_again(opened):
+    page, _ = opened()
+    assert all("second run" in said(page, figure) for figure in FIGURES)
+    page.click(".chip:has-text('second run')")
+    for figure in FIGURES:
+        assert "second run" not in said(page, figure), figure
+        assert "first run" in said(page, figure), figure
+    page.click(".chip:has-text('first run')")
+    assert all("No run of this figure is shown" in page.inner_text(f"#{figure}") for figure in FIGURES)
+    page.click("text=Show all")
+    assert all("second run" in said(page, figure) for figure in FIGURES)
+    page.click(".chip:has-text('second run')", modifiers=["Alt"])
+    assert page.locator(".chip[aria-pressed=true]").all_inner_texts() == ["second run"]
+    page.dblclick(".chip:has-text('first run')")
+    assert page.locator(".chip[aria-pressed=true]").all_inner_texts() == ["first run"]
+
+
+def test_a_run_stands_out_while_its_chip_is_pointed_at(opened):
+    page, _ = opened()
+    faint = """() => ['curve', 'cost', 'nodes'].map(figure =>
+        [...document.querySelectorAll(`#${figure} .of-1`)].every(one => getComputedStyle(one).opacity < 0.5))"""
+    page.emulate_media(reduced_motion="reduce")
+    page.hover(".chip:has-text('first run')")
+    assert page.evaluate(faint) == [True] * 3
+    page.mouse.move(5, 5)
+    assert page.evaluate(faint) == [False] * 3
+
+
+def test_what_all_names_start_with_is_said_once(opened):
+    page, _ = opened(payload(("study, tau=1", "study, tau=10")))
+    assert page.inner_text("#filter .of") == "study:"
+    assert page.locator(".chip").all_inner_texts() == ["tau=1", "tau=10"]
+
+
+def test_at_first_those_runs_are_shown_that_the_payload_names(opened):
+    runs = [f"run {k}" for k in range(20)]
+    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B"}
+    page, _ = opened(single(bars | {"runs": dict.fromkeys(runs, 1)}) | {"runs": runs, "shown": runs[:8]})
+    assert page.locator(".chip[aria-pressed=true]").count() == 8
+    assert page.locator("#sent rect").count() == 8
+
+
+def test_more_runs_than_stand_in_two_lines_are_folded_away(opened):
+    runs = [f"policy.neighbours={k}, network.loss=0.{k % 4}" for k in range(40)]
+    bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B"}
+    page, _ = opened(single(bars | {"runs": dict.fromkeys(runs, 1)}) | {"runs": runs, "shown": runs[:8]})
+    height = "document.getElementById('filter').offsetHeight"
+    assert page.evaluate(height) < 60
+    assert page.locator(".chip:visible").all_inner_texts()[:2] == ["neighbours=0, loss=0.0", "neighbours=1, loss=0.1"]
+    assert page.locator(".chip:visible").count() == 8
+    page.click("text=8 of 40 runs")
+    assert page.locator(".chip:visible").count() == 40
+    assert page.evaluate(height) <= browser.DESKTOP[1] / 2
+    page.click(".chip >> nth=39")
+    page.click("text=9 of 40 runs")
+    assert page.locator(".chip:visible").count() == 9
+    page.focus(".chip >> nth=39")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == "8 of 40 runs"  # not lost with the chip
+
+
+def test_runs_are_folded_away_only_where_the_page_is_too_narrow(opened):
+    page, _ = opened(payload(("the first run of them all", "the second run of them all")), size=browser.PHONE)
+    page.click(".chip >> nth=0")
+    assert page.locator(".chip:visible").all_inner_texts() == ["the second run of them all"]
+    page.set_viewport_size({"width": browser.DESKTOP[0], "height": browser.DESKTOP[1]})
+    page.wait_for_selector(".more", state="hidden")
+    assert page.locator(".chip:visible").count() == 2
+
+
+def test_keys_whose_last_parts_are_the_same_are_written_out(opened):
+    page, _ = opened(payload(("policy.models=1, budget.models=2, policy.name=dac", "policy.models=2, policy.tau=3")))
+    assert page.locator(".chip").all_inner_texts() == [
+        "policy.models=1, budget.models=2, policy.name=dac",
+        "policy.models=2, tau=3",
+    ]
+
+
+def test_the_switch_changes_all_colours_and_is_remembered(opened):
+    page, _ = opened(dark=False)
+    colours = """() => [getComputedStyle(document.documentElement).backgroundColor,
+        [...document.querySelector('#summed canvas').getContext('2d').getImageData(1, 1, 1, 1).data].join()]"""
+    light = page.evaluate(colours)
+    page.click("#theme >> text=Dark")
+    dark = page.evaluate(colours)
+    assert all(a != b for a, b in zip(light, dark, strict=True))
+    page.reload()
+    ready(page)
+    assert page.evaluate(colours) == dark
+    page.click("#theme >> text=Auto")
+    assert page.evaluate(colours) == light
+
+
+def test_the_page_opens_where_nothing_can_be_remembered(opened):
+    forbidden = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('forbidden') } })"
+    page, seen = opened(before=forbidden)
+    page.click("#theme >> text=Dark")
+    assert page.get_attribute("html", "data-theme") == "dark"
+    assert seen.problems == []
+
+
+def test_hovering_tells_the_values_of_each_kind(opened):
+    page, _ = opened()
+    tip = hover(page, "curve", 0.84, 0.4)
+    assert [each in tip for each in ("rounds 6", "0.66", "0.56", "0.55 to 0.57")] == [True] * 4
+    assert "0.8" in (tip := hover(page, "cost", *spot(page, "cost", ".mark")))
+    assert "± 0.01" in tip
+    assert "2 MB" in tip
+    tip = hover(page, "sent", *spot(page, "sent", ".bar"))
+    assert [each in tip for each in ("1.5 kB", "500 B", "2 kB", "3 kB")] == [True] * 4
+    tip = hover(page, "nodes", *spot(page, "nodes", ".rings"))
+    assert "node 0, among the worst tenth" in tip
+    assert "0.25" in tip
+    tip = hover(page, "summed", 0.99, 0.05)
+    assert [each in tip for each in ("1.5 times", "ann", "di")] == [True] * 3
+    tip = hover(page, "over-time", 0.98, 0.05, drawing=1)
+    assert [each in tip for each in ("5 times", "node 0 (left)", "node 3 (right)")] == [True] * 3
+    tip = hover(page, "drawing", *spot(page, "drawing", ".node"))
+    assert [each in tip for each in ("ann", "left", "0.1", "learned from bob", "0.75", "learned from cy")] == [True] * 6
+    page.mouse.move(1, 1)
+    assert page.locator(".tip:visible").count() == 0
+
+
+def test_keys_walk_over_the_values(opened):
+    page, _ = opened()
+    page.locator("#curve .drawing").focus()
+    assert "rounds 6" in page.inner_text(".tip")
+    page.keyboard.press("ArrowLeft")
+    assert "rounds 5" in page.inner_text(".tip")
+    page.keyboard.press("Home")
+    assert "rounds 1" in page.inner_text(".tip")
+    page.keyboard.press("Escape")
+    assert page.locator(".tip:visible").count() == 0
+    page.locator("#summed .drawing").first.focus()
+    for key in ("ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    assert "2.5 times" in page.inner_text(".tip")
+
+
+def test_new_data_leave_what_a_reader_points_at(opened):
+    page, _ = opened()
+    page.locator("#sent .drawing").focus()
+    assert "2 kB" in page.inner_text(".tip:visible")
+    page.evaluate("Charts.redrawAll()")
+    assert "2 kB" in page.inner_text(".tip:visible")
+    assert page.evaluate("document.activeElement.closest('figure').id") == "sent"
+
+
+def test_where_all_values_are_0_the_axis_has_nothing_below(opened):
+    page, _ = opened()
+    page.evaluate("""() => {
+        const box = document.createElement("div"), series = [{name: "in", colour: 0, x: [1, 2], y: [0, 0]}];
+        box.id = "nothing";
+        document.body.append(box);
+        Charts.lines(box, {name: "nothing", series, x: {label: "round"}, y: {label: "sent", unit: "bytes"}});
+    }""")
+    drawn = page.locator("#nothing svg[role=img]").text_content()
+    assert "sent" in drawn
+    assert "\N{MINUS SIGN}" not in drawn
+
+
+def test_a_finger_shows_the_values_until_it_taps_elsewhere(opened):
+    page, _ = opened(size=browser.PHONE)
+    bar = page.locator("#sent .drawing")
+    bar.scroll_into_view_if_needed()
+    box = bar.bounding_box()
+    touch = {"pointerType": "touch", "bubbles": True, "clientX": box["x"] + 9, "clientY": box["y"] + 40}
+    bar.dispatch_event("pointerdown", touch)
+    bar.dispatch_event("pointerleave", touch)
+    assert "2 kB" in page.inner_text(".tip:visible")
+    page.locator("h1").dispatch_event("pointerdown", touch)
+    assert page.locator(".tip:visible").count() == 0
+
+
+def test_tabs_change_the_axis_and_log_is_offered_where_values_span_decades(opened):
+    rounds = np.arange(1, 5)
+    x = {"first run": 10.0**rounds}
+    views = [{"label": "rounds", "unit": "", "x": {"first run": rounds}}, {"label": "time", "unit": "s", "x": x}]
+    lines = {"kind": "lines", "id": "curve", "title": "Curve", "note": "", "views": views, "y_label": "loss"}
+    page, _ = opened(single(lines | {"y": {"first run": np.array([9.0, 30, 200, 900])}}))
+    assert page.locator("#curve label:visible").all_inner_texts() == ["log y"]
+    assert page.is_checked("#curve label:has-text('log y') input")
+    page.click("#curve .switch button:has-text('time')")
+    assert "time (h)" in page.inner_text("#curve")
+    page.check("#curve label:has-text('log x') input")
+    assert "16.7 min" in page.inner_text("#curve") or "17 min" in page.inner_text("#curve")
+
+
+def test_a_selector_shows_another_run_in_a_matrix(opened):
+    data = payload()
+    data["sections"][0]["figures"][4]["frames"]["second run"][0]["values"] = np.full((NODES, NODES), 17)
+    page, _ = opened(data)
+    assert "3 times" in hover(page, "over-time", 0.7, 0.05)
+    page.select_option("#over-time select", "second run")
+    assert "17 times" in hover(page, "over-time", 0.7, 0.05)
+
+
+def test_the_data_of_each_kind_are_downloaded_whole(opened):
+    page, _ = opened()
+    page.click(".chip:has-text('second run')")  # what is hidden is in the file all the same
+    rows = downloaded(page, "curve")
+    assert rows[0] == ["run", "rounds", "bytes sent (B)", "accuracy", "low", "high"]
+    assert rows[1] == ["first run", "1", "2000000", "0.51", "0.5", "0.52"]
+    assert rows[-1] == ["second run", "6", "6000000", "0.66", "", ""]
+    assert len(rows) == 1 + 2 * ROUNDS
+    assert downloaded(page, "cost") == [
+        ["run", "label", "bytes sent (B)", "accuracy", "deviation", "on front"],
+        ["first run", "first run", "2000000", "0.8", "0.01", "1"],
+        ["second run", "second run", "6000000", "0.9", "", "1"],
+    ]
+    assert downloaded(page, "sent") == [
+        ["run", "part", "bytes (B)", "limit"],
+        ["first run", "rounds", "1500", "3000"],
+        ["first run", "preparation", "500", "3000"],
+        ["second run", "", "", ""],
+    ]
+    rows = downloaded(page, "nodes")
+    assert rows[:2] == [["run", "node", "accuracy", "worst tenth"], ["first run", "0", "0.1", "1"]]
+    assert rows[5:] == [["second run", str(k), ("0.5", "0.6", "0.7", "")[k], "01"[k == 0]] for k in range(NODES)]
+    rows = downloaded(page, "over-time")
+    assert rows[:3] == [
+        ["run", "frame", "node", "learned from", "value (times)"],
+        ["first run", "rounds 1", "0", "0", "1"],
+        ["first run", "rounds 1", "0", "1", "2"],
+    ]
+    assert len(rows) == 1 + 2 * 2 * NODES**2
+    assert downloaded(page, "summed")[2] == ["first run", "all", "ann", "bob", "0.5"]
+    rows = downloaded(page, "drawing")
+    assert rows[1] == ["", "edge", "ann", "bob", "", "", "", ""]
+    assert ["first run", "node", "cy", "", "0.3", "", "1", "1"] in rows
+    assert ["second run", "link", "bob", "ann", "", "0.75", "", ""] in rows
+
+
+def test_a_download_holds_no_formulas(opened):
+    page, _ = opened(payload(('=HYPERLINK("x")', "a, b")))
+    names = [row[0] for row in downloaded(page, "cost")]
+    assert names == ["run", '\'=HYPERLINK("x")', "a, b"]
+
+
+def test_markup_in_names_is_shown_as_text(opened):
+    data = payload((HOSTILE, f"{HOSTILE}2"))
+    data["sections"][0] |= {"title": HOSTILE, "text": [HOSTILE]}
+    for figure in data["sections"][0]["figures"]:
+        figure |= {"title": HOSTILE, "note": HOSTILE}
+    data["sections"][0]["figures"][6]["nodes"]["label"] = [HOSTILE] * NODES
+    page, seen = opened(data, title=HOSTILE)
+    assert page.title() == HOSTILE
+    assert page.inner_text("h1") == HOSTILE
+    assert page.locator(".chip").first.inner_text() == HOSTILE
+    assert all(HOSTILE in page.inner_text(f"#{figure}") for figure in FIGURES)
+    assert HOSTILE in hover(page, "drawing", *spot(page, "drawing", ".node"))
+    assert page.locator("img").count() == 0
+    assert seen.problems == []
+    assert seen.requests == [page.url]
+
+
+def test_rows_of_the_table_have_the_key_of_their_run(opened):
+    rows = "".join(f"<tr><td>{name}</td><td>1</td></tr>" for name in ("second run", "all"))
+    page, _ = opened(parts={"table": f"<table><tbody>{rows}</tbody></table>"})
+    assert page.locator("#table td:has-text('second run') .key.run-1").count() == 1
+    assert page.locator("#table .key").count() == 1
+
+
+def test_a_browser_that_cannot_draw_says_so(chromium, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(report_page.render("A report", payload(), {"findings": "<p>Found.</p>"}), "utf-8")
+    with browser.page(chromium) as (page, seen):
+        page.add_init_script("delete window.DecompressionStream")
+        page.goto(path.as_uri())
+        page.wait_for_selector("text=The figures cannot be drawn in this browser")
+        assert page.is_visible("text=Found.")
+        assert seen.problems == []
+
+
+def test_a_script_that_is_not_the_page_s_own_does_not_run(opened):
+    page, seen = opened(parts={"findings": "<script>document.title = 'taken'</script><img src='http://127.0.0.1:9/x'>"})
+    assert page.title() == "A report"
+    assert len(seen.problems) == 2  # the browser says that it refused both
+    assert all("Content Security Policy" in problem for problem in seen.problems)
+
+
+def empty_figures():
+    drawn = payload()["sections"][0]["figures"]
+    nothing = {"y": {}, "views": [], "runs": {}, "frames": {}, "points": []}
+    return [{key: nothing.get(key, value) for key, value in figure.items()} for figure in drawn]
+
+
+TICKS = """figure => [...document.querySelectorAll(`#${figure} text[text-anchor=middle]`)].map(
+    one => [+one.getAttribute('x'), +one.textContent.replace('\\u2212', '-')])"""
+
+
+def curve(x, y, **more):
+    views = [{"label": "x", "unit": "", "x": {"first run": np.array(x, float)}}]
+    figure = {"kind": "lines", "id": "curve", "title": "Curve", "note": "", "views": views, "y_label": "y"}
+    return single(figure | {"y": {"first run": np.array(y, float)}} | more)
+
+
+@pytest.mark.parametrize("x", [range(1, 4), range(29), np.arange(0, 28.1, 0.7), np.arange(0, 0.12, 0.005), range(0, 110, 5)])
+@pytest.mark.parametrize("size", [browser.DESKTOP, browser.PHONE])
+def test_a_tick_stands_where_its_number_says(opened, x, size):
+    page, _ = opened(curve(x, [0.5] * len(x)), size=size)
+    ticks = page.evaluate(TICKS, "curve")[1:-1]  # those at the ends may stand inwards
+    ticks = ticks if len(ticks) > 1 else page.evaluate(TICKS, "curve")[:2]
+    places, numbers = zip(*ticks, strict=True)
+    per_unit = np.diff(places) / np.diff(numbers)
+    np.testing.assert_allclose(per_unit, per_unit[0], rtol=0.02)
+    if all(value == int(value) for value in x):
+        assert all(number == int(number) for number in numbers)
+
+
+@pytest.mark.parametrize(("y", "target"), [([0.5, 0.9], 1.5), ([9000, 10], 0.1), ([0.0, 0.0], 0.8), ([3, 3], None)])
+def test_an_axis_holds_the_target_and_a_flat_line(opened, y, target):
+    page, _ = opened(curve([1, 2], y, **({} if target is None else {"target": target})))
+    inside = page.evaluate("""() => [...document.querySelectorAll('#curve .aim, #curve .line')].map(one => {
+        const a = one.getBoundingClientRect(), ticks = [...document.querySelectorAll('#curve .grid')]
+            .map(each => each.getBoundingClientRect().top);
+        return a.top >= Math.min(...ticks) - 2 && a.bottom <= Math.max(...ticks) + 2;
+    })""")
+    assert inside == [True] * (1 if target is None else 2)
+    if target is None:
+        assert "\u2212" not in page.inner_text("#curve")
+
+
+def test_points_of_the_same_name_are_joined_and_named_once(opened):
+    points = [
+        {"run": run, "x": x, "y": y, "label": label, "on_front": False}
+        for run, x, y, label in [("first run", 1, 2, "slow"), ("second run", 2, 3, "slow"), ("first run", 3, 1, "fast")]
+    ]
+    scatter = {"kind": "scatter", "id": "cost", "title": "Cost", "note": "", "x_label": "tau", "x_unit": "", "x_log": False}
+    page, _ = opened(single(scatter | {"y_label": "y", "points": points, "joined": True}))
+    assert page.locator("#cost text.run").all_text_contents() == ["slow", "fast"]
+    assert page.eval_on_selector_all("#cost .join", "all => all.map(one => one.getAttribute('d').split('L').length)") == [
+        2,
+        1,
+    ]
+
+
+def test_matrices_shrink_with_their_box(opened):
+    page, _ = opened()
+    assert page.evaluate("""() => ['over-time', 'summed'].every(id => {
+        const box = document.querySelector(`#${id} .chart`), all = [...box.querySelectorAll('canvas')];
+        const widths = () => all.map(one => one.getBoundingClientRect().width), before = widths();
+        box.style.width = '240px';  // as on paper, where nothing is drawn anew
+        return all.length > 1 && widths().every((width, k) => 0 < width && width < before[k]) && all.every(one =>
+            one.getBoundingClientRect().right <= box.getBoundingClientRect().right
+            && Math.abs(one.getBoundingClientRect().width - one.getBoundingClientRect().height) < 1);
+    })""")
+
+
+def test_figures_without_data_say_why(opened):
+    figures = [figure | {"note": f"There is none: {figure['id']}."} for figure in empty_figures()]
+    data = payload() | {"sections": [{"id": "none", "title": "None", "text": [], "figures": figures}]}
+    page, seen = opened(data)
+    for figure in FIGURES:
+        assert page.inner_text(f"#{figure} .empty") == f"There is none: {figure}."
+    assert page.locator(".drawing").count() == 0
+    assert seen.problems == []
+
+
+def test_values_that_are_all_missing_are_no_drawing(opened):
+    data = payload()
+    lines, _, _, strips, *_ = data["sections"][0]["figures"]
+    lines["y"] = {name: np.full(ROUNDS, np.nan) for name in data["runs"]}
+    for strip in strips["runs"].values():
+        strip["values"] = np.full(NODES, np.nan)
+    page, seen = opened(data)
+    assert page.inner_text("#curve .empty") == "Over nodes."
+    assert page.inner_text("#nodes .empty") == "There is no data for this figure."
+    assert seen.problems == []
+
+
+def test_on_paper_everything_is_open_and_light(opened):
+    page, _ = opened(parts={"scenario": "<pre>nodes = 4</pre>", "versions": "<dl><dt>p2pfl</dt><dd>1</dd></dl>"}, dark=True)
+    assert not page.is_visible("text=nodes = 4")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.wait_for_selector("text=nodes = 4")
+    assert all(page.is_visible(f"#{figure} .drawing") for figure in FIGURES)
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(28, 33, 39)"
+    red = """end => {
+        const canvas = document.querySelector('#summed canvas'), at = end ? canvas.width - 2 : 1;
+        return canvas.getContext('2d').getImageData(at, at, 1, 1).data[0];
+    }"""
+    least, most = page.evaluate(red, False), page.evaluate(red, True)
+    assert least > 200 > 60 > most  # nothing is white, most is dark ink
+    page.emulate_media(media="screen")
+    page.wait_for_selector("text=nodes = 4", state="hidden")

@@ -1,0 +1,282 @@
+"""Sentences computed from a summary: each is what the figures say, also of ties and of runs that never get there."""
+
+import pytest
+
+from p2pfl.sim.report.insights import budget_pairs, findings
+
+
+def run(name, mean, seed=0, sent=1000, better=True):
+    traffic = {"bytes": sent, "preparation": {"bytes": 0}}
+    return {
+        **{"name": name, "seed": seed, "rounds": 30, "metric": "accuracy", "higher_is_better": better},
+        **{"test": {"mean": mean}, "traffic": traffic},
+    }
+
+
+def summary(rows, runs=None, seeds=1, **more):
+    """A summary of which only the table's means of what it took are given, by run."""
+    table = [{"name": name, "seeds": seeds, "reached": reached} for name, reached in rows.items()]
+    runs = runs or [run(name, 0.9, seed) for name in rows for seed in range(seeds)]
+    return {"seeds": list(range(seeds)), "table": table, "runs": runs, **more}
+
+
+def took(rounds, seconds, sent, seeds=1):
+    return {"round": rounds, "virtual_s": seconds, "bytes": sent, "seeds": seeds}
+
+
+def target(rows, seeds=1, value=0.85):
+    return findings(summary(rows, seeds=seeds, target=value), [])
+
+
+def test_without_a_target_or_a_budget_there_is_nothing_to_say():
+    assert findings(summary({"a": None}), [{"name": "a"}]) == []
+
+
+def test_who_is_first_in_rounds_in_time_and_in_bytes():
+    rows = {"complete": took(4, 12.34, 5_200_000), "ring": took(17, 5.06, 810_000), "torus": took(9, 5.5, 900_000)}
+    assert target(rows) == [
+        "complete reaches a mean test accuracy of 0.850 in the fewest rounds: 4 rounds; torus follows with 9 rounds,"
+        " and ring is last with 17 rounds.",
+        "ring reaches a mean test accuracy of 0.850 in the shortest time: 5.06 virtual seconds; torus follows with"
+        " 5.50 virtual seconds, and complete is last with 12.3 virtual seconds.",
+        "ring reaches a mean test accuracy of 0.850 with the fewest bytes sent: 810 kB; torus follows with 900 kB,"
+        " and complete is last with 5.2 MB.",
+    ]
+
+
+def test_ties_are_said_and_means_over_seeds_too():
+    rounds, *_ = target({"a": took(1, 1, 1, 3), "b": took(1, 2, 2, 3), "c": took(4 / 3, 3, 3, 3)}, seeds=3)
+    assert rounds == (
+        "a and b reach a mean test accuracy of 0.850 in the fewest rounds: 1 round (mean over 3 seeds);"
+        " c follows with 1.3 rounds."
+    )
+
+
+def test_ties_of_those_who_follow_and_of_the_last_are_said():
+    rounds, *_ = target({"a": took(1, 1, 1), "b": took(2, 2, 2), "c": took(2, 3, 3)})
+    assert rounds.endswith(": 1 round; b and c follow with 2 rounds.")
+    rows = {name: took(k, 1, 1) for name, k in zip("abcdef", (1, 2, 2, 3, 4, 4), strict=True)}
+    assert target(rows)[0].endswith(": 1 round; b and c follow with 2 rounds, and e and f are last with 4 rounds.")
+
+
+def test_runs_of_several_lengths_are_not_said_to_be_as_long_as_the_longest():
+    rows = {"a": took(3, 1, 1), "b": None, "c": None}
+    runs = [run(name, 0.9) | {"rounds": rounds} for name, rounds in (("a", 30), ("b", 5), ("c", 10))]
+    assert findings(summary(rows, runs, target=0.85), [])[-1] == "b and c never reach it in 5 to 10 rounds."
+    rows = {"a": took(3, 1, 1), "b": None, "c": took(4, 1, 1)}
+    assert findings(summary(rows, runs, target=0.85), [])[-1] == "b never reaches it in 5 rounds."
+
+
+def test_names_that_have_commas_are_told_apart():
+    *_, last = target({"a": took(3, 1, 1), "tau=1, nodes=2": None, "tau=2, nodes=2": None, "b": None})
+    assert last == "tau=1, nodes=2; tau=2, nodes=2 and b never reach it in 30 rounds."
+
+
+def test_many_that_get_there_with_some_seeds_only_are_told_of_together():
+    *_, last = target({name: took(2, 1, 1, seeds=1) for name in "abcdefgh"}, seeds=2)
+    assert last == "a, b, c, d, e and 3 more reach it with some of their seeds only."
+
+
+def test_who_never_gets_there_is_named():
+    *_, last = target({"a": took(3, 1, 1), "b": None, "c": None})
+    assert last == "b and c never reach it in 30 rounds."
+    *_, last = target({"a": took(3, 1, 1), "b": None})
+    assert last == "b never reaches it in 30 rounds."
+    assert target({"a": None, "b": None}) == ["None of the 2 runs reaches a mean test accuracy of 0.850."]
+    assert target({"a": None}) == ["The run never reaches a mean test accuracy of 0.850."]
+
+
+def test_a_run_that_gets_there_with_some_seeds_only_is_not_compared():
+    rows = {"a": took(9, 1, 1, seeds=3), "b": took(2, 0.1, 1, seeds=2)}
+    first, *_, last = target(rows, seeds=3)
+    assert first == "a reaches a mean test accuracy of 0.850 in the fewest rounds: 9 rounds (mean over 3 seeds)."
+    assert last == "b reaches it with 2 of 3 seeds only."
+    assert target({"b": rows["b"], "c": None}, seeds=3) == [
+        "No run reaches a mean test accuracy of 0.850 with every seed.",
+        "b reaches it with 2 of 3 seeds only.",
+        "c never reaches it in 30 rounds.",
+    ]
+
+
+def test_one_run_is_compared_with_nobody():
+    assert target({"a": took(1, 60.04, 1)}) == [
+        "a reaches a mean test accuracy of 0.850 after 1 round, 60.0 virtual seconds and 1 B sent."
+    ]
+
+
+def test_many_names_are_counted():
+    rows = {name: took(2, 1, 1) for name in "abcdefgh"}
+    assert target(rows)[0].startswith("a, b, c, d, e and 3 more reach ")
+
+
+RING = {"nodes": 40, "topology": {"name": "ring"}, "policy": {"name": "random"}}
+FREE = {**RING, "name": "ring", "budget": {"models": 0, "held": 0, "bytes": 0}}
+TENTH = {**RING, "name": "ring/.1N", "budget": {"models": 0.1, "held": 0, "bytes": 0}}
+
+
+def costs(free, bound, tables=(FREE, TENTH), better=True, sent=(1000, 100)):
+    runs = [run("ring", mean, k, sent[0], better) for k, mean in enumerate(free)]
+    runs += [run("ring/.1N", mean, k, sent[1], better) for k, mean in enumerate(bound)]
+    return findings(summary({}, runs, len(free)), tables)
+
+
+def test_what_a_budget_costs_and_saves():
+    assert costs([0.90, 0.92], [0.88, 0.89]) == [
+        "For ring, a budget of a tenth of the nodes (4 models a round) costs 0.025 of accuracy (0.885 instead of 0.910;"
+        " the difference deviates by 0.007 over 2 seeds), and 90 % fewer bytes are sent."
+    ]
+
+
+def test_how_soon_the_target_is_reached_with_a_budget():
+    runs = [run("ring", 0.9), run("ring/.1N", 0.8, sent=500)]
+
+    def last(**reached):
+        rows = {"ring": took(4, 16.66, 1), "ring/.1N": took(5.5, 11.6, 1)} | reached
+        return findings(summary(rows, runs, target=0.85), [FREE, TENTH])[-1]
+
+    assert last().endswith(
+        " 50 % fewer bytes are sent. With it, the target takes 5.5 instead of 4 rounds, and 11.6 instead of 16.7 virtual"
+        " seconds."
+    )
+    assert last(ring=took(5.5, 11.6, 1)).endswith(
+        " With it, the target takes as many rounds (5.5), and as many virtual seconds (11.6)."
+    )
+    assert last(ring=None).endswith(" 50 % fewer bytes are sent.")
+    assert last(ring=took(1, 1, 1, seeds=0)).endswith(" 50 % fewer bytes are sent.")
+
+
+def test_runs_of_a_sweep_are_named_without_their_budget():
+    tables = [{**FREE, "varied": {"budget.models": 0}, "name": "budget.models=0"}]
+    tables += [{**TENTH, "varied": {"budget.models": 0.1}, "name": "budget.models=0.1"}]
+    runs = [run(table["name"], mean, sent=100) for table, mean in zip(tables, (0.9, 0.8), strict=True)]
+    (sentence,) = findings(summary({}, runs), tables)
+    assert sentence.startswith("A budget of a tenth of the nodes (4 models a round) costs 0.100 of accuracy (")
+    same = [{**each, "test": {"mean": 0.9}} for each in runs]
+    assert findings(summary({}, same), tables) == [
+        "A budget of a tenth of the nodes (4 models a round) changes nothing: no node asks for more."
+    ]
+    for table, each in zip(tables, runs, strict=True):
+        table["name"] = each["name"] = f"policy.tau=3, {table['name']}"
+    (sentence,) = findings(summary({}, runs), tables)
+    assert sentence.startswith("For policy.tau=3, a budget of a tenth of the nodes (4 models a round) costs 0.100")
+    free, bound = (
+        "budget={held=0, models=0}, network.latency=[0, 0.1]",
+        "budget={held=0, models=0.1}, network.latency=[0, 0.1]",
+    )
+    for table, each, name in zip(tables, runs, (free, bound), strict=True):
+        table["name"] = each["name"] = name
+    (sentence,) = findings(summary({}, runs), tables)
+    assert sentence.startswith(
+        "For network.latency=[0, 0.1], a budget of a tenth of the nodes (4 models a round) costs 0.100"
+    )
+
+
+def test_a_cost_that_seeds_exceed_and_one_that_is_a_gain():
+    (sentence,) = costs([0.90, 0.92], [0.91, 0.90])
+    assert "costs 0.005 of accuracy, no more than seeds differ (0.905 instead of 0.910;" in sentence
+    (sentence,) = costs([0.90], [0.92], sent=(100, 150))
+    assert sentence == (
+        "For ring, a budget of a tenth of the nodes (4 models a round) brings 0.020 of accuracy (0.920 instead of 0.900),"
+        " and 50 % more bytes are sent."
+    )
+    (sentence,) = costs([0.9], [0.8999])
+    assert "costs less than 0.001 of accuracy" in sentence
+
+
+def test_where_less_is_better_a_cost_is_an_increase():
+    (sentence,) = costs([10.0], [10.5], better=False)
+    assert "raises the accuracy by 0.50 (10.50 instead of 10.00)" in sentence
+    (sentence,) = costs([10.0], [9.0], better=False)
+    assert "lowers the accuracy by 1.00 (9.00 instead of 10.00)" in sentence
+    tables = [
+        {**table, "name": f"{name}{table['name'][4:]}", "policy": {"name": name}} for name in "ab" for table in (FREE, TENTH)
+    ]
+    runs = [run(table["name"], mean, better=False) for table, mean in zip(tables, (0.5, 0.4, 0.5, 0.6), strict=True)]
+    runs[3]["test"]["mean"] = 0.2
+    *_, last = findings(summary({}, runs), tables)
+    assert "lowers the accuracy by 0.200 on average (from 0.100 to 0.300)" in last
+
+
+def test_runs_of_different_metrics_are_not_summed_up_together():
+    tables = [
+        {**table, "name": f"{name}{table['name'][4:]}", "policy": {"name": name}} for name in "ab" for table in (FREE, TENTH)
+    ]
+    runs = [run(table["name"], mean) for table, mean in zip(tables, (0.5, 0.4, 0.5, 0.6), strict=True)]
+    for each in runs[2:]:
+        each |= {"metric": "error", "higher_is_better": False}
+    first, second = findings(summary({}, runs), tables)
+    assert "costs 0.100 of accuracy" in first
+    assert "raises the error by 0.100" in second
+
+
+def test_shares_of_bytes_are_not_rounded_to_all_or_to_less_than_none():
+    assert "and more than 99 % fewer bytes are sent" in costs([0.9], [0.8], sent=(1000, 3))[0]
+    assert "and 100 % fewer bytes are sent" in costs([0.9], [0.8], sent=(1000, 0))[0]
+    tables = [
+        {**table, "name": f"{name}{table['name'][4:]}", "policy": {"name": name}} for name in "ab" for table in (FREE, TENTH)
+    ]
+    *_, last = findings(summary({}, [run(table["name"], 0.9, sent=1000 + k) for k, table in enumerate(tables)]), tables)
+    assert last.endswith("and saves 0 % of the bytes.")
+
+
+def test_a_budget_that_nobody_needs():
+    assert costs([0.9, 0.91], [0.9, 0.91], sent=(70, 70)) == [
+        "A budget of a tenth of the nodes (4 models a round) changes nothing for ring: no node asks for more."
+    ]
+    runs = [run(name, 0.9) | {"trace": name} for name in ("ring", "ring/.1N")]  # as good by chance, with other models
+    (sentence,) = findings(summary({}, runs), [FREE, TENTH])
+    assert "changes nothing" not in sentence
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_a_seed_without_a_figure_is_left_out(missing):
+    assert costs([0.9], [missing]) == []
+    (sentence,) = costs([0.90, 0.90, missing], [0.88, missing, 0.5])
+    assert "0.880 instead of 0.900), and 90 % fewer" in sentence
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ({"models": 1}, "1 model a round"),
+        ({"models": [2, 10]}, "2 to 10 models a round"),
+        ({"models": 0.25, "bytes": 20_000}, "25 % of the nodes (10 models a round) and 20,000 bytes a round"),
+        ({"held": 3}, "3 models held at once"),
+        ({"models": 0.125}, "12.5 % of the nodes (5 models a round)"),
+    ],
+)
+def test_budgets_in_words(budget, words):
+    (sentence,) = costs([0.9], [0.8], (FREE, {**TENTH, "budget": budget}))
+    assert sentence.startswith(f"For ring, a budget of {words} costs 0.100 ")
+
+
+def test_pairs_differ_in_the_budget_only():
+    other = {**TENTH, "policy": {"name": "dac"}, "name": "dac/.1N"}
+    assert budget_pairs([FREE, TENTH, other]) == [(FREE, TENTH)]
+    assert budget_pairs([TENTH, {**TENTH, "name": "two", "budget": {"models": 2}}]) == []
+
+
+def test_those_whom_a_budget_does_not_move_are_named_together():
+    tables = [
+        {**table, "name": f"{name}{table['name'][4:]}", "policy": {"name": name}}
+        for name in "abc"
+        for table in (FREE, TENTH)
+    ]
+    first, last = findings(summary({}, [run(table["name"], 0.9) for table in tables]), tables)
+    assert (
+        first == "A budget of a tenth of the nodes (4 models a round) changes nothing for a, b and c: no node asks for more."
+    )
+    assert last.startswith("Over these 3 pairs, a budget of a tenth of the nodes (4 models a round) costs 0.000 of accuracy")
+    assert last.endswith("(from 0.000 to 0.000), and saves 0 % of the bytes.")
+
+
+def test_the_same_budget_of_several_pairs_is_summed_up():
+    star = [
+        {**table, "name": table["name"].replace("ring", "star"), "topology": {"name": "star"}} for table in (FREE, TENTH)
+    ]
+    runs = [run("ring", 0.9), run("ring/.1N", 0.8, sent=100), run("star", 0.9), run("star/.1N", 0.92, sent=800)]
+    *_, last = findings(summary({}, runs), [FREE, TENTH, *star])
+    assert last == (
+        "Over these 2 pairs, a budget of a tenth of the nodes (4 models a round) costs 0.040 of accuracy on average"
+        " (from -0.020 to 0.100), and saves 20 % to 90 % of the bytes."
+    )

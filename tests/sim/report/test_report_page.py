@@ -1,0 +1,48 @@
+"""The file that a report is: its parts, and the data packed into it."""
+
+import base64
+import json
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from p2pfl.sim.report.page import PARTS, deflated, pack, render
+
+
+def test_parts_have_their_places_and_others_are_refused():
+    parts = {name: f"<p>{name} here</p>" for name in PARTS}
+    text = render("T", {}, parts)
+    found = [text.index(f"<p>{name} here</p>") for name in PARTS]
+    assert found == sorted(found)
+    with pytest.raises(KeyError, match="no place for footer"):
+        render("T", {}, {"footer": ""})
+
+
+def test_the_payload_is_plain_data():
+    data = {"number": np.float32(0.5), "missing": float("nan"), "names": np.array(["a"]), "flags": [np.bool_(True)]}
+    read = json.loads(zlib.decompress(base64.b64decode(deflated(data))))
+    assert read == {"number": 0.5, "missing": None, "names": ["a"], "flags": [True]}
+
+
+KINDS = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
+
+
+@given(arrays.arrays(np.int64, arrays.array_shapes(max_dims=2), elements=st.integers(-(2**52), 2**52)))
+def test_whole_numbers_are_packed_exactly(values):
+    ((kind, packed),) = pack(values).items()
+    read = np.frombuffer(base64.b64decode(packed), KINDS[kind])
+    assert read.astype(np.int64).tolist() == values.ravel().tolist()
+
+
+@given(arrays.arrays(np.float64, st.integers(0, 20), elements=st.floats(width=32)))
+def test_floats_are_packed_to_the_nearest_of_32_bits(values):
+    ((kind, packed),) = pack(values).items()
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(packed), KINDS[kind]).astype(np.float64), values)
+
+
+def test_large_whole_floats_keep_all_their_digits():
+    assert "f64" in pack(np.array([2.0**31 + 1, np.nan]))

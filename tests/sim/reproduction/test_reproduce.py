@@ -1,0 +1,279 @@
+"""`p2pfl-sim reproduce`: the list of what is reproduced is the README's table, and what is asked runs again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from p2pfl.errors import RunError
+from p2pfl.sim.cli import reproduce
+from p2pfl.sim.cli.main import main
+from p2pfl.sim.reproduction import measured
+from p2pfl.sim.reproduction.measured import Measured
+from p2pfl.sim.scenario import scenario
+from p2pfl.sim.scenario.scenario import load, shipped
+from tests.support.readme import ROOT, TEXT
+
+
+def said(capsys, *arguments):
+    code = main(["reproduce", *arguments])
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def test_every_paper_table_and_row_is_listed(capsys):
+    code, out, _ = said(capsys, "--json")
+    listed = {each["scenario"]: each for each in json.loads(out)["scenarios"]}
+    assert code == 0
+    assert set(listed) == set(shipped())
+    for name, each in listed.items():
+        file = load(name)
+        rows = [(name, runs[0].paper) for name, runs in file.rows().items()]
+        assert [(row["name"], row["paper"]) for row in each["rows"]] == rows
+        assert (each["paper"], each["table"]) == (file.source, file.table)
+        assert len(each["claims"]) == len(file.claims)
+
+
+def test_what_was_measured_is_of_rows_that_there_are():
+    for name, forms in measured.load(measured.FILE).items():
+        file = load(name)
+        for form, told in forms.items():
+            assert form == "full" or form in file.forms, name
+            assert {*told.figures} <= {*file.rows()}, name
+            assert bool(told.figures) == bool(told.version), name
+
+
+def test_the_readme_has_the_table_that_the_command_prints(capsys):
+    code, out, _ = said(capsys, "--markdown")
+    assert code == 0
+    assert out in TEXT
+
+
+def test_on_a_terminal_it_has_the_same_rows(capsys):
+    code, out, _ = said(capsys, "dac-synthetic")
+    assert code == 0
+    assert "`dac-synthetic`" in out
+    assert "│ inverse-loss/fedsim " in out
+
+
+STUDY = """
+nodes = 2
+rounds = 1
+source = "A paper"
+table = "table 7"
+task = { name = "digits", samples = 20 }
+policy = { name = "local" }
+
+[forms.short]
+nodes = 3
+
+[[run]]
+name = "alone"
+paper = 0.5
+
+[[claim]]
+run = "alone"
+above = 0.05
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """One shipped scenario, and nothing that was measured."""
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "measured.json").write_text("{}")
+    monkeypatch.setattr(scenario, "SHIPPED", tmp_path / "scenarios")
+    monkeypatch.setattr(measured, "FILE", tmp_path / "measured.json")
+    monkeypatch.chdir(tmp_path)
+
+    def add(name, text=STUDY, old="", new=""):
+        (tmp_path / "scenarios" / f"{name}.toml").write_text(text.replace(old, new) if old else text)
+
+    return add
+
+
+def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
+    study("study")
+    code, out, _ = said(capsys, "--short", "--out", "again")
+    assert code == 0
+    assert "study, form short: 1 row in " in out
+    assert "    alone 0." in out
+    assert ">= 0.050: held" in out
+    assert out.endswith("1 done, 0 skipped, 0 failed\n")
+    assert json.loads(Path("again/study-short/summary.json").read_text())["runs"][0]["nodes"] == 3
+    code, out, _ = said(capsys, "--short", "--out", "again", "--record")
+    assert "study, form short: 1 row, there already\n" in out
+    assert measured.load(measured.FILE) == {}
+
+
+def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
+    study("study", old="above = 0.05", new="above = 1.05")
+    code, out, _ = said(capsys, "--short", "--out", "again", "--json")
+    (found,) = json.loads(out)["scenarios"]
+    assert code == 1
+    assert [(claim["held"], claim["stated"]) for claim in found["claims"]] == [(False, False)]
+    study("study", old="above = 0.05", new="above = 1.05\nholds = false")
+    code, out, _ = said(capsys, "--short", "--out", "again")
+    assert code == 0
+    assert ">= 1.050: not held\n" in out
+
+
+def test_claims_are_of_the_short_form_where_there_is_one(study, capsys):
+    study("study", old="above = 0.05", new="above = 1.05")
+    assert said(capsys, "--full", "--out", "again")[0] == 0
+    study("study", STUDY.replace("[forms.short]\nnodes = 3", ""), old="above = 0.05", new="above = 1.05")
+    assert said(capsys, "--short", "--out", "again")[0] == 1
+
+
+def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, monkeypatch):
+    monkeypatch.delenv("P2PFL_DATA", raising=False)
+    study("a-broken-one", old='name = "digits"', new='name = "digits", lr = -1.0')
+    study("b-without-data", old='{ name = "digits", samples = 20 }', new='{ name = "images", data = "mnist" }')
+    study("c-whole")
+    code, out, err = said(capsys, "--short", "--out", "again")
+    assert code == 1
+    assert err.startswith("a-broken-one: failed: run 'alone': ")
+    assert err.count("failed: ") == 1
+    assert "b-without-data: skipped: run 'alone': the data set 'mnist' needs the folder that holds it" in out
+    assert "c-whole, form short: 1 row in " in out
+    assert out.endswith("1 done, 1 skipped, 1 failed\n")
+
+
+def test_figures_are_kept_when_asked_and_listed(study, capsys):
+    study("study")
+    assert said(capsys, "--short", "--out", "again", "--record")[0] == 0
+    told = measured.load(measured.FILE)["study"]["short"]
+    assert told.seeds == [0]
+    assert told.seconds > 0
+    figure = json.loads(Path("again/study-short/summary.json").read_text())["table"][0]["mean"]
+    assert told.figures == {"alone": float(f"{figure:.4g}")}
+    measured.record(measured.FILE, "study", "full", Measured(7200.0))
+    _, out, _ = said(capsys, "--markdown")
+    assert "| **A paper, table 7: `study`** |  | not run, about 2 h | 1 seed, " in out
+    assert f"| alone | 0.500 |  | {told.figures['alone']:.3f} |" in out
+    assert "| *alone above 0.05* |  |  | held |" in out
+    measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.04}))
+    assert "| *alone above 0.05* |  | not held | held |" in said(capsys, "--markdown")[1]
+
+
+def test_installed_without_measured_figures_it_lists_the_printed_ones(study, capsys):
+    study("study")
+    measured.FILE.unlink()
+    code, out, err = said(capsys, "--markdown")
+    assert code == 0
+    assert "| not run: alone 0.5 |  |  |  |" in out or "| not run: alone 0.500 |  |  |  |" in out
+    assert err == f"no measured figures: {measured.FILE} does not exist; they are part of the repository\n"
+    for options in (["--short", "--record"], ["--take", "again"]):
+        code, out, err = said(capsys, *options)
+        assert (code, out) == (2, "")
+        assert err.startswith("figures are kept in results/measured.json of the repository, which is not here")
+        assert not Path("runs").exists()
+
+
+def test_figures_are_kept_in_another_file_when_one_is_named(study, capsys):
+    study("study")
+    assert said(capsys, "--short", "--out", "again", "--record", "--measured", "mine.json")[0] == 0
+    assert [*measured.load(Path("mine.json"))["study"]["short"].figures] == ["alone"]
+    assert measured.load(measured.FILE) == {}
+    assert "| alone | 0.500 |  | 0." in said(capsys, "--markdown", "--measured", "mine.json")[1]
+
+
+def test_measured_figures_are_no_part_of_the_packages():
+    assert measured.FILE == ROOT / "results" / "measured.json"
+    assert measured.FILE.exists()
+
+
+def test_of_a_figure_or_a_row_that_was_not_kept_the_list_says_nothing(study, capsys):
+    more = """
+[[run]]
+name = "two"
+
+[[claim]]
+run = ["alone", "two"]
+above = 0.05
+
+[[claim]]
+run = "alone"
+below = 1.0
+figure = "std"
+"""
+    study("study", STUDY + more)
+    measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.5}))
+    out = said(capsys, "--markdown")[1]
+    assert "| *alone above 0.05* |  | held |  |" in out
+    assert "| *alone, two above 0.05* |  |  |  |" in out
+    assert "| *std of alone below 1* |  |  |  |" in out
+
+
+def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys):
+    study("study", STUDY + '\n[[run]]\nname = "together"\npolicy = { name = "random" }\n')
+    for name, *options in (("one", "--only", "alone"), ("two", "--only", "together"), ("bent", "--set", "nodes=4")):
+        assert main(["run", "study", *options, "--engine", "local", "--no-report", "--out", name]) == 0
+    capsys.readouterr()
+    assert said(capsys, "--take", "one", "two") == (0, "study, form full: alone\nstudy, form full: together\n", "")
+    assert [*measured.load(measured.FILE)["study"]["full"].figures] == ["alone", "together"]
+    message = "bent holds a run of study that is none of its forms full and short as they are now\n"
+    assert said(capsys, "--take", "bent") == (2, "", message)
+    assert said(capsys, "--take", "nowhere")[2].startswith("nowhere holds no finished run: ")
+    assert said(capsys, "study", "--take", "one")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dac-synthetik"], "unknown scenario 'dac-synthetik'; did you mean 'dac-synthetic'?"),
+        (["--record"], "--record and --out are for what is run: add --smoke, --short or --full"),
+        (["--smoke", "--record"], "--record is for --short and --full; the figures of a smoke form say nothing"),
+    ],
+)
+def test_wrong_usage_is_one_line(capsys, arguments, message):
+    assert said(capsys, *arguments) == (2, "", message + "\n")
+
+
+def test_whatever_a_run_ends_with_is_an_outcome(study, tmp_path):
+    study("study")
+    file = load("study")
+
+    def outcome(ends_with):
+        def command(arguments):
+            assert arguments == ["run", "study", "--set", "form=short", "--out", f"{tmp_path}/study-short", "--json"]
+            if isinstance(ends_with, Exception):
+                raise ends_with
+            return ends_with
+
+        found = reproduce.run(file, "short", tmp_path, command, quiet=True)
+        return found.state, found.reason
+
+    assert outcome(RunError("it stopped")) == ("failed", "it stopped")
+    assert outcome(ZeroDivisionError("a\nmistake")) == ("failed", "ZeroDivisionError: a mistake")
+    assert outcome(1) == ("failed", "it ended with exit code 1")
+
+
+def test_what_was_interrupted_goes_on(study, tmp_path):
+    study("study")
+    asked = []
+
+    def command(arguments):
+        asked.append(arguments)
+        (tmp_path / "study-short").mkdir(exist_ok=True)
+        (tmp_path / "study-short" / "scenario.toml").write_text("")
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            reproduce.run(load("study"), "short", tmp_path, command, quiet=False)
+    assert asked[0][:2] == ["run", "study"]
+    assert asked[1] == ["run", "--resume", f"{tmp_path}/study-short"]
+
+
+@pytest.mark.slow
+def test_smoke_runs_each_for_some_seconds(capsys, monkeypatch, tmp_path):
+    """All of them are run by .ci/run."""
+    assert "\np2pfl-sim reproduce --smoke" in (ROOT / ".ci" / "run").read_text()
+    monkeypatch.delenv("P2PFL_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = said(capsys, "codecs-one-byte-budget", "dac-cifar100", "--smoke", "--out", "again")
+    assert (code, err) == (0, "")
+    assert "codecs-one-byte-budget, form smoke: 8 rows in " in out
+    assert "dac-cifar100: skipped: run 'local': the data set 'cifar100' needs the folder that holds it" in out
+    assert (tmp_path / "again" / "codecs-one-byte-budget-smoke" / "report.html").exists()

@@ -1,0 +1,786 @@
+"""What a run leaves behind: the files, that they agree with each other, and the trace."""
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from hashlib import sha256
+
+import duckdb
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import p2pfl
+from p2pfl.algorithms.aggregation import fedavg
+from p2pfl.policies.random import Random
+from p2pfl.policy import Merge, merge, samples
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.sim.execution.runner import run_all
+from p2pfl.sim.results import results, summary_metrics
+from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.simulation.simulation import run
+from p2pfl.sim.simulation.trace import Trace
+from p2pfl.task import make_task
+
+NODES, ROUNDS, PEERS = 21, 4, 3
+TOML = f"""
+name = "study"
+description = "Three runs."
+nodes = {NODES}
+rounds = {ROUNDS}
+seeds = [0, 1]
+task = {{ name = "test_results:unequal" }}
+policy = {{ name = "random", neighbours = {PEERS} }}
+
+[[run]]
+name = "together"
+paper = 12.5
+
+[[run]]
+name = "alone"
+policy = {{ name = "local" }}
+evaluate_every = 2
+
+[[run]]
+name = "it's apart"
+mode = "asynchronous"
+max_staleness = 3.5
+patience = 9
+topology = {{ name = "small-world", degree = 6, rewire = 0.5 }}
+network = {{ latency = [0.01, 0.2], loss = 0.01 }}
+compute = {{ slowdown = [1.0, 3.0] }}
+budget = {{ models = 2 }}
+"""
+RUNS = ("together", "alone", "it's apart")
+MODEL = OVERHEAD + 4 * 11  # bytes of a model of ten weights and a bias
+
+
+def samples_of(node):
+    return 10 + node
+
+
+def group_of(node):
+    return node * 3 // NODES
+
+
+def unequal(part, seed):
+    """Nodes that have 10, 11, 12, ... samples, in three groups."""
+    return make_task("concept-shift", {"samples": samples_of(part.index)}, part, seed)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of a finished run, at a path that needs care."""
+    root = tmp_path_factory.mktemp("study")
+    (root / "study.toml").write_text(TOML)
+    return leave(load(str(root / "study.toml"), trust=True), root / "it's here")  # it names this module
+
+
+def leave(file, path):
+    """Run a scenario as p2pfl-sim does, and return its folder."""
+    outcome = run_all(file)
+    path.mkdir(exist_ok=True)
+    results.write(path, file, outcome, results.summarise(file, outcome))
+    return path
+
+
+def summary(folder):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads((folder / "summary.json").read_text(), parse_constant=refuse)
+
+
+def entry(folder, name, seed=0):
+    (found,) = [run for run in summary(folder)["runs"] if (run["name"], run["seed"]) == (name, seed)]
+    return found
+
+
+def sql(folder, query):
+    """Run a query on `rounds` and `edges`."""
+    with duckdb.connect() as connection:
+        for table in ("rounds", "edges"):
+            connection.from_parquet(str(folder / f"{table}.parquet")).create_view(table)
+        return connection.sql(query).fetchall()
+
+
+def columns(folder, table):
+    with duckdb.connect() as connection:
+        found = connection.from_parquet(str(folder / f"{table}.parquet"))
+        return dict(zip(found.columns, map(str, found.types), strict=True))
+
+
+# summary.json
+
+
+def test_all_files_are_there(folder):
+    assert {path.name for path in folder.iterdir()} >= {"scenario.toml", "summary.json", "rounds.parquet", "edges.parquet"}
+
+
+def test_the_keys_of_the_summary(folder):
+    found = summary(folder)
+    assert list(found) == ["scenario", "version", "versions", "seeds", "runs", "table", "notes"]
+    contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
+    contract |= {"higher_is_better", "judged", "groups"}
+    for each in found["runs"]:
+        assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties", "codec"}
+        assert set(each["test"]) == {"mean", "std", "variance", "worst_decile", "nodes", "per_group"}
+        counts = {"bytes", "models", "max_models_in_round", "max_models_held"}
+        limited = {"budget"} if each["name"] == "it's apart" else set()
+        assert set(each["traffic"]) == counts | {"control_bytes", "preparation"} | limited
+        late = {"links_per_node", "sparsity", "asymmetry", "late_share"} if each["name"] != "alone" else set()
+        assert set(each["collaboration"]) == {"within_group", "edges"} | late
+        assert set(each["time"]) == {"wall_s", "virtual_s", "node_rounds_per_s"}
+    assert [set(row) for row in found["table"]] == [
+        {"name", "mean", "std", "seeds", "per_group", "paper"},
+        {"name", "mean", "std", "seeds", "per_group"},
+        {"name", "mean", "std", "seeds", "per_group"},
+    ]
+
+
+def test_what_was_run(folder):
+    found = summary(folder)
+    assert (found["scenario"], found["version"], found["seeds"]) == ("study", p2pfl.__version__, [0, 1])
+    assert [(run["name"], run["seed"]) for run in found["runs"]] == [(name, seed) for name in RUNS for seed in (0, 1)]
+    assert {(run["nodes"], run["rounds"], run["metric"]) for run in found["runs"]} == {(NODES, ROUNDS, "mse")}
+    assert [entry(folder, name)["topology"] for name in RUNS] == ["complete", "complete", "small-world"]
+
+
+def test_every_run_and_seed_has_a_trace_of_its_own(folder):
+    traces = [entry(folder, name, seed)["trace"] for name in ("together", "it's apart") for seed in (0, 1)]
+    assert len(set(traces)) == 4
+    assert all(len(bytes.fromhex(trace)) == 32 for trace in traces)
+
+
+def test_times(folder):
+    assert entry(folder, "together")["time"]["virtual_s"] == ROUNDS  # a second for each round, and nothing else
+    assert entry(folder, "it's apart")["time"]["virtual_s"] > ROUNDS
+    for each in summary(folder)["runs"]:
+        assert each["time"]["wall_s"] > 0
+        assert each["time"]["node_rounds_per_s"] > 0
+
+
+def test_a_row_of_the_table_is_the_mean_over_seeds(folder):
+    for row in summary(folder)["table"]:
+        means = [entry(folder, row["name"], seed)["test"]["mean"] for seed in (0, 1)]
+        assert row["seeds"] == 2
+        assert row["mean"] == pytest.approx(sum(means) / 2)
+        assert row["std"] == pytest.approx(abs(means[0] - means[1]) / math.sqrt(2))
+    assert [row["name"] for row in summary(folder)["table"]] == list(RUNS)
+    assert summary(folder)["table"][0]["paper"] == 12.5
+
+
+def test_the_table_of_given_runs():
+    file = resolve({"run": [{"name": "a"}, {"name": "b", "paper": 3.0, "rounds": 1}]}, [], "study", ".")
+    values = {"a": (1.0, 2.0, 6.0), "b": (5.0,)}
+    given = [
+        results.Result({"name": name, "seed": seed, "test": {"mean": mean, "per_group": {}}}, {}, {}, [])
+        for name, means in values.items()
+        for seed, mean in enumerate(means)
+    ]
+    found = results.summarise(file, given)
+    assert found["seeds"] == [0, 1, 2]
+    assert found["table"] == [
+        {"name": "a", "mean": 3.0, "std": pytest.approx(math.sqrt(7)), "seeds": 3},  # (4 + 1 + 9) / 2
+        {"name": "b", "mean": 5.0, "std": 0.0, "seeds": 1, "paper": 3.0},
+    ]
+
+
+def test_the_table_says_what_is_better_and_what_sends_less():
+    file = resolve({"against": "b", "run": [{"name": "a"}, {"name": "b", "rounds": 1}]}, [], "study", ".")
+    given = [
+        results.Result(
+            {
+                "name": name,
+                "seed": 0,
+                "test": {"mean": mean, "per_group": {}},
+                "traffic": {"bytes": sent, "preparation": {"bytes": prepared}},
+            },
+            {},
+            {},
+            [],
+        )
+        for name, mean, sent, prepared in (("a", 0.75, 10, 20), ("b", 0.5, 120, 0))
+    ]
+    rows = results.summarise(file, given)["table"]
+    assert [row["against"] for row in rows] == [
+        {"name": "b", "difference": 0.25, "times_bytes": 0.25},
+        {"name": "b", "difference": 0.0, "times_bytes": 1.0},
+    ]
+    given[1].summary["traffic"]["bytes"] = 0
+    assert results.summarise(file, given)["table"][0]["against"]["times_bytes"] is None
+
+
+def test_groups_may_differ_from_seed_to_seed_and_in_type():
+    file = resolve({"run": [{"name": "a"}]}, [], "study", ".")
+    groups = ({"0": 1.0, "1": 3.0}, {"1": 5.0, "b": 7.0})
+    given = [
+        results.Result({"name": "a", "seed": seed, "test": {"mean": 0.0, "per_group": means}}, {}, {}, [])
+        for seed, means in enumerate(groups)
+    ]
+    assert results.summarise(file, given)["table"][0]["per_group"] == {"0": 1.0, "1": 4.0, "b": 7.0}
+    (found,) = p2pfl.simulate({"nodes": 4, "rounds": 1, "task": {"name": "test_results:mixed"}, "policy": {"name": "local"}})
+    assert list(found.summary["test"]["per_group"]) == ["1", "3", "even"]
+
+
+def mixed(part, seed):
+    """Nodes in groups that have numbers and a word."""
+    task = make_task("concept-shift", {}, part, seed)
+    return replace(task, about={"group": part.index if part.index % 2 else "even"})
+
+
+def test_json_has_null_for_what_is_no_number():
+    text = results.to_json({"a": float("nan"), "b": [np.float64("inf"), 1.5], "c": {"d": -math.inf, "e": "nan", "f": 3}})
+    assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": None, "e": "nan", "f": 3}}
+
+
+# The figures of a run
+
+
+@pytest.mark.parametrize(
+    ("task", "worst"),
+    [
+        ({"name": "concept-shift"}, lambda values: sorted(values)[-2:]),
+        ({"name": "digits"}, lambda values: sorted(values)[:2]),
+    ],
+)
+def test_the_test_figures_are_those_of_the_nodes_results(task, worst):
+    finished = run(resolve({"nodes": 29, "rounds": 1, "task": task, "policy": {"name": "local"}}, [], "t", ".").runs[0])
+    metric = {"concept-shift": "mse", "digits": "accuracy"}[task["name"]]
+    values = [finished.recorder.results[f"node-{k:02d}"][f"test_{metric}"] for k in range(29)]
+    assert len(set(values)) > 5
+    found = results.result_of(finished).summary["test"]
+    assert found["mean"] == pytest.approx(sum(values) / 29)
+    assert found["std"] == pytest.approx(statistics.pstdev(values))
+    assert found["worst_decile"] == pytest.approx(sum(worst(values)) / 2)
+    if task["name"] == "concept-shift":  # three clusters, in blocks of 10, 10 and 9
+        blocks = {"0": values[:10], "1": values[10:20], "2": values[20:]}
+        assert found["per_group"] == {group: pytest.approx(sum(v) / len(v)) for group, v in blocks.items()}
+    else:
+        assert found["per_group"] == {}
+
+
+def test_of_few_nodes_the_worst_one_is_the_worst_decile():
+    finished = run(resolve({"nodes": 4, "rounds": 1, "task": {"name": "concept-shift"}}, [], "t", ".").runs[0])
+    values = [result["test_mse"] for result in finished.recorder.results.values()]
+    assert results.result_of(finished).summary["test"]["worst_decile"] == max(values)
+
+
+def test_a_run_says_which_snapshot_is_reported_and_what_of_its_metric_is_better(folder):
+    assert [entry(folder, name)["judged"] for name in RUNS] == ["trained", "merged", "trained"]  # who is alone has one only
+    assert {run["higher_is_better"] for run in summary(folder)["runs"]} == {False}
+    small = {"nodes": 4, "rounds": 1, "evaluate_every": 0}
+    found = p2pfl.simulate(
+        small
+        | {
+            "run": [
+                {"name": "merged", "policy": {"name": "random", "judged": "merged"}},
+                {"name": "trained", "policy": {"name": "random"}},
+            ]
+        }
+    )
+    assert [result.summary["judged"] for result in found] == ["merged", "trained"]
+    assert {result.summary["higher_is_better"] for result in found} == {True}  # the accuracy on digits
+
+
+def test_the_figures_of_each_node_are_beside_their_mean(folder):
+    for each in summary(folder)["runs"]:
+        assert each["groups"] == [str(group_of(node)) for node in range(NODES)]
+        assert statistics.fmean(each["test"]["nodes"]) == pytest.approx(each["test"]["mean"])
+        assert statistics.fmean(each["test"]["nodes"][:7]) == pytest.approx(each["test"]["per_group"]["0"])
+
+
+def test_whom_dpfl_chose_in_its_preparation_is_in_the_summary():
+    scenario = {
+        "nodes": 6,
+        "rounds": 1,
+        "task": {"name": "concept-shift"},
+        "policy": {"name": "dpfl"},
+        "budget": {"models": 2},
+    }
+    finished = run(resolve(scenario, [], "study", ".").runs[0])
+    found = results.result_of(finished).summary["chosen_before"]
+    omega = [node.policy.omega for node in finished.nodes.values()]
+    assert [line.split() for line in found] == [[id.removeprefix("node-") for id in ids] for ids in omega]
+    assert {len(ids) for ids in omega} <= {0, 1, 2}
+    assert any(omega)
+
+
+def test_the_summary_names_the_versions_and_repeats_the_notes(tmp_path):
+    file = resolve({"nodes": 3, "rounds": 1, "budget": {"bytes": 9}}, [], "study", ".")
+    found = summary(leave(file, tmp_path / "small"))
+    assert found["versions"]["p2pfl"] == p2pfl.__version__
+    assert {"Python", "torch", "numpy"} < set(found["versions"])
+    assert len(found["notes"]) == 1
+    assert found["notes"][0].startswith("budget.bytes of 3 of 3 nodes")
+
+
+@pytest.mark.parametrize(("name", "stage"), [("together", "trained"), ("alone", "merged")])
+def test_a_nodes_result_is_that_of_the_round_that_was_best_on_validation(folder, name, stage):
+    for seed in (0, 1):
+        best = sql(
+            folder,
+            f"SELECT arg_min({stage}_test_mse, {stage}_validation_loss) FROM rounds"
+            f" WHERE run = '{name}' AND seed = {seed} AND {stage}_test_mse IS NOT NULL GROUP BY node ORDER BY node",
+        )
+        values = [value for (value,) in best]
+        found = entry(folder, name, seed)["test"]
+        assert found["mean"] == pytest.approx(sum(values) / NODES, rel=1e-5)
+        assert found["std"] == pytest.approx(statistics.pstdev(values), rel=1e-5)
+        assert found["worst_decile"] == pytest.approx(sum(sorted(values)[-2:]) / 2, rel=1e-5)
+        for group in range(3):
+            of_group = [value for node, value in enumerate(values) if group_of(node) == group]
+            assert found["per_group"][str(group)] == pytest.approx(sum(of_group) / len(of_group), rel=1e-5)
+
+
+def test_nodes_without_test_data_have_no_figure(tmp_path):
+    file = resolve({"nodes": 3, "rounds": 1, "task": {"name": "test_results:untested"}}, [], "study", ".")
+    found = summary(leave(file, tmp_path / "out"))
+    none = {"mean": None, "std": None, "variance": None, "worst_decile": None, "nodes": [None] * 3, "per_group": {}}
+    assert found["runs"][0]["test"] == none
+    assert found["table"][0]["mean"] is None
+
+
+def test_each_snapshot_is_reported_where_it_was_best_on_validation(folder):
+    for name in ("together", "alone"):
+        found, means = entry(folder, name), {}
+        for stage in ("trained", "merged"):
+            best = sql(
+                folder,
+                f"SELECT arg_min({stage}_test_mse, {stage}_validation_loss) FROM rounds"
+                f" WHERE run = '{name}' AND seed = 0 AND NOT isnan({stage}_validation_loss) GROUP BY node",
+            )
+            if best:
+                means[stage] = pytest.approx(float(np.mean(best)))
+        assert found["test_by_snapshot"] == means
+        judged = "merged" if name == "alone" else "trained"  # who trains alone publishes nothing
+        assert found["test_by_snapshot"][judged] == pytest.approx(found["test"]["mean"])
+        assert len(means) == (1 if name == "alone" else 2)
+
+
+def untested(part, seed):
+    from torch import nn
+
+    data = np.random.default_rng(part.index).normal(size=(2, 8, 1)).astype(np.float32)
+    return p2pfl.regression(lambda: nn.Linear(1, 1), tuple(data))
+
+
+# rounds.parquet
+
+
+def test_the_columns_of_rounds(folder):
+    found = columns(folder, "rounds")
+    first = ["run", "seed", "round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in"]
+    assert list(found)[:8] == first
+    assert set(found) - set(first) == {
+        f"{stage}_{split}_{metric}"
+        for stage in ("trained", "merged")
+        for split in ("validation", "test")
+        for metric in ("loss", "mse")
+    }
+    kinds = {name: "VARCHAR" if name == "run" else "DOUBLE" if name == "virtual_time" else "BIGINT" for name in first}
+    assert {name: found[name] for name in first} == kinds
+    assert {found[name] for name in set(found) - set(first)} == {"DOUBLE"}
+
+
+def test_there_is_a_row_for_each_round_of_each_node(folder):
+    rows = sql(folder, "SELECT run, seed, round, node FROM rounds")
+    expected = {(name, s, r, n) for name in RUNS for s in (0, 1) for r in range(1, ROUNDS + 1) for n in range(NODES)}
+    assert len(rows) == len(expected)
+    assert set(rows) == expected
+
+
+def test_virtual_time_is_when_a_round_ended(folder):
+    assert sql(folder, "SELECT DISTINCT virtual_time - round FROM rounds WHERE run = 'together'") == [(0.0,)]
+    steps = sql(
+        folder,
+        "SELECT virtual_time - lag(virtual_time, 1, 0) OVER (PARTITION BY seed, node ORDER BY round)"
+        " FROM rounds WHERE run = 'it''s apart'",
+    )
+    assert min(step for (step,) in steps) >= 1.0  # the quickest node trains for a second
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_bytes_add_up_to_the_traffic(folder, seed):
+    traffic = entry(folder, "together", seed)["traffic"]
+    found = sql(
+        folder,
+        "SELECT sum(bytes_in), sum(bytes_out), sum(models_in), max(models_in) FROM rounds"
+        f" WHERE run = 'together' AND seed = {seed}",
+    )
+    models = NODES * ROUNDS * PEERS
+    total = models * (OVERHEAD + MODEL)  # a request and an answer each
+    assert found == [(total, total, models, PEERS)]
+    assert traffic == {
+        "bytes": total,
+        "models": models,
+        "max_models_in_round": PEERS,
+        "max_models_held": PEERS + 1,
+        "control_bytes": 0,
+        "preparation": {"models": 0, "bytes": 0},
+    }
+
+
+def test_bytes_are_those_of_one_round(folder):
+    """What comes in are the models that a node asked for, and the requests of those who asked for its own."""
+    rows = sql(
+        folder,
+        "SELECT bytes_in, bytes_out, models_in, (SELECT count(*) FROM edges AS e WHERE e.run = r.run AND e.seed = r.seed"
+        " AND e.round = r.round AND e.src = r.node) FROM rounds AS r WHERE run = 'together'",
+    )
+    assert len({asked for *_, asked in rows}) > 2
+    for came, went, models, asked in rows:
+        assert came == models * MODEL + asked * OVERHEAD
+        assert went == models * OVERHEAD + asked * MODEL
+
+
+def test_a_node_alone_has_no_traffic(folder):
+    assert sql(folder, "SELECT DISTINCT bytes_in, bytes_out, models_in FROM rounds WHERE run = 'alone'") == [(0, 0, 0)]
+    found = entry(folder, "alone")
+    assert found["traffic"]["bytes"] == found["traffic"]["models"] == 0
+    assert found["collaboration"] == {"within_group": None, "edges": 0}
+
+
+def test_metrics_that_were_not_computed_are_no_numbers(folder):
+    query = "SELECT round, count(merged_test_mse), count(trained_test_mse) FROM rounds WHERE run = 'alone' GROUP BY round"
+    both = 2 * NODES  # of two seeds
+    assert sorted(sql(folder, query)) == [(1, 0, 0), (2, both, 0), (3, 0, 0), (4, both, 0)]
+
+
+# edges.parquet
+
+
+def test_the_columns_of_edges(folder):
+    found = columns(folder, "edges")
+    assert list(found) == ["run", "seed", "round", "src", "dst", "weight", "bytes"]
+    assert found["run"] == "VARCHAR"
+    assert found["weight"] == "FLOAT"
+    assert {found[name] for name in ("seed", "round", "src", "dst", "bytes")} <= {"BIGINT", "INTEGER"}
+
+
+def test_there_is_an_edge_for_each_model_that_was_aggregated(folder):
+    rows = sql(
+        folder, "SELECT seed, round, dst, count(DISTINCT src), count(*) FROM edges WHERE run = 'together' GROUP BY ALL"
+    )
+    assert len(rows) == 2 * ROUNDS * NODES
+    assert {(different, all_) for *_, different, all_ in rows} == {(PEERS, PEERS)}
+    assert sql(folder, "SELECT count(*) FROM edges WHERE src = dst OR run = 'alone'") == [(0,)]
+    assert sql(folder, "SELECT DISTINCT bytes FROM edges") == [(MODEL,)]
+
+
+def test_models_in_counts_the_edges_of_an_asynchronous_run_too(folder):
+    rows = sql(
+        folder,
+        "SELECT models_in, (SELECT count(*) FROM edges AS e WHERE e.run = r.run AND e.seed = r.seed"
+        " AND e.round = r.round AND e.dst = r.node) FROM rounds AS r WHERE run = 'it''s apart'",
+    )
+    assert {models for models, _ in rows} == {0, 1, 2}  # the budget allows two
+    assert all(models == count for models, count in rows)
+
+
+@pytest.mark.parametrize("name", ["together", "it's apart"])
+def test_the_weights_of_a_round_are_those_of_fedavg_and_with_the_own_one_sum_to_one(folder, name):
+    taken = {}
+    quoted = name.replace("'", "''")
+    for seed, round, src, dst, weight in sql(
+        folder, f"SELECT seed, round, src, dst, weight FROM edges WHERE run = '{quoted}'"
+    ):
+        taken.setdefault((seed, round, dst), {})[src] = weight
+    assert len(taken) > NODES
+    for (_, _, dst), weights in taken.items():
+        total = samples_of(dst) + sum(map(samples_of, weights))
+        assert weights == {src: pytest.approx(samples_of(src) / total, rel=1e-6) for src in weights}
+        assert sum(weights.values()) + samples_of(dst) / total == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["together", "it's apart"])
+def test_collaboration_is_counted_on_the_edges(folder, name):
+    quoted = name.replace("'", "''")
+    for seed in (0, 1):
+        late = sql(
+            folder, f"SELECT round, src, dst FROM edges WHERE run = '{quoted}' AND seed = {seed} AND round > {ROUNDS / 2}"
+        )
+        within = [group_of(src) == group_of(dst) for _, src, dst in late]
+        assert 0 < sum(within) < len(within)
+        found = entry(folder, name, seed)["collaboration"]
+        assert found["edges"] == sum(round == ROUNDS for round, *_ in late)
+        assert found["within_group"] == pytest.approx(sum(within) / len(within))
+        assert found["links_per_node"] == pytest.approx(len(late) / NODES / (ROUNDS / 2))
+        assert found["sparsity"] == pytest.approx(1 - len(late) / (NODES * (NODES - 1) * ROUNDS / 2))
+        one_way = [(round, dst, src) not in late for round, src, dst in late]
+        assert 0 < found["asymmetry"] == pytest.approx(sum(one_way) / len(one_way))
+        for own, shares in found["late_share"].items():
+            sources = [str(group_of(src)) for _, src, dst in late if str(group_of(dst)) == own]
+            others = set(sources) - {own}
+            assert shares == pytest.approx({other: sources.count(other) / len(sources) for other in others})
+
+
+class Fading(Random):
+    """Asks peers in the first round only."""
+
+    async def round(self, me, peers):
+        if me.round == 1:
+            return await super().round(me, peers)
+        return Merge(await me.train(), {me.id: 1.0})
+
+
+def test_a_policy_that_stops_collaborating_has_no_late_links():
+    (found,) = p2pfl.simulate(
+        {"nodes": 4, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "test_results:Fading"}}
+    )
+    assert set(found.edges["round"].tolist()) == {1}
+    late = found.summary["collaboration"]
+    assert late == {"edges": 0, "within_group": None, "links_per_node": 0.0, "sparsity": 1.0, "asymmetry": None}
+
+
+def test_late_links_are_those_of_the_nodes_that_have_not_stopped():
+    edges = {name: np.array(column) for name, column in {"round": [1, 4, 4], "src": [1, 1, 1], "dst": [0, 0, 0]}.items()}
+    rounds = {"round": np.array([1, 1, 2, 2, 3, 4])}  # one of two nodes stops after round 2
+    late = summary_metrics.collaboration(edges, rounds, [0, 1])
+    assert late["edges"] == 2
+    assert late["links_per_node"] == 0.5  # a model that was fetched twice, in two rounds of one node
+    assert late["sparsity"] == 0.5
+    assert late["late_share"] == {"0": {"1": 1.0}}
+
+
+class InTwoGoes(Random):
+    """Asks the first peer, and then the others."""
+
+    async def round(self, me, peers):
+        trained = await me.train()
+        await peers.publish(trained)
+        updates = await peers.models(peers.ids[:1]) + await peers.models(peers.ids[1:])
+        return await merge(me, trained, updates, fedavg(samples(me, updates)))
+
+
+class Unmoved(Random):
+    """Looks at its peers' models and takes none of them."""
+
+    async def round(self, me, peers):
+        trained = await me.train()
+        await peers.publish(trained)
+        updates = await peers.models(peers.ids)
+        return Merge(trained, {me.id: 1.0} | {update.sender: 0.0 for update in updates})
+
+
+class Deaf(Unmoved):
+    """Publishes the same, and looks at nothing."""
+
+    async def round(self, me, peers):
+        trained = await me.train()
+        await peers.publish(trained)
+        return Merge(trained, {me.id: 1.0})
+
+
+def with_policy(name):
+    (found,) = p2pfl.simulate({"nodes": 4, "rounds": 2, "task": {"name": "concept-shift"}, "policy": {"name": name}})
+    return found
+
+
+def test_models_that_were_asked_for_in_two_goes_are_one_edge_each():
+    found = with_policy("test_results:InTwoGoes")
+    edges = list(zip(*(found.edges[name].tolist() for name in ("round", "src", "dst", "weight", "bytes")), strict=True))
+    assert sorted(edges) == [
+        (r, src, dst, 0.25, MODEL) for r in (1, 2) for src in range(4) for dst in range(4) if src != dst
+    ]
+    assert found.summary["traffic"]["max_models_in_round"] == 3
+
+
+def test_a_model_that_counted_nothing_is_no_edge():
+    found = with_policy("test_results:Unmoved")
+    assert len(found.edges["src"]) == 0
+    assert found.summary["collaboration"] == {"edges": 0, "within_group": None}
+    assert found.summary["traffic"]["models"] == found.rounds["models_in"].sum() == 4 * 3 * 2
+
+
+def test_the_trace_shows_who_has_received_what():
+    found = {name: with_policy(f"test_results:{name}") for name in ("Unmoved", "Deaf")}
+    assert found["Unmoved"].summary["test"] == found["Deaf"].summary["test"]  # the models are the same
+    assert found["Unmoved"].summary["trace"] != found["Deaf"].summary["trace"]
+
+
+# Runs of nothing, and runs that differ
+
+
+def test_a_run_of_no_rounds_leaves_empty_tables(tmp_path):
+    path = leave(resolve({"nodes": 3, "rounds": 0, "task": {"name": "concept-shift"}}, [], "none", "."), tmp_path / "out")
+    assert sql(path, "SELECT (SELECT count(*) FROM rounds), (SELECT count(*) FROM edges)") == [(0, 0)]
+    assert list(columns(path, "rounds"))[:4] == ["run", "seed", "round", "virtual_time"]
+    assert list(columns(path, "edges")) == ["run", "seed", "round", "src", "dst", "weight", "bytes"]
+    assert summary(path)["runs"][0]["traffic"]["models"] == 0
+
+
+def test_runs_with_other_metrics_are_in_one_table(tmp_path):
+    runs = [{"name": name, "task": {"name": name}} for name in ("digits", "concept-shift")]
+    path = leave(resolve({"nodes": 3, "rounds": 2, "run": runs}, [], "both", "."), tmp_path / "out")
+    rows = sql(path, "SELECT run, count(*), count(trained_test_accuracy), count(trained_test_mse) FROM rounds GROUP BY ALL")
+    assert sorted(rows) == [("concept-shift", 6, 0, 6), ("digits", 6, 6, 0)]
+
+
+# scenario.toml
+
+
+def test_the_scenario_left_behind_gives_the_same_again(folder, tmp_path):
+    again = leave(load(str(folder / "scenario.toml"), trust=True), tmp_path / "again")
+    first, second = summary(folder), summary(again)
+    for each in (*first["runs"], *second["runs"]):
+        del each["time"]["wall_s"], each["time"]["node_rounds_per_s"]
+    assert first == second
+    for table in ("rounds", "edges"):
+        assert columns(folder, table) == columns(again, table)
+        assert repr(sql(folder, f"FROM {table} ORDER BY ALL")) == repr(sql(again, f"FROM {table} ORDER BY ALL"))
+    assert (folder / "scenario.toml").read_bytes() == (again / "scenario.toml").read_bytes()
+
+
+def test_the_scenario_left_behind_says_every_setting(folder):
+    apart = load(str(folder / "scenario.toml"), trust=True).runs[2]
+    assert (apart.mode, apart.max_staleness, apart.patience, apart.budget.models) == ("asynchronous", 3.5, 9, 2)
+    assert apart.topology == {"name": "small-world", "degree": 6, "rewire": 0.5}
+    assert (apart.network.latency, apart.network.loss, apart.compute.slowdown) == ((0.01, 0.2), 0.01, (1.0, 3.0))
+
+
+# The trace
+
+MODEL_A = np.array([1.0, 0.0], np.float32)
+EVENTS = [
+    ("published", 1.0, "a", "trained", 1, MODEL_A),
+    ("published", 1.0, "b", "trained", 1, MODEL_A),
+    ("received", 1.0, "a", 1, "b"),
+    ("published", 2.0, "a", "trained", 2, MODEL_A),
+]
+
+
+def digest(events):
+    trace = Trace()
+    for kind, *arguments in events:
+        getattr(trace, kind)(*arguments)
+    return trace.digest()
+
+
+def test_the_same_events_give_the_same_digest():
+    assert digest(EVENTS) == digest(list(EVENTS))
+    assert digest([]) == sha256(b"").hexdigest()
+
+
+@given(st.data())
+def test_the_order_of_nodes_within_an_instant_does_not_show(data):
+    """Whoever runs first; the order of one node's own events is kept."""
+    order = data.draw(st.lists(st.sampled_from("abc"), max_size=12))
+    other = data.draw(st.permutations(order))
+
+    def played(nodes):
+        counts = dict.fromkeys("abc", 0)
+        for node in nodes:
+            counts[node] += 1
+            yield "published", 1.0, node, "trained", counts[node], MODEL_A
+        yield "received", 2.0, "a", 1, "b"
+
+    assert digest(played(order)) == digest(played(other))
+
+
+def test_the_order_of_a_nodes_own_events_shows():
+    swapped = [EVENTS[2], EVENTS[1], EVENTS[0], EVENTS[3]]
+    assert digest(swapped) != digest(EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("place", "event"),
+    [
+        (0, ("published", 1.0, "c", "trained", 1, MODEL_A)),
+        (0, ("published", 1.0, "a", "merged", 1, MODEL_A)),
+        (0, ("published", 1.0, "a", "trained", 2, MODEL_A)),
+        (0, ("published", 1.0, "a", "trained", 1, np.nextafter(MODEL_A, np.float32(2)))),
+        (0, ("published", 1.0, "a", "trained", 1, np.array([1.0, -0.0], np.float32))),
+        (0, ("received", 1.0, "a", 1, "b")),
+        (2, ("received", 1.0, "a", 1, "c")),
+        (2, ("received", 1.0, "a", 1, "b,c")),
+        (2, ("received", 1.0, "a", 2, "b")),
+        (2, ("received", 1.0, "b", 1, "b")),
+        (3, ("published", math.nextafter(2.0, 3.0), "a", "trained", 2, MODEL_A)),
+        (3, ("published", 1.0, "a", "trained", 2, MODEL_A)),
+    ],
+)
+def test_whatever_else_differs_shows(place, event):
+    changed = [*EVENTS[:place], event, *EVENTS[place + 1 :]]
+    assert digest(changed) != digest(EVENTS)
+
+
+@given(st.integers(0, 3))
+def test_an_event_that_is_missing_or_doubled_shows(place):
+    assert digest(EVENTS[:place] + EVENTS[place + 1 :]) != digest(EVENTS)
+    assert digest([*EVENTS[: place + 1], *EVENTS[place:]]) != digest(EVENTS)
+
+
+# What is easily lost
+
+SMALL = {"nodes": 12, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "random"}}
+
+
+def test_a_fetch_that_brings_nothing_does_no_harm():
+    slow = {"mode": "asynchronous", "compute": {"slowdown": [1.0, 9.0]}, "policy": {"name": "test_results:InTwoGoes"}}
+    (found,) = p2pfl.simulate({"nodes": 4, "rounds": 3, "task": {"name": "concept-shift"}} | slow)
+    assert found.summary["traffic"]["models"] >= len(found.edges["src"]) > 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}}, {"rounds": 12, "patience": 1}]
+)
+def test_bytes_add_up_whenever_nodes_end(change):
+    (found,) = p2pfl.simulate(SMALL | change)
+    assert found.rounds["bytes_out"].sum() == found.summary["traffic"]["bytes"]
+
+
+class Prepared(Random):
+    async def prepare(self, me, peers):
+        await peers.publish(me.params, stage="prepared")
+        updates = await peers.models(peers.ids, stage="prepared")
+        return await merge(me, me.params, updates, fedavg(samples(me, updates)))
+
+
+def test_what_was_fetched_for_the_preparation_is_no_edge_of_round_1():
+    found = with_policy("test_results:Prepared")
+    first = (found.edges["round"] == 1) & (found.edges["dst"] == 0)
+    assert found.edges["weight"][first].sum() == pytest.approx(0.75)
+
+
+def test_the_trace_of_nodes_alone_depends_on_the_seed():
+    first, second = p2pfl.simulate(SMALL | {"policy": {"name": "local"}, "seeds": [0, 1]})
+    assert first.summary["trace"] != second.summary["trace"]
+
+
+def test_a_graph_of_ones_own_is_not_called_complete():
+    (found,) = p2pfl.simulate(SMALL, graph=nx.star_graph(3))
+    assert found.summary["topology"] == "a graph of one's own"
+
+
+def test_types_do_not_depend_on_the_number_of_rows(tmp_path):
+    full, empty = (leave(resolve(SMALL | {"rounds": r}, [], "n", "."), tmp_path / str(r)) for r in (2, 0))
+    for table in ("rounds", "edges"):
+        assert columns(empty, table).items() <= columns(full, table).items()
+
+
+def test_a_run_of_no_rounds_does_not_change_the_types_of_another(tmp_path):
+    path = leave(resolve(SMALL | {"run": [{"name": "a"}, {"name": "b", "rounds": 0}]}, [], "n", "."), tmp_path / "o")
+    assert columns(path, "rounds")["round"] == "BIGINT"
+
+
+def test_the_scenario_left_behind_finds_the_modules_that_lay_beside_the_first(tmp_path):
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "beside.py").write_text("from p2pfl.policies.random import Random as Own\n")
+    (study / "study.toml").write_text('nodes = 4\nrounds = 1\ntask.name = "concept-shift"\npolicy.name = "beside:Own"\n')
+    path = leave(load(str(study / "study.toml")), tmp_path / "o")
+    assert load(str(path / "scenario.toml"), trust=True).folder == str(study)
+
+
+def test_looking_at_the_digest_changes_nothing():
+    looked, plain = Trace(), Trace()
+    for trace in (looked, plain):
+        trace.published(1.0, "a", "trained", 1, MODEL_A)
+        if trace is looked:
+            trace.digest()
+        trace.published(1.0, "b", "trained", 1, MODEL_A)
+    assert looked.digest() == plain.digest()

@@ -1,0 +1,123 @@
+"""What it took to reach a target: from the columns of rounds, and in all that a run leaves behind and prints."""
+
+import json
+
+import numpy as np
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli import main as cli
+from p2pfl.sim.results.learning_curves import mean, of_nodes
+from p2pfl.sim.results.time_to_target import mean_reached, reached
+from p2pfl.sim.scenario.scenario import resolve
+
+RUN = {
+    **{"metric": "accuracy", "judged": "trained", "higher_is_better": True},
+    **{"traffic": {"preparation": {"bytes": 1000}}},
+}
+
+
+def table(rows):
+    """Rows of (round, time, node, bytes sent, trained, merged)."""
+    names = ("round", "virtual_time", "node", "bytes_out", "trained_test_accuracy", "merged_test_accuracy")
+    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+ROUNDS = table(
+    [(1, 1.0, 0, 10, 0.2, 0.9), (1, 3.0, 1, 20, 0.4, 0.9), (2, 2.0, 0, 30, 0.6, 0.9), (2, 5.0, 1, 40, 0.8, 0.9)],
+)
+
+
+def learning_curve(rounds):
+    return mean(of_nodes(rounds, "trained", "test_accuracy"))
+
+
+def test_the_first_round_in_which_the_mean_is_good_enough():
+    assert learning_curve(ROUNDS) == pytest.approx([0.3, 0.7])
+    assert reached(ROUNDS, RUN, 0.7) == {"round": 2, "virtual_s": 5.0, "bytes": 1100}
+    assert reached(ROUNDS, RUN, 0.3) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
+    assert reached(ROUNDS, RUN, 0.71) is None
+    assert reached(ROUNDS, RUN | {"judged": "merged"}, 0.71) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
+
+
+def test_where_less_is_better_the_target_is_reached_from_above():
+    less = RUN | {"higher_is_better": False}
+    assert reached(ROUNDS, less, 0.31)["round"] == 1
+    assert reached(ROUNDS, less, 0.29) is None
+
+
+def test_a_node_without_a_figure_counts_with_its_last_one():
+    nan = np.nan
+    rows = [(1, 1, 0, 1, 0.5, nan), (1, 1, 1, 1, nan, nan), (2, 2, 0, 1, nan, nan), (2, 2, 1, 1, 0.7, nan)]
+    curve = learning_curve(table([*rows, (3, 3, 1, 1, 0.9, nan)]))  # node 0 has stopped
+    assert curve == pytest.approx([nan, 0.6, 0.7], nan_ok=True)
+
+
+def test_a_node_that_published_nothing_is_judged_by_what_it_has():
+    rows = table([(1, 1, 0, 1, 0.5, 0.1), (1, 1, 1, 1, np.nan, 0.7)])
+    assert learning_curve(rows) == pytest.approx([0.6])
+
+
+def test_no_round_reaches_nothing():
+    assert reached({name: column[:0] for name, column in ROUNDS.items()}, RUN, 0.0) is None
+    assert reached({name: ROUNDS[name] for name in ("round", "virtual_time", "node", "bytes_out")}, RUN, 0.0) is None
+
+
+def test_means_are_over_the_seeds_that_get_there():
+    one, other = ({"round": k, "virtual_s": 2.0 * k, "bytes": 10 * k} for k in (1, 4))
+    assert mean_reached([one, None, other]) == {"round": 2.5, "virtual_s": 5.0, "bytes": 25.0, "seeds": 2}
+    assert mean_reached([None]) is None
+
+
+STUDY = """
+target = 0.3
+nodes = 4
+rounds = 3
+seeds = [0, 1]
+deadline = inf
+task = { name = "digits", samples = 40 }
+[[run]]
+name = "alone"
+policy = { name = "local" }
+[[run]]
+name = "together"
+policy = { name = "random", neighbours = 2 }
+[forms.short]
+target = 0.99
+"""
+
+
+def test_a_run_says_what_it_took(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY)
+    assert cli.main(["run", "study.toml", "--engine", "local", "--out", "here"]) == 0
+    out, _ = capsys.readouterr()
+    summary = json.loads((tmp_path / "here/summary.json").read_text())
+    assert summary["target"] == 0.3
+    assert {run["name"]: set(run["reached"]) for run in summary["runs"]} == {
+        "alone": {"round", "virtual_s", "bytes"},
+        "together": {"round", "virtual_s", "bytes"},
+    }
+    assert all(row["reached"]["seeds"] == 2 for row in summary["table"])
+    assert "rounds to 0.300" in out
+    assert "reaches a mean test accuracy of 0.300 with the fewest bytes sent: 0 B (mean over 2 seeds)" in out
+    assert cli.main(["run", "here/scenario.toml", "--engine", "local", "--set", "target=0.999", "--out", "there"]) == 0
+    out, _ = capsys.readouterr()
+    assert "None of the 2 runs reaches a mean test accuracy of 0.999.\n" in out
+    again = json.loads((tmp_path / "there/summary.json").read_text())
+    assert [run["reached"] for run in again["runs"]] == [None] * 4
+    assert [run["trace"] for run in again["runs"]] == [run["trace"] for run in summary["runs"]]
+
+
+def test_a_form_and_a_change_have_their_own_target():
+    raw = {"target": 1, "forms": {"short": {"target": 2.5}}}
+    assert resolve(raw, [], "study", ".").target == 1
+    assert resolve(raw, ["form=short"], "study", ".").target == 2.5
+    assert resolve(raw, ["form=short", "target=3"], "study", ".").raw()["target"] == 3
+    assert resolve({}, [], "study", ".").target is None
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "true", "high", "[1]"])
+def test_a_target_is_a_number(value):
+    with pytest.raises(ConfigurationError, match=r"study: target must be a number, got "):
+        resolve({}, [f"target={value}"], "study", ".")

@@ -1,0 +1,134 @@
+"""What scenarios claim of their rows, and the source that they name."""
+
+import re
+
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli.main import main
+from p2pfl.sim.scenario.claims import check, figure_of
+from p2pfl.sim.scenario.scenario import load, resolve, shipped
+
+TABLE = [
+    {"name": "alone", "mean": 1.0, "objectives": {"hypervolume": 50.0}},
+    {"name": "with peers", "mean": 3.0, "objectives": {"hypervolume": 40.0}},
+    {"name": "fedavg", "mean": 2.0, "objectives": {"hypervolume": 45.0}},
+]
+
+
+def claimed(*claims, rows=("alone", "with peers", "fedavg"), **keys):
+    runs = [{"name": row, "nodes": 3 + k} for k, row in enumerate(rows)]
+    return resolve({"run": runs, "claim": list(claims), **keys}, [], "study", ".")
+
+
+def said(claim, **keys):
+    file = claimed(claim, **keys)
+    return [str(each) for each in check(file.claims, file.figure, TABLE)]
+
+
+def test_a_row_is_above_another_by_so_much():
+    claim = {"run": "with peers", "above": "alone"}
+    assert said(claim) == ["with peers 3.00 >= alone 1.000: held"]
+    assert said(claim | {"by": 2.0}) == ["with peers 3.00 >= alone 1.000 + 2: held"]
+    assert said(claim | {"by": 2.1}) == [
+        "with peers 3.00 >= alone 1.000 + 2.1: not held, though the scenario says otherwise"
+    ]
+
+
+def test_each_row_is_compared_with_each():
+    claim = {"run": ["with peers", "fedavg"], "above": ["alone", "fedavg"]}
+    assert [line.rpartition(": ")[2].split(",")[0] for line in said(claim)] == ["held", "held", "held", "held"]
+    assert len(said(claim)) == 4
+    assert said({"run": "alone", "below": 1.5}) == ["alone 1.000 <= 1.500: held"]
+
+
+def test_other_figures_are_compared():
+    lower = {"run": "with peers", "below": ["alone", "fedavg"], "by": 5.0}
+    assert said(lower, figure="objectives.hypervolume") == said(lower | {"figure": "objectives.hypervolume"})
+    assert said(lower, figure="objectives.hypervolume")[0] == (
+        "objectives hypervolume of with peers 40.00 <= alone 50.00 - 5: held"
+    )
+    with pytest.raises(ConfigurationError, match=r"the row 'alone' has no figure 'objectives.igd'"):
+        figure_of(TABLE[0], "objectives.igd")
+
+
+def test_what_does_not_hold_may_be_said():
+    claim = {"run": "alone", "above": "fedavg", "holds": False}
+    assert [(each.held, each.stated) for each in check(claimed(claim).claims, "mean", TABLE)] == [(False, True)]
+    claim = {"run": "fedavg", "above": "alone", "holds": False}
+    assert [(each.held, each.stated) for each in check(claimed(claim).claims, "mean", TABLE)] == [(True, False)]
+
+
+def test_a_claim_is_a_sentence():
+    claim = {"run": ["with peers", "fedavg"], "above": ["alone"], "by": 0.25}
+    (first,) = claimed(claim).claims
+    assert str(first) == "with peers, fedavg above alone by 0.25"
+    (second,) = claimed({"run": "alone", "below": 0.5, "figure": "clusters.best", "holds": False}).claims
+    assert str(second) == "measured not to hold: clusters best of alone below 0.5"
+
+
+def test_rows_that_a_form_has_not_got_are_left_out():
+    file = claimed({"run": "with peers", "above": ["alone", "fedavg"]})
+    assert len(check(file.claims, "mean", TABLE[:2])) == 1
+    assert check(file.claims, "mean", TABLE[2:]) == []
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (
+            {"run": "with peer", "above": "alone"},
+            "study: a claim has an unknown run 'with peer'; did you mean 'with peers'?",
+        ),
+        ({"run": "alone", "above": ["aloof"]}, "unknown run 'aloof'; did you mean 'alone'?"),
+        ({"run": "alone"}, "study: a claim of 'alone' must have `above` or `below`, and not both"),
+        ({"run": "alone", "above": "fedavg", "below": 1.0}, "must have `above` or `below`, and not both"),
+        ({"run": "alone", "above": "fedavg", "by": -1.0}, "study: by of a claim must be a number from 0, got -1.0"),
+        ({"run": "alone", "over": "fedavg"}, "study: claim: unknown key 'over'; did you mean 'above'?"),
+        ({"run": "alone", "above": True}, "study: claim: "),
+    ],
+)
+def test_a_wrong_claim_is_one_line(claim, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)) as refused:
+        claimed(claim)
+    assert "\n" not in str(refused.value)
+
+
+def test_keys_of_another_type_are_refused():
+    with pytest.raises(ConfigurationError, match="study: source must be a string, got 3"):
+        claimed(source=3)
+    with pytest.raises(ConfigurationError, match=re.escape("study: [[claim]] must be a list of tables, got {}")):
+        resolve({"claim": {}}, [], "study", ".")
+
+
+@pytest.mark.slow
+def test_a_scenario_with_a_papers_figures_says_which():
+    for name in shipped():
+        file = load(name)
+        assert file.source or all(run.paper is None for run in file.runs), name
+
+
+def test_the_papers_column_says_what_it_is_of(tmp_path, capsys):
+    (tmp_path / "study.toml").write_text(STUDY)
+    assert main(["run", str(tmp_path / "study.toml"), "--engine", "local", "--out", str(tmp_path / "run")]) == 0
+    assert "paper, hypervolume" in capsys.readouterr().out
+    assert "<th>paper, hypervolume</th>" in re.sub(r"<th [^>]*>", "<th>", (tmp_path / "run" / "report.html").read_text())
+    assert load(str(tmp_path / "run" / "scenario.toml")).figure == "objectives.hypervolume"
+
+
+STUDY = """
+nodes = 2
+rounds = 1
+source = "A paper"
+figure = "objectives.hypervolume"
+task = { name = "deep-sea-treasure" }
+policy = { name = "local" }
+
+[[run]]
+name = "local"
+paper = 700.0
+
+[[claim]]
+run = "local"
+above = 0.0
+"""

@@ -1,0 +1,366 @@
+"""Scenarios: one file for one table, and one clear line for what is wrong in it."""
+
+import gc
+import os
+import re
+import sys
+from contextlib import nullcontext
+from math import inf
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2pfl import simulate
+from p2pfl.errors import ConfigurationError
+from p2pfl.policies import make_policy
+from p2pfl.sim.cli.options import parse_seeds
+from p2pfl.sim.scenario.scenario import load, resolve, shipped
+from p2pfl.sim.simulation.plan import check
+from p2pfl.task import Part, make_task
+
+TOML = """
+name = "study"
+nodes = 8
+rounds = 2
+seeds = [4, 5]
+policy = { name = "dac", tau = 7.0 }
+
+[task]
+name = "concept-shift"
+lr = 0.01
+
+[forms.smoke]
+nodes = 3
+
+[forms.short]
+seeds = [1, 2, 3]
+runs = { hot = {}, "as it is" = { policy = { tau = 9.0 } } }
+
+[[run]]
+name = "alone"
+policy = { name = "local" }
+paper = 1.5
+
+[[run]]
+name = "hot"
+policy.tau = 100.0
+task.samples = 10
+
+[[run]]
+name = "as it is"
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(TOML)
+    return str(path)
+
+
+def refusal(name, *changes):
+    with pytest.raises(ConfigurationError) as refused:
+        scenario = load(name, changes)
+        for run in scenario.runs:
+            check(run)
+    text = str(refused.value)
+    assert "\n" not in text
+    return text
+
+
+def test_runs_vary_the_base(file):
+    alone, hot, plain = load(file).runs
+    assert (alone.name, alone.policy, alone.paper) == ("alone", {"name": "local"}, 1.5)
+    assert hot.policy == {"name": "dac", "tau": 100.0}
+    assert hot.task == {"name": "concept-shift", "lr": 0.01, "samples": 10}
+    assert plain.policy == {"name": "dac", "tau": 7.0}
+    assert load(file).seeds == (4, 5)
+
+
+def test_changes_apply_to_all_runs(file):
+    for run in load(file, ["nodes=20", "network.latency=0.5", "task.lr=0.1", "budget.models=3"]).runs:
+        assert (run.nodes, run.network.latency, run.task["lr"], run.budget.models) == (20, 0.5, 0.1, 3)
+    assert load(file, ["network.latency=[0.1, 0.2]"]).runs[0].network.latency == (0.1, 0.2)
+
+
+def test_the_last_change_counts(file):
+    assert load(file, ["nodes=20", "nodes=30"]).runs[0].nodes == 30
+
+
+def test_to_name_another_thing_drops_the_options_of_the_one_before(file):
+    runs = load(file, ["policy.name=random", "policy.neighbours=2", "topology.name=ring"]).runs
+    assert {tuple(run.policy.items()) for run in runs} == {(("name", "random"), ("neighbours", 2))}
+    assert {run.topology["name"] for run in runs} == {"ring"}
+
+
+def test_rows_that_changes_have_made_alike_are_one_row_of_a_fitting_name(file):
+    assert [run.name for run in load(file, ["policy.name=random"]).runs] == ["random", "random (2)"]  # tasks differ
+    assert [run.name for run in load("dac-synthetic", ["policy.name=local", "task.lr=0.1"]).runs] == ["local"]
+
+
+def test_rows_that_are_left_out_are_named():
+    changed = resolve({"run": [{"name": "a"}, {"name": "b", "nodes": 7}, {"name": "c"}]}, ["nodes=5"], "study", ".")
+    assert [run.name for run in changed.runs] == ["a", "c"]  # c was equal to a before
+    assert changed.notes == ("left out, as the changes have made them equal to others: b",)
+
+
+def test_rows_that_the_file_has_twice_are_both_run(file):
+    twice = resolve({"run": [{"name": "a"}, {"name": "again", "paper": 3.0}]}, [], "study", ".")
+    assert [run.name for run in twice.runs] == ["a", "again"]
+    assert twice.notes == load(file).notes == ()
+
+
+def test_forms(file):
+    assert {run.nodes for run in load(file, ["form=smoke"]).runs} == {3}
+    assert {run.nodes for run in load(file, ["form=smoke", "nodes=5"]).runs} == {5}
+    assert {run.nodes for run in load(file, ["form=full"]).runs} == {8}
+    assert load(file, ["form=smoke"]).seeds == (4, 5)
+    assert load(file, ["form=short"]).seeds == (1, 2, 3)
+    assert load(file, ["form=short", "seed=9"]).seeds == (9,)
+    assert "unknown form 'smok'; did you mean 'smoke'?" in refusal(file, "form=smok")
+    assert "study: unknown form" in refusal(file, 'form=["smoke"]')
+
+
+def test_a_form_may_have_some_of_the_runs_and_change_them(file):
+    short = load(file, ["form=short"])
+    assert [(run.name, run.policy) for run in short.runs] == [
+        ("hot", {"name": "dac", "tau": 100.0}),
+        ("as it is", {"name": "dac", "tau": 9.0}),
+    ]
+    text = Path(file).read_text()
+    Path(file).write_text(text.replace('"as it is" = {', '"as it was" = {'))
+    assert "study: a form has an unknown run 'as it was'; did you mean 'as it is'?" in refusal(file, "form=short")
+    Path(file).write_text(re.sub("runs = .*", "runs = ['hot']", text))
+    assert "study: runs of a form must be tables by the runs' names, one at least, got ['hot']" in refusal(
+        file, "form=short"
+    )
+    Path(file).write_text(re.sub("runs = .*", "runs = {}", text))
+    assert "one at least, got {}" in refusal(file, "form=short")
+
+
+def test_a_seed_given_by_hand_replaces_the_files(file):
+    assert load(file, ["seed=9"]).seeds == (9,)
+
+
+def test_only_some_runs(file):
+    assert [run.name for run in load(file).only("a").runs] == ["alone", "as it is"]
+    with pytest.raises(ConfigurationError, match="no run of study has 'x' in its name: alone, hot, as it is"):
+        load(file).only("x")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_scenarios_name_what_exists(name):
+    file = load(name)
+    assert file.description
+    if any(run.task.get("data", "digits") != "digits" for run in file.runs) and "P2PFL_DATA" not in os.environ:
+        pytest.skip("P2PFL_DATA names no folder with data sets")
+    if name == "dac-cifar100":
+        pytest.skip("CIFAR-100 is for users to bring")
+    if name.startswith("fedpref-morl"):
+        pytest.importorskip("mo_gymnasium", reason="needs the extra morl")
+    for run in file.runs:
+        task, policy = dict(run.task), dict(run.policy)
+        make_task(task.pop("name"), task, Part(0, run.nodes), 0)
+        make_policy(policy.pop("name"), policy)
+    full, smoke = (each.runs[0].nodes * each.runs[0].rounds for each in (file, load(name, ["form=smoke"])))
+    assert smoke < full
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "nodes=6",
+        "rounds=1",
+        "policy.name=random",
+        "topology.name=ring",
+        "seed=3",
+        "fidelity=wire",
+        "form=smoke",
+        "task.name=digits",
+    ],
+)
+@pytest.mark.parametrize("name", shipped())
+def test_every_scenario_takes_every_common_key(name, change):
+    assert load(name, ["form=smoke", change]).runs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("ndoes=3", "unknown key 'ndoes'; did you mean 'nodes'?"),
+        ("network.latncy=3", "unknown key 'network.latncy'; did you mean 'network.latency'?"),
+        ("policy.name=dax", "unknown policy 'dax'; did you mean 'dac'?"),
+        ("task.name=digit", "unknown task 'digit'; did you mean 'digits'?"),
+        ("topology.name=rings", "unknown topology 'rings'; did you mean 'ring'?"),
+        ("topology.degre=3", "run 'alone': unknown key 'topology.degre'; known: none"),
+        ("nodes=many", "Expected `int`, got `str` - at `$.nodes`"),
+        ("nodes=2.5", "Expected `int`, got `float` - at `$.nodes`"),
+        ("rounds=-1", "rounds must be 0 or more, got -1"),
+        ("adaptive=true", 'adaptive deadlines are not modelled; set fidelity = "wire"'),
+        ("nodes=0", "nodes must be 1 or more, got 0"),
+        ("seed=-1", "seed must be 0 or more, got -1"),
+        ("patience=-1", "patience must be 0 or more"),
+        ("deadline=0", "deadline must be more than 0 seconds"),
+        ("deadline=nan", "deadline must be more than 0 seconds"),
+        ("budget.models=-1", "a budget cannot be negative"),
+        ("network.loss=1.5", "network.loss must be from 0 to below 1"),
+        ("network.latency=-1.0", "network.latency must be a number from 0"),
+        ("network.latency=[2.0, 1.0]", "network.latency must be a number from 0, or a pair"),
+        ("network.latency=inf", "network.latency must be a number from 0"),
+        ("network.jitter=nan", "network.jitter must be 0 or more, and finite, got nan"),
+        ("network.jitter=inf", "network.jitter must be 0 or more, and finite, got inf"),
+        ("network.loss=nan", "network.loss must be from 0 to below 1"),
+        ("network.bandwidth=nan", "network.bandwidth must be a number from 0"),
+        ("max_staleness=nan", "max_staleness must be more than 0 seconds"),
+        ("paper=nan", "paper must be a finite number, got nan"),
+        ("compute.seconds=-1.0", "compute.seconds must be 0 or more"),
+        ("compute.seconds=nan", "compute.seconds must be 0 or more, and finite, got nan"),
+        ("compute.seconds=inf", "compute.seconds must be 0 or more, and finite, got inf"),
+        ("compute.slowdown=nan", "compute.slowdown must be a number from 0"),
+        ("compute.slowdown=[1.0]", "compute.slowdown"),
+        (
+            "mode=sync",
+            "study: mode must be one of synchronous, asynchronous, got 'sync'; did you mean 'synchronous'?",
+        ),
+        ("fidelity=3", "study: fidelity must be one of modelled, wire, got 3"),
+        ("policy=dac", "study: policy must be a table such as { name = \"dac\" }, got 'dac'"),
+        ("network=3", "study: network must be a table such as { latency = 0.1 }, got 3"),
+        ("budget=3", "study: budget must be a table such as { models = 3 }, got 3"),
+        ("task={name=3}", "study: task.name must be a string, got 3"),
+        ("policy.tau=-1.0", "run 'alone': unknown key 'policy.tau'; did you mean 'policy.judged'?"),
+        ("task.lr=fast", "run 'alone': task.lr is 'fast': Expected `float`"),
+        ("task.lr=nan", "run 'alone': task: lr must be 0 or more, and finite, got nan"),
+        ("device=tpu", "unknown device 'tpu'"),
+        ("device=cpu:abc", "run 'alone': device 'cpu:abc' is not of the form cpu or cpu:0"),
+        ("nodes", "'nodes' is not of the form key=value"),
+        ("=3", "is not of the form key=value"),
+        ("nodes.x=3", "nodes is not a table"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(file, change, message):
+    assert message in refusal(file, change)
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        (["topology.name=k-regular", "topology.degree=8"], "no graph of 8 nodes has degree 8 everywhere"),
+        (["topology.name=k-regular", "topology.degree=3", "nodes=5"], "no graph of 5 nodes has degree 3 everywhere"),
+        (["topology.name=small-world", "topology.degree=9"], "degree must be even, from 2 to 7 for 8 nodes, got 9"),
+        (["topology.name=small-world", "topology.rewire=1.5"], "rewire must be from 0 to 1"),
+        (["topology.name=erdos-renyi", "topology.p=-0.5"], "p must be from 0 to 1"),
+    ],
+)
+def test_graphs_that_do_not_exist(file, topology, message):
+    assert message in refusal(file, *topology)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("nodes = ", "Invalid value (at end of document)"),
+        ("nodes = 3\nnodes = 4\n", "Cannot overwrite a value (at line 2"),
+        ("run = 3", "broken: [[run]] must be a list of tables, got 3"),
+        ("run = 0", "broken: [[run]] must be a list of tables, got 0"),
+        ("name = 3", "broken: name must be a string, got 3"),
+        ("[[run]]\nname = 3", "broken: Expected `str`, got `int` - at `$.name`"),
+        ("description = 3", "broken: description must be a string, got 3"),
+        ("modules = 3", "broken: modules must be a string, got 3"),
+        ('form = ["x"]', "broken: form must be a string, got ['x']"),
+        ("forms = 3", "broken: forms must be tables such as [forms.smoke], got 3"),
+        ("[forms]\nsmoke = 3", "broken: forms must be tables such as [forms.smoke], got {'smoke': 3}"),
+        ('seeds = "x"', "broken: seeds must be a list of numbers from 0, got 'x'"),
+        ("seeds = [3, 1, 3]", "broken: seeds must be different, got 3 more than once"),
+        ("seeds = [-1]", "seeds must be a list of numbers from 0"),
+        ("seeds = 3", "seeds must be a list of numbers from 0"),
+        ("[policy]\ntau = 3.0", "policy.name is missing"),
+        ('[[run]]\nname = "a"\n[[run]]\nname = "a"\nrounds = 3', "two runs are called 'a'"),
+        ("\xff", "codec"),
+    ],
+)
+def test_broken_files(tmp_path, toml, message):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(toml.encode("latin-1"))
+    assert message in refusal(str(path))
+
+
+def test_scenarios_that_do_not_exist(tmp_path):
+    assert "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic'?" in refusal("dac-synthetc")
+    assert "there is no scenario file" in refusal(str(tmp_path / "none.toml"))
+
+
+def test_without_runs_the_base_is_the_run():
+    (run,) = resolve({"nodes": 3}, [], "plain", ".").runs
+    assert (run.name, run.nodes) == ("plain", 3)
+
+
+def test_seeds():
+    assert parse_seeds("0:3") == [0, 1, 2]
+    assert parse_seeds(":2") == [0, 1]
+    assert parse_seeds("7") == [7]
+    assert parse_seeds("3,1") == [3, 1]
+    for wrong in ("", "a", "3:3", "-1", "1:x", ":", "0:", "0:1:2"):
+        with pytest.raises(ConfigurationError, match="not of the form"):
+            parse_seeds(wrong)
+    with pytest.raises(ConfigurationError, match="--seeds must be different, got 0 more than once"):
+        parse_seeds("0,1,0")
+    with pytest.raises(ConfigurationError, match=f"--seeds 5:{10**18} are 999,999,999,999,999,995; at most 100,000"):
+        parse_seeds(f"5:{10**18}")
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_a_deadline_may_be_infinite(fidelity):
+    tables = {"nodes": 3, "rounds": 2, "task": {"name": "concept-shift"}, "deadline": inf, "fidelity": fidelity}
+    (result,) = simulate(tables)
+    assert result.summary["deadlines_expired"] == 0
+    assert result.summary["traffic"]["models"] == 12
+
+
+def test_simulate_takes_a_seed_once():
+    with pytest.raises(ConfigurationError, match="seeds must be different, got 1 more than once"):
+        simulate("dac-synthetic", seeds=[1, 1])
+
+
+@pytest.mark.parametrize("policy", ["local", "nowhere:Policy"])
+def test_simulate_leaves_the_process_as_it_was(policy, tmp_path):
+    def state():
+        return torch.get_num_threads(), gc.get_threshold(), gc.get_freeze_count(), list(sys.path)
+
+    thresholds = gc.get_threshold()
+    torch.set_num_threads(2)
+    gc.set_threshold(700, 10, 10)
+    gc.unfreeze()  # what a command has frozen in an earlier test
+    try:
+        before = state()
+        tables = {"nodes": 3, "rounds": 1, "task": {"name": "concept-shift"}, "modules": str(tmp_path)}
+        with nullcontext() if policy == "local" else pytest.raises(ConfigurationError):
+            simulate(tables | {"policy": {"name": policy}})
+        assert state() == before
+    finally:
+        torch.set_num_threads(1)
+        gc.set_threshold(*thresholds)
+
+
+# Budgets and comparisons
+
+
+def test_a_budget_may_be_a_share_of_the_nodes():
+    run = resolve({"nodes": 30, "budget": {"models": 0.2}}, [], "study", ".").runs[0]
+    assert run.budget.of(0, "node-00", 30).models == 6
+    assert run.budget.of(0, "node-00", 3).models == 1
+    for share in (0.0, 1.0, -0.5):
+        with pytest.raises(ConfigurationError, match=r"budget.models is .*: a share of the nodes is above 0 and below 1"):
+            resolve({"budget": {"models": share}}, [], "study", ".")
+
+
+def test_what_runs_are_compared_with(tmp_path):
+    text = 'against = "a"\n[[run]]\nname = "a"\n[[run]]\nname = "b"\nrounds = 3\n'
+    (tmp_path / "study.toml").write_text(text)
+    file = load(str(tmp_path / "study.toml"))
+    assert file.against == "a"
+    assert file.only("a").against == "a"
+    assert file.only("b").against == ""
+    assert resolve(file.raw(), [], "study", ".").against == "a"
+    (tmp_path / "study.toml").write_text(text.replace('"a"\n[[run]]\nname = "a"', '"c"\n[[run]]\nname = "a"'))
+    assert "study: unknown run in against 'c'" in refusal(str(tmp_path / "study.toml"))

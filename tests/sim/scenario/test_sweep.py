@@ -1,0 +1,361 @@
+"""Every combination of keys' values: which runs there are, what they leave, and that interruptions change nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli import main as cli
+from p2pfl.sim.results.artifacts import PARTS
+from p2pfl.sim.results.pareto import on_front
+from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.scenario.sweep import parse, sweep
+from tests.sim.execution.test_resume import left_behind
+from tests.support.processes import PATIENCE
+
+TWO = {
+    "nodes": 6,
+    "run": [
+        {"name": "alone", "policy": {"name": "local"}},
+        {"name": "chosen", "policy": {"name": "dac", "neighbours": 2}},
+    ],
+}
+
+
+def grid(raw, *vary):
+    return sweep(resolve(raw, [], "study", "."), parse(vary))
+
+
+def names(file):
+    return [run.name for run in file.runs]
+
+
+# What is in the grid
+
+
+def test_every_run_gets_every_combination():
+    file = grid(TWO, "nodes=4,8", "network.latency=0.1,[0.1, 0.5]")
+    assert len(file.runs) == 8
+    assert names(file)[:4] == [f"alone, nodes={n}, network.latency={t}" for n in (4, 8) for t in ("0.1", "[0.1, 0.5]")]
+    last = file.runs[-1]
+    assert (last.nodes, last.network.latency, last.policy["name"]) == (8, (0.1, 0.5), "dac")
+    assert last.varied == {"nodes": 8, "network.latency": [0.1, 0.5]}
+    assert file.varied == {"nodes": [4, 8], "network.latency": [0.1, [0.1, 0.5]]}
+    assert file.notes == ()
+
+
+def test_a_scenario_of_one_run_gives_no_name_to_the_runs():
+    assert names(grid({}, "nodes=4,8")) == ["nodes=4", "nodes=8"]
+    one = resolve(TWO, [], "study", ".").only("alone")
+    assert names(sweep(one, parse(["nodes=4", "rounds=2,3"]))) == ["nodes=4, rounds=2", "nodes=4, rounds=3"]
+
+
+def test_a_run_that_does_not_take_a_key_is_run_once():
+    file = grid(TWO, "policy.tau=1,10", "nodes=4,8")
+    assert names(file) == [
+        *("alone, nodes=4", "alone, nodes=8"),
+        *(f"chosen, policy.tau={tau}, nodes={n}" for tau in (1, 10) for n in (4, 8)),
+    ]
+    assert file.runs[0].varied == {"nodes": 4}
+    assert file.runs[0].policy == {"name": "local"}
+    assert names(grid(TWO, "policy.tau=1,10"))[0] == "alone"
+
+
+def test_an_option_is_for_what_a_combination_names():
+    one = {"run": TWO["run"][1:]}
+    file = grid(one, "codec.share=0.1,0.2", "codec.name=int8,top-k", "policy.name=random,dac", "policy.tau=3")
+    assert Counter(run.codec["name"] for run in file.runs) == {"int8": 2, "top-k": 4}
+    assert all(("share" in run.codec) == (run.codec["name"] == "top-k") for run in file.runs)
+    assert {(run.policy["name"], run.policy.get("tau")) for run in file.runs} == {("random", None), ("dac", 3)}
+    assert "codec.share=0.1, codec.name=top-k, policy.name=random" in names(file)
+
+
+def test_a_topology_from_a_file_sets_the_nodes(tmp_path):
+    Path(tmp_path / "path.edges").write_text("0 1\n1 2\n")
+    file = sweep(resolve({}, [], "study", str(tmp_path)), parse(["topology.file=path.edges", "budget.models=1,2"]))
+    assert [run.nodes for run in file.runs] == [3, 3]
+    assert file.runs[0].topology["file"] == str(tmp_path / "path.edges")
+    assert names(file)[0] == "topology.file=path.edges, budget.models=1"
+
+
+def test_runs_that_become_equal_to_others_are_left_out_with_a_note():
+    rows = [{"name": f"{k} nodes", "nodes": k} for k in (4, 8)]
+    file = grid({"run": rows}, "nodes=5,6")
+    assert names(file) == ["4 nodes, nodes=5", "4 nodes, nodes=6"]
+    assert file.notes == ("left out, as they are equal to others: 8 nodes, nodes=5, 8 nodes, nodes=6",)
+
+
+def test_a_sweep_is_a_scenario_that_runs_again():
+    file = grid(TWO | {"against": "alone", "target": 0.5}, "policy.tau=1,10", "codec.name=int8,float16")
+    again = resolve(msgspec.toml.decode(msgspec.toml.encode(file.raw())), [], "again", ".")
+    assert again.runs == file.runs
+    assert (again.varied, again.target) == (file.varied, 0.5)
+    assert file.against == again.against == ""  # the run of this name is there no more
+    assert grid(TWO | {"against": "alone"}, "policy.tau=1,10").against == "alone"
+    wider = sweep(again, parse(["nodes=4,8"]))
+    assert wider.varied == {**file.varied, "nodes": [4, 8]}
+    assert wider.runs[-1].varied == {"policy.tau": 10, "codec.name": "float16", "nodes": 8}
+    with pytest.raises(ConfigurationError, match=r"policy\.tau is what this sweep varies"):
+        resolve(file.raw(), ["policy.tau=3"], "again", ".")
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        (["policy.tau"], "--vary 'policy.tau' is not of the form key=value,value, such as policy.tau=1,10,100"),
+        (["policy.tau=1,,2"], "--vary 'policy.tau=1,,2' is not of the form"),
+        (["=1"], "--vary '=1' is not of the form"),
+        (["nodes=4,5,4"], "--vary nodes: the value 4 is given twice"),
+        (["nodes=4", "nodes=5"], "--vary nodes is given 2 times; list all of its values in one"),
+        (["seed=0,1"], "--vary seed: this is no key of a run that could be varied; use --seeds"),
+        (["form=smoke,short"], "--vary form: this is no key of a run that could be varied; use --set"),
+        (["policy.taux=1,2"], "--vary policy.taux: no run has a policy with the option taux; there is dac, local"),
+        (["task.part=1"], "--vary task.part: no run has a task with the option part; there is digits"),
+        (["policy.name=dac,local"], "--vary policy.name: the 2 runs differ in their policy already; keep one with --only"),
+        (["policy.name=local", "policy.x=1"], "--vary policy.name: the 2 runs differ"),
+        (
+            ["topology={name='ring'}", "topology.x=1,2"],
+            "--vary topology.x: no run has a topology with the option x; there is ring",
+        ),
+        (["paper=1,2"], "--vary paper: this is no key of a run that could be varied"),
+        (["varied.x=1,2"], "--vary varied.x: this is no key of a run that could be varied"),
+        (["nodes=4,0"], "study: alone, nodes=0: nodes must be 1 or more, got 0"),
+        (["node=4"], "study: alone, node=4: unknown key 'node'"),
+        (["nodes=" + ",".join(map(str, range(1, 200))), "rounds=" + ",".join(map(str, range(99)))], "the grid has 39,402 "),
+    ],
+)
+def test_what_cannot_be_varied(vary, message):
+    with pytest.raises(ConfigurationError) as refused:
+        grid(TWO, *vary)
+    assert str(refused.value).startswith(message)
+
+
+def test_runs_that_differ_in_something_else_can_have_other_policies():
+    rows = [{"name": "free"}, {"name": "bound", "budget": {"models": 2}}]
+    assert names(grid({"run": rows}, "policy.name=dac,random")) == [
+        f"{row}, policy.name={policy}" for row in ("free", "bound") for policy in ("dac", "random")
+    ]
+
+
+def test_seeds_count_too():
+    file = resolve({"seeds": list(range(300))}, [], "study", ".")
+    with pytest.raises(ConfigurationError, match=r"with all seeds there are 119,700 runs; at most 100,000 are possible"):
+        sweep(file, parse(["rounds=" + ",".join(map(str, range(1, 400)))]))
+
+
+def test_commas_within_brackets_and_quotes_do_not_part_values():
+    (axis,) = parse(["""topology={name="ring"}, { name = "k-regular", degree = 4 }, 'a,b', [1, [2, 3]], word"""])
+    assert axis.values == ({"name": "ring"}, {"name": "k-regular", "degree": 4}, "a,b", [1, [2, 3]], "word")
+
+
+def test_the_front_has_what_no_other_beats():
+    assert on_front([1, 2, 3, 3], [0.5, 0.7, 0.6, 0.9], True) == [True, True, False, True]
+    assert on_front([1, 2, 2], [0.5, 0.7, 0.5], False) == [True, False, False]
+    assert on_front([1, 1], [0.5, 0.5], True) == [True, True]
+    nan = float("nan")
+    assert on_front([1, nan, 0, 2], [0.5, 0.9, nan, 0.6], True) == [True, False, False, True]
+    assert on_front([nan], [0.5], False) == [False]
+
+
+# The command
+
+STUDY = """
+nodes = 6
+rounds = 3
+deadline = inf
+task = { name = "digits", samples = 20 }
+policy = { name = "random" }
+"""
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text(STUDY)
+
+
+def command(capsys, *arguments):
+    code = cli.main(["sweep", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+HERE = ("--engine", "local", "--no-report", "--out", "here")
+NEIGHBOURS = ("study.toml", "--vary", "policy.neighbours=1,2", "--vary", "budget.models=0,[1, 2]")
+
+
+@pytest.mark.usefixtures("study")
+def test_a_sweep_has_the_values_in_its_table_and_runs_again_by_itself(capsys):
+    code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:2", *HERE)
+    assert code == 0
+    assert err.splitlines()[0].startswith("8 runs of 6 nodes, 3 rounds: ")
+    assert [line.partition(":")[0] for line in err.splitlines()[1:3]] == [
+        f"policy.neighbours=1, budget.models=0, seed {seed}" for seed in (0, 1)
+    ]
+    heading, *rows = [[cell.strip() for cell in line[1:-1].replace("┃", "│").split("│")] for line in out.splitlines()[2:8]]
+    assert heading == ["policy.neighbours", "budget.models", "accuracy", "+- over seeds", "MB sent", "front"]
+    assert [row[:2] for row in rows[1:]] == [["1", "0"], ["1", "[1, 2]"], ["2", "0"], ["2", "[1, 2]"]]
+    summary = json.loads(Path("here/summary.json").read_text())
+    assert summary["varied"] == {"policy.neighbours": [1, 2], "budget.models": [0, [1, 2]]}
+    assert [run["varied"] for run in summary["runs"]][2] == {"policy.neighbours": 1, "budget.models": [1, 2]}
+    assert [row["front"] for row in summary["table"]] == ["*" in row[-1] for row in rows[1:]]
+    assert any(row["front"] for row in summary["table"])
+    assert cli.main(["run", "here/scenario.toml", "--engine", "local", "--no-report", "--out", "there"]) == 0
+    again, _ = capsys.readouterr()
+    assert again.splitlines()[2:9] == out.splitlines()[2:9]
+    assert left_behind("there") == left_behind("here")
+
+
+@pytest.mark.usefixtures("study")
+def test_values_without_end_and_wide_tables_are_told_as_they_are(capsys):
+    keys = ("deadline=inf,5", 'trainer="one-by-one"', "network.latency=[0.01, 0.1]", "policy.neighbours=1", "task.hidden=64")
+    code, out, _ = command(
+        capsys, "study.toml", *(part for key in keys for part in ("--vary", key)), "--set", "target=2", *HERE
+    )
+    assert code == 0
+    assert "…" not in out
+    assert [[cell.strip() for cell in line.split("│")[1:4]] for line in out.splitlines() if line.startswith("│")] == [
+        ["inf", "one-by-one", "[0.01, 0.1]"],
+        ["5", "one-by-one", "[0.01, 0.1]"],
+    ]
+    summary = json.loads(Path("here/summary.json").read_text())
+    assert summary["varied"]["deadline"] == ["inf", 5]
+    assert [row["varied"]["deadline"] for row in (*summary["runs"], *summary["table"])] == ["inf", 5] * 2
+
+
+@pytest.mark.usefixtures("study")
+def test_the_front_is_not_marked_where_the_tasks_differ(capsys):
+    code, out, _ = command(capsys, "study.toml", "--vary", "task.samples=20,30", *HERE)
+    assert code == 0
+    assert "front" not in out
+    assert all("front" not in row for row in json.loads(Path("here/summary.json").read_text())["table"])
+
+
+@pytest.mark.usefixtures("study")
+def test_runs_of_several_rows_are_named_in_the_table(capsys):
+    rows = '[[run]]\nname = "alone"\npolicy = { name = "local" }\n[[run]]\nname = "two"\n'
+    Path("study.toml").write_text(STUDY + rows)
+    code, out, _ = command(capsys, "study.toml", "--vary", "policy.neighbours=1,2", *HERE)
+    assert code == 0
+    table = [[cell.strip() for cell in line.split("│")[1:3]] for line in out.splitlines() if line.startswith("│")]
+    assert table == [["alone", ""], ["two", "1"], ["two", "2"]]
+
+
+@pytest.mark.usefixtures("study")
+def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(capsys):
+    code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:100", "--dry-run", "--workers", "1")
+    assert (code, err) == (0, "")
+    assert out.startswith("400 runs of 6 nodes, 3 rounds: about ")
+    assert " on 1 core" in out
+    code, out, err = command(capsys, *NEIGHBOURS, "--dry-run", "--engine", "local", "--json")
+    told = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (told["runs"], told["nodes"], told["rounds"], told["processes"]) == (4, [6, 6], [3, 3], 1)
+    assert told["seconds"] > 0
+    assert [path.name for path in Path().iterdir()] == ["study.toml"]
+
+
+@pytest.mark.usefixtures("study")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["study.toml"], "say what to vary, such as --vary policy.tau=1,10,100"),
+        (
+            [*NEIGHBOURS, "--set", "policy.neighbours=3"],
+            "policy.neighbours is in --set and in --vary; leave out one of them",
+        ),
+        (["study.toml", "--vary", "search.step=0.1,0.2"], "search.step changes nothing in a sweep, which makes single"),
+        (["--vary", "nodes=3"], "name a scenario, or with --resume the folder of a run to go on with"),
+        (["study.toml", "--vary", "policy.neighbours=-1,2"], "run 'policy.neighbours=-1': policy: neighbours must be 0 or"),
+        (["--resume", "x", "--vary", "nodes=3"], "--resume goes on with a run as it was begun; it cannot be combined with"),
+        (
+            ["--resume", "x", "--dry-run"],
+            "--resume goes on with a run as it was begun; it cannot be combined with --dry-run",
+        ),
+    ],
+)
+def test_sweeps_that_cannot_be(capsys, arguments, message):
+    code, out, err = command(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+
+
+def test_a_policy_beside_the_scenario_is_found(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "swept_policy.py").write_text("from p2pfl.policies.local import Local\n")
+    (folder / "own.toml").write_text('nodes = 2\nrounds = 1\npolicy = { name = "swept_policy:Local" }\n')
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, err = command(capsys, str(folder / "own.toml"), "--vary", "policy.epochs=1,2", "--dry-run")
+    assert (code, err) == (0, "")
+    assert out.startswith("2 runs of 2 nodes")
+
+
+def test_a_shipped_scenario_is_swept_over_its_rows():
+    file = sweep(load("digits-gossip"), parse(["policy.tau=1,10,100", "budget.models=2,5"]))
+    assert len(file.runs) == 2 + 2 + 6 + 6
+
+
+# Interruptions
+
+
+def process(*options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "p2pfl.sim", "sweep", *options, "--no-report"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+
+
+def finished(line):
+    """The run and seed that a line on standard error says to be finished; None of any other line."""
+    return line.rpartition(":")[0] if ", seed " in line and line.rstrip().endswith("s)") else None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+@pytest.mark.usefixtures("study")
+def test_a_sweep_that_is_interrupted_three_times_does_no_run_twice():
+    Path("study.toml").write_text(STUDY.replace("rounds = 3", "rounds = 20"))
+    grid = ("study.toml", "--vary", "policy.neighbours=1,2,3", "--vary", "budget.models=0,2", "--seeds", "0:4")
+    whole = process(*grid, "--engine", "local", "--out", "whole")
+    printed, _ = whole.communicate(timeout=PATIENCE)
+    assert whole.returncode == 0
+    options, told = (*grid, "--out", "here"), []
+    for end in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
+        running, count = process(*options, "--workers", "2"), 0
+        for line in running.stderr:
+            if (name := finished(line)) is not None:
+                told.append(name)
+                count += 1
+            if count == 3:
+                break
+        running.send_signal(end)
+        _, err = running.communicate(timeout=PATIENCE)
+        assert running.returncode == (-signal.SIGKILL if end == signal.SIGKILL else 130)
+        told += [name for line in err.splitlines() if (name := finished(line))]
+        kept = {path.name: path.stat().st_mtime_ns for path in Path("here", PARTS).iterdir() if path.name.isdecimal()}
+        assert len(kept) >= len(told)  # one may be on the disk, and not told of before the end
+        if end == signal.SIGINT:
+            assert f"{len(kept)} of 24 runs are finished; to go on: p2pfl-sim sweep --resume here\n" in err
+        options = ("--resume", "here")
+    running = process(*options, "--engine", "local")
+    out, err = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0
+    assert f"{24 - len(kept)} runs of 6 nodes, 20 rounds: about " in err
+    last = [name for line in err.splitlines() if (name := finished(line))]
+    assert len(last) == 24 - len(kept)
+    assert Counter([*told, *last]).most_common(1)[0][1] == 1
+    assert out.replace("here", "whole") == printed
+    assert left_behind("here") == left_behind("whole")
+    assert duckdb.sql("SELECT count(*) FROM 'here/rounds.parquet'").fetchall() == [(24 * 6 * 20,)]

@@ -1,0 +1,281 @@
+"""Coordinated policies in the simulator: the same results as on dictionaries, whoever is late or lost."""
+
+import numpy as np
+import pytest
+
+from p2pfl.errors import ConfigurationError
+from p2pfl.policies import make_policy
+from p2pfl.policy import Submission
+from p2pfl.protocols.election.types import Term
+from p2pfl.protocols.wire.envelope import OVERHEAD
+from p2pfl.protocols.wire.submission import encode_assignment, encode_submission
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.modelled_coordinator import Leader
+from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.task import Part, make_task
+from p2pfl.testing import rehearse
+
+NAMES = [f"node-{k}" for k in range(6)]
+TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
+POLICIES = {
+    "coordinated-fedavg": {},
+    "coordinated-fedprox": {},
+    "cfl": {"epsilon_1": 0.7, "epsilon_2": 0.3, "relative": True},
+    "matfl": {"neighbours": 2},
+    "fedpref": {"epsilon": 0.7, "relative": True, "patience": 1},
+}
+SMALL = {"nodes": 6, "rounds": 6, "task": {"name": "concept-shift"}, "trainer": "one-by-one", "deadline": 8.0}
+
+
+def scenario(policy="fedpref", **changes):
+    return resolve(SMALL | {"policy": {"name": policy, **POLICIES.get(policy, {})}} | changes, [], "test", ".").runs[0]
+
+
+def on_dictionaries(policy="fedpref", rounds=6, **options):
+    cast, _ = rehearse({name: make_policy(policy, POLICIES.get(policy, {})) for name in NAMES}, TASKS, rounds, **options)
+    return {name: actor.params.tobytes() for name, actor in cast.items()}
+
+
+def params(nodes):
+    return {name: node.me.params.tobytes() for name, node in nodes.items()}
+
+
+def coordination_of(simulation):
+    return simulation.nodes["node-0"].exchange.participant.coordination
+
+
+WORLDS = {
+    "instant": {},
+    "latency": {"network": {"latency": [0.01, 0.3]}},
+    "slow nodes, bandwidth": {
+        "network": {"latency": 0.03, "bandwidth": 5000.0, "jitter": 0.1},
+        "compute": {"slowdown": [1.0, 3.0]},
+    },
+    "a ring, which does not matter": {"topology": {"name": "ring"}},
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_simulation_gives_what_dictionaries_give(policy, world):
+    result = run(scenario(policy, **WORLDS[world]))
+    assert params(result.nodes) == on_dictionaries(policy)
+    assert result.expired == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(policy):
+    modelled, wire = (run(scenario(policy, fidelity=fidelity)) for fidelity in ("modelled", "wire"))
+    assert params(modelled.nodes) == params(wire.nodes)
+    assert modelled.expired == wire.expired == 0
+    for kind in ("models", "submit", "assigned"):
+        sent, received = (
+            [
+                sum(node.exchange.traffic.as_dict()[way][kind] for node in result.nodes.values())
+                for result in (modelled, wire)
+            ]
+            for way in ("sent", "received")
+        )
+        assert sent[0] == sent[1] == received[0] == received[1] > 0  # in all: other ones coordinate
+    assert not any(node.exchange.rejected for node in wire.nodes.values())
+    (elections,) = wire.recorder.elections().values()
+    assert len(elections["time"]) == 6
+    assert {len(set(elections[column])) for column in ("epoch", "term", "coordinator")} == {1}
+    assert modelled.recorder.elections() == {}
+
+
+@pytest.mark.parametrize("task", [{"name": "concept-shift"}, {"name": "digits", "labels": 3}], ids=["equal", "unequal"])
+@pytest.mark.parametrize("trainer", ["one-by-one", "stacked"])
+@pytest.mark.parametrize("policy", ["fedavg", "fedprox"])
+def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph(policy, trainer, task):
+    """With nodes of as many samples each, and of unequally many: bit for bit, but for means that are made side by side.
+
+    Some processors round the sums of those differently than those of a single mean.
+    """
+    one, other = (run(scenario(name, trainer=trainer, task=task)) for name in (policy, f"coordinated-{policy}"))
+    for name in NAMES:
+        for values in (lambda node: node.me.params, lambda node: node.judge.best):
+            mine, theirs = values(one.nodes[name]), values(other.nodes[name])
+            if trainer == "stacked":
+                np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+            else:
+                assert mine.tobytes() == theirs.tobytes()
+
+
+def test_equal_runs_have_equal_traces_whatever_the_order_of_the_nodes():
+    digests = {
+        run(scenario(network={"latency": [0.01, 0.3]}), order=order).recorder.trace.digest()
+        for order in (None, [3, 1, 0, 5, 4, 2])
+    }
+    assert len(digests) == 1
+
+
+def test_submissions_and_assignments_are_counted_as_the_models_that_they_are():
+    result = run(scenario("matfl"))
+    size = OVERHEAD + 4 * TASKS["node-0"].layout.size
+    weights = len(encode_assignment(dict.fromkeys(NAMES, 1.0), {}))
+    for name, node in result.nodes.items():
+        traffic = node.exchange.traffic
+        to_and_from = (0, 5 * 6) if name == "node-0" else (6, 0)  # submissions: sent, received
+        assert (traffic.sent_submit, traffic.received_submit) == tuple(n * size for n in to_and_from)
+        assert (traffic.received_assigned, traffic.sent_assigned) == tuple(n * (size + weights) for n in to_and_from)
+        assert traffic.sent_models == traffic.received_models == sum(to_and_from)
+        assert traffic.sent == traffic.sent_in_rounds == traffic.sent_submit + traffic.sent_assigned
+        assert node.peers.ledger.round_models == to_and_from[0]
+    table = result.recorder.rounds_table()
+    assert table["bytes_in"].sum() == table["bytes_out"].sum() == 5 * 6 * (2 * size + weights)
+
+
+def test_a_start_travels_once_and_what_was_assigned_is_said_again():
+    result = run(scenario("fedpref"))
+    node = result.nodes["node-1"]
+    model = 4 * node.me.layout.size
+    sent = [OVERHEAD + 2 * model]  # the first one, with the model that it began from
+    extras = {"cluster": np.zeros(0, np.int64), "figures": np.zeros(4)}
+    least = OVERHEAD + model + len(encode_submission({}, extras))
+    splits = (node.exchange.traffic.sent_submit - sum(sent) - 5 * least) / 8  # 8 bytes for each part of a cluster's name
+    assert splits == int(splits) > 0
+
+
+def test_the_edges_are_who_counted_in_whose_model():
+    result = run(scenario("coordinated-fedavg", rounds=2))
+    edges = result.recorder.edges_table()
+    assert len(edges["src"]) == 2 * 6 * 5
+    assert (edges["src"] != edges["dst"]).all()
+    assert edges["weight"] == pytest.approx(1 / 6)
+    assert not edges["bytes"].any()  # they came mixed into one model
+
+
+# Deadlines
+
+
+def delayed(simulation, name, round, seconds):
+    """Have one node's submission of a round set out later, or never (None)."""
+    exchange = simulation.nodes[name].exchange
+    submit = exchange.submit
+
+    async def late(submission: Submission):
+        if submission.round == round:
+            if seconds is None:
+                exchange.peer.reach(round)
+                exchange.participant._assigned_in = None
+                return None
+            future = simulation.loop.create_future()
+            simulation.loop.call_later(seconds, future.set_result, None)
+            await future
+        return await submit(submission)
+
+    exchange.submit = late
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["node-4", "node-0"])
+def test_who_is_too_late_for_the_coordinator_is_left_out_and_told(policy, name):
+    simulation = Simulation(scenario(policy))
+    delayed(simulation, name, 2, 4.5)  # the coordinator waits for 4 seconds, participants for 8
+    result = simulation.run()
+    assert result.expired == 0  # it was told, and all others had their assignments in time
+    assert params(result.nodes) == on_dictionaries(policy, absent={2: [name]})
+
+
+def test_who_is_late_by_less_is_waited_for():
+    simulation = Simulation(scenario())
+    delayed(simulation, "node-4", 2, 3.9)
+    assert params(simulation.run().nodes) == on_dictionaries()
+
+
+def test_who_is_a_round_ahead_is_not_waited_for():
+    simulation = Simulation(scenario("cfl"))
+    delayed(simulation, "node-4", 2, None)
+    result = simulation.run()
+    assert result.virtual_s < 6 + 2  # a second of training each round, and no deadline
+    assert params(result.nodes) == on_dictionaries("cfl", absent={2: ["node-4"]})
+
+
+def test_nobody_waits_twice_for_a_node_that_has_gone():
+    simulation = Simulation(scenario(rounds=6))
+    exchange = simulation.nodes["node-4"].exchange
+    submit = exchange.submit
+
+    async def silent(submission):
+        if submission.round > 1:
+            exchange.peer.reach(submission.round)
+            await simulation.loop.create_future()
+        return await submit(submission)
+
+    exchange.submit = silent
+    others = [simulation.nodes[name] for name in NAMES if name != "node-4"]
+    told = []
+    for node in others:
+        finish = node.exchange.finish
+        node.exchange.finish = lambda finish=finish: (told.append(simulation.loop.now), finish())
+    with pytest.raises(BaseException, match="node-4"):  # it waits for ever
+        simulation.run()
+    assert told == [6 + 4.0] * 5  # six rounds of a second, and one deadline of the coordinator
+    assert {node.round for node in others} == {6}
+
+
+def test_nodes_that_stop_early_are_not_waited_for():
+    result = run(scenario("coordinated-fedavg", rounds=40, patience=2, network={"latency": 0.01}))
+    rounds = {node.round for node in result.nodes.values()}
+    assert len(rounds) > 1
+    assert result.expired == 0
+    assert result.virtual_s < 1.03 * max(rounds) + 1  # a second and two latencies for each round, and no deadline of 4
+
+
+def test_where_frames_are_lost_the_run_ends_and_learns():
+    result = run(scenario("fedpref", rounds=12, network={"latency": 0.01, "loss": 0.1}))
+    assert result.expired > 0
+    assert all(node.round == 12 for node in result.nodes.values())
+    assert all(np.isfinite(node.me.params).all() for node in result.nodes.values())
+
+
+# A change of coordinator
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_successor_goes_on_from_what_the_participants_hold(policy):
+    simulation = Simulation(scenario(policy))
+    coordination = coordination_of(simulation)
+    terms = [
+        Leader(Term(1, 1), "node-0"),
+        Leader(Term(1, 2), "node-3"),
+        Leader(Term(1, 3), "node-0"),
+    ]  # the last one knows an older state
+    coordination.leader = lambda: terms[min(2, (coordination.network.fastest - 1) // 2)]
+    assert params(simulation.run().nodes) == on_dictionaries(policy)
+
+
+def test_without_a_coordinator_every_node_trains_alone():
+    simulation = Simulation(scenario("coordinated-fedavg"))
+    coordination_of(simulation).leader = lambda: None
+    alone = run(scenario("local"))
+    assert params(simulation.run().nodes) == params(alone.nodes)
+
+
+def test_a_submission_of_an_older_term_is_refused():
+    simulation = Simulation(scenario(network={"latency": 0.5}))
+    coordination = coordination_of(simulation)
+    # The term ends while the submissions of round 2 are on their way.
+    coordination.leader = lambda: (
+        Leader(Term(1, 1), "node-0") if simulation.loop.now < 3.25 else Leader(Term(1, 2), "node-1")
+    )
+    result = simulation.run()
+    assert result.expired == 0
+    assert params(result.nodes) == on_dictionaries(absent={2: NAMES})
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mode": "asynchronous"}, 'needs mode = "synchronous"'),
+        ({"codec": {"name": "float16"}}, 'codec.name must be "float32"'),
+        ({"policy_by_group": {"0": {"epochs": 2}}}, "cannot be used with policy_by_group"),
+    ],
+)
+def test_what_a_coordinated_policy_cannot_do_is_said(changes, said):
+    with pytest.raises(ConfigurationError, match=said):
+        Simulation(scenario(**changes))

@@ -1,0 +1,459 @@
+"""Simulations: determinism, and that the modelled exchange is the exchange by messages."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import p2pfl
+from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.policies.random import Random
+from p2pfl.sim.execution.runner import run_all
+from p2pfl.sim.scenario.network import Links, Network
+from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.sim.simulation.plan import names
+from p2pfl.sim.simulation.simulation import Simulation, run
+from p2pfl.task import make_task
+
+ROOT = Path(__file__).parents[3]
+SMALL = {"nodes": 12, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "dac", "neighbours": 3}}
+
+
+def scenario(**changes):
+    return resolve(SMALL | changes, [], "test", ".").runs[0]
+
+
+def params(result):
+    return {name: node.me.params.tobytes() for name, node in result.nodes.items()}
+
+
+def trace(result):
+    return result.recorder.trace.digest()
+
+
+def bytes_by_kind(result):
+    """What each node has sent and received, but for control messages."""
+    counts = {name: node.exchange.traffic.as_dict() for name, node in result.nodes.items()}
+    for name, ways in counts.items():
+        traffic = result.nodes[name].exchange.traffic
+        for way in ways.values():
+            way.pop("control")
+        ways["preparation"] = {"sent": traffic.sent_preparation, "received": traffic.received_preparation}
+    return counts
+
+
+# The modelled exchange and the exchange by messages
+
+WORLDS = {
+    "instant": {},
+    "sequential, scored by peers": {
+        "policy": {
+            "name": "dac",
+            "neighbours": 3,
+            "schedule": "sequential",
+            "similarity": "inverse-loss",
+            "score_on": "peer",
+        }
+    },
+    "latency, slow nodes": {"network": {"latency": 0.03}, "compute": {"slowdown": [1.0, 10.0]}},
+    "many latencies": {"network": {"latency": [0.01, 0.3]}, "compute": {"slowdown": [1.0, 10.0]}},
+    "bandwidth": {"network": {"latency": 0.03, "bandwidth": 2000.0}, "topology": {"name": "small-world"}},
+    "asynchronous": {"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}},
+    "asynchronous, latency": {
+        "mode": "asynchronous",
+        "network": {"latency": 0.3},
+        "compute": {"slowdown": [1.0, 10.0]},
+        "max_staleness": 5.0,
+    },
+    "ring": {"topology": {"name": "ring"}, "compute": {"slowdown": [1.0, 3.0]}},
+    "disconnected": {"topology": {"name": "erdos-renyi", "p": 0.12}},
+    "prepared under a budget": {
+        "policy": {"name": "dpfl", "initial_epochs": 2, "period": 2},
+        "budget": {"models": [1, 4], "held": 4, "bytes": 5000},
+        "network": {"latency": [0.01, 0.3]},
+    },
+    "early stopping": {"patience": 1, "rounds": 12, "policy": {"name": "random", "neighbours": 2}},
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_one_event_for_a_fetch_equals_message_by_message(world):
+    options = {"trainer": "one-by-one"} | WORLDS[world]
+    modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
+    assert params(modelled) == params(wire)
+    assert bytes_by_kind(modelled) == bytes_by_kind(wire)
+    assert modelled.expired == wire.expired == 0
+    assert not any(node.exchange.rejected for node in wire.nodes.values())
+    for name in modelled.nodes:
+        assert modelled.recorder.results[name] == wire.recorder.results[name]
+
+
+CODECS = {
+    "float16": {"name": "float16"},
+    "bfloat16": {"name": "bfloat16"},
+    "int8": {"name": "int8"},
+    "top-k": {"name": "top-k", "share": 0.2},
+    "top-k, few copies": {"name": "top-k", "share": 0.3, "copies": 4},
+}
+CODED_WORLDS = {
+    "more rounds than are remembered": {"rounds": 14},
+    "sequential": WORLDS["sequential, scored by peers"],
+    "asynchronous, latency": WORLDS["asynchronous, latency"],
+    "bandwidth": WORLDS["bandwidth"],
+    "early stopping": WORLDS["early stopping"],
+}
+
+
+def coded_pairs():
+    """Every world with a codec that remembers and with one that does not, and every codec in some world."""
+    worlds = list(CODED_WORLDS)
+    yield from [("top-k, few copies", world) for world in worlds]
+    yield from [("int8", world) for world in worlds[1:]]
+    yield from [
+        ("top-k", worlds[0]),
+        ("top-k", "asynchronous, latency"),
+        ("float16", "sequential"),
+        ("bfloat16", "bandwidth"),
+    ]
+
+
+@cache
+def uncoded(world):
+    return params(run(scenario(trainer="one-by-one", **CODED_WORLDS[world])))
+
+
+@pytest.mark.parametrize(("codec", "world"), list(coded_pairs()))
+def test_with_a_codec_the_modelled_exchange_is_the_one_by_messages_too(codec, world):
+    options = {"trainer": "one-by-one", "codec": CODECS[codec]} | CODED_WORLDS[world]
+    modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
+    assert params(modelled) == params(wire)
+    assert bytes_by_kind(modelled) == bytes_by_kind(wire)
+    assert modelled.expired == wire.expired == 0
+    assert not any(node.exchange.rejected for node in wire.nodes.values())
+    assert uncoded(world) != params(modelled)
+
+
+@pytest.mark.parametrize("world", ["instant", "asynchronous", "latency, slow nodes", "ring"])
+def test_both_take_the_same_virtual_time(world):
+    options = {"trainer": "one-by-one"} | WORLDS[world]
+    times = []
+    for fidelity in ("modelled", "wire"):
+        table = run(scenario(fidelity=fidelity, **options)).recorder.rounds_table()
+        order = np.lexsort((table["round"], table["node"]))
+        times.append(table["virtual_time"][order])
+    # Messages take a round trip for the introduction before anything begins.
+    assert np.allclose(times[0] - times[0].min(), times[1] - times[1].min(), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("slow", "latency", "schedule"),
+    [
+        (0, 0.0, "synchronous"),
+        (4, 0.1, "synchronous"),
+        (2, 0.0, "sequential"),
+        (0, 0.1, "sequential"),
+        (4, 0.0, "sequential"),
+    ],
+)
+def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
+    """The slow one misses deadlines; what the others have published by then is served in both worlds."""
+    policy = {"name": "random", "neighbours": 4, "schedule": schedule}
+    options = {"nodes": 5, "rounds": 8, "policy": policy, "deadline": 5.0, "network": {"latency": latency}}
+    models = []
+    for fidelity in ("modelled", "wire"):
+        simulation = Simulation(scenario(fidelity=fidelity, trainer="one-by-one", **options))
+        simulation.trainers[slow]._seconds = 20.0
+        result = simulation.run()
+        assert result.expired == 8  # each of the others: one for its model, one for its pace
+        table = result.recorder.rounds_table()
+        models.append(table["models_in"][np.lexsort((table["round"], table["node"]))].reshape(5, 8).tolist())
+    assert models[0] == models[1]
+    quick = [row for k, row in enumerate(models[0]) if k != slow]
+    assert all(count == 3 for row in quick for count in row[1:])
+    assert models[0][slow] == [4] * 8
+
+
+class Nosy(Random):
+    """Asks whom it likes, the topology notwithstanding: itself, everyone, and one that does not exist."""
+
+    asks_scores = True
+
+    def candidates(self, me, peers):
+        return ["nobody", *names(12)]
+
+    async def round(self, me, peers):
+        merged = await super().round(me, peers)
+        self.losses = await peers.scores(self.candidates(me, peers), me.params)
+        return merged
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_no_policy_has_models_of_those_that_the_topology_forbids(fidelity):
+    policy = {"name": "test_sim:Nosy", "neighbours": 13}
+    result = run(scenario(policy=policy, topology={"name": "ring"}, fidelity=fidelity))
+    edges = result.recorder.edges_table()
+    assert {*zip(edges["src"].tolist(), edges["dst"].tolist(), strict=True)} == {
+        ((k + step) % 12, k) for k in range(12) for step in (-1, 1)
+    }
+    assert all(tuple(node.policy.losses) == node.exchange.roster.neighbours for node in result.nodes.values())
+    assert all(node.exchange.expired == 0 for node in result.nodes.values())
+
+
+def test_a_directed_topology_by_messages():
+    graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 0)])
+    modelled, wire = (
+        run(scenario(fidelity=fidelity, trainer="one-by-one", nodes=4, policy={"name": "random"}), graph=graph)
+        for fidelity in ("modelled", "wire")
+    )
+    assert params(modelled) == params(wire)
+    assert bytes_by_kind(modelled) == bytes_by_kind(wire)
+    assert wire.expired == 0
+    assert wire.nodes["node-0"].exchange.roster.ids == ("node-2", "node-3")
+
+
+# Determinism
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
+    first, again, other = (run(scenario(seed=seed)) for seed in (0, 0, 1))
+    assert trace(first) == trace(again)
+    assert params(first) == params(again)
+    assert trace(first) != trace(other)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}}])
+def test_the_order_in_which_nodes_are_made_changes_nothing(options):
+    order = np.random.default_rng(0).permutation(12).tolist()
+    straight, shuffled = run(scenario(**options)), run(scenario(**options), order=order)
+    assert trace(straight) == trace(shuffled)
+    assert params(straight) == params(shuffled)
+
+
+def test_node_speeds_do_not_change_what_synchronous_nodes_learn():
+    single = {"trainer": "one-by-one"}  # a stack of another size may differ in its last bits
+    equal, unequal = run(scenario(**single)), run(scenario(compute={"slowdown": [1.0, 5.0]}, **single))
+    assert params(equal) == params(unequal)
+    assert equal.virtual_s < unequal.virtual_s
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_trace():
+    code = (
+        "import sys; from p2pfl.sim.scenario.scenario import resolve; from p2pfl.sim.simulation.simulation import run;"
+        "import torch; torch.set_num_threads(1);"
+        f"print(run(resolve({SMALL!r}, [], 'test', '.').runs[0]).recorder.trace.digest())"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    assert printed == [trace(run(scenario()))] * 2
+
+
+def test_engines_give_the_same_results():
+    file = load("dac-synthetic", ["form=smoke"])
+    file = replace(file.only("cosine"), seeds=(0, 1))
+    local, process = (run_all(file, engine) for engine in ("local", "process"))
+    assert len(local) == len(process) == 8
+    for a, b in zip(local, process, strict=True):
+        assert a.summary | {"time": 0} == b.summary | {"time": 0}
+        assert all(np.array_equal(a.rounds[key], b.rounds[key], equal_nan=True) for key in a.rounds)
+        assert all(np.array_equal(a.edges[key], b.edges[key]) for key in a.edges)
+
+
+def test_the_resolved_scenario_gives_the_same_trace():
+    file = load("digits-gossip", ["form=smoke", "rounds=2"])
+    again = resolve(file.raw(), [], "again", ".")
+    assert again.runs == file.runs
+    assert again.seeds == file.seeds
+
+
+# Batches
+
+
+def test_synchronous_nodes_of_equal_speed_train_in_one_batch():
+    result = run(scenario(policy={"name": "random"}))
+    assert result.batches["train"] == (4, 48)
+    assert result.batches["mean"] == (4, 48)
+
+
+def test_asynchronous_nodes_of_very_different_speeds_still_train_in_batches():
+    result = run(
+        scenario(nodes=100, rounds=6, mode="asynchronous", compute={"slowdown": [1.0, 10.0]}, policy={"name": "random"})
+    )
+    batches, jobs = result.batches["train"]
+    assert jobs == 600
+    assert jobs / batches >= 20
+    evaluations, models = result.batches["evaluate"]
+    assert evaluations <= batches + 2 * len(result.nodes)  # along with trainings, but for each node's last ones
+    assert models == jobs + len(result.nodes)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("task", [{"name": "concept-shift"}, {"name": "digits", "labels": 3}])
+def test_stacked_runs_equal_one_by_one_runs(mode, task):
+    options = {"mode": mode, "task": task, "rounds": 1, "policy": {"name": "random"}, "compute": {"slowdown": [1.0, 10.0]}}
+    stacked, single = (run(scenario(trainer=trainer, **options)) for trainer in ("stacked", "one-by-one"))
+    if task["name"] == "digits":
+        assert len({task.n_samples for task in Simulation(scenario(**options)).plan.tasks}) > 1  # unequal sample counts
+    for name in stacked.nodes:
+        a, b = stacked.nodes[name].me.params, single.nodes[name].me.params
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+
+
+# Faults of the network
+
+
+def test_lost_frames_are_survived():
+    result = run(scenario(rounds=20, network={"loss": 0.02}))
+    assert result.expired > 0
+    assert all(node.round == 20 for node in result.nodes.values())
+    again = run(scenario(rounds=20, network={"loss": 0.02}))
+    assert trace(result) == trace(again)
+
+
+def test_messages_end_a_run_although_word_of_its_end_is_lost():
+    result = run(scenario(rounds=2, fidelity="wire", network={"latency": 0.1, "loss": 0.2}))
+    assert all(node.round == 2 for node in result.nodes.values())
+
+
+def test_a_node_that_is_too_slow_is_left_behind_and_taken_along():
+    result = run(scenario(rounds=12, deadline=1.5, compute={"seconds": 1.0, "slowdown": [1.0, 40.0]}))
+    assert result.expired > 0
+    assert all(node.round == 12 for node in result.nodes.values())
+    rounds = result.recorder.rounds_table()
+    assert len(rounds["round"]) < 12 * 12  # the slowest have skipped some
+
+
+def test_bandwidth_is_shared_by_the_frames_of_a_node():
+    links = Links(Network(latency=1.0, bandwidth=100.0), seed=0)
+    assert links.arrival("a", "b", 200, 0.0) == 5.0  # out 2 s, on the way 1 s, in 2 s
+    assert links.arrival("a", "c", 100, 0.0) == 5.0  # out after the first, from 2 s to 3 s
+    assert links.arrival("d", "b", 100, 0.0) == 6.0  # in after the first, from 5 s to 6 s
+    assert links.arrival("d", "b", 100, 10.0) == 13.0
+
+
+def test_latency_is_drawn_once_for_a_pair():
+    links = Links(Network(latency=(0.1, 0.9)), seed=0)
+    assert links.latency("a", "b") == links.latency("b", "a") != links.latency("a", "c")
+    assert links.arrival("a", "b", 10, 5.0) == 5.0 + links.latency("a", "b")
+
+
+def test_loss_and_jitter_have_the_stated_size():
+    links = Links(Network(jitter=2.0, loss=0.25), seed=0)
+    arrivals = [links.arrival("a", "b", 10, 0.0) for _ in range(4000)]
+    late = [when for when in arrivals if when is not None]
+    assert 1 - len(late) / len(arrivals) == pytest.approx(0.25, abs=0.03)
+    assert np.mean(late) == pytest.approx(1.0, abs=0.05)
+    assert max(late) < 2.0
+
+
+# From Python
+
+
+def test_any_networkx_graph_is_a_topology():
+    graph = nx.Graph([("hub", "x"), ("hub", "y"), ("hub", "z")])
+    graph.add_node("alone")
+    (result,) = p2pfl.simulate(SMALL | {"policy": {"name": "random"}}, graph=graph, seeds=[3])
+    assert result.summary["nodes"] == 5
+    edges = set(zip(result.edges["src"].tolist(), result.edges["dst"].tolist(), strict=True))
+    assert edges == {(0, 1), (1, 0), (0, 2), (2, 0), (0, 3), (3, 0)}
+
+
+def test_a_directed_graph_says_which_way_models_travel():
+    (result,) = p2pfl.simulate(SMALL | {"policy": {"name": "random"}}, graph=nx.DiGraph([(0, 1), (1, 2)]))
+    edges = set(zip(result.edges["src"].tolist(), result.edges["dst"].tolist(), strict=True))
+    assert edges == {(0, 1), (1, 2)}
+
+
+def test_names_sort_as_they_are_numbered():
+    assert names(11)[:3] == ("node-00", "node-01", "node-02")
+    assert sorted(names(1001)) == [*names(1001)]
+
+
+def own_layout(part, seed):
+    return make_task("concept-shift", {"dimensions": 10 + part.index // 3}, part, seed)
+
+
+def test_nodes_whose_tasks_differ_in_layout_are_refused():
+    with pytest.raises(ConfigurationError, match=r"node-3 has another layout than that of node-0: 12 values .* 11"):
+        Simulation(scenario(nodes=4, task={"name": "test_sim:own_layout"}))
+
+
+def test_a_run_that_diverges_says_who_and_when():
+    with pytest.raises(DivergenceError, match=r"node-\d+ diverged in round \d"):
+        run(scenario(rounds=40, task={"name": "concept-shift", "lr": 5.0}))
+
+
+def test_a_module_that_cannot_be_stacked_is_trained_one_by_one_with_a_note():
+    result = run(scenario(nodes=3, rounds=1, task={"name": "test_sim:dropping"}, policy={"name": "random"}))
+    assert result.notes == ["trained one by one: module Sequential cannot be stacked: " + result.notes[0].split(": ", 2)[2]]
+
+
+def dropping(part, seed):
+    from torch import nn
+
+    rng = np.random.default_rng(part.index)
+    data = rng.normal(size=(8, 3)), rng.integers(0, 2, 8)
+    module = lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 2))  # noqa: E731
+    return p2pfl.classification(module, data, data, data)
+
+
+def test_nodes_of_which_some_lack_a_split_are_trained_one_by_one_with_a_note():
+    result = run(scenario(nodes=3, rounds=2, task={"name": "test_sim:unvalidated"}, policy={"name": "random"}))
+    assert result.notes == ["trained one by one: some nodes lack a split that others have"]
+    losses = [result.recorder.results[name].get("validation_loss") for name in result.nodes]
+    assert [loss is None for loss in losses] == [True, False, False]
+
+
+def unvalidated(part, seed):
+    made = make_task("concept-shift", {}, part, seed)
+    if part.index == 0:
+        del made.data["validation"]
+    return made
+
+
+@pytest.mark.parametrize(("side", "stacked"), [(8, True), (32, False)])
+def test_large_convolutions_are_trained_one_by_one_on_a_cpu(side, stacked):
+    task = {"name": "test_sim:convolving", "side": side}
+    result = run(scenario(nodes=2, rounds=1, task=task, policy={"name": "random"}))
+    assert result.notes == ([] if stacked else ["trained one by one: large convolutions are faster one by one on a CPU"])
+
+
+def convolving(part, seed, side: int):
+    from torch import nn
+
+    rng = np.random.default_rng(part.index)
+    data = rng.normal(size=(4, 1, side, side)), rng.integers(0, 2, 4)
+    parts = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    return p2pfl.classification(lambda: nn.Sequential(*parts), data, data, data)
+
+
+def test_summaries_are_json_even_of_nothing():
+    (result,) = p2pfl.simulate(SMALL | {"rounds": 0})
+    json.dumps(result.summary)
+    assert result.summary["collaboration"] == {"edges": 0, "within_group": None}
+
+
+def test_it_is_said_when_there_are_fewer_samples_than_were_asked_for():
+    task = {"name": "images", "samples": 40}
+    many, few = (
+        run(resolve({"nodes": n, "rounds": 0, "task": task, "policy": {"name": "local"}}, [], "few", ".").runs[0])
+        for n in (10, 100)
+    )
+    assert many.notes == []
+    assert few.notes == ["100 of 100 nodes have fewer than 40 training samples, the least 11"]

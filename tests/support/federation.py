@@ -1,0 +1,234 @@
+"""Nodes that exchange real messages over a simulated network, on virtual time, with faults at will."""
+
+import asyncio
+from contextlib import suppress
+from math import inf
+
+from p2pfl.learning.batched_learner import OneByOne
+from p2pfl.node.checkpoint import FileStore
+from p2pfl.node.coordination.election_runner import Electing, FileVotes, MemoryVotes, electorate
+from p2pfl.node.coordination.factory import Coordination
+from p2pfl.node.exchange.config import NeighbourRoles
+from p2pfl.node.exchange.factory import federation_id, message_exchange
+from p2pfl.node.folder.settings import Settings
+from p2pfl.node.node import Node
+from p2pfl.node.peering.config import PeeringOptions
+from p2pfl.node.peering.peer import Member
+from p2pfl.policies.random import Random
+from p2pfl.policy import Coordinated, asks_scores
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.membership.log import Member as MemberEntry
+from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.random_streams import Draws
+from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher
+from p2pfl.sim.simulation.clock import run
+from p2pfl.task import Part, make_task
+
+LATENCY = 0.01
+
+
+class Cable:
+    """A network of constant latency in which nodes can be cut off: frames to and from them vanish without a word.
+
+    Attributes:
+        cut: nodes that nobody reaches.
+        sides: on which side of a partition each node is; those that are not named are all on one.
+    """
+
+    def __init__(self):
+        self.cut = set()
+        self.sides = {}
+
+    def arrival(self, source, target, size, now):
+        apart = self.sides.get(source) != self.sides.get(target)
+        return None if apart or {source, target} & self.cut else now + LATENCY
+
+
+class Watch:
+    """What a node has done, round by round.
+
+    Attributes:
+        weights: by round, who counted how much.
+        times: by round, when it ended.
+    """
+
+    def __init__(self):
+        self.weights, self.times, self.metrics, self.result = {}, {}, {}, None
+        self.elected_at = []
+        self.skips, self.discards = [], []
+
+    def restored(self, node): ...
+
+    def discarded(self, id, round, reason, senders):
+        self.discards.append((round, reason, senders))
+
+    def skipped(self, node, finished, following):
+        self.skips.append((finished, following))
+
+    def published(self, id, round, stage, params): ...
+
+    def received(self, id, round, updates): ...
+
+    def assigned(self, id, round, assignment): ...
+
+    def elected(self, node, elected):
+        self.elected_at.append((asyncio.get_running_loop().time(), elected))
+
+    def merged(self, node, merge):
+        self.weights[node.round] = dict(merge.weights)
+        self.times[node.round] = asyncio.get_running_loop().time()
+
+    def evaluated(self, node, round, stages):
+        self.metrics[round] = stages
+
+    def finished(self, node, result):
+        self.result = result
+
+
+class Federation:
+    """A federation whose nodes are started, killed and started again one by one.
+
+    Args:
+        edges: pairs of names that may exchange; everyone with everyone by default.
+        folder: where checkpoints are kept; without one nodes forget all.
+        speeds: seconds that a node needs for an epoch; 1 by default.
+        roles: of members, in a federation with a coordinator.
+        on_fault: counts errors of the nodes; see PeeringOptions.
+        period: seconds between probes; by default nobody is probed who is not suspected.
+        node_options: of p2pfl.node.node.Node.
+    """
+
+    def __init__(
+        self,
+        names,
+        settings=None,
+        *,
+        edges=None,
+        folder=None,
+        policy=Random,
+        speeds=None,
+        task="concept-shift",
+        period=inf,
+        roles=None,
+        on_fault=None,
+        **node_options,
+    ):
+        self.names = sorted(names)
+        self.settings = settings or Settings(rounds=5, deadline=10.0)
+        self.cable = Cable()
+        self.network = MemoryNetwork(self.cable)
+        self.edges = edges
+        self.folder = folder
+        self.policy = policy
+        self.period = period
+        self.roles = roles or {}
+        self.on_fault = on_fault
+        self.votes = {name: MemoryVotes() for name in self.names}
+        self.said = {name: [] for name in self.names}
+        self.node_options = node_options
+        count = len(self.names)
+        self.tasks = {name: make_task(task, {}, Part(k, count), 0) for k, name in enumerate(self.names)}
+        learners = [task.learner(Draws(self.settings.seed, name)) for name, task in self.tasks.items()]
+        self.batcher = Batcher(OneByOne(learners), asyncio.get_running_loop())
+        speeds = speeds or {}
+        self.trainers = {name: BatchedTrainer(self.batcher, k, speeds.get(name, 1.0)) for k, name in enumerate(self.names)}
+        self.keys = {name: Identity.from_seed(Draws(0, name).digest(0, "key")) for name in self.names}
+        self.watch = {name: Watch() for name in self.names}
+        self.boots = dict.fromkeys(self.names, 0)
+        self.nodes = {}
+        self.running = {}
+
+    def neighbours(self, name):
+        if self.edges is None or self.coordinated:
+            return [other for other in self.names if other != name]
+        return [other for other in self.names if {(name, other), (other, name)} & set(self.edges)]
+
+    @property
+    def coordinated(self):
+        return isinstance(self.policy(), Coordinated)
+
+    def electorate(self, epoch=1):
+        roles = {name: self.roles.get(name, "participant") for name in self.names}
+        return electorate(epoch, [MemberEntry(name, self.keys[name].public, role) for name, role in roles.items()])
+
+    def electing(self, name):
+        votes = FileVotes(self.folder / f"{name}.vote", self.said[name].append) if self.folder else self.votes[name]
+        clock = asyncio.get_running_loop().time
+        boot, seed = self.boots[name], self.settings.seed
+        return Electing(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, say=self.said[name].append)
+
+    def make(self, name, task=None, agreed=None):
+        self.boots[name] += 1
+        task = task or self.tasks[name]
+        policy = self.policy()
+        exchange = message_exchange(
+            name,
+            NeighbourRoles(
+                members={other: Member(self.keys[other].public, (f"memory:{other}",)) for other in self.neighbours(name)},
+                sparse=self.edges is not None,
+            ),
+            identity=self.keys[name],
+            transport=self.network.transport(name),
+            boot=self.boots[name],
+            federation=federation_id("test"),
+            task=task,
+            trainer=self.trainers[name],
+            settings=self.settings,
+            agreed=agreed or {},
+            options=PeeringOptions(period=self.period, on_fault=self.on_fault),
+            coordination=Coordination(self.electing(name), policy.step) if self.coordinated else None,
+            scores=asks_scores(policy),
+        )
+        store = FileStore(self.folder / name) if self.folder else None
+        return Node(
+            name,
+            self.names,
+            task=task,
+            policy=policy,
+            trainer=self.trainers[name],
+            exchange=exchange,
+            settings=self.settings,
+            store=store,
+            observer=self.watch[name],
+            **self.node_options,
+        )
+
+    def start(self, *names, **options):
+        for name in names or self.names:
+            self.nodes[name] = node = self.make(name, **options)
+            self.running[name] = asyncio.create_task(node.run(node.exchange.others_done), name=name)
+
+    async def kill(self, name):
+        """End a node as a power cut would: nobody hears a word."""
+        self.cable.cut.add(name)
+        self.running[name].cancel()
+        with suppress(asyncio.CancelledError):
+            await self.running[name]
+        self.cable.cut.discard(name)
+
+    async def done(self, *names):
+        for name in names or list(self.running):
+            await self.running[name]
+
+    async def round(self, name, number):
+        """Wait until a node has finished a round."""
+        while number not in self.watch[name].weights:
+            if self.running[name].done():
+                await self.running[name]
+                raise AssertionError(f"{name} ended before round {number}")
+            await asyncio.sleep(0.05)
+
+    def partners(self, name, round):
+        return set(self.watch[name].weights[round]) - {name}
+
+
+def play(test, *args, **options):
+    """Run `test(federation)` on virtual time; return the federation."""
+
+    async def main():
+        federation = Federation(*args, **options)
+        async with asyncio.timeout(1000):  # virtual seconds
+            await test(federation)
+        return federation
+
+    return run(main())

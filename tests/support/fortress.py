@@ -1,0 +1,270 @@
+"""Nodes over TLS on loopback in the test's process, and those who attack them: strangers, forgers, members that cheat."""
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+
+import msgspec
+import numpy as np
+
+from p2pfl.compression.codecs import Float32
+from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.factory import max_frame
+from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
+from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.federation import admission_key
+from p2pfl.node.federation.invitation_service import InvitationService
+from p2pfl.node.federation.membership_sync import Members
+from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.federation.token_redeemer import TokenRedeemer
+from p2pfl.node.folder import config
+from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.guard import Guard
+from p2pfl.node.runtime import loading
+from p2pfl.parameters import Layout
+from p2pfl.protocols.addresses import split_address
+from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transports.tls import TlsTransport
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, Door, Header, Payload, Sealer
+from tests.support.processes import Processes
+
+SIZE = 1000  # values of a model
+LAYOUT = bytes(16)
+TOML = 'task = {name = "concept-shift"}\n'
+SOON = 30  # seconds of real time after which something has gone wrong
+
+
+def folders(root, *names):
+    """Make the folders of a federation's members; the first one has the admission key."""
+    return Processes(root, names, TOML).folders
+
+
+async def until(condition):
+    """Wait for something that happens on real sockets."""
+    async with asyncio.timeout(SOON):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Honest:
+    """A node of a folder as it runs, but for its learning: it serves one model, made of noise.
+
+    Args:
+        addresses: of other members, in place of those that it is configured with.
+        size: P, the number of values of a model.
+        guarded: keep members out that send nonsense.
+
+    Attributes:
+        now: seconds since 1970, and since its machine was started, as its invitation service has them.
+    """
+
+    def __init__(self, folder, addresses=None, size=SIZE, guarded=False):
+        ready = loading.load(folder)
+        if addresses is not None:
+            ready = ready._replace(config=msgspec.structs.replace(ready.config, addresses=addresses))
+        own, self.log, self.folder, self.now = ready.config, ready.membership, folder, 1e9
+        self.identity = Identity.load(folder / config.KEY)
+        self.key, self.name = self.identity.public, own.name
+        self.model = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+        gate = Guard(self.log, asyncio.get_running_loop().time) if guarded else self.log
+        self.transport = TlsTransport(own.listen, self.identity, gate, max_frame(size))
+        neighbourhood = Neighbourhood(ready, ())
+        around = neighbourhood.members()
+        keys = {name: member.key for name, member in around.items()}
+        self.service = None
+        if admission_key.may_admit(folder):
+            self.log.invites = True
+            self.service = InvitationService(
+                TokenRedeemer(folder, now=lambda: self.now, booted=lambda: self.now), self.log, booted=lambda: self.now
+            )
+        exchange_config = ExchangeConfig(
+            peering=PeeringConfig(
+                name=self.name,
+                key=self.key,
+                neighbours=around,
+                transport=self.transport,
+                sealer=Sealer(self.identity, self.log.federation, LAYOUT, config.next_boot(folder)),
+                door=Door(keys, self.key, self.log.federation, payload_limit(size)),
+                agreed={"size": str(size)},
+                about={"n_samples": 50},
+                seed=own.seed,
+                options=PeeringOptions(
+                    gate=gate,
+                    guard=gate if guarded else None,
+                    answer_join=self._answer if self.service else None,
+                ),
+            ),
+            settings=own,
+            n_samples=50,
+        )
+        coding = Coding(Float32(), Layout((("model", (size,)),), size))
+        self.exchange = MessageExchange(exchange_config, coding, self._loss)
+        self.contacts = self.exchange.contacts
+        self.members = Members(ready, self.key, neighbourhood, self.contacts, say=lambda line: None)
+
+    async def _answer(self, *question):
+        return await self.service.answer(*question)
+
+    async def _loss(self, params):
+        return 0.5
+
+    @property
+    def rejected(self):
+        return dict(self.exchange.rejected)
+
+    def state(self):
+        """All that nobody may change who has no business here, and whatever of models has left."""
+        exchange = self.exchange
+        return {
+            "round": exchange.round,
+            "ids": exchange.roster.ids,
+            "peers": {name: (peer.round, peer.stopped, peer.problem) for name, peer in exchange.peers.items()},
+            "models": {key: model.update.params.tobytes() for key, model in exchange.outbox.models.items()},
+            "norm": exchange.limit.own,
+            "log": self.log.encode(),
+            "file": (self.folder / "membership").read_bytes(),
+            "sent": (exchange.traffic.sent_models, exchange.traffic.sent_update, exchange.traffic.sent_score),
+            "received": (exchange.traffic.received_models, exchange.traffic.received_update),
+        }
+
+
+@asynccontextmanager
+async def honest(folder, **options):
+    """Run a node; an error in any task of it ends the test."""
+    node = Honest(folder, **options)
+    async with asyncio.TaskGroup() as tasks:
+        await node.contacts.start(tasks)
+        await node.exchange.publish(1, "trained", node.model, {})
+        keeping = tasks.create_task(node.members.run())
+        try:
+            yield node
+        finally:
+            keeping.cancel()
+            await node.exchange.close()
+
+
+class Intruder:
+    """Says what it likes to nodes.
+
+    Args:
+        gate: what it claims, or believes, of its federation.
+
+    Attributes:
+        heard, said: frames, by their link.
+    """
+
+    def __init__(self, identity, gate, boot=1, size=SIZE):
+        self.identity, self.gate, self.key = identity, gate, identity.public
+        self.sealer = Sealer(identity, gate.federation, LAYOUT, boot)
+        self.transport = TlsTransport("127.0.0.1:0", identity, gate, max_frame(size))
+        self.transport.use(self)
+        self.heard, self.said, self.numbers = {}, {}, iter(range(1, 1 << 30))
+        self.lost_links = []
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.transport.close()
+
+    def received(self, link, frame):
+        link.trust()
+        self.heard.setdefault(link, []).append(bytes(frame))
+
+    def drained(self, link): ...
+
+    def lost(self, link, reason):
+        self.lost_links.append(link)
+
+    def refused(self, cause, detail): ...
+
+    async def dial(self, node, **options):
+        return await self.transport.dial(node.transport.address, node.key, **options)
+
+    def seal(self, link, message, payload=b"", to=None, session=None):
+        """Return a frame, for the one at the other end of the link unless told otherwise."""
+        payload = payload if isinstance(payload, Payload) else Payload.of(payload)
+        parts = self.sealer.seal(message, to or link.key, payload, link.session if session is None else session)
+        return b"".join(bytes(part) for part in parts)
+
+    def say(self, link, message, payload=b""):
+        frame = self.seal(link, message, payload)
+        self.said.setdefault(link, []).append(frame)
+        link.send([frame])
+        return frame
+
+    async def introduce(self, node):
+        """Become a peer like any other; return the link."""
+        link = await self.dial(node)
+        terms = m.Terms({"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.epoch)
+        self.say(link, m.Hello(), terms.encode())
+        await until(lambda: link in self.heard)
+        return link
+
+    async def settled(self, link, node):
+        """Wait until a node has dealt with everything that was sent over a link; the frames heard meanwhile are returned."""
+        heard = self.heard.setdefault(link, [])
+        before = len(heard)
+        number = next(self.numbers)
+        link.send([self.seal(link, m.Ping(number))])
+        await until(lambda: any(_number(frame, m.Pong) == number for frame in heard[before:]))
+        return heard[before:-1]
+
+    def everything(self):
+        return b"".join(frame for frames in self.heard.values() for frame in frames)
+
+
+def _number(frame, kind):
+    body = msgspec.msgpack.decode(frame[:HEADER_SIZE], type=Header).body
+    return body.request if isinstance(body, kind) else None
+
+
+class Relay:
+    """Listens in another's place, and passes on to a node whatever comes; all that is said is kept.
+
+    Args:
+        inside, outside: TLS contexts with which it speaks to who dials it, and to the node; without them it passes on what
+            is encrypted as it is.
+    """
+
+    def __init__(self, node, inside=None, outside=None):
+        self.node, self.inside, self.outside = node, inside, outside
+        self.from_dialler, self.from_node = bytearray(), bytearray()
+        self._tasks = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.inside)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *exc):
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader, writer):
+        self._tasks.add(asyncio.current_task())
+        there = await asyncio.open_connection(*split_address(self.node.transport.address), ssl=self.outside)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pump(reader, there[1], self.from_dialler))
+                tasks.create_task(self._pump(there[0], writer, self.from_node))
+        finally:
+            for end in (writer, there[1]):
+                end.transport.abort()
+
+    @staticmethod
+    async def _pump(reader, writer, kept):
+        try:
+            while data := await reader.read(1 << 16):
+                kept += data
+                writer.write(data)
+            writer.close()
+        except OSError:
+            writer.close()
+
+
+def somebody():
+    return Identity.from_seed(os.urandom(32))

@@ -1,0 +1,29 @@
+"""Keys, and who is let in, for tests of transports."""
+
+import os
+
+from p2pfl.protocols.identity import Identity
+
+FEDERATION = bytes(range(16))
+
+
+class Club:
+    """A gate whose members are a set of keys."""
+
+    def __init__(self, *members, federation=FEDERATION, invites=False):
+        self.members = {identity.public for identity in members}
+        self.gone = set()
+        self.federation, self.invites, self.epoch = federation, invites, 0
+
+    def refusal(self, key):
+        return "revoked" if key in self.gone else "" if key in self.members else "stranger"
+
+    def after(self, epoch, limit):
+        return b""
+
+    def extend(self, entries):
+        return 0
+
+
+def identities(count):
+    return [Identity.from_seed(os.urandom(32)) for _ in range(count)]

@@ -1,0 +1,70 @@
+"""A member of a federation on virtual time that says what it likes."""
+
+import asyncio
+
+from p2pfl.protocols.wire import messages as m
+from p2pfl.protocols.wire.envelope import Payload
+
+
+class Liar:
+    """Is introduced to all others like any member, and follows their rounds. What they ask of it goes to `on`.
+
+    Args:
+        on: called with this liar, the peer, its message and the payload; by default nothing is answered.
+        n_samples: that it claims; by default those that it has.
+    """
+
+    def __init__(self, federation, name, on=lambda liar, peer, message, payload: None, n_samples=None):
+        self.name, self.federation, self._on = name, federation, on
+        self.exchange = federation.make(name).exchange
+        self.contacts = self.exchange.contacts
+        self.exchange.handle = self._handle
+        self.exchange.may_return = lambda peer: True
+        self.n_samples = federation.tasks[name].n_samples if n_samples is None else n_samples
+        self.contacts.about["n_samples"] = self.n_samples
+        self.follows = True
+
+    def _handle(self, peer, opened):
+        self._on(self, peer, opened.message, opened.payload)
+
+    async def __aenter__(self):
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        await self.contacts.start(self._tasks)
+        await self.contacts.until(self._introduced, 30.0)
+        self.contacts.begin(self._follow(), "follows")
+        return self
+
+    async def __aexit__(self, *exc):
+        await self.contacts.close()
+        await self._tasks.__aexit__(None, None, None)
+
+    def _introduced(self):
+        return all(peer.introduced for peer in self.exchange.peers.values() if peer.name in self.federation.running)
+
+    async def _follow(self):
+        def newest():
+            return max((peer.round for peer in self.contacts.introduced()), default=0)
+
+        while True:
+            await self.contacts.until(lambda: self.follows and newest() > self.contacts.round, 1e9)
+            self.claim(newest())
+
+    def say(self, peer, message, *payload):
+        if peer.introduced:
+            self.contacts.say(peer, message, Payload.of(*payload))
+
+    def claim(self, round):
+        """Say to be in a round."""
+        self.contacts.round = round
+        for peer in self.exchange.peers.values():
+            self.contacts.tell(peer, m.Have(round))
+
+    async def come_back(self, round):
+        """Drop all links, and be introduced again in another round."""
+        self.follows = False
+        self.contacts.round = round
+        for peer in self.exchange.peers.values():
+            if peer.link is not None:
+                peer.link.close()
+                self.contacts.links.lost(peer.link, "dropped")
+        await self.contacts.until(self._introduced, 30.0)

@@ -1,0 +1,31 @@
+"""Members of a federation, and a gate that knows them by heart: its log is nothing but their keys."""
+
+from p2pfl.protocols.errors import ProtocolError
+from p2pfl.protocols.identity import Identity
+
+FEDERATION = bytes(range(16))
+ALICE, BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
+
+
+class Members:
+    def __init__(self, *identities, federation=FEDERATION, epoch=1, invites=False):
+        self.federation, self.epoch, self.invites = federation, epoch, invites
+        self.keys, self.revoked = {identity.public for identity in identities}, set()
+
+    def refusal(self, key):
+        return "" if key in self.keys else "revoked" if key in self.revoked else "stranger"
+
+    def revoke(self, key):
+        self.keys.discard(key)
+        self.revoked.add(key)
+
+    def after(self, epoch, limit):
+        return b"".join(sorted(self.keys))[:limit] if epoch < self.epoch else b""
+
+    def extend(self, entries):
+        if len(entries) % 32:
+            raise ProtocolError("membership", "nonsense")
+        new = {entries[k : k + 32] for k in range(0, len(entries), 32)} - self.keys - self.revoked
+        self.keys |= new
+        self.epoch += len(new)
+        return len(new)

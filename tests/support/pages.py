@@ -1,0 +1,40 @@
+"""The code blocks of pages of the documentation, for tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+BLOCK = re.compile(r"^( *)```(\S*)(?: [^\n]*)?\n(.*?)^\1```$", re.M | re.S)
+
+
+class Block(NamedTuple):
+    """What stands between two fences, and the word behind the first."""
+
+    kind: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the blocks of a page, in order."""
+    return [Block(found[2], found[3]) for found in BLOCK.finditer((DOCS / page).read_text(encoding="utf-8"))]
+
+
+def commands(page: str, folder: Path, ports: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Make the files that a page has, each when it comes to it, and yield the commands, as a reader would come to them.
+
+    Args:
+        ports: that take the place of those on the page.
+    """
+    for kind, text in blocks(page):
+        text = re.sub(r"\b41\d\d\b", lambda port: ports.get(port[0], port[0]), text)
+        if kind in ("python", "toml"):
+            first, _, _ = text.partition("\n")
+            (folder / first.removeprefix("# ")).write_text(text, encoding="utf-8")
+        elif kind == "sh":
+            yield text

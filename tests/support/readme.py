@@ -1,0 +1,34 @@
+"""The code blocks of the README, for tests."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.M | re.S)
+FILES = {text.splitlines()[0].removeprefix("# "): text for kind, text in BLOCKS if kind in ("python", "toml")}
+COMMANDS = [text for kind, text in BLOCKS if kind == "sh"]
+
+
+def block(word):
+    """The one block of commands with this word in it."""
+    (found,) = [text for text in COMMANDS if word in text]
+    return found
+
+
+def line(word):
+    """The one line of commands with this word in it."""
+    (found,) = [each for text in COMMANDS for each in text.splitlines() if word in each]
+    return found
+
+
+def bash(command, folder, timeout=280):
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

@@ -1,0 +1,423 @@
+"""Graphs from files: what is read, what is left out, and what is refused before it can do harm."""
+
+import json
+import os
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import p2pfl
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.cli.main import main
+from p2pfl.sim.scenario.scenario import load, resolve
+from p2pfl.topologies import files, labels, neighbours, properties, read
+
+HEAD = '<?xml version="1.0" encoding="utf-8"?><graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+KEYS = """
+<key id="a" for="node" attr.name="Latitude" attr.type="double"/><key id="o" for="node" attr.name="Longitude"/>
+<key id="l" for="node" attr.name="label"/><key id="w" for="edge" attr.name="weight"><default>2.5</default></key>
+<key id="g" for="graph" attr.name="label"/><key id="x" for="node" attr.name="Country"/>"""
+SMALL = {"rounds": 2, "task": {"name": "concept-shift", "samples": 12}, "policy": {"name": "random", "neighbours": 2}}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def made(name, text):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return str(path)
+
+    return made
+
+
+def graphml(body, keys=KEYS, default="undirected"):
+    return f'{HEAD}{keys}<graph edgedefault="{default}"><data key="g">Net</data>{body}</graph></graphml>'
+
+
+def refusal(file, **options):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011, the text is what is tested
+        read(file, **options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def edges(graph):
+    return {(i, j): attributes for i, j, attributes in graph.edges(data=True)}
+
+
+# Lists of edges
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", " ", "   ", " , "])
+def test_a_list_of_edges_however_it_is_separated(write, separator):
+    lines = [["anna", "bert"], ["bert", "carl", "2.5"], ["dora"]]
+    graph = read(write("net.edges", "".join(separator.join(line) + "\r\n" for line in lines)))
+    assert labels(graph) == ["anna", "bert", "carl", "dora"]
+    assert neighbours(graph) == [(1,), (0, 2), (1,), ()]
+    assert edges(graph) == {(0, 1): {"weight": 1.0}, (1, 2): {"weight": 2.5}}
+    assert graph.graph == {"name": "net", "notes": []}
+
+
+def test_comments_a_heading_and_empty_lines_are_passed_over(write):
+    text = "\ufeff# who knows whom\n\nSource,Target,Weight\nNew York, Los Angeles, 3 # far\nLos Angeles,Rio,\n"
+    graph = read(write("net.csv", text))
+    assert labels(graph) == ["New York", "Los Angeles", "Rio"]
+    assert edges(graph) == {(0, 1): {"weight": 3.0}, (1, 2): {"weight": 1.0}}
+
+
+def test_nodes_that_are_numbers_keep_them(write):
+    graph = read(write("net.txt", "10 2\n0 10\n3\n1 0\n" + "".join(f"{k} 0\n" for k in range(4, 10))))
+    assert labels(graph) == [str(k) for k in range(11)]
+    assert neighbours(graph)[10] == (0, 2)
+    assert neighbours(graph)[3] == ()
+
+
+def test_edges_without_weights_have_none(write):
+    assert edges(read(write("net.txt", "a b\n"))) == {(0, 1): {}}
+
+
+def test_parallel_edges_count_once_with_the_largest_weight_and_loops_not_at_all(write):
+    graph = read(write("net.txt", "a b 2\nb a 5\na b 3\na a 9\nb b\nc c\n"))
+    assert type(graph) is nx.Graph
+    assert edges(graph) == {(0, 1): {"weight": 5.0}}
+    assert labels(graph) == ["a", "b", "c"]
+    assert graph.graph["notes"] == ["left out: 3 edges from nodes to themselves", "left out: 2 parallel edges"]
+
+
+def test_in_a_directed_list_the_target_may_fetch_from_the_source(write):
+    file = write("net.txt", "a b\nb c\nc b\na b\n")
+    graph = read(file, directed=True)
+    assert type(graph) is nx.DiGraph
+    assert neighbours(graph) == [(), (0, 2), (1,)]
+    assert neighbours(read(file)) == [(1,), (0, 2), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("net.csv", "", "net.csv: it holds no node"),
+        ("net.csv", "# nothing\n", "net.csv: it holds no node"),
+        ("net.csv", "a,b\nc,d,e\n", "net.csv: line 2: a weight must be a positive number, got 'e'"),
+        ("net.txt", "a b 0\n", "net.txt: line 1: a weight must be a positive number, got '0'"),
+        ("net.txt", "a b nan\n", "net.txt: line 1: a weight must be a positive number, got 'nan'"),
+        ("net.txt", "a b inf\n", "net.txt: line 1: a weight must be a positive number, got 'inf'"),
+        ("net.txt", "a b -1\n", "net.txt: line 1: a weight must be a positive number, got '-1'"),
+        ("net.txt", "a b 1 2\n", "net.txt: line 1: it must be: source target, or: source target weight"),
+        ("net.csv", "a,b\n,b\n", "net.csv: line 2: it must be: source target, or: source target weight"),
+        ("net.txt", "x" * 10_001, "net.txt: line 1: a name has more than 10000 characters"),
+        ("net.txt", b"\xff\xfe\xfa", "net.txt: it is not UTF-8 text"),
+        ("net.gml", "graph []", "net.gml is neither GraphML (.graphml, .xml) nor a list of edges (.edges, "),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_said_in_one_line(write, name, text, message):
+    assert refusal(write(name, text)).startswith(message)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    assert refusal(str(tmp_path / "none.graphml")) == f"there is no file {tmp_path / 'none.graphml'}"
+    (tmp_path / "folder.txt").mkdir()
+    assert refusal(str(tmp_path / "folder.txt")).startswith("there is no file")
+    os.mkfifo(tmp_path / "pipe.txt")  # to open it would wait for ever
+    assert refusal(str(tmp_path / "pipe.txt")).startswith("there is no file")
+
+
+def test_a_list_is_limited_in_bytes_nodes_and_edges(write, tmp_path, monkeypatch):
+    with (tmp_path / "huge.txt").open("wb") as file:
+        file.truncate(files.LARGEST + 1)
+    assert refusal(str(tmp_path / "huge.txt")) == "huge.txt has more than 32 MiB"
+    monkeypatch.setattr(files, "MOST_NODES", 3)
+    monkeypatch.setattr(files, "MOST_EDGES", 4)
+    assert len(read(write("net.txt", "a b\nb c\n"))) == 3
+    assert refusal(write("net.txt", "a b\nb c\nc d\n")) == "net.txt: line 3: there are more than 3 nodes or 4 edges"
+    assert refusal(write("net.txt", "a b\n" * 5)) == "net.txt: line 5: there are more than 3 nodes or 4 edges"
+    nodes = '<node id="a"/><node id="b"/><node id="c"/>'
+    assert len(read(write("net.xml", graphml(nodes + '<edge source="a" target="b"/>' * 4)))) == 3
+    assert "it has more than 3 nodes" in refusal(write("net.xml", graphml(nodes + '<node id="d"/>')))
+    assert "it has more than 4 edges" in refusal(write("net.xml", graphml(nodes + '<edge source="a" target="b"/>' * 5)))
+
+
+@given(st.binary(max_size=300))
+def test_whatever_a_file_holds_it_is_a_graph_or_one_line(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("any")
+    for name in ("net.txt", "net.graphml"):
+        (folder / name).write_bytes(content)
+        try:
+            graph = read(str(folder / name))
+        except ValueError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+        else:
+            assert properties(graph)["nodes"] == len(graph) > 0
+
+
+# GraphML
+
+
+def test_graphml_with_places_labels_and_weights(write):
+    body = """
+    <node id="7"><data key="l">Oslo</data><data key="a">59.91</data><data key="o"> 10.75 </data><data key="x">N</data></node>
+    <node id="n"/>
+    <edge source="n" target="7"/><edge id="e" source="7" target="n"><data key="w">4</data></edge>"""
+    graph = read(write("net.graphml", graphml(body)))
+    assert list(graph.nodes(data=True)) == [
+        (0, {"label": "Oslo", "latitude": "59.91", "longitude": "10.75"}),
+        (1, {"label": "n"}),
+    ]
+    assert edges(graph) == {(0, 1): {"weight": 4.0}}  # the other one has the default, 2.5
+    assert graph.graph == {"name": "net", "notes": ["left out: 1 parallel edge"]}
+
+
+def test_networkx_and_we_read_the_same(tmp_path):
+    graph = nx.DiGraph()
+    graph.add_nodes_from("abcd", label="x")
+    graph.add_weighted_edges_from([("a", "b", 1.5), ("b", "a", 2.0), ("c", "a", 1.0)])
+    nx.write_graphml(graph, tmp_path / "net.graphml")
+    found = read(str(tmp_path / "net.graphml"))
+    assert neighbours(found) == neighbours(nx.read_graphml(tmp_path / "net.graphml")) == [(1, 2), (0,), (), ()]
+    assert edges(found) == {(0, 1): {"weight": 1.5}, (1, 0): {"weight": 2.0}, (2, 0): {"weight": 1.0}}
+
+
+def test_edges_can_differ_in_direction(write):
+    body = '<node id="a"/><node id="b"/><node id="c"/><edge source="a" target="b"/>'
+    body += '<edge source="b" target="c" directed="true"/>'
+    assert neighbours(read(write("net.graphml", graphml(body)))) == [(1,), (0,), (1,)]
+
+
+def test_vendors_own_elements_ports_and_foreign_namespaces_are_passed_over(write):
+    body = """<node id="a"><port name="p"/><data key="l">A<y:S xmlns:y="urn:y"><y:Label>no</y:Label></y:S></data></node>
+    <node id="b"/><edge source="a" target="b" sourceport="p"><data key="q">?</data></edge>"""
+    graph = read(write("net.xml", graphml(body)))
+    assert labels(graph) == ["A", "b"]
+    assert graph.number_of_edges() == 1
+
+
+BILLION = '<!DOCTYPE graphml [<!ENTITY a "aaaaaaaaaa">' + "".join(
+    f'<!ENTITY {name} "{f"&{before};" * 10}">' for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+EXTERNAL = '<!DOCTYPE graphml [<!ENTITY i SYSTEM "file:///etc/passwd">'
+NODE = '<graphml><graph edgedefault="undirected"><node id="&i;"/></graph></graphml>'
+
+
+@pytest.mark.parametrize("entities", [BILLION + "]>", EXTERNAL + "]>", '<!DOCTYPE graphml SYSTEM "http://localhost/x.dtd">'])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_document_type_is_refused_before_any_entity_is_used(write, entities, encoding):
+    message = "evil.graphml: line 1: it has a document type declaration, which a graph does not need and which is not read"
+    assert refusal(write("evil.graphml", (entities + NODE).encode(encoding))) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: no element found"),
+        ("<graphml>", "line 1: no element found"),
+        ("<graphml>\n<graph></graphml>", "line 2: mismatched tag"),
+        ("<svg/>", "line 1: it is no GraphML: it begins with <svg>"),
+        ("<graphml/>", "it holds no node"),
+        (graphml(""), "it holds no node"),
+        ("<graphml><graph><node/></graph></graphml>", "line 1: a node has no id"),
+        ('<graphml><graph><node id="a"/>\n<node id="a"/></graph></graphml>', "line 2: two nodes have the id 'a'"),
+        ('<graphml><graph><node id="a"/><edge source="a"/></graph></graphml>', "line 1: an edge has no source or no target"),
+        (graphml('<node id="a"/><edge source="a" target="b"/>'), "an edge names 'b', which is no node of the file"),
+        (graphml('<node id="a"><graph/></node>'), "line 4: it holds more than one graph, or a graph within a graph"),
+        (graphml(f'<node id="{"x" * 10_001}"/>'), "line 4: an id has more than 10000 characters"),
+        (graphml("<a>" * 100), "line 4: it has elements within elements, more than 100 deep"),
+        (graphml("<hyperedge/>"), "line 4: it has a hyperedge, which is not read"),
+        (
+            graphml(f'<node id="a"><data key="l">{"x" * 10_001}</data></node>'),
+            "line 4: label has more than 10000 characters",
+        ),
+        (
+            graphml('<node id="a"/><node id="b"/><edge source="a" target="b"><data key="w">no</data></edge>'),
+            "a weight must be a positive number, got 'no'",
+        ),
+        ('<?xml version="1.0" encoding="x-none"?><graphml/>', "line 1: unknown encoding"),
+        ("<graphml>&undefined;</graphml>", "line 1: undefined entity"),
+    ],
+)
+def test_what_is_wrong_with_graphml_is_said_in_one_line(write, text, message):
+    assert refusal(write("net.graphml", text)).startswith(f"net.graphml: {message}")
+
+
+def test_a_graphml_file_says_itself_whether_it_is_directed(write):
+    file = write("net.graphml", graphml('<node id="a"/>'))
+    assert "a GraphML file says itself whether it is directed" in refusal(file, directed=True)
+
+
+# In a scenario
+
+
+def scenario(file, *changes, **keys):
+    (found,) = resolve(SMALL | {"topology": {"file": file}} | keys, changes, name="study", folder=".").runs
+    return found
+
+
+def test_a_file_sets_the_number_of_nodes_and_their_labels_are_known(write):
+    file = write("net.edges", "anna bert 2\nbert carl\ndora\nanna anna\n")
+    (result,) = p2pfl.simulate(SMALL | {"topology": {"file": file}})
+    assert result.summary["nodes"] == 4
+    assert result.summary["topology"] == "net"
+    assert result.summary["labels"] == ["anna", "bert", "carl", "dora"]
+    assert result.summary["topology_properties"]["degree"] == {"min": 0, "mean": 1.0, "max": 2}
+    assert set(zip(result.edges["src"].tolist(), result.edges["dst"].tolist(), strict=True)) == {
+        (0, 1),
+        (1, 0),
+        (1, 2),
+        (2, 1),
+    }
+    assert result.notes == ["left out: 1 edge from a node to itself"]
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_models_travel_along_the_directed_edges_of_a_file(write, fidelity):
+    file = write("net.edges", "0 1\n1 2\n2 0\n3 0\n")
+    (result,) = p2pfl.simulate(SMALL | {"topology": {"file": file, "directed": True}, "fidelity": fidelity})
+    found = set(zip(result.edges["src"].tolist(), result.edges["dst"].tolist(), strict=True))
+    assert found == {(0, 1), (1, 2), (2, 0), (3, 0)}
+    assert "labels" not in result.summary  # they are the numbers
+
+
+def test_a_scenario_that_also_names_nodes_must_agree(write):
+    file = write("net.edges", "a b\nb c\n")
+    assert scenario(file, nodes=3).nodes == 3
+    for found in (scenario(file, nodes=4), scenario(file, "nodes=4")):
+        with pytest.raises(ConfigurationError) as refused:
+            p2pfl.simulate(SMALL | {"topology": found.topology, "nodes": found.nodes})
+        assert str(refused.value) == "nodes is 4, but net.edges has 3; leave nodes out, the file sets it"
+
+
+def test_a_file_named_later_replaces_topology_and_nodes(write):
+    file = write("net.edges", "a b\nb c\n")
+    base = SMALL | {"nodes": 20, "topology": {"name": "small-world", "degree": 6}}
+    entry = {"run": [{"name": "x", "topology": {"file": file}}, {"name": "y"}]}
+    first, second = resolve(base | entry, [], name="study", folder=".").runs
+    assert (first.nodes, first.topology) == (3, {"name": "file", "file": file})
+    assert (second.nodes, second.topology) == (20, {"name": "small-world", "degree": 6})
+    (changed,) = resolve(base, [f"topology.file={file}", "topology.directed=true"], name="study", folder=".").runs
+    assert (changed.nodes, changed.topology) == (3, {"name": "file", "file": file, "directed": True})
+    (formed,) = resolve(base | {"forms": {"f": {"topology": {"file": file}}}}, ["form=f"], name="study", folder=".").runs
+    assert formed.nodes == 3
+    (back,) = resolve(SMALL | {"topology": {"file": file}}, ["topology.name=ring"], name="study", folder=".").runs
+    assert (back.nodes, back.topology) == (3, {"name": "ring"})
+
+
+def test_the_resolved_scenario_gives_the_same_again(write):
+    file = resolve(SMALL | {"topology": {"file": write("net.edges", "a b\nb c\n")}}, [], name="study", folder=".")
+    assert resolve(file.raw(), [], name="study", folder="/").runs == file.runs
+
+
+def test_a_file_is_looked_for_beside_the_scenario_in_the_current_folder_and_among_the_data(write, tmp_path, monkeypatch):
+    folders = {name: tmp_path / name for name in ("scenario", "current", "data")}
+    for count, folder in enumerate(folders.values(), 2):
+        folder.mkdir()
+        (folder / "net.edges").write_text("".join(f"{k}\n" for k in range(count)))
+    (folders["scenario"] / "study.toml").write_text('rounds = 1\ntopology = { file = "net.edges" }\n')
+    monkeypatch.chdir(folders["current"])
+    monkeypatch.setenv("P2PFL_DATA", str(folders["data"]))
+    for count, folder in enumerate(folders.values(), 2):
+        assert load(str(folders["scenario"] / "study.toml")).runs[0].nodes == count
+        (folder / "net.edges").unlink()
+    with pytest.raises(ConfigurationError) as refused:
+        load(str(folders["scenario"] / "study.toml"))
+    where = ", ".join(map(str, folders.values()))
+    assert str(refused.value) == f"there is no topology file net.edges (looked for in {where})"
+
+
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        ({"file": 3}, "topology.file must be a string, got 3"),
+        ({"file": "net.edges", "directd": True}, "unknown key 'topology.directd'; did you mean 'topology.directed'?"),
+        ({"file": "net.edges", "name": "ring"}, "unknown key 'topology.file'; known: none"),
+        ({"file": "bad.edges"}, "topology: bad.edges: line 1: a weight must be a positive number, got 'c'"),
+        ({"name": "file"}, "topology: missing a required argument: 'file'"),
+    ],
+)
+def test_a_wrong_table_is_said_in_one_line(write, tmp_path, monkeypatch, topology, message):
+    write("net.edges", "a b\n")
+    write("bad.edges", "a b c\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError) as refused:
+        p2pfl.simulate(SMALL | {"topology": topology})
+    assert str(refused.value) == message
+
+
+def test_a_scenario_of_750_nodes_from_a_file(write):
+    ring = "".join(f"{k} {(k + 1) % 750}\n{k} {(k + 7) % 750}\n" for k in range(750))
+    (result,) = p2pfl.simulate(SMALL | {"rounds": 1, "topology": {"file": write("net.edges", ring)}})
+    found = result.summary["topology_properties"]
+    assert (result.summary["nodes"], found["edges"], found["degree"]["mean"], found["components"]) == (750, 1500, 4.0, 1)
+    assert len(result.edges["src"]) == 1500  # two neighbours each
+
+
+# Real ones
+
+ZOO = {  # nodes, edges without parallel ones and loops, nodes with coordinates
+    "Abilene": (11, 14, 11),
+    "Esnet": (68, 79, 17),
+    "Garr201201": (61, 75, 48),
+    "Cogentco": (197, 243, 186),
+    "Arpanet196912": (4, 4, 4),
+}
+
+
+def zoo():
+    folder = Path(os.environ.get("P2PFL_DATA", "/nonexistent")) / "topology"
+    if not folder.is_dir():
+        pytest.skip("P2PFL_DATA names no folder that has topology/, with graphs of the Internet Topology Zoo")
+    return folder
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_graphs_of_the_internet_topology_zoo(name):
+    path = zoo() / f"{name}.graphml"
+    graph = read(str(path))
+    found = properties(graph)
+    assert (found["nodes"], found["edges"], found["coordinates"]) == ZOO[name]
+    assert found["components"] == 1
+    other = nx.Graph(nx.read_graphml(path))
+    assert neighbours(graph) == neighbours(other)
+    assert labels(graph) == labels(other)
+    assert found["diameter"] == nx.diameter(other)
+
+
+def test_every_real_graph_runs_with_latencies_of_its_geography():
+    for path in sorted(zoo().glob("*.graphml")):
+        keys = {"topology": {"file": str(path)}, "network": {"latency": "geography"}, "deadline": 60.0}
+        (result,) = p2pfl.simulate(SMALL | keys)
+        assert result.summary["topology"] == path.stem
+        assert result.summary["deadlines_expired"] == 0
+        missing = result.summary["nodes"] - result.summary["topology_properties"]["coordinates"]
+        assert any("without coordinates" in note for note in result.notes) == (missing > 0)
+
+
+# The command
+
+
+def test_the_command_prints_what_a_topology_is_like(write, capsys):
+    assert main(["topology", "k-regular", "--nodes", "12", "--set", "degree=2", "--seed", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "nodes: 12\nedges: 12\n" in text
+    assert "degree: min 2, mean 2, max 2" in text
+    assert main(["topology", write("net.edges", "a b\nb c\n"), "--json", "--set", "directed=true"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["topology"], found["nodes"], found["labels"], found["directed"]) == ("net", 3, ["a", "b", "c"], True)
+    assert found["diameter"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rings"], "unknown topology 'rings'; did you mean 'ring'?"),
+        (["none.graphml"], "there is no topology file none.graphml (looked for in "),
+        (["ring", "--nodes", "0"], "nodes must be 1 or more, got 0"),
+        (["ring", "--set", "degree=3"], "unknown key 'topology.degree'; known: none"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_line(arguments, message, capsys):
+    assert main(["topology", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""

@@ -1,0 +1,348 @@
+"""What a graph is like, against values worked out by hand and NetworkX; and how far its nodes are from each other."""
+
+from math import cos, pi, sqrt
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import p2pfl
+from p2pfl.errors import ConfigurationError
+from p2pfl.sim.scenario.network import Links, Network
+from p2pfl.sim.scenario.scenario import resolve
+from p2pfl.sim.simulation.simulation import Simulation
+from p2pfl.topologies import build, places, properties
+from p2pfl.topologies.geography import EARTH, great_circle, spread
+from p2pfl.topologies.properties import mixing_matrix, spectral_gap
+
+SMALL = {"rounds": 2, "task": {"name": "concept-shift", "samples": 12}, "policy": {"name": "random", "neighbours": 2}}
+NEW_YORK, LOS_ANGELES = (40.7128, -74.0060), (34.0522, -118.2437)
+LONDON, SYDNEY = (51.5074, -0.1278), (-33.8688, 151.2093)
+
+
+# Properties
+
+
+def test_a_ring_of_4():
+    assert properties(build("ring", 4, 0)) == {
+        "nodes": 4,
+        "edges": 4,
+        "directed": False,
+        "weighted": False,
+        "degree": {"min": 2, "mean": 2.0, "max": 2},
+        "components": 1,
+        "diameter": 2,
+        "spectral_gap": pytest.approx(2 / 3),  # the eigenvalues are 1, 1/3, 1/3 and -1/3
+        "clustering": 0.0,
+        "largest_component": {"nodes": 4, "diameter": 2, "spectral_gap": pytest.approx(2 / 3)},
+        "coordinates": 0,
+    }
+
+
+def test_the_mixing_matrix_of_a_path():
+    # Both edges touch the middle node, which has two neighbours: 1 / (1 + 2).
+    assert mixing_matrix(nx.path_graph(3)) == pytest.approx(np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3)
+
+
+def test_the_mixing_matrix_of_weighted_edges():
+    graph = nx.Graph()
+    graph.add_weighted_edges_from([(0, 1, 2.0), (1, 2, 1.0)])
+    # The sums are 2, 3 and 1, the largest weight 2: 2 / (2 + 3) and 1 / (2 + 3).
+    assert mixing_matrix(graph) == pytest.approx(np.array([[0.6, 0.4, 0], [0.4, 0.4, 0.2], [0, 0.2, 0.8]]))
+    assert spectral_gap(graph) == pytest.approx(0.6 - sqrt(0.12))
+    assert properties(graph)["weighted"]
+
+
+def test_the_mixing_matrix_of_a_directed_graph():
+    graph = nx.DiGraph([("a", "b"), ("c", "b"), ("b", "a")])
+    assert mixing_matrix(graph) == pytest.approx(np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3], [0, 0, 1]]))
+
+
+def test_the_mixing_matrix_does_not_depend_on_the_unit_of_weights():
+    graph = build("small-world", 20, 0)
+    plain = mixing_matrix(graph)
+    nx.set_edge_attributes(graph, 7.5, "weight")
+    assert mixing_matrix(graph) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("graph", "gap"),
+    [
+        (nx.cycle_graph(3), 1.0),
+        (nx.cycle_graph(6), 1 / 3),
+        (nx.cycle_graph(100), 2 / 3 * (1 - cos(2 * pi / 100))),
+        (nx.path_graph(2), 1.0),
+        (nx.path_graph(3), 1 / 3),
+        (nx.star_graph(3), 1 / 4),
+        (nx.complete_graph(9), 1.0),
+        (nx.DiGraph([(0, 1), (1, 2), (2, 0)]), 1 / 2),
+        (nx.MultiGraph([(0, 1), (0, 1), (1, 2), (2, 2)]), 1 / 3),  # a path, as far as models go
+        (nx.empty_graph(1), 1.0),
+        (nx.empty_graph(2), 0.0),
+    ],
+)
+def test_spectral_gaps(graph, gap):
+    assert properties(graph)["spectral_gap"] == pytest.approx(gap, abs=1e-12)
+    assert spectral_gap(graph) == pytest.approx(gap, abs=1e-12)
+
+
+def test_a_disconnected_graph():
+    graph = nx.disjoint_union(nx.path_graph(2), nx.path_graph(3))
+    graph.add_node("alone")
+    found = properties(graph)
+    assert found["components"] == 3
+    assert found["diameter"] is None
+    assert found["spectral_gap"] == 0.0
+    assert found["largest_component"] == {"nodes": 3, "diameter": 2, "spectral_gap": pytest.approx(1 / 3)}
+    assert found["degree"] == {"min": 0, "mean": 1.0, "max": 2}
+
+
+def test_a_directed_graph_in_which_not_every_model_gets_everywhere():
+    found = properties(nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 0)]))
+    assert found["directed"]
+    assert found["edges"] == 4
+    assert found["degree"] == {"min": 0, "mean": 1.0, "max": 2}
+    assert found["components"] == 2
+    assert found["diameter"] is None
+    assert found["largest_component"] == {"nodes": 3, "diameter": 2, "spectral_gap": pytest.approx(1 / 2)}
+
+
+def test_clustering():
+    tailed = nx.Graph([(0, 1), (1, 2), (2, 0), (2, 3)])
+    assert properties(tailed)["clustering"] == pytest.approx((1 + 1 + 1 / 3 + 0) / 4)
+    assert properties(nx.complete_graph(4))["clustering"] == 1.0
+    assert properties(nx.complete_graph(2))["clustering"] == 0.0
+
+
+@given(st.integers(1, 30), st.floats(0, 0.5), st.integers(0, 2**32 - 1), st.booleans())
+def test_properties_as_networkx_has_them(n, p, seed, directed):
+    graph = nx.gnp_random_graph(n, p, seed=seed, directed=directed)
+    found = properties(graph)
+    parts = nx.strongly_connected_components(graph) if directed else nx.connected_components(graph)
+    parts = sorted(parts, key=len, reverse=True)
+    assert found["edges"] == graph.number_of_edges()
+    assert found["components"] == len(parts)
+    assert found["largest_component"]["nodes"] == len(parts[0])
+    assert found["clustering"] == pytest.approx(nx.average_clustering(graph.to_undirected()))
+    diameters = [nx.diameter(graph.subgraph(part)) for part in parts if len(part) == len(parts[0])]
+    assert found["largest_component"]["diameter"] in diameters
+    assert found["diameter"] == (diameters[0] if len(parts) == 1 else None)
+    matrix = mixing_matrix(graph)
+    assert matrix.sum(axis=1) == pytest.approx(np.ones(n))
+    assert matrix.min() >= 0
+    assert directed or (matrix == matrix.T).all()
+
+
+def test_what_takes_too_long_is_left_out_but_not_for_complete_graphs():
+    found = properties(build("ring", 2001, 0))
+    assert (found["nodes"], found["components"], found["degree"]["max"]) == (2001, 1, 2)
+    assert found["diameter"] is found["spectral_gap"] is found["clustering"] is None
+    found = properties(build("complete", 2001, 0))
+    assert (found["diameter"], found["spectral_gap"], found["clustering"]) == (1, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, "much", float("nan"), float("inf")])
+def test_weights_that_make_no_sense(weight):
+    graph = nx.Graph()
+    graph.add_edge("a", "b", weight=weight)
+    with pytest.raises(ConfigurationError) as refused:
+        p2pfl.simulate(SMALL, graph=graph)
+    assert str(refused.value) == f"topology: the weight of the edge a-b must be a positive number, got {weight!r}"
+
+
+def test_properties_stand_in_the_summary_of_every_run():
+    keys = {"nodes": 8, "run": [{"name": "a", "topology": {"name": "ring"}}, {"name": "b", "topology": {"name": "star"}}]}
+    ring, star = p2pfl.simulate(SMALL | keys)
+    assert ring.summary["topology_properties"] == properties(build("ring", 8, 0))
+    assert star.summary["topology_properties"]["degree"] == {"min": 1, "mean": 14 / 8, "max": 7}
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kilometres"),
+    [
+        (NEW_YORK, LOS_ANGELES, 3936),
+        (LONDON, NEW_YORK, 5570),
+        (LONDON, SYDNEY, 16994),
+        ((0.0, 0.0), (0.0, 90.0), pi / 2 * EARTH),
+        ((90.0, 0.0), (-90.0, 50.0), pi * EARTH),
+        ((0.0, 179.5), (0.0, -179.5), pi / 180 * EARTH),
+        (LONDON, LONDON, 0.0),
+    ],
+)
+def test_great_circles(one, other, kilometres):
+    assert great_circle(one, other) == great_circle(other, one) == pytest.approx(kilometres, rel=0.005)
+
+
+points = st.tuples(st.floats(-90, 90), st.floats(-180, 180))
+
+
+@given(st.lists(points, min_size=2, max_size=8))
+def test_the_mean_and_the_longest_distance(where):
+    far = [great_circle(a, b) for k, a in enumerate(where) for b in where[:k]]
+    assert spread(where) == pytest.approx((np.mean(far), max(far)), abs=1e-3)
+
+
+def placed(*nodes, edges=()):
+    graph = nx.Graph()
+    for name, *point in nodes:
+        graph.add_node(name, **dict(zip(("Latitude", "Longitude"), point, strict=False)))
+    graph.add_edges_from(edges)
+    return graph
+
+
+def test_a_node_without_coordinates_is_in_the_middle_of_its_neighbours():
+    graph = placed(("a", 0, 10), ("b", 0, 30), ("c",), ("d",), ("e",), edges=["ac", "bc", "cd"])
+    found = places(graph)
+    assert found.points[:2] == ((0.0, 10.0), (0.0, 30.0))
+    assert found.points[2] == pytest.approx((0.0, 20.0))
+    assert found.points[3] == found.points[2]  # known through c only, once c is placed
+    assert found.points[4] is None
+    assert (found.estimated, found.unknown) == ((2, 3), (4,))
+
+
+def test_the_middle_is_on_the_near_side_of_the_date_line():
+    graph = placed(("a", 0, 170), ("b", 0, -170), ("c",), edges=["ac", "bc"])
+    assert abs(places(graph).points[2][1]) == pytest.approx(180)
+
+
+def test_the_middle_of_opposite_points_is_nowhere():
+    graph = placed(("a", 0, 0), ("b", 0, 180), ("c",), edges=["ac", "bc"])
+    assert places(graph).unknown == (2,)
+
+
+def test_directions_do_not_count_for_places():
+    graph = nx.DiGraph(placed(("a", 0, 10), ("b", 0, 30), ("c",), ("d",)))
+    graph.add_edges_from(["ac", "db"])
+    assert places(graph).points[2:] == (pytest.approx((0, 10)), pytest.approx((0, 30)))
+
+
+@pytest.mark.parametrize("point", [(91, 0), (0, 181), ("north", 0), (float("nan"), 0)])
+def test_coordinates_that_are_no_degrees(point):
+    with pytest.raises(ValueError, match="the latitude and longitude of b must be from -90 to 90 and -180 to 180, got"):
+        places(placed(("a", 0, 0), ("b", *point)))
+
+
+# Latencies
+
+
+def simulated(graph, **keys):
+    (scenario,) = resolve(SMALL | {"nodes": len(graph)} | keys, [], name="study", folder=".").runs
+    return Simulation(scenario, graph)
+
+
+@pytest.mark.parametrize("stretch", [1.0, 1.5])
+def test_latency_follows_the_great_circle_for_neighbours_and_others(stretch):
+    graph = placed(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), edges=[("NY", "LA"), ("NY", "London")])
+    links = simulated(graph, network={"latency": "geography", "stretch": stretch}).links
+    assert links.latency("node-0", "node-1") == pytest.approx(stretch * 3936 / 200_000, rel=0.005)
+    assert links.latency("node-1", "node-0") == links.latency("node-0", "node-1")
+    assert links.latency("node-1", "node-2") == pytest.approx(stretch * great_circle(LOS_ANGELES, LONDON) / 200_000)
+    assert links.arrival("node-1", "node-0", 10**9, now=5.0) == 5.0 + links.latency("node-0", "node-1")
+    assert links.longest == pytest.approx(links.latency("node-1", "node-2"))
+    assert links.longest >= links.latency("node-1", "node-2")
+    assert links.steady
+    assert not links.instant
+
+
+def test_a_node_that_is_nowhere_is_as_far_as_others_are_on_average():
+    graph = placed(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), ("?",))
+    simulation = simulated(graph, network={"latency": "geography"})
+    far = [great_circle(NEW_YORK, LOS_ANGELES), great_circle(NEW_YORK, LONDON), great_circle(LOS_ANGELES, LONDON)]
+    assert simulation.links.latency("node-3", "node-0") == pytest.approx(np.mean(far) / 200_000)
+    assert simulation.notes == [
+        "nodes without coordinates, nowhere near a node that has some: their latency is the mean of the others': node-3 (?)"
+    ]
+
+
+@pytest.mark.parametrize("fidelity", ["modelled", "wire"])
+def test_a_round_takes_the_time_of_its_fibres(fidelity):
+    graph = placed(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), edges=[("NY", "LA")])
+    simulation = simulated(graph, network={"latency": "geography"}, fidelity=fidelity, rounds=1)
+    run = simulation.run()
+    there = simulation.links.latency("node-0", "node-1")
+    (times,) = {tuple(run.recorder.rounds_table()["virtual_time"])}
+    introduction = there if fidelity == "wire" else 0.0
+    assert times == pytest.approx((introduction + 1.0 + 2 * there,) * 2, abs=1e-9)  # an epoch, a request and a model
+
+
+def test_jitter_and_bandwidth_add_to_geography():
+    network = Network(latency="geography", jitter=0.5, bandwidth=100.0)
+    links = Links(network, 0, {"a": NEW_YORK, "b": LOS_ANGELES})
+    least = great_circle(NEW_YORK, LOS_ANGELES) / 200_000
+    assert least + 4.0 <= links.arrival("a", "b", 200, now=0.0) <= least + 4.5
+    assert not links.steady
+    without = Links(Network(latency="geography", jitter=0.5), 0, {"a": NEW_YORK, "b": LOS_ANGELES})
+    assert without.longest == pytest.approx(least + 0.5)
+
+
+def atlantic(folder):
+    """A file with three places, called as its cities are, and no links."""
+    points = {"NY": NEW_YORK, "LA": LOS_ANGELES, "London": LONDON}
+    graph = nx.Graph()
+    for name, (latitude, longitude) in points.items():
+        graph.add_node(name, latitude=latitude, longitude=longitude)
+    nx.write_graphml(graph, folder / "places.graphml")
+    return {"latency": "geography", "places": "places.graphml"}
+
+
+def test_any_topology_lies_over_the_places_of_a_file(tmp_path):
+    network = atlantic(tmp_path)
+    for name in ("ring", "complete"):
+        file = resolve(
+            SMALL | {"nodes": 3, "topology": {"name": name}, "network": network}, [], name="study", folder=str(tmp_path)
+        )
+        assert file.runs[0].network.places == str(tmp_path / "places.graphml")
+        assert resolve(file.raw(), [], name="again", folder="elsewhere").runs == file.runs
+        simulation = Simulation(file.runs[0])
+        assert simulation.links.latency("node-1", "node-2") == pytest.approx(great_circle(LOS_ANGELES, LONDON) / 200_000)
+        assert simulation.plan.topology.labels == ["NY", "LA", "London"]
+        assert simulation.plan.topology.name == name
+    simulation = simulated(nx.path_graph(["x", "y", "z"]), network=file.raw()["run"][0]["network"])
+    assert simulation.plan.topology.labels == ["x", "y", "z"]
+
+
+def test_places_that_do_not_fit(tmp_path):
+    network = atlantic(tmp_path)
+
+    def refused(changes, **keys):
+        with pytest.raises(ConfigurationError) as error:
+            Simulation(resolve(SMALL | {"nodes": 3} | keys, changes, name="study", folder=str(tmp_path)).runs[0])
+        return str(error.value)
+
+    assert refused([], nodes=4, network=network) == "network.places: places.graphml has 3 places, but there are 4 nodes"
+    assert refused(["network.places=away.graphml"], network=network).startswith("there is no topology file away.graphml (")
+    assert refused(["network.places=3"], network=network) == "network.places must be a string, got 3"
+    only = 'study: network.places is for network.latency = "geography" only'
+    assert refused(["network.places=places.graphml"]) == only
+    assert refused([], network=network | {"latency": 0.1}) == only
+
+
+def test_a_topology_that_does_not_say_where_its_nodes_are():
+    scenario = SMALL | {"nodes": 4, "network": {"latency": "geography"}}
+    for graph in (None, placed(("a", 0, 0), ("b",), ("c",), ("d",))):
+        with pytest.raises(ConfigurationError) as refused:
+            p2pfl.simulate(scenario, graph=graph)
+        assert str(refused.value) == (
+            'network.latency is "geography", but the topology cannot tell it:'
+            " fewer than two of its nodes have coordinates (the attributes latitude and longitude)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"latency": "geography", "stretch": 0.0}, "network.stretch must be a positive number, got 0.0"),
+        ({"latency": "geography", "stretch": float("nan")}, "network.stretch must be a positive number, got nan"),
+        ({"latency": 0.1, "stretch": 2.0}, 'network.stretch is for network.latency = "geography" only'),
+        ({"latency": "earth"}, "Invalid enum value 'earth' - at `$.network.latency`"),
+    ],
+)
+def test_a_network_that_makes_no_sense(network, message):
+    with pytest.raises(ConfigurationError) as refused:
+        p2pfl.simulate(SMALL | {"network": network})
+    assert message in str(refused.value)
