@@ -23,7 +23,7 @@ from p2pfl.protocols.transport import Link
 from p2pfl.protocols.transports.certificates import client_context
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Door, Payload, Sealer
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
 
 AGAIN = 0.5  # seconds until a link that was lost is made again
 LARGEST = 64 << 20
@@ -55,12 +55,12 @@ class Adversary:
         self.assigned = b""  # the payload of the last assignment
         self.serve: Callable[[str, Link, m.Get], Awaitable[None]] = self._have_none
         self._keys = {member.name: member.key for member in membership.members.values()}
-        self._sealer = Sealer(self.identity, membership.federation, bytes(16), int(time.time()))
-        self._door = Door(self._keys, self.identity.public, membership.federation, LARGEST)
+        self._sealer = FrameSigner(self.identity, membership.federation, bytes(16), int(time.time()))
+        self._door = FrameVerifier(self._keys, self.identity.public, membership.federation, LARGEST)
         self._transport = TlsTransport("127.0.0.1:0", self.identity, membership, LARGEST)
         self._transport.use(self)
-        self._terms: dict[str, asyncio.Future[m.Terms]] = {}
-        self._agreed: dict[str, m.Terms] = {}
+        self._terms: dict[str, asyncio.Future[m.HelloParameters]] = {}
+        self._agreed: dict[str, m.HelloParameters] = {}
         self._answers: dict[int, asyncio.Future[tuple[m.Message, bytes]]] = {}
         self._numbers = count(1 << 20)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +83,7 @@ class Adversary:
                     waiting.set_result(self._agreed[name])
             case m.Ping():
                 self.say(link, m.Pong(message.request, self.round))
-            case m.Have() if self.follows and message.round > self.round:
+            case m.RoundReached() if self.follows and message.round > self.round:
                 self.claim(message.round)
             case m.Leading():
                 self.term, self.coordinator = (message.epoch, message.term), name
@@ -92,7 +92,7 @@ class Adversary:
                 self.assigned = payload
             case m.Get():
                 self.begin(self.serve(name, link, message))
-            case m.Answer() | m.Absent():
+            case m.ModelUpdate() | m.NotAvailable():
                 if (answer := self._answers.pop(message.request, None)) is not None and not answer.done():
                     answer.set_result((message, payload))
 
@@ -115,12 +115,12 @@ class Adversary:
             await work
 
     async def _have_none(self, name: str, link: Link, get: m.Get) -> None:
-        self.say(link, m.Absent(get.request, self.round, "gone"))
+        self.say(link, m.NotAvailable(get.request, self.round, "gone"))
 
     def terms(self, name: str, **changes: Any) -> bytes:
         theirs = self._agreed[name]
         values = {"round": self.round, "stopped": False, "epoch": theirs.epoch} | changes
-        return m.Terms(theirs.agreed, {"n_samples": self.n_samples}, **values).encode()
+        return m.HelloParameters(theirs.agreed, {"n_samples": self.n_samples}, **values).encode()
 
     def frame(self, link: Link, message: m.Message, payload: bytes = b"") -> bytes:
         assert link.key is not None
@@ -135,7 +135,7 @@ class Adversary:
         self.round = round
         for link in list(self.links.values()):
             with suppress(TransportError):
-                self.say(link, m.Have(round))
+                self.say(link, m.RoundReached(round))
 
     async def ask(self, link: Link, round: int, stage: m.Stage) -> bytes | None:
         """Return a model's payload, or None if there is none."""
@@ -143,7 +143,7 @@ class Adversary:
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self.say(link, m.Get(number, round, stage))
         message, payload = await asyncio.wait_for(answer, 10)
-        return payload if isinstance(message, m.Answer) else None
+        return payload if isinstance(message, m.ModelUpdate) else None
 
     def submit(self, params: bytes) -> None:
         """Submit a model for the claimed round to the coordinator, if there is one."""
@@ -155,7 +155,7 @@ class Adversary:
         """Dial a node, agree to whatever it agrees to, and return the link."""
         link = await self._transport.dial(address, self._keys[name])
         if name not in self._agreed:
-            await self._hello(name, link, m.Terms({}, {}, 0, False).encode())
+            await self._hello(name, link, m.HelloParameters({}, {}, 0, False).encode())
         await self._hello(name, link, self.terms(name, **changes))
         link.trust()
         self.links[name] = link
@@ -197,7 +197,7 @@ def flood_frames(kind: str, adversary: Adversary, link: Link, name: str) -> Call
         "hello": lambda n: adversary.frame(link, m.Hello(), terms),
         "score": lambda n: adversary.frame(link, m.Score(n, 1), model),
         "get": lambda n: adversary.frame(link, m.Get(n, 0, "trained")),
-        "probe": lambda n: adversary.frame(link, m.Probe(n, subject)),
+        "probe": lambda n: adversary.frame(link, m.PingRequest(n, subject)),
         "signatures": lambda n: changed(adversary.frame(link, m.Ping(n))),
         "junk": lambda n: os.urandom(400),
         "flap": lambda n: adversary.frame(link, m.Bye(0, True) if n % 2 else m.Hello(), b"" if n % 2 else terms),

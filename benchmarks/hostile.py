@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from adversary import FLOODS, Adversary, connect_silently, flood_member, flood_sink, hold_frames, say_nothing
+from processes import Federation, memory, open_files
 
 from p2pfl.node.exchange.factory import max_frame
 from p2pfl.protocols.addresses import split_address
@@ -37,7 +38,6 @@ from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 from p2pfl.protocols.wire import messages as m
-from tests.support.processes import Federation, memory, open_files
 
 NAMES = ("alice", "bob", "carol")
 MEMBER = "mallory"

@@ -15,14 +15,14 @@ from p2pfl.compression.codecs import Float32
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.factory import max_frame
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
 from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.tls import TlsTransport
-from p2pfl.protocols.wire.envelope import Door, Opened, Sealer
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 
 HOST = "127.0.0.1"
 FEDERATION, LAYOUT = bytes(16), bytes(16)
@@ -76,8 +76,10 @@ class BenchNode:
                 key=own.public,
                 neighbours={f"node-{k}": Member(key, (others[k],) if others[k] else ()) for k, key in keys.items()},
                 transport=self.transport,
-                sealer=Sealer(own, FEDERATION, LAYOUT, 1),
-                door=Door({f"node-{k}": key for k, key in keys.items()}, own.public, FEDERATION, payload_limit(size // 4)),
+                sealer=FrameSigner(own, FEDERATION, LAYOUT, 1),
+                door=FrameVerifier(
+                    {f"node-{k}": key for k, key in keys.items()}, own.public, FEDERATION, payload_limit(size // 4)
+                ),
                 agreed={},
                 about={"n_samples": 1},
                 asynchronous=True,
@@ -86,7 +88,7 @@ class BenchNode:
             settings=Settings(mode="asynchronous", members=1 + len(others), deadline=60.0),
             n_samples=1,
         )
-        self.exchange = Anew(config, Coding(Float32(), Layout((("model", (size // 4,)),), size // 4)), self._no_loss)
+        self.exchange = Anew(config, ModelEncoder(Float32(), Layout((("model", (size // 4,)),), size // 4)), self._no_loss)
         self.tasks = asyncio.TaskGroup()
 
     @staticmethod

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import numpy as np
 from adversary import Adversary
+from processes import Federation
 
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
-from tests.support.processes import Federation
 
 HONEST = ("alice", "bob", "carol", "dave")
 MEMBER = "mallory"
@@ -63,11 +63,11 @@ async def serve(kind: str, folder: Path, nodes: dict[str, str]) -> None:
     async def answer(name: str, link: Link, get: m.Get) -> None:
         payload = None if kind == "clean" else await adversary.ask(link, get.round, get.stage)
         if payload is None:
-            adversary.say(link, m.Absent(get.request, adversary.round, "gone"))
+            adversary.say(link, m.NotAvailable(get.request, adversary.round, "gone"))
             return
         theirs = np.frombuffer(payload[: 4 * VALUES], "<f4")
         params = poison(kind, theirs, np.random.default_rng(get.round))
-        said = m.Answer(get.request, get.round, get.stage, adversary.n_samples, False, 0.0)
+        said = m.ModelUpdate(get.request, get.round, get.stage, adversary.n_samples, False, 0.0)
         adversary.say(link, said, params.tobytes())
 
     async def submit() -> None:

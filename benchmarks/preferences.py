@@ -32,7 +32,7 @@ def seconds(task: PrafflTask, repetitions: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"answer": [], "decisions": []}
     for preference in spread(repetitions).tolist():
         begun = time.perf_counter()
-        module = task.answer(params, preference)
+        module = task.model_for(params, preference)
         found["answer"].append(time.perf_counter() - begun)
         with torch.no_grad():
             _ = module(x) > 0

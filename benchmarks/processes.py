@@ -14,11 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from p2pfl.node.federation import admission, agreement
-from p2pfl.node.federation import join as joining
+from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.federation.membership_file import MEMBERSHIP
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
+from p2pfl.node.runtime import join as joining
 from p2pfl.node.status import reader
 
 PATIENCE = 180.0  # seconds in which something has to happen

@@ -40,7 +40,7 @@ from torch.nn import functional
 
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import classification
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, resolve
 from p2pfl.sim.simulation.simulation import Simulation
@@ -81,7 +81,7 @@ def network() -> nn.Module:
 
 def noise(part: Part, seed: int, samples: int) -> Task:
     """Images of noise: what is in them does not change how long it takes to learn them."""
-    rng = Draws(seed, f"images of {part.index}").generator(0, "data")
+    rng = RandomStreams(seed, f"images of {part.index}").generator(0, "data")
     train = rng.standard_normal((samples, 1, 28, 28), np.float32), rng.integers(0, 10, samples)
     return classification(network, train, optimizer=SGD(0.01, 0.9), batch_size=32)
 

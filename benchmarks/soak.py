@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 from adversary import FLOODS, Adversary, flood_member, hold_frames, say_nothing
 from poison import KINDS, MOST, VALUES, poison
+from processes import Federation, memory, open_files
 
 from p2pfl.node.exchange.factory import max_frame
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
-from tests.support.processes import Federation, memory, open_files
 
 HONEST = ("alice", "bob", "carol", "dave")
 POISONER, FLOODER = "mallory", "trudy"
@@ -63,7 +63,7 @@ async def poison_all(folder: Path, nodes: dict[str, str]) -> None:
             return
         kind = KINDS[1:][int(time.monotonic() / SPELL) % (len(KINDS) - 1)]
         params = poison(kind, np.frombuffer(payload[: 4 * VALUES], "<f4"), np.random.default_rng(get.round))
-        said = m.Answer(get.request, get.round, get.stage, adversary.n_samples, False, 0.0)
+        said = m.ModelUpdate(get.request, get.round, get.stage, adversary.n_samples, False, 0.0)
         adversary.say(link, said, params.tobytes())
 
     async def lie() -> None:

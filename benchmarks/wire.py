@@ -154,16 +154,16 @@ class Answers(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.left = memoryview(self.models[int.from_bytes(data, "big")])
-        self.go_on()
+        self.tolerate()
 
     def pause_writing(self) -> None:
         self.writing = False
 
     def resume_writing(self) -> None:
         self.writing = True
-        self.go_on()
+        self.tolerate()
 
-    def go_on(self) -> None:
+    def tolerate(self) -> None:
         while self.writing and self.left:
             piece, self.left = self.left[:PIECE], self.left[PIECE:]
             self.transport.write(piece)

@@ -44,7 +44,10 @@ napoleon_numpy_docstring = False
 
 # Other projects' names: their pages are not asked for, so that a site is built without a network.
 _OTHERS = r"(asyncio|collections|cryptography|networkx|nn|numpy|pathlib|torch)\..*"
-nitpick_ignore_regex = [("py:.*", _OTHERS), ("py:class", r"node\.trainer\.T|p2pfl\.queries\.R|p2pfl\.learner\.Answer")]
+nitpick_ignore_regex = [
+    ("py:.*", _OTHERS),
+    ("py:class", r"p2pfl\.node\.trainer\.T|p2pfl\.queries\.R|p2pfl\.learner\.Answer"),
+]
 
 html_theme = "furo"
 html_title = f"p2pfl {release}"

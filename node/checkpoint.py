@@ -20,8 +20,8 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
-from p2pfl.system.atomic_files import DamagedFileError, Tries, read_sealed, reason, write_sealed
-from p2pfl.system.failpoints import reached
+from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
+from p2pfl.system.failpoints import failpoint
 
 _MAGIC = b"p2pfl checkpoint 1\n"
 
@@ -135,7 +135,7 @@ class FileStore:
         self.round = 0
         self._lock = Lock()
         self._say = say
-        self._tries = Tries(path, "checkpoints", say)
+        self._tries = DiskErrorReporter(path, "checkpoints", say)
         self._generations = [path, path.with_name(f"{path.name}.1"), path.with_name(f"{path.name}.2")]
 
     @property
@@ -148,10 +148,10 @@ class FileStore:
         One whose caller was cancelled may still be on its way in another thread: then this waits for it.
         """
         content = msgspec.msgpack.encode(checkpoint)
-        with self._lock, self._tries.go_on():
+        with self._lock, self._tries.tolerate():
             write_sealed(self.path, _MAGIC, content, before=self._shift)
             self.round = checkpoint.round
-            reached("checkpoint-saved")
+            failpoint("checkpoint-saved")
 
     def load(self) -> Checkpoint | None:
         """Return the last checkpoint that is whole, or None if there never was one. Damaged ones before it are set aside.
@@ -186,7 +186,7 @@ class FileStore:
         return None
 
     def _shift(self) -> None:
-        reached("checkpoint-written")
+        failpoint("checkpoint-written")
         newest, before, oldest = self._generations
         if before.exists():
             before.replace(oldest)
@@ -195,7 +195,7 @@ class FileStore:
                 os.link(newest, before)  # so that there is a newest one at every moment
             except OSError:  # a file system without links
                 newest.replace(before)
-        reached("checkpoint-shifted")
+        failpoint("checkpoint-shifted")
 
 
 def _read(path: Path) -> Checkpoint:

@@ -9,7 +9,7 @@ from p2pfl.node.checkpoint import unpack
 from p2pfl.parameters import Parameters
 
 
-class Judge:
+class EarlyStopping:
     """Remembers the model with the least validation loss, and how many rounds ago that was.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from p2pfl.node.early_stopping import Judge
+from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage
 
@@ -42,7 +42,7 @@ class Evaluations:
 
     def __init__(
         self,
-        judge: Judge,
+        judge: EarlyStopping,
         stage: Stage,
         *,
         measure: Callable[[Sequence[Parameters]], Awaitable[list[Metrics]]],

@@ -29,7 +29,7 @@ from p2pfl.node.checkpoint import (
     unpack_model,
 )
 from p2pfl.node.coordination.election_runner import Elected
-from p2pfl.node.early_stopping import Judge
+from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.evaluations import Evaluations
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.published_models import Published
@@ -39,8 +39,8 @@ from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters, problem
 from p2pfl.policy import Budget, Coordinated, Merge, Policy, Stage, asks_scores, memory_of
 from p2pfl.queries import Evaluate, Split
-from p2pfl.random_streams import Draws
-from p2pfl.system.failpoints import reached
+from p2pfl.random_streams import RandomStreams
+from p2pfl.system.failpoints import failpoint
 from p2pfl.task import Task
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -103,33 +103,35 @@ class Node:
         self.trainer = trainer
         self.exchange = exchange
         self.settings = settings
-        self.judge = Judge(settings.patience)
+        self.judge = EarlyStopping(settings.patience)
         self._store = store
         self._observer = observer
         self._stopping = False
         self._prepared = False
         self._evaluations = Evaluations(
             self.judge,
-            policy.judged,
+            policy.reported_stage,
             measure=self._metrics,
             report=(lambda *seen: None) if observer is None else partial(observer.evaluated, self),
         )
         first = task.initial(settings.seed) if initial is None else initial
-        draws = Draws(settings.seed, name)
+        draws = RandomStreams(settings.seed, name)
         self.me = Me(
             name,
             draws,
-            trainer,
-            first,
-            task.layout,
-            task.n_samples,
-            budget or Budget(),
-            settings.rounds,
-            settings.robust,
-            lenient,
+            trainer=trainer,
+            initial=first,
+            layout=task.layout,
+            n_samples=task.n_samples,
+            budget=budget or Budget(),
+            rounds=settings.rounds,
+            robust=settings.robust,
+            lenient=lenient,
         )
         self.me.observer = observer
-        self.peers = NodePeers(self.me, exchange, settings.seed, names, lenient, asks_scores(policy))
+        self.peers = NodePeers(
+            self.me, exchange, seed=settings.seed, names=names, refuse=lenient, asks_scores=asks_scores(policy)
+        )
         self.peers.observer = observer
         self._saved: Checkpoint | None = None
 
@@ -225,7 +227,7 @@ class Node:
             await self._evaluate()
         if self._store is not None:  # first: who is told of a round may rely on it
             await self._save()
-            reached("round-saved")
+            failpoint("round-saved")
         if self._observer is not None:
             self._observer.merged(self, merge)
 
@@ -272,7 +274,7 @@ class Node:
         return self.trainer.submit(Evaluate(models, SPLITS, memory))
 
     def _judged_now(self) -> Parameters:
-        return self.peers.published.get(self.policy.judged, self.me.whole)
+        return self.peers.published.get(self.policy.reported_stage, self.me.whole)
 
     # For the exchange (see p2pfl.node.exchange.base.ExchangeHost)
 
@@ -322,7 +324,7 @@ class Node:
         checkpoint = msgspec.structs.replace(self._saved, outbox=packed, final=outbox.final, steps=steps)
         await loop.run_in_executor(None, self._store.save, checkpoint)
         if coming is not None:
-            reached("published")
+            failpoint("published")
 
     def _restore(self) -> None:
         checkpoint = self._store.load() if self._store is not None else None

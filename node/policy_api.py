@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from p2pfl import policy
 from p2pfl.algorithms.robust_aggregation import MedianClip, cap_updates
-from p2pfl.budget import Ledger
+from p2pfl.budget import BudgetTracker
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Assignment, Budget, Extras, Robust, Stage, Submission, Update
-from p2pfl.private_parameters import Border
+from p2pfl.private_parameters import PrivateParameters
 from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Query, R, Train
-from p2pfl.random_streams import Draws, common_order
+from p2pfl.random_streams import RandomStreams, common_order
 
 DIVERGED_IN_A_ROW = 3  # trainings, after which the node ends
 ASSIGNMENTS = 9  # of the coordinator, whose distances bound that of the next one
@@ -74,7 +74,8 @@ class Me(policy.Me):
     def __init__(
         self,
         id: str,
-        draws: Draws,
+        draws: RandomStreams,
+        *,
         trainer: Trainer,
         initial: Parameters,
         layout: Layout,
@@ -90,8 +91,8 @@ class Me(policy.Me):
         self.diverged = 0  # trainings in a row
         self.draws = draws
         self.trainer = trainer
-        self.border = Border(layout, initial)
-        self.params = self.initial = layout.cut(initial)
+        self.border = PrivateParameters(layout, initial)
+        self.params = self.initial = layout.shared_of(initial)
         self.layout = layout.shared
         self.n_samples = n_samples
         self.budget = budget
@@ -145,7 +146,7 @@ class NodePeers:
     """What a policy may do to the outside, held to the node's budget; see p2pfl.policy.Peers.
 
     Args:
-        refuse: see p2pfl.budget.Ledger.
+        refuse: see p2pfl.budget.BudgetTracker.
         asks_scores: whether the policy may ask for losses.
 
     Attributes:
@@ -159,6 +160,7 @@ class NodePeers:
         self,
         me: Me,
         exchange: Exchange,
+        *,
         seed: int,
         names: Sequence[str],
         refuse: bool = False,
@@ -171,7 +173,7 @@ class NodePeers:
         self._names = tuple(names)
         self._neighbours: tuple[str, ...] = exchange.roster.neighbours
         self.observer: Observer | None = None
-        self.ledger = Ledger(me.budget, refuse)
+        self.ledger = BudgetTracker(me.budget, refuse)
         self._extras = 0  # bytes of those that were published last
         self._beyond: dict[str, int] = {}  # by peer: bytes of its last model that were not expected
         self._own: Parameters | None = None  # the model that was published last in this round
@@ -202,7 +204,7 @@ class NodePeers:
     def about(self, id: str) -> Mapping[str, Any]:
         return self._exchange.about(id)
 
-    def order(self, round: int) -> Mapping[str, int]:
+    def round_order(self, round: int) -> Mapping[str, int]:
         neighbours = self._exchange.roster.neighbours
         if neighbours is not self._neighbours:  # somebody has become a member since
             self._neighbours, self._names = neighbours, tuple(sorted({*self._names, *neighbours}))
@@ -244,15 +246,15 @@ class NodePeers:
         kept = await me.trainer.run(lambda: clip.clip(own, me.initial, senders, models, samples))
         return [u if params is u.params else replace(u, params=params) for u, params in zip(capped, kept, strict=True)]
 
-    def fit(self, ids: Sequence[str]) -> Sequence[str]:
-        return self.ledger.fit(self._me.rng, ids, self._expected)
+    def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
+        return self.ledger.within_budget(self._me.rng, ids, self._expected)
 
-    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+    async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         if not self._asks_scores:
             raise ConfigurationError("a policy that calls scores must have asks_scores = True, or no peer answers")
         return await self._exchange.score(ids, self._me.round, params) if ids else {}
 
-    async def joint(
+    async def submit(
         self,
         params: Parameters,
         *,

@@ -11,7 +11,7 @@ import numpy as np
 
 from p2pfl.learner import Learner
 from p2pfl.queries import Query, R
-from p2pfl.task import Keeper
+from p2pfl.task import StatefulLearner
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Trainer(Protocol):
         """Run other work with models, and return its result."""
 
     def kept(self) -> Mapping[str, np.ndarray]:
-        """Return the learner's state (see p2pfl.task.Keeper), while it is not training."""
+        """Return the learner's state (see p2pfl.task.StatefulLearner), while it is not training."""
 
     def restore(self, kept: Mapping[str, np.ndarray]) -> None:
         """Restore the learner's state, before its first training."""
@@ -52,10 +52,10 @@ class ThreadTrainer:
         return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def kept(self) -> Mapping[str, np.ndarray]:
-        return self._learner.state() if isinstance(self._learner, Keeper) else {}
+        return self._learner.state() if isinstance(self._learner, StatefulLearner) else {}
 
     def restore(self, kept: Mapping[str, np.ndarray]) -> None:
-        if isinstance(self._learner, Keeper):
+        if isinstance(self._learner, StatefulLearner):
             self._learner.restore(kept)
 
     def close(self) -> None:

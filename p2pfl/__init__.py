@@ -14,7 +14,7 @@ from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policy import Assignment, Budget, Coordinated, Me, Merge, Peers, Policy, Submission, Update, merge, samples
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, Task
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from p2pfl.multiobjective.scalarisation import Objectives
     from p2pfl.node.node import Node
     from p2pfl.sim.api import simulate
-    from p2pfl.testing import rehearse
+    from p2pfl.testing import run_in_memory
 
 # Loaded at the first use: torch takes over a second, and `node` and `sim` lie above this package.
 _LAZY = {
@@ -34,7 +34,7 @@ _LAZY = {
     "classification": "p2pfl.learning.torch_task",
     "multi_objective": "p2pfl.learning.torch_task",
     "regression": "p2pfl.learning.torch_task",
-    "rehearse": "p2pfl.testing",
+    "run_in_memory": "p2pfl.testing",
     "Node": "p2pfl.node.node",
     "simulate": "p2pfl.sim.api",
 }
@@ -46,7 +46,6 @@ __all__ = [
     "Budget",
     "ConfigurationError",
     "Coordinated",
-    "Draws",
     "Layout",
     "Learner",
     "Me",
@@ -58,6 +57,7 @@ __all__ = [
     "Part",
     "Peers",
     "Policy",
+    "RandomStreams",
     "Submission",
     "Task",
     "TorchTask",
@@ -66,7 +66,7 @@ __all__ = [
     "merge",
     "multi_objective",
     "regression",
-    "rehearse",
+    "run_in_memory",
     "samples",
     "simulate",
     "weighted_mean",

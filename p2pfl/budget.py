@@ -22,7 +22,7 @@ from p2pfl.errors import BudgetExceededError
 from p2pfl.policy import Budget, Update
 
 
-class Places(NamedTuple):
+class Reservation(NamedTuple):
     """Room that is kept for models that were asked for.
 
     Attributes:
@@ -34,7 +34,7 @@ class Places(NamedTuple):
     bytes: int
 
 
-class Ledger:
+class BudgetTracker:
     """
     Args:
         refuse: let in what fits, instead of raising BudgetExceededError where a policy asks for too much.
@@ -69,7 +69,7 @@ class Ledger:
         self._preparing = False
         self.models = self.bytes = 0
 
-    def reserve(self, ids: Sequence[str], size: Callable[[str], int]) -> Places:
+    def reserve(self, ids: Sequence[str], size: Callable[[str], int]) -> Reservation:
         """Keep places for models of `ids` that are about to be asked for, as far as the budget lets them in.
 
         Args:
@@ -79,7 +79,7 @@ class Ledger:
             BudgetExceededError: they are not all let in, and the ledger does not refuse.
         """
         if not self.limited:
-            return Places(ids, 0)
+            return Reservation(ids, 0)
         admitted = sorted(ids)
         sizes = [size(id) for id in admitted] if self.budget.bytes else []
         room, reason = self._room(len(admitted), sizes)
@@ -89,12 +89,12 @@ class Ledger:
             self.refused += len(admitted) - room
             self.refusal = reason
             admitted = admitted[:room]
-        places = Places(admitted, sum(sizes[: len(admitted)]))
+        places = Reservation(admitted, sum(sizes[: len(admitted)]))
         self._places += len(places.ids)
         self._place_bytes += places.bytes
         return places
 
-    def fit(
+    def within_budget(
         self, rng: Callable[[str], np.random.Generator], ids: Sequence[str], size: Callable[[str], int]
     ) -> Sequence[str]:
         """Return those of `ids` for whose models there is room in what is left of the budget; which ones, is drawn.
@@ -114,7 +114,7 @@ class Ledger:
             return ids
         return fitting(rng("budget"), ids, sizes, left, most)
 
-    def release(self, places: Places) -> None:
+    def release(self, places: Reservation) -> None:
         """Give up places: the models have come, or will not."""
         if self.limited:
             self._places -= len(places.ids)

@@ -11,7 +11,7 @@ P2pflError
     + WorkerLostError             p2pfl.sim.simulation.workers
   + DecodeError (a ValueError)    p2pfl.compression.codecs
   + DamagedFileError              p2pfl.system.atomic_files
-  + IncarnationConflictError      p2pfl.node.peering.peer_manager
+  + IncarnationConflictError      p2pfl.node.peering.links.incarnations
   + ProtocolError                 p2pfl.protocols.errors
   + TransportError                p2pfl.protocols.errors
   + IdentityError                 p2pfl.protocols.errors

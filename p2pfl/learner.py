@@ -9,7 +9,7 @@ import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters, weighted_mean
-from p2pfl.prediction_mixing import Company
+from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Evaluate, Loss, Mean, Query, R, Split, Train
 from p2pfl.update_rules import Rule
 
@@ -21,7 +21,7 @@ def answers(*operations: type) -> Callable[[Answer], Answer]:
 
     Args:
         operations: types of queries, `p2pfl.update_rules.Rule` for `Train` with a rule, and
-            `p2pfl.prediction_mixing.Company` for `Evaluate`
+            `p2pfl.prediction_mixing.PredictionMixer` for `Evaluate`
             with a memory; see `p2pfl.queries.Query.operation`.
     """
 
@@ -36,7 +36,8 @@ class Learner:
     """Answers queries. Pure: equal queries give equal results, whatever was asked before.
 
     A subclass marks its methods with `answers`; it answers at least `Train`, `Loss` and `Evaluate`. The optimiser's state
-    ends with the training. A learner that keeps something from training to training is a `p2pfl.task.Keeper` as well.
+    ends with the training. A learner that keeps something from training to training is a `p2pfl.task.StatefulLearner` as
+    well.
     """
 
     _methods: ClassVar[Mapping[type, str]] = {}  # names of the marked methods, by operation
@@ -84,7 +85,7 @@ class Learner:
         return self.compute(Loss(stack, split))
 
     def evaluate(
-        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: Company | None = None
+        self, stack: Sequence[Parameters], splits: Sequence[Split], memory: PredictionMixer | None = None
     ) -> list[dict[str, float]]:
         """Return figures of K models by name; see `p2pfl.queries.Evaluate`."""
         return self.compute(Evaluate(stack, splits, memory))

@@ -93,11 +93,11 @@ class Layout:
                 slices.append(slice(start, stop))
         return tuple(slices)
 
-    def cut(self, params: Parameters) -> Parameters:
+    def shared_of(self, params: Parameters) -> Parameters:
         """Return the shared values [S] of all [P]; the same array where nothing is private."""
         return np.concatenate([params[part] for part in self.shared_slices]) if self.private else params
 
-    def fill(self, shared: Parameters, params: Parameters) -> Parameters:
+    def with_private(self, shared: Parameters, params: Parameters) -> Parameters:
         """Return all values [P]: the shared ones [S], and the private ones of `params` [P]; the inverse of `cut`."""
         if not self.private:
             return shared
@@ -107,12 +107,12 @@ class Layout:
             start += part.stop - part.start
         return whole
 
-    def split(self, vector: Any) -> dict[str, Any]:
+    def unflatten(self, vector: Any) -> dict[str, Any]:
         """Return views of a vector of shape [..., P] (NumPy or torch) by name, each of shape `[..., *shape]`."""
         lead = tuple(vector.shape[:-1])
         return {name: vector[..., start:stop].reshape(lead + shape) for name, start, stop, shape in self.places}
 
-    def join(self, tensors: Mapping[str, np.ndarray]) -> Parameters:
+    def flatten(self, tensors: Mapping[str, np.ndarray]) -> Parameters:
         """Return the flat vector of named arrays; the inverse of `split`."""
         return np.concatenate([np.asarray(tensors[name], np.float32).reshape(-1) for name, _ in self.shapes])
 

@@ -3,7 +3,7 @@
 A policy is one short asynchronous procedure per round. A complete one:
 
     class Everyone:
-        judged = "merged"
+        reported_stage = "merged"
 
         async def prepare(self, me, peers):
             return Merge(me.params, {me.id: 1.0})
@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.prediction_mixing import Company
+from p2pfl.prediction_mixing import PredictionMixer
 from p2pfl.queries import Loss, Mean, Query, R, Split, Train
 from p2pfl.update_rules import Rule
 
@@ -219,7 +219,7 @@ class Peers(Protocol):
     def about(self, id: str) -> Mapping[str, Any]:
         """Return what a peer says of itself in public (`n_samples`, and `group` where the task has groups)."""
 
-    def order(self, round: int) -> Mapping[str, int]:
+    def round_order(self, round: int) -> Mapping[str, int]:
         """Return each node's place in a permutation that is common to all, drawn from (federation seed, round)."""
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
@@ -232,20 +232,20 @@ class Peers(Protocol):
             BudgetExceededError: more models or bytes than the budget allows.
         """
 
-    def fit(self, ids: Sequence[str]) -> Sequence[str]:
+    def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
         """Return those of `ids` for whose models the budget has room now; which ones, is drawn.
 
         Bytes are those that the models are expected to take: with some codecs fewer of peers that were heard lately.
         """
 
-    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+    async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         """Return the mean loss of `params` on each peer's training data; a peer that does not answer is left out.
 
         Raises:
             ConfigurationError: the policy does not say that it asks for losses, in `asks_scores`.
         """
 
-    async def joint(
+    async def submit(
         self,
         params: Parameters,
         *,
@@ -268,7 +268,7 @@ class Policy(Protocol):
     """How a node selects peers and aggregates. One instance per node; it may remember what it learnt.
 
     Attributes:
-        judged: the snapshot that drives early stopping and is reported where it was best on validation.
+        reported_stage: the snapshot that drives early stopping and is reported where it was best on validation.
 
     A policy that calls `Peers.scores` has `asks_scores = True`: only then do nodes tell each other losses.
 
@@ -278,7 +278,7 @@ class Policy(Protocol):
     A policy with something to show in reports implements SupportsPreselection or SupportsSimilarities.
     """
 
-    judged: Stage
+    reported_stage: Stage
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         """Run once before round 1."""
@@ -295,7 +295,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Coordinated(Policy, Protocol):
-    """A policy whose aggregation is one step, made for all by the coordinator. Its `round` calls `peers.joint`."""
+    """A policy whose aggregation is one step, made for all by the coordinator. Its `round` calls `peers.submit`."""
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
@@ -342,9 +342,9 @@ def check_epochs(epochs: int, name: str = "epochs") -> None:
         raise ValueError(f"{name} must be 1 or more, got {epochs}")
 
 
-def memory_of(policy: Policy) -> Company | None:
+def memory_of(policy: Policy) -> PredictionMixer | None:
     """Return with which memory a policy's models are evaluated; None without one."""
-    memory: Company | None = getattr(policy, "memory", None)
+    memory: PredictionMixer | None = getattr(policy, "memory", None)
     return memory
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Company(msgspec.Struct, frozen=True, gc=False):
+class PredictionMixer(msgspec.Struct, frozen=True, gc=False):
     """Base of what a model's predictions are mixed with."""
 
     def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
@@ -22,7 +22,7 @@ class Company(msgspec.Struct, frozen=True, gc=False):
         return self
 
 
-class Memory(Company, frozen=True, gc=False):
+class KnnDatastore(PredictionMixer, frozen=True, gc=False):
     """How a model's predictions are mixed with those of the k nearest training samples of the node.
 
     Attributes:
@@ -36,7 +36,7 @@ class Memory(Company, frozen=True, gc=False):
     scale: float
 
 
-class Ensemble(Company, frozen=True, gc=False):
+class ModelEnsemble(PredictionMixer, frozen=True, gc=False):
     """Other models that predict together with a model: the mean of all probabilities, each with its share.
 
     Attributes:
@@ -51,7 +51,7 @@ class Ensemble(Company, frozen=True, gc=False):
         return replace(self, models=[whole(model) for model in self.models])
 
 
-def remembered(memory: Memory, outputs: Tensor, features: Tensor, known: Tensor, labels: Tensor) -> Tensor:
+def knn_mixed_logits(memory: KnnDatastore, outputs: Tensor, features: Tensor, known: Tensor, labels: Tensor) -> Tensor:
     """Return the logarithms of the mixed probabilities, [n, classes]; they are logits, too.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from p2pfl.parameters import Layout, Parameters
 
 
-class Border:
+class PrivateParameters:
     """The private part of a node's model. Policies and peers know the vector [S] of the shared values only.
 
     Each training goes on from the private part as the last one has left it. Where nothing is private, all vectors pass as
@@ -26,14 +26,14 @@ class Border:
 
     def whole(self, shared: Parameters) -> Parameters:
         """Return the model [S] of any node, completed with the private part of this one, [P]."""
-        return self.layout.fill(shared, self._latest)
+        return self.layout.with_private(shared, self._latest)
 
-    def cut(self, params: Parameters) -> Parameters:
+    def shared_of(self, params: Parameters) -> Parameters:
         """Return the shared values [S] of a model [P]."""
-        return self.layout.cut(params)
+        return self.layout.shared_of(params)
 
     def keep(self, trained: Parameters) -> Parameters:
         """Store the private part of a trained model [P], and return its shared part [S]."""
         if self.layout.private:
             self._latest = trained
-        return self.layout.cut(trained)
+        return self.layout.shared_of(trained)

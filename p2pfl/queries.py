@@ -24,8 +24,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl.parameters import Parameters
-from p2pfl.prediction_mixing import Company
-from p2pfl.private_parameters import Border
+from p2pfl.prediction_mixing import PredictionMixer
+from p2pfl.private_parameters import PrivateParameters
 from p2pfl.update_rules import Rule
 
 R = TypeVar("R")
@@ -61,11 +61,11 @@ class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
     def passes(self) -> int:
         return 0
 
-    def complete(self, private: Border) -> Self:
+    def complete(self, private: PrivateParameters) -> Self:
         """Return the query with its models completed from [S] to [P]."""
         return self
 
-    def restrict(self, result: R, private: Border) -> R:
+    def restrict(self, result: R, private: PrivateParameters) -> R:
         """Return the result as a policy sees it: models and gradients of shared values, [S]."""
         return result
 
@@ -80,7 +80,7 @@ class Train(Query[Parameters], frozen=True, gc=False):
         rule: another way to step than along the gradient at the model; see p2pfl.update_rules.
 
     Raises:
-        Diverged: the training gives values that are not finite.
+        DivergenceError: the training gives values that are not finite.
     """
 
     name: ClassVar[str] = "train"
@@ -101,7 +101,7 @@ class Train(Query[Parameters], frozen=True, gc=False):
     def passes(self) -> int:
         return self.epochs
 
-    def complete(self, private: Border) -> Self:
+    def complete(self, private: PrivateParameters) -> Self:
         return replace(
             self,
             params=private.whole(self.params),
@@ -109,7 +109,7 @@ class Train(Query[Parameters], frozen=True, gc=False):
             rule=None if self.rule is None else self.rule.complete(private.whole),
         )
 
-    def restrict(self, result: Parameters, private: Border) -> Parameters:
+    def restrict(self, result: Parameters, private: PrivateParameters) -> Parameters:
         return private.keep(result)
 
 
@@ -131,7 +131,7 @@ class Loss(Query[np.ndarray], frozen=True, gc=False):
     stack: Sequence[Parameters]
     split: Split = "validation"
 
-    def complete(self, private: Border) -> Self:
+    def complete(self, private: PrivateParameters) -> Self:
         return replace(self, stack=[private.whole(params) for params in self.stack])
 
 
@@ -148,13 +148,13 @@ class Evaluate(Query[list[dict[str, float]]], frozen=True, gc=False):
 
     stack: Sequence[Parameters]
     splits: Sequence[Split]
-    memory: Company | None = None
+    memory: PredictionMixer | None = None
 
     @property
     def operation(self) -> type:
-        return Evaluate if self.memory is None else Company
+        return Evaluate if self.memory is None else PredictionMixer
 
-    def complete(self, private: Border) -> Self:
+    def complete(self, private: PrivateParameters) -> Self:
         return replace(
             self,
             stack=[private.whole(params) for params in self.stack],

@@ -24,7 +24,7 @@ class _Digest(ISeedSequence):
         return np.frombuffer(self._digest, dtype=np.dtype(dtype), count=n_words)  # type: ignore[call-overload]
 
 
-class Draws:
+class RandomStreams:
     """The random draws of one name (a node's, or the federation's own) under one seed."""
 
     def __init__(self, seed: int, name: str) -> None:
@@ -47,9 +47,9 @@ class Draws:
         return int.from_bytes(self.digest(round, purpose)[:8], "little") >> 1
 
 
-def federation_draws(seed: int) -> Draws:
+def federation_draws(seed: int) -> RandomStreams:
     """Return the draws that all nodes of a federation have in common (the initial model, the order of a round)."""
-    return Draws(seed, "")
+    return RandomStreams(seed, "")
 
 
 @lru_cache(maxsize=4)
@@ -59,5 +59,5 @@ def common_order(seed: int, round: int, names: tuple[str, ...]) -> Mapping[str, 
     It is the same between any two names, whoever else is in `names`, so that nodes that know different others do not wait
     for each other in a circle.
     """
-    keys = {name: Draws(seed, name).digest(round, "order") for name in names}
+    keys = {name: RandomStreams(seed, name).digest(round, "order") for name in names}
     return {name: place for place, name in enumerate(sorted(names, key=keys.__getitem__))}

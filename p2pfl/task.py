@@ -18,7 +18,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.pareto_metrics import Solutions
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 TASKS = {
     "classification": "p2pfl.tasks.table:table",
@@ -33,9 +33,13 @@ TASKS = {
 }
 
 
-POINT = {"smallest_error", "smallest_disparity"}  # in `also` of tasks that report of one model what PraFFL does of many
+POINT = {
+    "smallest_error",
+    "smallest_disparity",
+}  # in `extra_metrics` of tasks that report of one model what PraFFL does of many
 
-# Limits of the public facts that a node sends to a peer (the limits of p2pfl.protocols.wire.messages.Terms, which adds
+# Limits of the public facts that a node sends to a peer (the limits of p2pfl.protocols.wire.messages.HelloParameters, which
+# adds
 # n_samples).
 MOST_FACTS, LONGEST_KEY, LONGEST_TEXT, GREATEST_INT = 31, 64, 256, 2**53
 
@@ -61,7 +65,7 @@ class Part:
 
 
 @runtime_checkable
-class Keeper(Protocol):
+class StatefulLearner(Protocol):
     """A learner with state (transitions, moments) that lasts from training to training.
 
     The state stays on the node, and is part of its checkpoint.
@@ -79,7 +83,7 @@ class Keeper(Protocol):
 
 
 @runtime_checkable
-class Answering(Protocol):
+class PreferenceConditioned(Protocol):
     """A task whose parameters hold a model for every preference between its objectives.
 
     Attributes:
@@ -88,7 +92,7 @@ class Answering(Protocol):
 
     data: Mapping[Any, Any]
 
-    def answer(self, params: Parameters, preference: Sequence[float]) -> Any:
+    def model_for(self, params: Parameters, preference: Sequence[float]) -> Any:
         """Return the model for a preference: a torch.nn.Module that evaluates.
 
         Raises:
@@ -105,32 +109,34 @@ class Task(Protocol):
         n_samples: of training.
         metric: the name of what is reported, such as "accuracy".
         higher_is_better: whether more of it is better.
-        about: public facts, sent to peers (`group` for the oracle); never preferences. At most 31 plain numbers, bools and
+        public_info: public facts, sent to peers (`group` for the oracle); never preferences. At most 31 plain numbers,
+            bools and
             short strings.
 
     A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner
     trains what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective
     as "<split>_<name>". It may have a `reference`, a value of each objective that is as bad as can be of interest, for the
-    hypervolume of a run, a `front`, all values that are best, for the distance from it (IGD), and `converged`, which says
+    hypervolume of a run, a `front`, all values that are best, for the distance from it (IGD), and `counts_for_front`, which
+    says
     which rows of float64 [n, m] (more is better) count in measures of the front. Such a node does not tell peers the loss of
     their models, from which they could infer its preference.
 
     A task whose parameters hold several solutions (see Answering) may have a method `solutions(params)`, which returns
     p2pfl.pareto_metrics.Solutions of the test data, or None without any: the report shows them.
 
-    Any task may have `also`, names of further figures that `evaluate` reports, which the table of a run shows too.
+    Any task may have `extra_metrics`, names of further figures that `evaluate` reports, which the table of a run shows too.
     """
 
     layout: Layout
     n_samples: int
     metric: str
     higher_is_better: bool
-    about: Mapping[str, Any]  # see check_about
+    public_info: Mapping[str, Any]  # see check_public_info
 
     def initial(self, seed: int) -> Parameters:
         """Return the model that all nodes of a federation start from."""
 
-    def learner(self, draws: Draws, device: str) -> Learner:
+    def learner(self, draws: RandomStreams, device: str) -> Learner:
         """Return the computations of this task on a device."""
 
 
@@ -145,12 +151,12 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
         if not (takes(factory, "part") and takes(factory, "seed")):  # before it is called: it may be anything
             raise ConfigurationError(f"task {name!r} is no task: it does not take `part` and `seed`")
     task: Task = build("task", factory, options, part=part, seed=seed)
-    needed = ("layout", "n_samples", "metric", "higher_is_better", "about", "initial", "learner")
+    needed = ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial", "learner")
     missing = [m for m in needed if not hasattr(task, m)]
     if missing:
         raise ConfigurationError(f"task {name!r} is no task: it lacks {', '.join(missing)}")
     try:
-        check_about(task.about)
+        check_public_info(task.public_info)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name!r}: {error}") from error
     return task
@@ -174,9 +180,9 @@ def front_of(task: Task) -> Sequence[Sequence[float]]:
     return front
 
 
-def also_of(task: Task) -> Sequence[str]:
+def extra_metrics_of(task: Task) -> Sequence[str]:
     """Return the figures of a task that are shown beside its metric; none if it names none."""
-    also: Sequence[str] = getattr(task, "also", ())
+    also: Sequence[str] = getattr(task, "extra_metrics", ())
     return also
 
 
@@ -189,27 +195,29 @@ def solutions_of(task: Task, params: Parameters) -> Solutions | None:
 
 def left_out_of(task: Task, points: np.ndarray) -> list[int]:
     """Return which of the solutions [n, m] (more is better) do not count in measures of the front."""
-    which = getattr(task, "converged", None)
+    which = getattr(task, "counts_for_front", None)
     return [] if which is None else np.flatnonzero(~which(points)).tolist()
 
 
 def group_of(task: Task) -> Any:
     """Return the group of the task's node, for reports: the one that peers are told, or one that stays on the node."""
     own = getattr(task, "group", None)
-    return task.about.get("group") if own is None else own
+    return task.public_info.get("group") if own is None else own
 
 
-def check_about(about: Mapping[str, Any]) -> None:
-    """Check that a task's `about` is something that peers can be told.
+def check_public_info(public_info: Mapping[str, Any]) -> None:
+    """Check that a task's `public_info` is something that peers can be told.
 
     Raises:
         ConfigurationError: it is no mapping, has too many entries, or one that is no plain number, bool or short string.
     """
-    if not isinstance(about, Mapping) or len(about) > MOST_FACTS:
-        raise ConfigurationError(f"about must be a dict of at most {MOST_FACTS} entries")
-    for key, value in about.items():
+    if not isinstance(public_info, Mapping) or len(public_info) > MOST_FACTS:
+        raise ConfigurationError(f"public_info must be a dict of at most {MOST_FACTS} entries")
+    for key, value in public_info.items():
         if type(key) is not str or not 1 <= len(key) <= LONGEST_KEY:
-            raise ConfigurationError(f"about has the key {key!r}; keys must be strings of 1 to {LONGEST_KEY} characters")
+            raise ConfigurationError(
+                f"public_info has the key {key!r}; keys must be strings of 1 to {LONGEST_KEY} characters"
+            )
         allowed = (  # by the very type, as a NumPy number is no message
             type(value) in (bool, float)
             or (type(value) is int and abs(value) <= GREATEST_INT)
@@ -218,6 +226,6 @@ def check_about(about: Mapping[str, Any]) -> None:
         if not allowed:
             kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
             raise ConfigurationError(
-                f"about[{key!r}] is of type {kind}; it must be a bool, a float, an int of at most 2**53, or a string of at"
-                f" most {LONGEST_TEXT} characters"
+                f"public_info[{key!r}] is of type {kind}; it must be a bool, a float, an int of at most 2**53, or a string"
+                f" of at most {LONGEST_TEXT} characters"
             )

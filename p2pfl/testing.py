@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from p2pfl.budget import Ledger
+from p2pfl.budget import BudgetTracker
 from p2pfl.errors import BudgetExceededError
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policy import Assignment, Budget, Coordinated, Extras, Me, Merge, Policy, Robust, Stage, Submission, Update
-from p2pfl.private_parameters import Border
+from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Query, R
-from p2pfl.random_streams import Draws, common_order
+from p2pfl.random_streams import RandomStreams, common_order
 from p2pfl.task import Task
 
 T = TypeVar("T")
 
 
-class _Turn:
+class _YieldOnce:
     """Awaiting it lets the other nodes go on."""
 
     def __await__(self) -> Generator[None, None, None]:
@@ -30,7 +30,7 @@ async def _at_once(value: T) -> T:
     return value
 
 
-class Desk:
+class InMemoryCoordinator:
     """Where all submit: the step of a round is made as soon as all have who are not absent.
 
     Args:
@@ -52,7 +52,7 @@ class Desk:
         self._there: dict[int, dict[str, Submission]] = {}
         self._made: dict[int, Mapping[str, Assignment]] = {}
 
-    async def joint(self, submission: Submission) -> Assignment | None:
+    async def submit(self, submission: Submission) -> Assignment | None:
         round = submission.round
         if submission.sender in self._absent.get(round, ()):
             return None
@@ -60,14 +60,14 @@ class Desk:
         there[submission.sender] = submission
         self.submitted += 1
         while there.keys() != self._ids - set(self._absent.get(round, ())):
-            await _Turn()
+            await _YieldOnce()
         if round not in self._made:
             assert isinstance(self._policy, Coordinated)
             self._made[round], self.state = self._policy.step(list(there.values()), self.state, self.layout)
         return self._made[round][submission.sender]
 
 
-class Actor(Me):
+class InMemoryNode(Me):
     """One node of a rehearsal: its own `Me`, and its `Peers`, who are the other actors.
 
     Attributes:
@@ -76,11 +76,19 @@ class Actor(Me):
         ledger: what it has received, and its budget.
         task: its data and model.
         learner: its computations.
-        desk: the coordinator of all.
+        coordinator: the coordinator of all.
     """
 
     def __init__(
-        self, id: str, cast: Mapping[str, Actor], *, task: Task, seed: int, budget: Budget, rounds: int, desk: Desk
+        self,
+        id: str,
+        cast: Mapping[str, InMemoryNode],
+        *,
+        task: Task,
+        seed: int,
+        budget: Budget,
+        rounds: int,
+        coordinator: InMemoryCoordinator,
     ) -> None:
         self.id = id
         self.round = 0
@@ -88,17 +96,17 @@ class Actor(Me):
         self.robust: Robust = "none"
         self.layout: Layout = task.layout.shared
         initial = task.initial(seed)
-        self.border = Border(task.layout, initial)
-        self.initial = self.params = task.layout.cut(initial)
+        self.border = PrivateParameters(task.layout, initial)
+        self.initial = self.params = task.layout.shared_of(initial)
         self.n_samples = task.n_samples
         self.budget = budget
-        self.ledger = Ledger(budget)
+        self.ledger = BudgetTracker(budget)
         self.published: dict[tuple[int, Stage], Update] = {}
         self.asked: dict[int, list[str]] = {}
         self._cast = cast
-        self.desk = desk
+        self.coordinator = coordinator
         self.task = task
-        self._draws = Draws(seed, id)
+        self._draws = RandomStreams(seed, id)
         self.learner = task.learner(self._draws, "cpu")
 
     # Me
@@ -117,9 +125,9 @@ class Actor(Me):
 
     def about(self, id: str) -> Mapping[str, Any]:
         task = self._cast[id].task
-        return {**task.about, "n_samples": task.n_samples}
+        return {**task.public_info, "n_samples": task.n_samples}
 
-    def order(self, round: int) -> Mapping[str, int]:
+    def round_order(self, round: int) -> Mapping[str, int]:
         return common_order(self._draws.seed, round, tuple(sorted(self._cast)))
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
@@ -134,19 +142,19 @@ class Actor(Me):
         for id in sorted(places.ids):
             key = self.round, stage if isinstance(stage, str) else stage[id]
             while key not in self._cast[id].published:
-                await _Turn()
+                await _YieldOnce()
             updates.append(self._cast[id].published[key])
         self.ledger.release(places)
         return self.ledger.take(updates)
 
-    def fit(self, ids: Sequence[str]) -> Sequence[str]:
-        return self.ledger.fit(self.rng, ids, lambda _: 4 * self.layout.size)
+    def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
+        return self.ledger.within_budget(self.rng, ids, lambda _: 4 * self.layout.size)
 
-    async def scores(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
+    async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         asked = [(id, self._cast[id]) for id in sorted(ids)]
         return {id: float(a.learner.loss([a.border.whole(params)], split="train")[0]) for id, a in asked}
 
-    async def joint(
+    async def submit(
         self,
         params: Parameters,
         *,
@@ -158,13 +166,13 @@ class Actor(Me):
         if not self.ledger.admits(size):
             raise BudgetExceededError(self.ledger.refusal)
         submission = Submission(self.id, self.round, params, self.n_samples, extras or {}, previous or {}, start)
-        assignment = await self.desk.joint(submission)
+        assignment = await self.coordinator.submit(submission)
         if assignment is not None and self.id != min(self._cast):
             self.ledger.charge(size)
         return assignment
 
 
-def rehearse(
+def run_in_memory(
     policies: Mapping[str, Policy],
     tasks: Mapping[str, Task],
     rounds: int,
@@ -172,7 +180,7 @@ def rehearse(
     seed: int = 0,
     budget: Budget | Mapping[str, Budget] | None = None,
     absent: Mapping[int, Collection[str]] | None = None,
-) -> tuple[dict[str, Actor], list[dict[str, Merge]]]:
+) -> tuple[dict[str, InMemoryNode], list[dict[str, Merge]]]:
     """Run each node's policy for some rounds.
 
     Args:
@@ -187,11 +195,13 @@ def rehearse(
         BudgetExceededError: a policy asks for more than its node's budget allows.
         RuntimeError: the policies wait for each other for ever.
     """
-    cast: dict[str, Actor] = {}
-    desk = Desk(policies, absent or {}, tasks[min(policies)].layout.shared)
+    cast: dict[str, InMemoryNode] = {}
+    coordinator = InMemoryCoordinator(policies, absent or {}, tasks[min(policies)].layout.shared)
     for id in sorted(policies):
         own = budget.get(id) if isinstance(budget, Mapping) else budget
-        cast[id] = Actor(id, cast, task=tasks[id], seed=seed, budget=own or Budget(), rounds=rounds, desk=desk)
+        cast[id] = InMemoryNode(
+            id, cast, task=tasks[id], seed=seed, budget=own or Budget(), rounds=rounds, coordinator=coordinator
+        )
     _take_turns({id: policies[id].prepare(actor, actor) for id, actor in cast.items()}, cast)
     history = []
     for round in range(1, rounds + 1):
@@ -202,7 +212,7 @@ def rehearse(
     return cast, history
 
 
-def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[str, Actor]) -> dict[str, Merge]:
+def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[str, InMemoryNode]) -> dict[str, Merge]:
     """Let coroutines go on in turn until all are done, and take over their parameters."""
     waiting, merges = dict(parts), {}
     try:
@@ -223,7 +233,7 @@ def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[s
     return merges
 
 
-def _done(waiting: Mapping[str, Any], cast: Mapping[str, Actor]) -> tuple[int, int, int]:
+def _done(waiting: Mapping[str, Any], cast: Mapping[str, InMemoryNode]) -> tuple[int, int, int]:
     """Return what changes whenever a coroutine gets on."""
     published = sum(len(actor.published) for actor in cast.values())
-    return len(waiting), published, max(actor.desk.submitted for actor in cast.values())
+    return len(waiting), published, max(actor.coordinator.submitted for actor in cast.values())

@@ -89,7 +89,7 @@ class Descent(Rule, frozen=True, gc=False):
         return Descent, self.lr
 
 
-class Only(Rule, frozen=True, gc=False):
+class TrainSubset(Rule, frozen=True, gc=False):
     """Trains one part of the parameters, the shared or the private one; the other stays as it is.
 
     Attributes:
@@ -100,7 +100,7 @@ class Only(Rule, frozen=True, gc=False):
 
     @property
     def batch_key(self) -> Any:
-        return Only, self.part
+        return TrainSubset, self.part
 
 
 class Weighted(Rule, frozen=True, gc=False):

@@ -1,4 +1,5 @@
-"""What travels between nodes: identity, messages, signing, transports. Knows no torch, no policy, no node.
+"""Communication between nodes: identity, messages, signatures, transports, discovery, membership, election.
 
-The path of a frame: a transport yields it whole; `Door.open` turns it into a message or raises; nothing else does.
+A transport yields a complete frame; `wire.envelope.FrameVerifier.open` turns it into a message or raises, and nothing else
+does. This package knows no torch, no policy and no node.
 """

@@ -7,7 +7,7 @@ from math import floor
 MOST = 1024  # who are remembered; the one that did nothing for the longest time is forgotten first
 
 
-class Allowance:
+class TokenBucket:
     """A token bucket for each of many senders.
 
     Args:

@@ -1,10 +1,10 @@
-"""What every way of carrying frames promises.
+"""Interface of transports: what every way of carrying frames promises.
 
 A transport carries whole frames over links. A frame that arrives is the frame that was sent: never altered, split or
 joined. It may not arrive at all. Frames of one link arrive in the order in which they were sent.
 
-Between machines a link stands only after both sides have proven their keys to each other, and to nobody else than members:
-who is one is the business of a `Gate`. Addresses are plain strings, "tcp://192.168.1.5:4100", "mqtt:", or "memory:alice";
+Between machines a link stands only after both sides have proven their keys to each other. Only members get one: an
+`AccessControl` decides who is a member. Addresses are plain strings, "tcp://192.168.1.5:4100", "mqtt:", or "memory:alice";
 only the transport reads them.
 """
 
@@ -77,7 +77,7 @@ class Handler(Protocol):
         """Somebody was kept out before there was a link: a stranger, a forger, a member of another federation."""
 
 
-class Gate(Protocol):
+class AccessControl(Protocol):
     """Who may have a link.
 
     Attributes:

@@ -1,6 +1,6 @@
-"""Who may talk to whom: named graphs, graphs from files, and what they are like, on NetworkX.
+"""Topologies: named graphs, graphs from files, and their properties, on NetworkX.
 
-Knows nothing of learning or messages.
+This package knows nothing of learning or messages.
 """
 
 from p2pfl.topologies.builders import BUILDERS, build, labels, neighbours

@@ -21,10 +21,9 @@ from rich.table import Table
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.local_broker import local_broker
-from p2pfl.node.federation import admission, agreement
-from p2pfl.node.federation import join as joining
+from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
+from p2pfl.node.runtime import join as joining
 from p2pfl.node.status import reader
 from p2pfl.policies import make_policy
 from p2pfl.system.console import fail
@@ -195,12 +194,12 @@ class _LiveTable:
             table.add_column(column, justify="left" if column in ("node", "state") else "right")
         for name, state in states.items():
             rows = state.get("history", [])
-            judged = [row["validation"] for row in rows if row.get("validation") is not None]
+            figures = [row["validation"] for row in rows if row.get("validation") is not None]
             table.add_row(
                 name,
                 state.get("state", "starting"),
                 f"{state.get('round', 0)} of {state.get('rounds', '?')}",
-                f"{judged[-1]:.3f}" if judged else "",
+                f"{figures[-1]:.3f}" if figures else "",
                 str(rows[-1]["models"]) if rows else "",
                 f"{sum(row['bytes_in'] for row in rows) / 1000:.1f}",
                 f"{sum(row['bytes_out'] for row in rows) / 1000:.1f}",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore, unpack
+from p2pfl.node.federation import loading
 from p2pfl.node.folder import config as folders
-from p2pfl.node.runtime import loading
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.system.atomic_files import reason, replace_file
 from p2pfl.system.size_limit import READING
-from p2pfl.task import Answering, Task
+from p2pfl.task import PreferenceConditioned, Task
 
 Encode = Callable[[Parameters, Mapping[str, str]], bytes]
 """(parameters, metadata) -> what a file holds."""
@@ -27,7 +27,8 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
         target: the file to be written.
         force: overwrite it.
         format: "safetensors" or "onnx"; by default what the file's name ends with, or else safetensors.
-        preference: of a task that has a model for each (see p2pfl.task.Answering), the one whose model is written; without
+        preference: of a task that has a model for each (see p2pfl.task.PreferenceConditioned), the one whose model is
+            written; without
             it such a task writes all of its parameters.
 
     Raises:
@@ -45,23 +46,25 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
 def _encoder(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:
     """Return the function that encodes a model as a file; None stands for the layout's tensors."""
     if preference:
-        if not isinstance(task, Answering):
+        if not isinstance(task, PreferenceConditioned):
             raise ConfigurationError("the node's task has one model, and none for each preference: leave --preference out")
         return partial(_answer, task, preference, onnx)
     if not onnx:
         return None
-    if isinstance(task, Answering):
+    if isinstance(task, PreferenceConditioned):
         raise ConfigurationError("the node has a model for each preference: say which with --preference, such as 0.3,0.7")
     from p2pfl.learning.onnx_export import to_onnx
 
     return partial(to_onnx, task)
 
 
-def _answer(task: Answering, preference: Sequence[float], onnx: bool, params: Parameters, about: Mapping[str, str]) -> bytes:
+def _answer(
+    task: PreferenceConditioned, preference: Sequence[float], onnx: bool, params: Parameters, about: Mapping[str, str]
+) -> bytes:
     """Return the module for a preference as a file, whose metadata has the `preference` too."""
     from safetensors.numpy import save
 
-    module = task.answer(params, preference)
+    module = task.model_for(params, preference)
     told = {**about, "preference": ",".join(map(str, preference))}
     if onnx:
         from p2pfl.learning.onnx_export import exported
@@ -118,7 +121,7 @@ def write(
     if target.exists() and not force:
         raise ConfigurationError(f"{target} exists; --force overwrites it")
     vector = unpack(params)
-    content = save(layout.split(vector), about) if encode is None else encode(vector, about)
+    content = save(layout.unflatten(vector), about) if encode is None else encode(vector, about)
     try:
         replace_file(target, [content])
     except OSError as error:

@@ -235,9 +235,9 @@ def _doctor(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from p2pfl.node.doctor.checks import report
-    from p2pfl.node.doctor.run import examine
+    from p2pfl.node.doctor.run import run_checks
 
-    findings = examine(options.folder)
+    findings = run_checks(options.folder)
     if options.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}))
     else:

@@ -177,9 +177,8 @@ def _unlock(options: argparse.Namespace) -> bytes | None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import admission, agreement, passphrases
+    from p2pfl.node.federation import admission, agreement, loading, passphrases
     from p2pfl.node.folder import config
-    from p2pfl.node.runtime import loading
 
     own = config.load(options.folder, options.changes)
     passphrase = passphrases.chosen(options.passphrase_file, options.passphrase)
@@ -190,7 +189,7 @@ def _create(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"{options.edge_list} holds no edge")
     edges = agreement.check_edges(pairs) if pairs else "all"
     config.check_name(options.name)
-    ready = loading.Setup(options.folder, own, None, None)
+    ready = loading.LoadedNode(options.folder, own, None, None)
     task = loading.task_of(ready)
     loading.policy_of(ready)
     tables = agreement.draft(options.name, own, task, edges)
@@ -238,7 +237,7 @@ def _rotate(options: argparse.Namespace) -> int:
 
 def _invite(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import invitations
-    from p2pfl.node.federation import join as joining
+    from p2pfl.node.runtime import join as joining
 
     if not options.minutes > 0:
         raise ConfigurationError(f"--minutes must be more than 0, got {options.minutes:g}")
@@ -263,7 +262,7 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from p2pfl.node.federation import join as joining
+    from p2pfl.node.runtime import join as joining
 
     name = joining.join(options.folder, _read(options.token), partial(_approve, options))
     print(f"joined the federation {name}; next: p2pfl-node run {options.folder}")

@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.coordination.policy_step import StepResult, run_protected_step
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.parameters import Layout
@@ -18,7 +18,7 @@ from p2pfl.protocols.election.types import Term
 
 
 class MessageCoordinatorBackend:
-    """See p2pfl.node.coordination.coordinator.Office.
+    """See p2pfl.node.coordination.coordinator.CoordinatorBackend.
 
     Args:
         newest: returns the latest round that is credible: enough of the other nodes are in it.
@@ -29,7 +29,7 @@ class MessageCoordinatorBackend:
     def __init__(
         self,
         contacts: PeerManager,
-        electing: Electing,
+        electing: ElectionRunner,
         layout: Layout,
         *,
         newest: Callable[[], int],

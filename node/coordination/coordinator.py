@@ -23,14 +23,14 @@ AT_ONCE = 2  # submissions kept of one participant: for its present round and on
 LAPSE = 0.1  # seconds until a coordinator without a lease checks again
 
 
-class Entry(NamedTuple):
+class PendingSubmission(NamedTuple):
     """A submission, and the function that answers its sender; the answer None means that there will be no assignment."""
 
     submission: Submission
     reply: Callable[[Assignment | None], None]
 
 
-class Office(Protocol):
+class CoordinatorBackend(Protocol):
     """Environment of a coordinator: whatever differs between machines and the modelled world."""
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
@@ -64,11 +64,11 @@ class _OpenRound:
     """
 
     def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, PendingSubmission] = {}
         self.timed = self.expired = False
 
 
-class Desk:
+class Coordinator:
     """Coordinator of a node's terms.
 
     Args:
@@ -81,7 +81,7 @@ class Desk:
         away: members that missed a round and were not heard since. The coordinator does not wait for them.
     """
 
-    def __init__(self, office: Office, deadline: float) -> None:
+    def __init__(self, office: CoordinatorBackend, deadline: float) -> None:
         self._office = office
         self._deadline = deadline
         self.term = Term(0, 0)
@@ -89,10 +89,10 @@ class Desk:
         self.away: set[str] = set()
         self._open: dict[int, _OpenRound] = {}  # by round
         self._closed = 0  # no round up to this one takes submissions any more
-        self._working: dict[str, Entry] | None = None  # submissions of the step that is running
+        self._working: dict[str, PendingSubmission] | None = None  # submissions of the step that is running
         self._given: Mapping[str, Assignment] = {}  # in the round that was closed last
 
-    def take(self, term: Term, entry: Entry) -> None:
+    def take(self, term: Term, entry: PendingSubmission) -> None:
         """Keep a submission of a term in which this node coordinates, or answer that it is too late.
 
         A repeated one, from a sender that lost its connection, replaces the first or gets the answer that was lost.
@@ -172,7 +172,7 @@ class Desk:
         submissions = [entry.submission for entry in entries.values()]
         self._office.compute(submissions, self.state, partial(self._finish, self.term, entries))
 
-    def _finish(self, term: Term, entries: dict[str, Entry], result: StepResult) -> None:
+    def _finish(self, term: Term, entries: dict[str, PendingSubmission], result: StepResult) -> None:
         """Send the assignments of a step."""
         if self._working is not entries:  # of a term that is over
             return

@@ -19,9 +19,9 @@ from p2pfl.protocols.election.raft import Election, Step
 from p2pfl.protocols.election.types import LAST, TIMING, Ballot, Electorate, Term, Timing
 from p2pfl.protocols.membership.log import Member
 from p2pfl.protocols.wire import messages as m
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
-from p2pfl.system.failpoints import reached
+from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl vote 1\n"
 PATIENCE = 5  # times Timing.patience: for so long a round waits for a coordinator to be elected
@@ -112,7 +112,7 @@ class FileVotes:
 
     def save(self, ballot: Ballot) -> None:
         write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot))
-        reached("vote-saved")
+        failpoint("vote-saved")
 
     def distrust(self, epoch: int) -> None:
         """Take no part in the elections of an epoch: the file is older than messages of this node.
@@ -160,7 +160,7 @@ def awake() -> float:
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
-class Electing:
+class ElectionRunner:
     """
     Args:
         me: this node's name.
@@ -186,11 +186,11 @@ class Electing:
         self._me = me
         self._electorate = electorate
         self._votes = votes
-        self._draw = Draws(seed, me).generator(boot, "election").random
+        self._draw = RandomStreams(seed, me).generator(boot, "election").random
         self._clock = clock
         self._say = say
         self.timing = timing
-        self.send: Callable[[str, m.Electing], None]
+        self.send: Callable[[str, m.ElectionMessage], None]
         self.on_change: Callable[[Elected], None] = lambda elected: None
         self.seen = Elected(None, Term(0, 0), UNKNOWN)
         self._lost = -1.0  # when there was a coordinator last
@@ -210,7 +210,7 @@ class Electing:
                 wait = min(self._election.next_tick() - self._clock(), wait)
             await asyncio.sleep(max(0.0, wait))
 
-    def receive(self, sender: str, message: m.Electing) -> None:
+    def receive(self, sender: str, message: m.ElectionMessage) -> None:
         """Take a member's message about the election.
 
         Raises:

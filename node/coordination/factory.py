@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from p2pfl.node.coordination.backend import MessageCoordinatorBackend
-from p2pfl.node.coordination.coordinator import Desk
-from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.coordinator import Coordinator
+from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.coordination.messages import CheckModel
-from p2pfl.node.coordination.participant import Submitting
+from p2pfl.node.coordination.participant import CoordinationClient
 from p2pfl.node.coordination.server import CoordinationServer
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer_manager import PeerManager
@@ -25,7 +25,7 @@ class Coordination(NamedTuple):
         step: of the policy, to be made while this node is the coordinator.
     """
 
-    electing: Electing
+    electing: ElectionRunner
     step: Step
 
 
@@ -38,9 +38,9 @@ class CoordinationRoles(NamedTuple):
         coordinator: gathers the submissions of a round and has its step run.
     """
 
-    client: Submitting
+    client: CoordinationClient
     server: CoordinationServer
-    coordinator: Desk
+    coordinator: Coordinator
 
 
 def make_coordination_roles(
@@ -61,7 +61,7 @@ def make_coordination_roles(
     backend = MessageCoordinatorBackend(
         contacts, electing, layout, newest=newest, step=coordination.step, robust=settings.robust
     )
-    coordinator = Desk(backend, deadline)
-    client = Submitting(contacts, electing, coordinator, size=layout.size, deadline=deadline, check=check)
+    coordinator = Coordinator(backend, deadline)
+    client = CoordinationClient(contacts, electing, coordinator, size=layout.size, deadline=deadline, check=check)
     server = CoordinationServer(contacts, electing, coordinator, size=layout.size, check=check)
     return CoordinationRoles(client, server, coordinator)

@@ -11,10 +11,10 @@ from asyncio import Future
 from functools import partial
 from typing import NamedTuple
 
-from p2pfl.node.coordination.coordinator import Desk, Entry
-from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
+from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.coordination.messages import CheckModel, read_assignment, submission_payload
-from p2pfl.node.exchange.rules import without_known_start
+from p2pfl.node.coordination.policy_step import without_known_start
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.policy import Assignment, Submission
@@ -34,7 +34,7 @@ class _Pending(NamedTuple):
     answer: Future[Assignment | None]
 
 
-class Submitting:
+class CoordinationClient:
     """
     Args:
         coordinator: takes this node's submissions in the terms in which it coordinates itself.
@@ -48,8 +48,8 @@ class Submitting:
     def __init__(
         self,
         contacts: PeerManager,
-        electing: Electing,
-        coordinator: Desk,
+        electing: ElectionRunner,
+        coordinator: Coordinator,
         *,
         size: int,
         deadline: float,
@@ -98,7 +98,7 @@ class Submitting:
         number, loop = next(self._contacts.numbers), asyncio.get_running_loop()
         pending = self._pending = _Pending(number, submission.round, name, term, loop.create_future())
         if name == self._contacts.name:
-            self._coordinator.take(term, Entry(submission, partial(self._take_own, pending)))
+            self._coordinator.take(term, PendingSubmission(submission, partial(self._take_own, pending)))
         else:
             self._send(self._contacts.peers[name], pending, submission)
         return pending

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from p2pfl.algorithms.robust_aggregation import protect_submissions
 from p2pfl.parameters import Layout, problem
 from p2pfl.policy import Assignment, Robust, Step, Submission
+from p2pfl.protocols.election.types import Term
 
 
 class StepResult(NamedTuple):
@@ -85,3 +88,13 @@ def _run_checked(
         if wrong := problem(assignment.params, layout.size):
             raise ValueError(f"the step assigns {id} {wrong}")
     return assignments, after
+
+
+def without_known_start(submission: Submission, assigned_in: Term | None, term: Term) -> Submission:
+    """Return a submission without the model that it started from, where the coordinator has assigned that in the same term.
+
+    Args:
+        assigned_in: term of the assignment that the last submission was answered with, if there was one.
+        term: of the coordinator now.
+    """
+    return replace(submission, start=None) if assigned_in == term else submission

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pfl.node.coordination.coordinator import Desk, Entry
-from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
+from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.coordination.messages import CheckModel, assignment_payload, read_submission
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
@@ -24,7 +24,7 @@ class CoordinationServer:
     """
 
     def __init__(
-        self, contacts: PeerManager, electing: Electing, coordinator: Desk, *, size: int, check: CheckModel
+        self, contacts: PeerManager, electing: ElectionRunner, coordinator: Coordinator, *, size: int, check: CheckModel
     ) -> None:
         self._contacts = contacts
         self._electing = electing
@@ -55,7 +55,7 @@ class CoordinationServer:
             self._coordinator.refuse(term, peer.name)
             self._reply(peer, message, None)
             raise
-        self._coordinator.take(term, Entry(submission, partial(self._reply, peer, message)))
+        self._coordinator.take(term, PendingSubmission(submission, partial(self._reply, peer, message)))
 
     def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
         samples = peer.about.get("n_samples")

@@ -16,15 +16,15 @@ from p2pfl.node.doctor.checks import (
     check_layout,
 )
 from p2pfl.node.doctor.network_checks import check_broker, check_multicast, check_port
+from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.system.atomic_files import is_folder_locked
 from p2pfl.system.size_limit import READING
 
 
-def examine(folder: Path) -> list[Finding]:
+def run_checks(folder: Path) -> list[Finding]:
     """Return the findings in a node's folder, on its machine and in its network."""
     findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), check_federation(folder)]
     try:

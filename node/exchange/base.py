@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from p2pfl.node.coordination.election_runner import Elected
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.published_models import Outbox, Published
-from p2pfl.node.peering.peer_view import Roster
+from p2pfl.node.peering.peer_view import PeerView
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
@@ -45,14 +45,14 @@ class Exchange(Protocol):
     """A peer that does not answer by the deadline is left out of the answer and suspected; nothing is raised for it."""
 
     outbox: Outbox
-    coding: Coding
+    coding: ModelEncoder
 
     @property
     def expired(self) -> int:
         """Number of deadlines that have passed."""
 
     @property
-    def roster(self) -> Roster: ...
+    def roster(self) -> PeerView: ...
 
     @property
     def traffic(self) -> Traffic: ...
@@ -79,7 +79,7 @@ class Exchange(Protocol):
     def expected(self, id: str, round: int) -> int:
         """Return the bytes that a peer's model of a round is expected to take.
 
-        See p2pfl.node.exchange.model_encoding.Coding.expected..
+        See p2pfl.node.exchange.model_encoding.ModelEncoder.expected..
         """
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:

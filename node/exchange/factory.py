@@ -12,7 +12,7 @@ from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.config import ExchangeConfig, NeighbourRoles
 from p2pfl.node.exchange.losses import LossFunction
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.federation.agreement import Edges, terms
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
@@ -20,7 +20,7 @@ from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import Transport
-from p2pfl.protocols.wire.envelope import OVERHEAD, Door, Sealer
+from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner, FrameVerifier
 from p2pfl.queries import Loss
 from p2pfl.task import Task, goals_of
 
@@ -38,7 +38,7 @@ def message_exchange(
     settings: Settings,
     agreed: Mapping[str, str],
     initial: str = "made by the task from the seed",
-    coding: Coding | None = None,
+    coding: ModelEncoder | None = None,
     edges: Edges = "all",
     options: PeeringOptions = PeeringOptions(),  # noqa: B008 (it is frozen)
     coordination: Coordination | None = None,
@@ -62,10 +62,10 @@ def message_exchange(
         key=identity.public,
         neighbours=roles.members,
         transport=transport,
-        sealer=Sealer(identity, federation, layout.fingerprint, boot),
-        door=Door(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
+        sealer=FrameSigner(identity, federation, layout.fingerprint, boot),
+        door=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
         agreed={**terms(layout, settings, initial, edges, None if electing is None else electing.timing), **agreed},
-        about=dict(task.about) | {"n_samples": task.n_samples},
+        about=dict(task.public_info) | {"n_samples": task.n_samples},
         seed=settings.seed,
         asynchronous=settings.mode == "asynchronous",
         sources=roles.sources,
@@ -83,11 +83,11 @@ def message_exchange(
     return MessageExchange(config, coding or coding_of(task, settings), loss, coordination)
 
 
-def coding_of(task: Task, settings: Settings) -> Coding:
+def coding_of(task: Task, settings: Settings) -> ModelEncoder:
     """Return the encoding of models that the settings name."""
     codec = make_codec(*toml_config.named("codec", settings.codec))
-    initial = task.layout.cut(task.initial(settings.seed)) if isinstance(codec, TopK) else None
-    return Coding(codec, task.layout.shared, initial)
+    initial = task.layout.shared_of(task.initial(settings.seed)) if isinstance(codec, TopK) else None
+    return ModelEncoder(codec, task.layout.shared, initial)
 
 
 def _loss(task: Task, trainer: Trainer) -> LossFunction:

@@ -105,7 +105,7 @@ class LossServer:
         self._contacts.traffic.sent_scored += OVERHEAD
 
     def _refuse(self, peer: Peer, score: m.Score, reason: Literal["not allowed", "busy"]) -> None:
-        self._contacts.say(peer, m.Absent(score.request, self._contacts.round, reason))
+        self._contacts.say(peer, m.NotAvailable(score.request, self._contacts.round, reason))
 
     def _round_of(self, score: m.Score) -> int:
         """Return the round that a request counts for."""

@@ -13,19 +13,19 @@ from math import inf
 from typing import Any
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.coordination.election_runner import Elected, Electing
+from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
 from p2pfl.node.coordination.factory import Coordination, CoordinationRoles, make_coordination_roles
 from p2pfl.node.exchange.base import Detached, ExchangeHost
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.losses import LossClient, LossFunction, LossServer
 from p2pfl.node.exchange.model_client import ModelClient
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.model_server import ModelServer
 from p2pfl.node.exchange.norm_limit import NormLimit
 from p2pfl.node.exchange.peer_requests import PeerRequests
 from p2pfl.node.exchange.published_models import Outbox
 from p2pfl.node.exchange.publisher import Publisher
-from p2pfl.node.exchange.rounds.adaptive_timeout import Deadlines
+from p2pfl.node.exchange.rounds.adaptive_timeout import AdaptiveTimeout
 from p2pfl.node.exchange.rounds.pacer import Pacer
 from p2pfl.node.exchange.rounds.pacing import Pacing
 from p2pfl.node.exchange.rounds.participants import Participants
@@ -61,7 +61,7 @@ class MessageExchange:
     def __init__(
         self,
         config: ExchangeConfig,
-        coding: Coding,
+        coding: ModelEncoder,
         loss: LossFunction | None = None,
         coordination: Coordination | None = None,
     ) -> None:
@@ -73,8 +73,8 @@ class MessageExchange:
         self.roster = self.contacts.roster
         self.traffic = self.contacts.traffic
         self.rejected = self.contacts.rejected
-        self.electing: Electing | None = None if coordination is None else coordination.electing
-        self.deadlines = Deadlines(settings.deadline, settings.adaptive)
+        self.electing: ElectionRunner | None = None if coordination is None else coordination.electing
+        self.deadlines = AdaptiveTimeout(settings.deadline, settings.adaptive)
         self.limit = NormLimit()
         self._settings = settings
         self._host: ExchangeHost = Detached()
@@ -232,7 +232,7 @@ class MessageExchange:
         self.pacer.reach(submission.round)
         return await self.coordination.client.submit(submission)
 
-    def _say_in_election(self, name: str, message: m.Electing) -> None:
+    def _say_in_election(self, name: str, message: m.ElectionMessage) -> None:
         peer = self.peers.get(name)
         if peer is not None and peer.introduced:
             self.contacts.tell(peer, message)
@@ -251,7 +251,7 @@ class MessageExchange:
                 traffic.received_get += size
                 traffic.received_preparation += 0 if message.round else size
                 self.models.serve(peer, message)
-            case m.Answer():
+            case m.ModelUpdate():
                 traffic.received_update += size
                 traffic.received_models += 1
                 traffic.received_preparation += 0 if message.round else size
@@ -296,4 +296,4 @@ def payload_limit(size: int, coordinated: bool = False) -> int:
     Args:
         coordinated: their policy has a coordinator, to which they submit two models at once.
     """
-    return max(4 * size * (1 + coordinated) + EXTRAS_LIMIT, m.Terms.LIMIT)
+    return max(4 * size * (1 + coordinated) + EXTRAS_LIMIT, m.HelloParameters.LIMIT)

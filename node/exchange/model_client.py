@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from p2pfl.node.exchange.model_encoding import WHOLE, Coding
+from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder
 from p2pfl.node.exchange.norm_limit import NormLimit
 from p2pfl.node.exchange.peer_requests import PeerRequests
 from p2pfl.node.exchange.rounds.pacing import Pacing
@@ -31,7 +31,7 @@ class ModelClient:
         contacts: PeerManager,
         requests: PeerRequests,
         *,
-        coding: Coding,
+        coding: ModelEncoder,
         settings: Settings,
         limit: NormLimit,
         pacing: Pacing,
@@ -72,7 +72,7 @@ class ModelClient:
                 contacts.tell(peer, m.Get(number, round, stage, WHOLE))
                 contacts.traffic.sent_get += OVERHEAD
 
-    def take(self, peer: Peer, answer: m.Answer, payload: memoryview) -> None:
+    def take(self, peer: Peer, answer: m.ModelUpdate, payload: memoryview) -> None:
         """Take a model that a peer has sent.
 
         Raises:
@@ -94,7 +94,7 @@ class ModelClient:
             peer.stopped = True
         peer.resolve(answer.request, update)
 
-    def _update(self, peer: Peer, answer: m.Answer, payload: memoryview) -> Update:
+    def _update(self, peer: Peer, answer: m.ModelUpdate, payload: memoryview) -> Update:
         """Return the model of an answer."""
         asked = peer.asked.get(answer.request)
         if asked is None:
@@ -115,7 +115,7 @@ class ModelClient:
             OVERHEAD + len(payload),
         )
 
-    def _check(self, peer: Peer, asked: Asked, answer: m.Answer) -> None:
+    def _check(self, peer: Peer, asked: Asked, answer: m.ModelUpdate) -> None:
         """Refuse another model than the one that was asked for, and another number of samples than was introduced."""
         newest = answer.final or (self._settings.mode == "asynchronous" and asked.stage != "prepared")
         if answer.stage != asked.stage or (answer.round != asked.round and not newest):

@@ -31,7 +31,7 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 WHOLE = b""  # in place of the tag of a model: nothing is known
 
 
-class Coding:
+class ModelEncoder:
     """
     Args:
         initial: the model that all nodes begin with; only `top-k` needs it.

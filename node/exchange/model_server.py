@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.published_models import Absence, Outbox, Published
 from p2pfl.node.exchange.rounds.participants import Participants
 from p2pfl.node.peering.peer import Peer
@@ -32,7 +32,7 @@ class ModelServer:
         payloads: encoded models by round, stage, and the tag of the model that they are differences from.
     """
 
-    def __init__(self, contacts: PeerManager, participants: Participants, outbox: Outbox, coding: Coding) -> None:
+    def __init__(self, contacts: PeerManager, participants: Participants, outbox: Outbox, coding: ModelEncoder) -> None:
         self.payloads: dict[tuple[int, Stage, bytes], Payload] = {}
         self._contacts = contacts
         self._participants = participants
@@ -90,7 +90,7 @@ class ModelServer:
         base = self._coding.base(found, get.known)
         payload = self._payload(found, base)
         sent = self._outbox.as_sent(update, found.age(asyncio.get_running_loop().time()))
-        answer = m.Answer(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
+        answer = m.ModelUpdate(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
         self._contacts.say(peer, answer, payload)
         traffic, size = self._contacts.traffic, OVERHEAD + payload.size
         traffic.sent_models += 1
@@ -98,7 +98,7 @@ class ModelServer:
         traffic.sent_preparation += 0 if update.round else size
 
     def _refuse(self, peer: Peer, get: m.Get, reason: Refusal) -> None:
-        self._contacts.say(peer, m.Absent(get.request, self._contacts.round, reason))
+        self._contacts.say(peer, m.NotAvailable(get.request, self._contacts.round, reason))
 
     def _payload(self, model: Published, base: bytes) -> Payload:
         """Return the payload for all peers that know the model `base`; it is made once."""

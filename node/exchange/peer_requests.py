@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from p2pfl.node.exchange.rounds.adaptive_timeout import Deadlines
+from p2pfl.node.exchange.rounds.adaptive_timeout import AdaptiveTimeout
 from p2pfl.node.exchange.rounds.probation import Probation
 from p2pfl.node.exchange.rules import late_answer
 from p2pfl.node.peering.peer import Peer
@@ -22,7 +22,7 @@ class PeerRequests:
         expired: number of deadlines that have passed.
     """
 
-    def __init__(self, contacts: PeerManager, deadlines: Deadlines, probation: Probation) -> None:
+    def __init__(self, contacts: PeerManager, deadlines: AdaptiveTimeout, probation: Probation) -> None:
         self.expired = 0
         self._contacts = contacts
         self._deadlines = deadlines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Extras, Stage, Update
@@ -20,7 +20,7 @@ class Publisher:
         clock: returns the time in seconds.
     """
 
-    def __init__(self, name: str, n_samples: int, coding: Coding, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, n_samples: int, coding: ModelEncoder, clock: Callable[[], float]) -> None:
         self._name = name
         self._n_samples = n_samples
         self._coding = coding
@@ -31,7 +31,7 @@ class Publisher:
         """Return a model, float32 [P], as peers get it: with its size in bytes as a frame, whole, and the time of now.
 
         Raises:
-            Failed: the codec cannot encode it, as it has values that are not finite.
+            RunError: the codec cannot encode it, as it has values that are not finite.
         """
         public, tag = self._coding.publish(params)
         size = self._size + (len(encode_extras(extras)) if extras else 0)

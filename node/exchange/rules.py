@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from p2pfl.algorithms.robust_aggregation import coarse
 from p2pfl.node.folder.settings import Settings
-from p2pfl.policy import Robust, Submission, Update
-from p2pfl.protocols.election.types import Term
+from p2pfl.policy import Robust, Update
 
 
 def late_answer(round: int) -> str:
@@ -33,13 +30,3 @@ def disclosed_loss(loss: float, robust: Robust) -> float:
     See p2pfl.algorithms.robust_aggregation..
     """
     return loss if robust == "none" else coarse(loss)
-
-
-def without_known_start(submission: Submission, assigned_in: Term | None, term: Term) -> Submission:
-    """Return a submission without the model that it started from, where the coordinator has assigned that in the same term.
-
-    Args:
-        assigned_in: term of the assignment that the last submission was answered with, if there was one.
-        term: of the coordinator now.
-    """
-    return replace(submission, start=None) if assigned_in == term else submission

@@ -162,7 +162,7 @@ def same_model(agreement: Agreement, task: Task, initial: Parameters) -> None:
 
 def _model(task: Task, initial: Parameters) -> Model:
     layout = task.layout
-    return Model(layout.shared.fingerprint.hex(), layout.shared.size, digest(layout.cut(initial)))
+    return Model(layout.shared.fingerprint.hex(), layout.shared.size, digest(layout.shared_of(initial)))
 
 
 def check_edges(edges: Sequence[Sequence[str]]) -> Edges:

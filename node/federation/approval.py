@@ -11,8 +11,8 @@ from p2pfl.config import toml_config
 from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.agreement import Agreement
+from p2pfl.node.federation.loading import find_own_modules
 from p2pfl.node.folder.config import NodeConfig
-from p2pfl.node.runtime.loading import find_own_modules
 from p2pfl.policies import POLICIES
 from p2pfl.system.printable import printable
 from p2pfl.task import TASKS

@@ -12,13 +12,13 @@ from p2pfl.node.federation import admission_key, passphrases
 from p2pfl.node.federation.admission import adding
 from p2pfl.node.federation.invitations import Clock, boot_clock
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
-from p2pfl.node.peering.links.newcomers import JoinReply
+from p2pfl.node.peering.newcomers import JoinReply
 from p2pfl.protocols.addresses import network
 from p2pfl.protocols.errors import FederationError, IdentityError, ProtocolError
 from p2pfl.protocols.membership.federation_file import NAME
 from p2pfl.protocols.membership.invitation import Join, Joined, JoinRefused, decode_join, encode_join
 from p2pfl.protocols.membership.log import LIMIT, Membership
-from p2pfl.protocols.rate_limit import Allowance
+from p2pfl.protocols.rate_limit import TokenBucket
 
 AT_ONCE = 4  # requests of newcomers in work; with more, the others are refused as "busy"
 REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and how many more each second
@@ -46,7 +46,7 @@ class InvitationService:
         self._membership = membership
         self._booted = booted
         self._working = 0
-        self._refusals = Allowance(RECOVERY, REFUSALS)
+        self._refusals = TokenBucket(RECOVERY, REFUSALS)
 
     async def answer(self, key: bytes, frame: bytes, host: str) -> JoinReply:
         """Return the answer to a newcomer that has proven `key` and asks to join.

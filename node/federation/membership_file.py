@@ -24,7 +24,7 @@ from p2pfl.system.atomic_files import (
     replace_file,
     write_sealed,
 )
-from p2pfl.system.failpoints import reached
+from p2pfl.system.failpoints import failpoint
 
 FEDERATION, MEMBERSHIP = "federation.toml", "membership"
 _MAGIC = b"p2pfl membership 1\n"
@@ -73,7 +73,7 @@ class MembershipFile:
             if membership.epoch > self.epoch:
                 write_sealed(self._path, _MAGIC, membership.encode())
                 self.epoch, self._seen = membership.epoch, self._stamp()
-                reached("membership-saved")
+                failpoint("membership-saved")
 
     def merge(self, membership: Membership) -> None:
         """Take in what is on the disk, if that may be new. Only new entries are verified.

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.election_runner import ElectionRunner
+from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile
 from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.peering.peer_manager import PeerManager
-from p2pfl.node.runtime.loading import Setup
 from p2pfl.protocols.membership.log import LIMIT
-from p2pfl.system.atomic_files import Tries
+from p2pfl.system.atomic_files import DiskErrorReporter
 
 LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs, and between attempts to write
 
@@ -22,7 +22,7 @@ class RevokedError(ConfigurationError):
     """This node is no member of its federation any more."""
 
 
-class Members:
+class MembershipSync:
     """Keeps a node's membership log, its file, its peers and its elections alike.
 
     Args:
@@ -35,11 +35,11 @@ class Members:
 
     def __init__(
         self,
-        ready: Setup,
+        ready: LoadedNode,
         key: bytes,
         neighbourhood: Neighbourhood,
         contacts: PeerManager,
-        electing: Electing | None = None,
+        electing: ElectionRunner | None = None,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -50,7 +50,7 @@ class Members:
         self._contacts = contacts
         self._electing = electing
         self._file = MembershipFile(ready.folder)
-        self._tries = Tries(ready.folder / MEMBERSHIP, "the membership log", say)
+        self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", say)
         self._grown = asyncio.Event()
         self._say = say
         self._log.on_change.append(self._changed)
@@ -61,7 +61,7 @@ class Members:
         What cannot be written is kept in memory, and written as soon as that is possible.
 
         Raises:
-            Revoked: this node is no member any more.
+            RevokedError: this node is no member any more.
         """
         while True:
             self._grown.clear()
@@ -78,7 +78,7 @@ class Members:
         whole = self._log.copy()
         await asyncio.to_thread(self._file.merge, whole)
         if whole.epoch != self._file.epoch:
-            with self._tries.go_on():
+            with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
         self._log.extend(whole.after(self._log.epoch, LIMIT))
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from p2pfl.node.coordination.election_runner import electorate
 from p2pfl.node.federation.agreement import neighbours
+from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.peering.peer import Member
-from p2pfl.node.runtime.loading import Setup
 from p2pfl.protocols.election.types import Electorate
 
 
@@ -20,7 +20,7 @@ class Neighbourhood:
             whatever the topology is.
     """
 
-    def __init__(self, ready: Setup, addresses: Sequence[str], coordinated: bool = False) -> None:
+    def __init__(self, ready: LoadedNode, addresses: Sequence[str], coordinated: bool = False) -> None:
         assert ready.membership is not None
         assert ready.agreement is not None
         self._name = ready.config.name

@@ -14,7 +14,7 @@ from p2pfl.node.federation.membership_file import MembershipFile
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Join
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.system.failpoints import reached
+from p2pfl.system.failpoints import failpoint
 
 
 class TokenRedeemer:
@@ -96,7 +96,7 @@ class TokenRedeemer:
                 self._key = admission_key.load(self._folder, log, self._passphrase)
             # Used first: after a crash in between only the node with this key can get in, when it asks again.
             write_note(self._folder, join.secret, replace(note, used_by=key))
-            reached("invitation-used")
+            failpoint("invitation-used")
             log.append(self._key, "add", join.name, key, note.role)
 
     def _is_late(self, note: Note) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
-from p2pfl.system.failpoints import reached
+from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl boot 1\n"
 JUMP = 2**20  # starts that a damaged file may have counted since the one before it
@@ -34,7 +34,7 @@ def count_start(path: Path, say: Callable[[str], None] = lambda line: None) -> i
         _write(path, last + 1)
     except OSError as error:
         raise ConfigurationError(f"cannot count this start in {path}: {reason(error)}") from error
-    reached("boot-counted")
+    failpoint("boot-counted")
     return last + 1
 
 

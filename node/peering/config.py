@@ -9,10 +9,10 @@ from typing import Any
 
 from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.guard import Guard
-from p2pfl.node.peering.links.newcomers import AnswerJoin
+from p2pfl.node.peering.newcomers import AnswerJoin
 from p2pfl.node.peering.peer import Member
-from p2pfl.protocols.transport import Gate, Transport
-from p2pfl.protocols.wire.envelope import Door, Sealer
+from p2pfl.protocols.transport import AccessControl, Transport
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class PeeringOptions:
         say: prints a line.
     """
 
-    gate: Gate | None = None
+    gate: AccessControl | None = None
     guard: Guard | None = None
     period: float = inf
     discovery: Discovery | None = None
@@ -58,8 +58,8 @@ class PeeringConfig:
     key: bytes
     neighbours: Mapping[str, Member]
     transport: Transport
-    sealer: Sealer
-    door: Door
+    sealer: FrameSigner
+    door: FrameVerifier
     agreed: Mapping[str, str]
     about: Mapping[str, Any]
     seed: int = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pfl.protocols.rate_limit import Allowance
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.transport import AccessControl
 
 GRAVE = frozenset(
     {
@@ -42,17 +42,17 @@ class _Record:
 
 
 class Guard:
-    """A gate (see p2pfl.protocols.transport.Gate) that also keeps offenders out for a while.
+    """A gate (see p2pfl.protocols.transport.AccessControl) that also keeps offenders out for a while.
 
     Args:
         gate: decides who is a member.
         clock: returns seconds that never go back.
     """
 
-    def __init__(self, gate: Gate, clock: Callable[[], float]) -> None:
+    def __init__(self, gate: AccessControl, clock: Callable[[], float]) -> None:
         self._gate = gate
         self._clock = clock
-        self._offences = Allowance(FORGIVEN, TOLERATED)
+        self._offences = TokenBucket(FORGIVEN, TOLERATED)
         self._records: dict[bytes, _Record] = {}
 
     def offend(self, key: bytes, cause: str) -> bool:

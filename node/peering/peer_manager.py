@@ -24,7 +24,7 @@ from p2pfl.node.peering.links.introducer import Introducer
 from p2pfl.node.peering.links.link_handler import LinkHandler
 from p2pfl.node.peering.links.membership_gossip import MembershipGossip
 from p2pfl.node.peering.links.message_router import MessageRouter
-from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.node.peering.peer_table import PeerEvents, PeerTable
 from p2pfl.node.peering.prober import Prober

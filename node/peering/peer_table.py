@@ -10,9 +10,9 @@ from p2pfl.node.peering.change_notifier import ChangeNotifier
 from p2pfl.node.peering.config import LocalState, PeeringConfig
 from p2pfl.node.peering.failure_detector import FailureDetector
 from p2pfl.node.peering.peer import Member, Peer
-from p2pfl.node.peering.peer_view import Roster
+from p2pfl.node.peering.peer_view import PeerView
 from p2pfl.protocols.wire.envelope import Opened
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.system.printable import printable
 
 
@@ -52,9 +52,9 @@ class PeerTable:
     def __init__(self, config: PeeringConfig, local: LocalState, events: PeerEvents) -> None:
         neighbours, period = config.neighbours, config.options.period
         self.peers = {id: Peer(id, neighbours[id]) for id in sorted(neighbours)}
-        self.roster = Roster(neighbours if config.sources is None else config.sources)
+        self.roster = PeerView(neighbours if config.sources is None else config.sources)
         self.detector = FailureDetector(
-            Draws(config.seed, config.name).generator(0, "probing"), period if period < inf else 1.0
+            RandomStreams(config.seed, config.name).generator(0, "probing"), period if period < inf else 1.0
         )
         self.changes = ChangeNotifier(events.moved)
         self._names = {peer.key: peer.name for peer in self.peers.values()}

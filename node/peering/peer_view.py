@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 
-class Roster:
+class PeerView:
     """The peers that a node may learn with.
 
     Attributes:

@@ -6,7 +6,7 @@ import asyncio
 
 from p2pfl.node.peering.config import LocalState
 from p2pfl.node.peering.failure_detector import AskOthers, Dead, Ping, Step, Suspect
-from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.protocols.wire import messages as m
@@ -23,7 +23,7 @@ class Prober:
         self._local = local
         self._table = table
         self._messenger = messenger
-        self._on_behalf: dict[int, tuple[Peer, m.Probe]] = {}  # by the number of our ping: who asked for it, and how
+        self._on_behalf: dict[int, tuple[Peer, m.PingRequest]] = {}  # by the number of our ping: who asked for it, and how
         self._asked_after: dict[int, tuple[str, bytes]] = {}  # by the number of our probe: its recipient, and its subject
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Prober:
             case Dead():
                 self._end(self._table.peers[step.name], step.reason)
 
-    def receive(self, peer: Peer, message: m.Ping | m.Pong | m.Probe | m.Vouch) -> None:
+    def receive(self, peer: Peer, message: m.Ping | m.Pong | m.PingRequest | m.IndirectAck) -> None:
         """Handle a message of a peer about probing.
 
         Raises:
@@ -71,9 +71,9 @@ class Prober:
                 if message.request == peer.checking:
                     peer.checking = 0
                     self._table.changes.notify()
-            case m.Probe():
+            case m.PingRequest():
                 self._probe(peer, message)
-            case m.Vouch():
+            case m.IndirectAck():
                 self._believe(peer, message)
 
     def _ping(self, peer: Peer) -> None:
@@ -94,9 +94,9 @@ class Prober:
             number = next(self._messenger.numbers)
             self._asked_after[number] = helper, subject
             asyncio.get_running_loop().call_later(REMEMBERED, self._asked_after.pop, number, None)
-            self._messenger.try_send(self._table.peers[helper], m.Probe(number, subject))
+            self._messenger.try_send(self._table.peers[helper], m.PingRequest(number, subject))
 
-    def _probe(self, asker: Peer, probe: m.Probe) -> None:
+    def _probe(self, asker: Peer, probe: m.PingRequest) -> None:
         """Ping a member on behalf of another one."""
         subject = self._table.with_key(probe.subject)
         pending = sum(other is asker for other, _ in self._on_behalf.values())
@@ -112,9 +112,9 @@ class Prober:
         asked = self._on_behalf.get(number)
         if asked is not None and asked[1].subject == peer.key:
             asker, probe = self._on_behalf.pop(number)
-            self._messenger.try_send(asker, m.Vouch(probe.request, probe.subject))
+            self._messenger.try_send(asker, m.IndirectAck(probe.request, probe.subject))
 
-    def _believe(self, peer: Peer, vouch: m.Vouch) -> None:
+    def _believe(self, peer: Peer, vouch: m.IndirectAck) -> None:
         """Take a member for alive on the word of a peer that was asked about it."""
         subject = self._table.with_key(vouch.subject)
         if subject is not None and self._asked_after.get(vouch.request) == (peer.name, vouch.subject):

@@ -8,33 +8,32 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from p2pfl.node.checkpoint import FileStore
-from p2pfl.node.coordination.election_runner import Electing, FileVotes, MemoryVotes, timing_of
+from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, timing_of
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.config import NeighbourRoles
 from p2pfl.node.exchange.factory import federation_id, max_frame, message_exchange
 from p2pfl.node.exchange.message_exchange import MessageExchange
-from p2pfl.node.federation import agreement
+from p2pfl.node.federation import agreement, loading
 from p2pfl.node.federation.agreement import Agreement
 from p2pfl.node.federation.invitation_service import open_service
-from p2pfl.node.federation.membership_sync import Members
+from p2pfl.node.federation.loading import LoadedNode
+from p2pfl.node.federation.membership_sync import MembershipSync
 from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.folder import config as folders
 from p2pfl.node.node import Node
 from p2pfl.node.peering.config import PeeringOptions
 from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.guard import Guard
-from p2pfl.node.runtime import loading
-from p2pfl.node.runtime.connectivity import Reach
-from p2pfl.node.runtime.loading import Setup
+from p2pfl.node.runtime.connectivity import Connectivity
 from p2pfl.node.runtime.supervisor import Supervisor
-from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.election.types import Electorate
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
-from p2pfl.protocols.transports.in_process import MemoryNetwork
-from p2pfl.random_streams import Draws
+from p2pfl.protocols.transports.in_process import InProcessNetwork
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Task
 
 Say = Callable[[str], None]
@@ -51,16 +50,16 @@ class Parts(NamedTuple):
 
     node: Node
     exchange: MessageExchange
-    board: StatusBoard
-    reach: Reach | None
-    members: Members | None
+    board: StatusObserver
+    reach: Connectivity | None
+    members: MembershipSync | None
     about: dict[str, str]
 
 
 class _Connected(NamedTuple):
     exchange: MessageExchange
-    reach: Reach | None = None
-    members: Members | None = None
+    reach: Connectivity | None = None
+    members: MembershipSync | None = None
 
 
 class Assembly:
@@ -76,7 +75,7 @@ class Assembly:
         IdentityError: the key cannot be used.
     """
 
-    def __init__(self, ready: Setup, say: Say, close: ExitStack, supervisor: Supervisor) -> None:
+    def __init__(self, ready: LoadedNode, say: Say, close: ExitStack, supervisor: Supervisor) -> None:
         self._ready = ready
         self._config = config = ready.config
         self._say = say
@@ -89,7 +88,7 @@ class Assembly:
         self._policy = loading.policy_of(ready)
         self._coordinated = isinstance(self._policy, Coordinated)
         with folders.said_of(ready.folder / folders.CONFIG):
-            self._trainer = ThreadTrainer(self._task.learner(Draws(config.seed, config.name), config.device))
+            self._trainer = ThreadTrainer(self._task.learner(RandomStreams(config.seed, config.name), config.device))
         close.callback(self._trainer.close)
 
     def parts(self) -> Parts:
@@ -100,7 +99,7 @@ class Assembly:
             exchange, reach, members = self._alone(boot)
         else:
             exchange, reach, members = self._connect(ready.membership, ready.agreement, boot)
-        board = StatusBoard(ready.folder / folders.STATUS, exchange, say, faults=self._supervisor.faults)
+        board = StatusObserver(ready.folder / folders.STATUS, exchange, say, faults=self._supervisor.faults)
         node = Node(
             config.name,
             [config.name] if ready.membership is None else list(ready.membership.members),
@@ -123,11 +122,13 @@ class Assembly:
     def _alone(self, boot: int) -> _Connected:
         """Return the exchange of a node without a federation: it listens on nothing."""
         name = self._config.name
-        electing = Electing(name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), boot=1, seed=self._config.seed)
+        electing = ElectionRunner(
+            name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), boot=1, seed=self._config.seed
+        )
         exchange = message_exchange(
             name,
             NeighbourRoles(members={}),
-            transport=MemoryNetwork().transport(name),
+            transport=InProcessNetwork().transport(name),
             federation=federation_id(name),
             agreed={},
             coordination=self._coordination(electing),
@@ -140,7 +141,7 @@ class Assembly:
         ready, config, size = self._ready, self._config, self._task.layout.shared.size
         guard = Guard(membership, asyncio.get_running_loop().time)
         discovery = Discovery()
-        reach = Reach(
+        reach = Connectivity(
             config,
             self._identity,
             gate=guard,
@@ -181,11 +182,13 @@ class Assembly:
             **self._learning(boot),
         )
         electing, key = exchange.electing, self._identity.public
-        return _Connected(exchange, reach, Members(ready, key, neighbourhood, exchange.contacts, electing, say=self._say))
+        return _Connected(
+            exchange, reach, MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, say=self._say)
+        )
 
-    def _electing(self, electorate: Electorate, boot: int) -> Electing:
+    def _electing(self, electorate: Electorate, boot: int) -> ElectionRunner:
         config = self._config
-        return Electing(
+        return ElectionRunner(
             config.name,
             electorate,
             FileVotes(self._ready.folder / folders.VOTE, self._say),
@@ -195,7 +198,7 @@ class Assembly:
             timing=timing_of(self._task.layout.shared.size, config.deadline),
         )
 
-    def _coordination(self, electing: Electing) -> Coordination | None:
+    def _coordination(self, electing: ElectionRunner) -> Coordination | None:
         return Coordination(electing, self._policy.step) if isinstance(self._policy, Coordinated) else None
 
     def _learning(self, boot: int) -> dict[str, Any]:
@@ -206,6 +209,6 @@ class Assembly:
             "task": self._task,
             "trainer": self._trainer,
             "settings": self._config,
-            "initial": agreement.digest(self._task.layout.cut(self._initial)),
+            "initial": agreement.digest(self._task.layout.shared_of(self._initial)),
             "scores": asks_scores(self._policy),
         }

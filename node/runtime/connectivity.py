@@ -15,8 +15,8 @@ from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.protocols.addresses import is_loopback, join_address, needs_scope, split_address
 from p2pfl.protocols.discovery.mdns import MdnsFinder, interface_hosts
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.transport import Gate, Transport
-from p2pfl.protocols.transports.multi import Several
+from p2pfl.protocols.transport import AccessControl, Transport
+from p2pfl.protocols.transports.multi import MultiTransport
 from p2pfl.protocols.transports.tls import TlsTransport
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ REPORTING = 5.0  # seconds between looks at what is wrong with finding members
 BROKER = "mqtt:"  # the address of every member, through the broker
 
 
-class Reach:
+class Connectivity:
     """The transports of a node, and the search for members.
 
     Args:
@@ -49,7 +49,7 @@ class Reach:
         config: NodeConfig,
         identity: Identity,
         *,
-        gate: Gate,
+        gate: AccessControl,
         most: int,
         boot: int,
         discovery: Discovery,
@@ -78,7 +78,9 @@ class Reach:
                 keep=partial(supervisor.run, "broker"),
                 on_fault=partial(supervisor.fault, "links"),
             )
-            self.transport = Several({"tcp": self._tls, "mqtt": broker}) if config.direct else Several({"mqtt": broker})
+            self.transport = (
+                MultiTransport({"tcp": self._tls, "mqtt": broker}) if config.direct else MultiTransport({"mqtt": broker})
+            )
             self.addresses = (BROKER,)
         elif not config.direct:
             raise ConfigurationError("a node with direct = false needs a broker, or it reaches nobody")
@@ -117,7 +119,7 @@ class Reach:
                 self._say(f"local network: {said or 'members can be found again'}")
 
 
-def through_broker(url: str, identity: Identity, gate: Gate, most: int, **options: Any) -> MqttTransport:
+def through_broker(url: str, identity: Identity, gate: AccessControl, most: int, **options: Any) -> MqttTransport:
     """Return a transport through a broker; `options` are those of p2pfl.protocols.mqtt.transport.MqttTransport.
 
     Raises:

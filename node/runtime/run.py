@@ -14,22 +14,22 @@ from typing import Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.election_runner import FileVotes
+from p2pfl.node.federation import loading
+from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.node import Node, first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
-from p2pfl.node.runtime import loading
 from p2pfl.node.runtime.assembly import Assembly, Parts
-from p2pfl.node.runtime.loading import Setup
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.endpoints import open_to_others, status_page
-from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.observer import StatusObserver
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.system.console import INTERRUPTED
-from p2pfl.web.http_server import Page
+from p2pfl.web.http_server import PageServer
 
 Say = Callable[[str], None]
 FRESH = 10.0  # seconds; not so often that it wears out the card of a small machine
@@ -85,7 +85,7 @@ def _renumber(folder: Path, known: int, say: Say) -> None:
     )
 
 
-async def _run(ready: Setup, say: Say, until_done: bool) -> int:
+async def _run(ready: LoadedNode, say: Say, until_done: bool) -> int:
     supervisor = Supervisor(say)
     asyncio.get_running_loop().set_exception_handler(supervisor.stray)
     with ExitStack() as close:
@@ -120,7 +120,7 @@ async def _run(ready: Setup, say: Say, until_done: bool) -> int:
         return 0
 
 
-async def _show(config: NodeConfig, parts: Parts, say: Say) -> Page | None:
+async def _show(config: NodeConfig, parts: Parts, say: Say) -> PageServer | None:
     """Start the status page for browsers and Prometheus, if it is configured."""
     if config.status_port < 0:
         return None
@@ -132,7 +132,7 @@ async def _show(config: NodeConfig, parts: Parts, say: Say) -> Page | None:
     return page
 
 
-def _beside(parts: Parts, page: Page | None, folder: Path, supervisor: Supervisor) -> list[Coroutine[Any, Any, None]]:
+def _beside(parts: Parts, page: PageServer | None, folder: Path, supervisor: Supervisor) -> list[Coroutine[Any, Any, None]]:
     """Return the work beside the rounds: find members, follow the membership, show the state of the node.
 
     Only an error in the second of them, which is about what the node is, may end the node.
@@ -148,7 +148,7 @@ def _beside(parts: Parts, page: Page | None, folder: Path, supervisor: Superviso
     return works
 
 
-def _page_again(page: Page, supervisor: Supervisor) -> Callable[[], Awaitable[None]]:
+def _page_again(page: PageServer, supervisor: Supervisor) -> Callable[[], Awaitable[None]]:
     """Return work that waits for a page to fail; when it is called again, it first restarts the page."""
     started = True
 
@@ -163,7 +163,7 @@ def _page_again(page: Page, supervisor: Supervisor) -> Callable[[], Awaitable[No
     return work
 
 
-async def _keep_fresh(board: StatusBoard) -> None:
+async def _keep_fresh(board: StatusObserver) -> None:
     """Write the status regularly, also while nothing happens."""
     while True:
         await asyncio.sleep(FRESH)
@@ -184,7 +184,7 @@ async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
     await leave.wait()
 
 
-def _on_signals(node: Node, board: StatusBoard, say: Say) -> asyncio.Event:
+def _on_signals(node: Node, board: StatusObserver, say: Say) -> asyncio.Event:
     """Stop after the round in progress on the first Ctrl-C or SIGTERM, at once on the second."""
     leave = asyncio.Event()
 

@@ -9,9 +9,9 @@ import msgspec
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.status import prometheus as metrics
-from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.observer import StatusObserver
 from p2pfl.protocols.addresses import is_loopback
-from p2pfl.web.http_server import ASSETS, EXTRA, Page, Shown, asset
+from p2pfl.web.http_server import ASSETS, EXTRA, PageServer, Resource, asset
 
 NEWEST = 50  # rounds that a page which follows the node asks for again and again
 
@@ -23,7 +23,7 @@ FILES = {
 }
 
 
-def status_page(board: StatusBoard, host: str, port: int) -> Page:
+def status_page(board: StatusObserver, host: str, port: int) -> PageServer:
     """Return the page of a node, to be started.
 
     It has / (for people), /status.json (what `p2pfl-node status --json` prints, as of now), /status.json?newest (the same
@@ -38,10 +38,10 @@ def status_page(board: StatusBoard, host: str, port: int) -> Page:
         raise ConfigurationError(EXTRA) from error
 
     shown = {path: asset(file) for path, file in FILES.items()}
-    shown["/status.json"] = Shown("application/json", lambda: _json(board.fresh()))
-    shown["/status.json?newest"] = Shown("application/json", lambda: _json(_newest(board.fresh())))
-    shown["/metrics"] = Shown(metrics.CONTENT_TYPE, lambda: metrics.text(board.fresh()))
-    return Page(shown, host, port)
+    shown["/status.json"] = Resource("application/json", lambda: _json(board.fresh()))
+    shown["/status.json?newest"] = Resource("application/json", lambda: _json(_newest(board.fresh())))
+    shown["/metrics"] = Resource(metrics.CONTENT_TYPE, lambda: metrics.text(board.fresh()))
+    return PageServer(shown, host, port)
 
 
 def open_to_others(host: str) -> bool:

@@ -27,7 +27,7 @@ ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file f
 MOST_ROUNDS = 1000  # that are kept
 
 
-class StatusBoard:
+class StatusObserver:
     """Observer of a node (see p2pfl.node.node.Observer).
 
     Args:

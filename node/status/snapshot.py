@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2pfl._version import __version__
-from p2pfl.budget import Ledger
+from p2pfl.budget import BudgetTracker
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.node import SPLITS, Node
 from p2pfl.node.peering.peer import Peer
@@ -22,7 +22,7 @@ def node_facts(node: Node) -> dict[str, Any]:
         "rounds": node.settings.rounds,
         "metric": node.task.metric,
         "higher_is_better": node.task.higher_is_better,
-        "judged": node.policy.judged,
+        "reported_stage": node.policy.reported_stage,
     }
 
 
@@ -66,7 +66,7 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
     }
 
 
-def budget_state(ledger: Ledger) -> dict[str, Any]:
+def budget_state(ledger: BudgetTracker) -> dict[str, Any]:
     """Return the limits that are set, and their use in the round in progress or in the last one."""
     used = {"models": ledger.models, "held": ledger.held, "bytes": ledger.bytes}
     limits = {what: getattr(ledger.budget, what) for what in used}
@@ -115,7 +115,7 @@ def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: 
 
 def evaluation(node: Node, stages: Mapping[Stage, Mapping[str, float]]) -> dict[str, Any]:
     """Return the metrics of an evaluated round: those of the stage that the policy reports, and those of every stage."""
-    reported, metric = stages.get(node.policy.judged, stages["merged"]), node.task.metric
+    reported, metric = stages.get(node.policy.reported_stage, stages["merged"]), node.task.metric
     return {
         "validation": reported.get(f"validation_{metric}"),
         "test": reported.get(f"test_{metric}"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from p2pfl.system.atomic_files import PRIVATE, Tries, replace_file
+from p2pfl.system.atomic_files import PRIVATE, DiskErrorReporter, replace_file
 
 SHOWN = 200  # rounds in the file, which is written again and again; the node's page shows more
 
@@ -26,7 +26,7 @@ class StatusFile:
         self, path: Path, say: Callable[[str], None], clock: Callable[[], float], make: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._path = path
-        self._tries = Tries(path, "its status", say)
+        self._tries = DiskErrorReporter(path, "its status", say)
         self._clock = clock
         self._make = make
         self._written = float("-inf")
@@ -53,7 +53,7 @@ class StatusFile:
         self._cancel()
         self._written = self._clock()
         state = self._make()
-        with self._tries.go_on():
+        with self._tries.tolerate():
             shown = {**state, "history": state["history"][-SHOWN:]}
             replace_file(self._path, [json.dumps(shown).encode()], durable=False, mode=PRIVATE)
 

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from p2pfl.parameters import Parameters
-from p2pfl.private_parameters import Border
+from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Query
 
 MOST_GROUPS = 2**10
@@ -20,7 +20,7 @@ MOST_WEIGHT = 2.0  # of a sample that is balanced; that of the other label of it
 MOST_LOSS = float(np.finfo(np.float32).max)  # of a sample: losses are computed in float32, and finite
 
 
-class Tally(NamedTuple):
+class GroupCounts(NamedTuple):
     """What a model makes of a node's training samples.
 
     Attributes:
@@ -39,7 +39,7 @@ class Tally(NamedTuple):
         return int((self.counts[0] - self.positive[0]).sum() + self.positive[1].sum())
 
 
-class CountGroups(Query[Tally], frozen=True, gc=False):
+class CountGroups(Query[GroupCounts], frozen=True, gc=False):
     """Return how a model treats each label in each group of the node's training samples."""
 
     name: ClassVar[str] = "tally"
@@ -47,11 +47,11 @@ class CountGroups(Query[Tally], frozen=True, gc=False):
 
     params: Parameters
 
-    def complete(self, private: Border) -> Self:
+    def complete(self, private: PrivateParameters) -> Self:
         return replace(self, params=private.whole(self.params))
 
 
-def total(tallies: Sequence[Tally]) -> Tally:
+def total(tallies: Sequence[GroupCounts]) -> GroupCounts:
     """Return the tally of all samples together.
 
     Raises:
@@ -60,10 +60,10 @@ def total(tallies: Sequence[Tally]) -> Tally:
     if len({each.counts.shape for each in tallies}) > 1:
         raise ValueError("submissions are not of the same groups")
     counts, positive, losses = (np.sum(parts, axis=0) for parts in zip(*tallies, strict=True))
-    return Tally(counts, positive, losses)
+    return GroupCounts(counts, positive, losses)
 
 
-def disparity(tally: Tally) -> float:
+def disparity(tally: GroupCounts) -> float:
     """Return how far a group's share of positive decisions is from that of all, at most; PraFFL, eq. 2."""
     sizes = tally.counts.sum(0)
     there = sizes > 0
@@ -76,7 +76,7 @@ def even(groups: int) -> np.ndarray:
     return np.ones((2, groups))
 
 
-def balanced(weights: np.ndarray, tally: Tally, step: float) -> np.ndarray:
+def fedfb_step(weights: np.ndarray, tally: GroupCounts, step: float) -> np.ndarray:
     """Return the weights of samples after a step towards equal shares of positive decisions (demographic parity).
 
     FedFB's step for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"), after
@@ -97,7 +97,7 @@ def balanced(weights: np.ndarray, tally: Tally, step: float) -> np.ndarray:
     return np.stack([negative, MOST_WEIGHT - negative])
 
 
-def against_the_worst(weights: np.ndarray, tally: Tally, rate: float) -> np.ndarray:
+def agnostic_step(weights: np.ndarray, tally: GroupCounts, rate: float) -> np.ndarray:
     """Return the weights after a step towards those of the greatest weighted loss: times exp(rate * mean loss of the cell).
 
     The mean weight of all samples is 1 again.
@@ -109,12 +109,12 @@ def against_the_worst(weights: np.ndarray, tally: Tally, rate: float) -> np.ndar
     return np.where(there, raised / mean, weights) if mean > 0 else weights
 
 
-def packed(tally: Tally, *names: str) -> dict[str, np.ndarray]:
+def packed(tally: GroupCounts, *names: str) -> dict[str, np.ndarray]:
     """Return some of a tally as extras, beside its counts."""
     return {"counts": tally.counts} | {name: getattr(tally, name) for name in names}
 
 
-def unpacked(extras: Mapping[str, np.ndarray], n_samples: int) -> Tally:
+def unpacked(extras: Mapping[str, np.ndarray], n_samples: int) -> GroupCounts:
     """Return the tally that a participant's extras say; what they do not say is 0.
 
     Raises:
@@ -134,4 +134,4 @@ def unpacked(extras: Mapping[str, np.ndarray], n_samples: int) -> Tally:
         or not ((losses >= 0) & (losses <= counts * MOST_LOSS)).all()
     ):
         raise ValueError("a tally's losses are finite, and not negative, and those of no samples are 0")
-    return Tally(counts, positive, losses)
+    return GroupCounts(counts, positive, losses)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2pfl.algorithms.group_statistics import Tally
+from p2pfl.algorithms.group_statistics import GroupCounts
 from p2pfl.fairness.metrics import covariance_loss, decided, demographic_parity, mixed, tally_of
 from p2pfl.fairness.praffl_model import ALSO
 from p2pfl.learning.torch_problem import Samples
@@ -58,7 +58,7 @@ class FairClassifier(TorchTask):
 
     groups: int = 2
     kept: Literal["loss", "hypervolume"] = "loss"
-    also: tuple[str, ...] = ALSO
+    extra_metrics: tuple[str, ...] = ALSO
 
     @property
     def goals(self) -> Mapping[str, bool]:
@@ -72,7 +72,7 @@ class FairClassifier(TorchTask):
         loss = self.batch_loss(outputs, targets, weights) if self.kept == "loss" else 1 - volume
         return {"loss": loss, self.metric: volume, "smallest_error": error, "smallest_disparity": disparity}
 
-    def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
+    def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
         """Return how a model with these outputs treats each label in each group."""
         return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.groups)
 

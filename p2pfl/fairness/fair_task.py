@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from p2pfl.algorithms.group_statistics import Tally
+from p2pfl.algorithms.group_statistics import GroupCounts
 from p2pfl.fairness.metrics import MEASURES, Against, converged, covariance_loss, decided, mixed, relaxed, tally_of
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.pareto_metrics import Points
@@ -89,11 +89,11 @@ class FairTask(TorchTask):
         """Nobody judged rightly, and groups that could not be treated more differently: the corner of the hypervolume."""
         return (0.0,) * (1 + len(self.attributes))
 
-    def converged(self, points: Points) -> NDArray[np.bool_]:
+    def counts_for_front(self, points: Points) -> NDArray[np.bool_]:
         """Return which solutions count, [n]: those that are not too fair to have learned anything."""
         return converged(points[:, 1:])
 
-    def tally(self, outputs: Tensor, targets: Tensor) -> Tally:
+    def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
         """Return how a model with these outputs treats each label in each group of the first attribute."""
         return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
 

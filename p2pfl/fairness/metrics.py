@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from p2pfl.algorithms.group_statistics import Tally
+from p2pfl.algorithms.group_statistics import GroupCounts
 
 Against = Literal["groups", "mean"]
 """Whether a group is compared with the other groups, or with all samples together."""
@@ -77,7 +77,7 @@ def covariance_loss(probabilities: Tensor, groups: Tensor, count: int) -> Tensor
     return apart.square().mean()
 
 
-def tally_of(logits: Tensor, labels: Tensor, groups: Tensor, count: int) -> Tally:
+def tally_of(logits: Tensor, labels: Tensor, groups: Tensor, count: int) -> GroupCounts:
     """Return how a classifier treats each label in each group; losses are cross-entropies, in nats.
 
     Args:
@@ -91,7 +91,7 @@ def tally_of(logits: Tensor, labels: Tensor, groups: Tensor, count: int) -> Tall
         return np.bincount(cells, own, 2 * count).reshape(2, count).astype(np.float64)
 
     positive = by_cell(decided(torch.sigmoid(logits)))
-    return Tally(by_cell(None).astype(np.int64), positive.astype(np.int64), by_cell(losses))
+    return GroupCounts(by_cell(None).astype(np.int64), positive.astype(np.int64), by_cell(losses))
 
 
 def mixed(outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

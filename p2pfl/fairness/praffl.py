@@ -18,17 +18,17 @@ from p2pfl.fairness.praffl_learner import PrafflLearner
 from p2pfl.fairness.praffl_model import PrafflProblem, answer, spread
 from p2pfl.parameters import Parameters
 from p2pfl.pareto_metrics import Solutions, non_dominated
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 
 @dataclass
 class PrafflTask(PrafflProblem):
     """One node of PraFFL; its attributes are those of PrafflProblem."""
 
-    def learner(self, draws: Draws, device: str = "cpu") -> PrafflLearner:
+    def learner(self, draws: RandomStreams, device: str = "cpu") -> PrafflLearner:
         return PrafflLearner(self, draws, device)
 
-    def answer(self, params: Parameters, preference: Sequence[float]) -> nn.Sequential:
+    def model_for(self, params: Parameters, preference: Sequence[float]) -> nn.Sequential:
         """Return the model for a preference; see `answer`."""
         return answer(self.layout, params, preference)
 
@@ -36,7 +36,7 @@ class PrafflTask(PrafflProblem):
         """Return error and disparity on the test data, for those preferences whose models no other's dominates."""
         if "test" not in self.data or not len(self.data["test"].x):
             return None
-        points = self.learner(Draws(0, "")).points(params, "test")
+        points = self.learner(RandomStreams(0, "")).points(params, "test")
         best, first = np.unique(points, axis=0, return_index=True)
         front = {tuple(point) for point in -non_dominated(-best)}
         chosen = [k for k in first if tuple(points[k]) in front]

@@ -17,7 +17,7 @@ from p2pfl.learning.torch_learner import batches, choose_device, orders
 from p2pfl.parameters import Parameters
 from p2pfl.pareto_metrics import hypervolume
 from p2pfl.queries import Evaluate, Loss, Split, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 REFERENCE = (1.0, 1.0)  # of the hypervolume: the greatest error, and the greatest disparity
 CHUNK = 2**22  # decisions that are held at once
@@ -29,7 +29,7 @@ class PrafflLearner(Learner):
     The loss of a model is 1 minus its hypervolume, so that the model of the best hypervolume is kept.
     """
 
-    def __init__(self, task: PrafflProblem, draws: Draws, device: str = "cpu") -> None:
+    def __init__(self, task: PrafflProblem, draws: RandomStreams, device: str = "cpu") -> None:
         self.task = task
         self.draws = draws
         self.device = choose_device(device)

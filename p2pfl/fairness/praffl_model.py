@@ -130,7 +130,7 @@ def answer(layout: Layout, params: Parameters, preference: Sequence[float]) -> n
         ConfigurationError: they are not two weights of 0 or more with the sum 1.
     """
     point = torch.tensor(checked("the preference", preference, OBJECTIVES), dtype=torch.float32)
-    tensors = {name: torch.from_numpy(np.array(array)) for name, array in layout.split(params).items()}
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in layout.unflatten(params).items()}
     weight, bias = tensors[f"{PRIVATE}.weight"], tensors[f"{PRIVATE}.bias"]
     flat = functional.linear(point, weight, bias)
     module = nn.Sequential()
@@ -138,7 +138,7 @@ def answer(layout: Layout, params: Parameters, preference: Sequence[float]) -> n
         module.add_module("body", body(tensors["body.0.weight"].shape[1]))
         module.add_module("head", head())
     values = {name: tensor for name, tensor in tensors.items() if not name.startswith(PRIVATE)}
-    values |= {f"head.{name}": part for name, part in Layout(HEAD_SHAPES, HEAD_SIZE).split(flat).items()}
+    values |= {f"head.{name}": part for name, part in Layout(HEAD_SHAPES, HEAD_SIZE).unflatten(flat).items()}
     module.load_state_dict(values)
     return module.eval()
 
@@ -166,10 +166,10 @@ class PrafflProblem:
     data: Mapping[Split, GroupedSamples]
     groups: int
     training: Training = field(default_factory=Training)
-    about: Mapping[str, Any] = field(default_factory=dict)
+    public_info: Mapping[str, Any] = field(default_factory=dict)
     metric: str = field(default="hypervolume", init=False)
     higher_is_better: bool = field(default=True, init=False)
-    also: tuple[str, ...] = field(default=ALSO, init=False)
+    extra_metrics: tuple[str, ...] = field(default=ALSO, init=False)
 
     def __post_init__(self) -> None:
         if "train" not in self.data or not len(self.data["train"].x):
@@ -188,4 +188,4 @@ class PrafflProblem:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
             tensors = dict(PrafflModel(self.features).named_parameters())
-        return self.layout.join({name: tensor.detach().numpy() for name, tensor in tensors.items()})
+        return self.layout.flatten({name: tensor.detach().numpy() for name, tensor in tensors.items()})

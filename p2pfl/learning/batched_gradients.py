@@ -26,7 +26,7 @@ NORMS = (
 Tensors = dict[str, Tensor]
 
 
-class Kernel(Protocol):
+class BatchedGradient(Protocol):
     """Gradients and outputs of K models."""
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -45,7 +45,7 @@ class Kernel(Protocol):
         """Return each model's outputs, [K, b, ...]."""
 
 
-def kernel_for(task: TorchProblem, dense: bool = True) -> Kernel:
+def kernel_for(task: TorchProblem, dense: bool = True) -> BatchedGradient:
     """Return the fastest kernel for a task's module.
 
     Args:
@@ -83,13 +83,13 @@ class VmapKernel:
         self._try(task)
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        tensors: Tensors = self._layout.split(flat)
+        tensors: Tensors = self._layout.unflatten(flat)
         trained = {name: tensors.pop(name) for name in self._trained}
         gradients = self._gradients(trained, tensors, x, y, weights)
         return torch.cat([gradients[name].reshape(len(flat), -1) for name in self._trained], 1)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
-        return self._outputs(self._layout.split(flat), x)
+        return self._outputs(self._layout.unflatten(flat), x)
 
     def _try(self, task: TorchProblem) -> None:
         """Run two models on a batch of two: what cannot be stacked says so here, before anything is trained."""

@@ -36,7 +36,7 @@ LARGEST_MIX = 2**26  # values of models that are averaged together: 256 MiB if n
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-class OneByOne:
+class SequentialLearner:
     """Any learners, each asked in turn; by the place of their node."""
 
     def __init__(self, learners: Sequence[Learner] | Mapping[int, Learner]) -> None:
@@ -46,7 +46,7 @@ class OneByOne:
         return [self._learners[job.node].compute(job.query) for job in jobs]
 
 
-class Stacked:
+class BatchedLearner:
     """TorchLearners of one architecture, computed together.
 
     Raises:
@@ -69,7 +69,7 @@ class Stacked:
         self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
         self._trained = self._means = RowCache(np.empty((0, 0), np.float32))
         self._equal_counts = len(set(self._data["train"].counts.tolist())) == 1
-        self._alone = OneByOne(learners)
+        self._alone = SequentialLearner(learners)
         self._together: dict[str, Callable[[list[int], list[Any]], Sequence[Any]]] = {
             Train.name: self._train,
             Mean.name: self._mean,

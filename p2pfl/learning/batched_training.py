@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.learning.batched_gradients import Kernel
+from p2pfl.learning.batched_gradients import BatchedGradient
 from p2pfl.learning.optimizers import Optimizer
 from p2pfl.learning.rule_gradients import Rows, follow, resting
 from p2pfl.queries import Train
@@ -36,7 +36,7 @@ class StackedTraining:
         start: Tensor,
         *,
         n_trained: int,
-        kernel: Kernel,
+        kernel: BatchedGradient,
         optimizer: Optimizer,
         steps: int,
         weights: Tensor | None,

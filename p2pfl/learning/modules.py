@@ -82,4 +82,4 @@ def last_layer(module: nn.Module) -> tuple[str, ...]:
 def flatten(module: nn.Module, layout: Layout) -> Parameters:
     """Return a module's tensors as one flat vector."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    return layout.join({name: tensors[name].detach().numpy() for name, _ in layout.shapes})
+    return layout.flatten({name: tensors[name].detach().numpy() for name, _ in layout.shapes})

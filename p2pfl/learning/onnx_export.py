@@ -44,7 +44,7 @@ def to_onnx(task: Task, params: Parameters, about: Mapping[str, str]) -> bytes:
     module = deepcopy(module).cpu()
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())  # a state_dict lacks some buffers
     with torch.no_grad():
-        for name, array in task.layout.split(params).items():
+        for name, array in task.layout.unflatten(params).items():
             tensors[name].copy_(torch.from_numpy(array.copy()))
     return exported(module.eval(), data["train"][0][:1].cpu(), about)
 

@@ -53,7 +53,7 @@ def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) ->
             if others:
                 raise ConfigurationError(f"{path} has the tensor {others[0]}, which the model lacks")
             zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.shapes if name in without}
-            params = layout.join(zeros | {name: file.get_tensor(name) for name in needed})
+            params = layout.flatten(zeros | {name: file.get_tensor(name) for name in needed})
     except (SafetensorError, OSError) as error:
         raise ConfigurationError(f"{path} is no safetensors file, or damaged: {error}") from error
     if not np.isfinite(params).all():

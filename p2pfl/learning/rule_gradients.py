@@ -15,7 +15,7 @@ from torch import Tensor
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import SGD, Optimizer
 from p2pfl.parameters import Layout
-from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Only, Rule, Weighted
+from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Rule, TrainSubset, Weighted
 
 Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(trained values, inputs, targets) -> the gradient of the mean loss there; it may be overwritten by the next call."""
@@ -52,7 +52,7 @@ def resting(rule: Rule | None, shared: Tensor | None) -> Tensor | None:
     Raises:
         ConfigurationError: it is to train one part alone, and none or all of what is trained is private.
     """
-    if not isinstance(rule, Only):
+    if not isinstance(rule, TrainSubset):
         return None
     if shared is None or not shared.any():
         raise ConfigurationError(

@@ -10,27 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from p2pfl.algorithms.group_statistics import CountGroups, Tally
+from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learner import Learner, answers
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.optimizers import Optimizer
 from p2pfl.learning.rule_gradients import follow, plan, resting, shared_values
 from p2pfl.learning.torch_problem import TorchProblem
-from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, Slopes
+from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.multiobjective.preferences import Preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.parameters import Parameters
-from p2pfl.prediction_mixing import Company, Ensemble, Memory, remembered
+from p2pfl.prediction_mixing import KnnDatastore, ModelEnsemble, PredictionMixer, knn_mixed_logits
 from p2pfl.queries import Evaluate, Loss, Split, Train
-from p2pfl.random_streams import Draws
-from p2pfl.update_rules import Only, Rule, Scalarised, Weighted
+from p2pfl.random_streams import RandomStreams
+from p2pfl.update_rules import Rule, Scalarised, TrainSubset, Weighted
 
 
 class TorchLearner(Learner):
     """The learner of a TorchTask on one device."""
 
-    def __init__(self, task: TorchProblem, draws: Draws, device: str = "cpu") -> None:
+    def __init__(self, task: TorchProblem, draws: RandomStreams, device: str = "cpu") -> None:
         self.task = task
         self.draws = draws
         self.device = choose_device(device)
@@ -132,7 +132,7 @@ class TorchLearner(Learner):
             results.append(result)
         return results
 
-    @answers(Company)
+    @answers(PredictionMixer)
     @torch.no_grad()
     def _mixed_figures(self, query: Evaluate) -> list[dict[str, float]]:
         """Evaluate mixed predictions. Features are the inputs of the module's last linear layer.
@@ -155,14 +155,14 @@ class TorchLearner(Learner):
 
     @answers(CountGroups)
     @torch.no_grad()
-    def _count_groups(self, query: CountGroups) -> Tally:
+    def _count_groups(self, query: CountGroups) -> GroupCounts:
         """Count the training samples.
 
         Raises:
             ConfigurationError: the samples have no groups.
         """
         x, y = self.data["train"]
-        found: Tally = self._of_groups("tally")(self._outputs(query.params, x), y)
+        found: GroupCounts = self._of_groups("tally")(self._outputs(query.params, x), y)
         return found
 
     def _of_groups(self, method: str) -> Any:
@@ -172,19 +172,19 @@ class TorchLearner(Learner):
             raise ConfigurationError(f"the policy needs {CountGroups.hint}")
         return found
 
-    def _mixing(self, params: Parameters, company: Company) -> Callable[[Split], Tensor]:
+    def _mixing(self, params: Parameters, company: PredictionMixer) -> Callable[[Split], Tensor]:
         """Return what makes the outputs of a model for a split, mixed with those of its company."""
 
-        if isinstance(company, Ensemble):
+        if isinstance(company, ModelEnsemble):
             mixed, shares = self._of_groups("mixed"), [1 - sum(company.shares), *company.shares]
             models = [params, *company.models]
             return lambda split: mixed([self._outputs(model, self.data[split][0]) for model in models], shares)
-        assert isinstance(company, Memory)
+        assert isinstance(company, KnnDatastore)
         if self.task.objectives is not None or self.task.loss is not cross_entropy:
             raise ConfigurationError("a memory of samples needs a classification with cross-entropy")
         _, known = self._outputs_and_features(params, "train")
         labels = self.data["train"][1]
-        return lambda split: remembered(company, *self._outputs_and_features(params, split), known, labels)
+        return lambda split: knn_mixed_logits(company, *self._outputs_and_features(params, split), known, labels)
 
     @torch.no_grad()
     def _outputs_and_features(self, params: Parameters, split: Split) -> tuple[Tensor, Tensor]:
@@ -200,7 +200,7 @@ class TorchLearner(Learner):
         return outputs, features[-1]
 
     @answers(DifferentiateObjectives)
-    def _differentiate(self, query: DifferentiateObjectives) -> Slopes:
+    def _differentiate(self, query: DifferentiateObjectives) -> ObjectiveGradients:
         """Differentiate on all training samples at once.
 
         Raises:
@@ -217,7 +217,7 @@ class TorchLearner(Learner):
         for row, loss in zip(gradients, losses, strict=True):
             parts = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, materialize_grads=True)
             row[: self.task.layout.n_trained] = torch.cat([part.flatten() for part in parts]).cpu().numpy()
-        return Slopes(preference, losses.detach().cpu().numpy().astype(np.float64), gradients)
+        return ObjectiveGradients(preference, losses.detach().cpu().numpy().astype(np.float64), gradients)
 
     def _objectives(self) -> tuple[Objectives, Preference]:
         if self.task.objectives is None or self.task.preference is None:
@@ -237,7 +237,7 @@ class TorchLearner(Learner):
         )
 
     def _moves(self, rule: Rule | None, name: str) -> bool:
-        return not isinstance(rule, Only) or (name in self.task.layout.private) == (rule.part == "private")
+        return not isinstance(rule, TrainSubset) or (name in self.task.layout.private) == (rule.part == "private")
 
     @torch.no_grad()
     def _evaluate(self, params: Parameters, split: Split) -> dict[str, float]:
@@ -268,7 +268,9 @@ def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[s
             yield from torch.split(torch.from_numpy(permutation), batch_size)
 
 
-def orders(draws: Draws, round: int, purpose: str, *, n: int, batch_size: int, epochs: int) -> list[np.ndarray] | list[None]:
+def orders(
+    draws: RandomStreams, round: int, purpose: str, *, n: int, batch_size: int, epochs: int
+) -> list[np.ndarray] | list[None]:
     """Return a permutation of n samples for each epoch, or None for each where all fit into one batch.
 
     One batch that holds everything has no order, so none is drawn.

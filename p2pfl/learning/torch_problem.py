@@ -40,7 +40,7 @@ class TorchProblem:
         measure: one value of the metric for each sample.
         optimizer: p2pfl.SGD or p2pfl.Adam, or anything with their `step`; its state dies with the round.
         batch_size: samples in a step; the last one of an epoch may be smaller.
-        about: public facts that peers are told.
+        public_info: public facts that peers are told.
         objectives: several, in place of `loss` and `measure`; then the metric is minus the scalarised loss.
         preference: the weights that scalarise them, [m]; they stay on this node.
         group: the number of the node's group where preferences are given by groups; it is not sent either.
@@ -60,7 +60,7 @@ class TorchProblem:
     higher_is_better: bool = True
     optimizer: Optimizer = field(default_factory=SGD)
     batch_size: int = 16
-    about: Mapping[str, Any] = field(default_factory=dict)
+    public_info: Mapping[str, Any] = field(default_factory=dict)
     objectives: Objectives | None = None
     preference: Preference | None = field(default=None, repr=False)
     group: int | None = field(default=None, repr=False)

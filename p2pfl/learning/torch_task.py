@@ -16,14 +16,14 @@ from p2pfl.learning.torch_problem import Samples, TorchProblem
 from p2pfl.multiobjective.preferences import Preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.queries import Split
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 
 @dataclass
 class TorchTask(TorchProblem):
     """A task from a torch module and arrays; its attributes are those of TorchProblem."""
 
-    def learner(self, draws: Draws, device: str = "cpu") -> TorchLearner:
+    def learner(self, draws: RandomStreams, device: str = "cpu") -> TorchLearner:
         return TorchLearner(self, draws, device)
 
 
@@ -39,7 +39,7 @@ def classification(
     Args:
         module: makes a torch module that turns inputs [n, ...] into logits [n, classes].
         train, validation, test: (inputs, class numbers) as NumPy arrays or tensors.
-        options: further attributes of TorchTask, such as `optimizer`, `batch_size`, `about`.
+        options: further attributes of TorchTask, such as `optimizer`, `batch_size`, `public_info`.
     """
     data = _data(train, validation, test, target=torch.int64)
     return TorchTask(module, data, cross_entropy, "accuracy", accuracy, True, **options)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from p2pfl.errors import ConfigurationError
 from p2pfl.multiobjective.preferences import nearest
 from p2pfl.pareto_metrics import Points, non_dominated
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 MOST_ITERATIONS, MOST_SAMPLES = 100_000, 10_000  # a mistake makes more
 
@@ -73,7 +73,7 @@ class Annealing:
         self.values: Points = np.zeros((0, objectives))
         self.weights: Points = np.zeros((0, objectives))
         self._schedule = schedule
-        self._draws = Draws(seed, "search for preferences")
+        self._draws = RandomStreams(seed, "search for preferences")
         self._front: Points = np.zeros((0, objectives))
         self._shape = schedule.samples, objectives
 

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from p2pfl.parameters import Parameters
-from p2pfl.private_parameters import Border
+from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Query
 
 
-class Slopes(NamedTuple):
+class ObjectiveGradients(NamedTuple):
     """A model as its node sees it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Slopes(NamedTuple):
     gradients: NDArray[np.float32]
 
 
-class DifferentiateObjectives(Query[Slopes], frozen=True, gc=False):
+class DifferentiateObjectives(Query[ObjectiveGradients], frozen=True, gc=False):
     """Return losses and gradients of each objective on the node's training samples, with the node's preference."""
 
     name: ClassVar[str] = "slopes"
@@ -35,8 +35,8 @@ class DifferentiateObjectives(Query[Slopes], frozen=True, gc=False):
 
     params: Parameters
 
-    def complete(self, private: Border) -> Self:
+    def complete(self, private: PrivateParameters) -> Self:
         return replace(self, params=private.whole(self.params))
 
-    def restrict(self, result: Slopes, private: Border) -> Slopes:
-        return result._replace(gradients=np.array([private.cut(gradient) for gradient in result.gradients]))
+    def restrict(self, result: ObjectiveGradients, private: PrivateParameters) -> ObjectiveGradients:
+        return result._replace(gradients=np.array([private.shared_of(gradient) for gradient in result.gradients]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from p2pfl.config.registry import build, named
 from p2pfl.errors import ConfigurationError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
 
 Preference = NDArray[np.float64]
@@ -109,7 +109,7 @@ def preference_of(
     if len(own):
         return checked("task.preference", own, objectives), None
     make, options = named("task.preferences", distribution, DISTRIBUTIONS)
-    rng = Draws(seed, f"preference/{part.index}").generator(0, "preference")
+    rng = RandomStreams(seed, f"preference/{part.index}").generator(0, "preference")
     point: Preference = build("task.preferences", make, options, part=part, rng=rng, objectives=objectives)
     return point, _group(part, len(options["weights"])) if make is groups else None
 

@@ -1,4 +1,7 @@
-"""The policies that come with p2pfl, by name. Each file is one of them and reads like its paper."""
+"""Policies that come with p2pfl, by name.
+
+Each module has one policy and reads like its paper.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def make_policy(name: str, options: Mapping[str, Any]) -> Policy:
     """
     factory = resolve("policy", name, POLICIES, "p2pfl.policies", METHODS)
     policy = build("policy", factory, options)
-    if missing := [member for member in ("judged", *METHODS) if not hasattr(policy, member)]:
+    if missing := [member for member in ("reported_stage", *METHODS) if not hasattr(policy, member)]:
         raise ConfigurationError(f"policy {name!r} is no policy: it lacks {', '.join(missing)}")
     made: Policy = policy
     return made

@@ -31,7 +31,7 @@ class CoordinatedFedAvg(FedAvg):
 
     async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
         start = self._start(me) if self.needs_start else None
-        assignment = await peers.joint(trained, extras=self._extras(), previous=self.previous, start=start)
+        assignment = await peers.submit(trained, extras=self._extras(), previous=self.previous, start=start)
         if assignment is None:
             return Merge(trained, {me.id: 1.0})
         self.previous = assignment.extras if self._credible(assignment.extras, me.round) else {}

@@ -55,7 +55,7 @@ class Dac:
     score_on: Literal["own", "peer"] = "own"
     schedule: Schedule = "synchronous"
     epochs: int = 1
-    judged: Stage = "trained"
+    reported_stage: Stage = "trained"
 
     met: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     estimated: dict[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -78,7 +78,7 @@ class Dac:
         known = self.estimated | self.met
         p = selection.probabilities(np.array([known.get(id, 0.0) for id in peers.ids]), self.tau)
         before = dict(zip(peers.ids, p.tolist(), strict=True))
-        chosen = peers.fit(selection.sample(me.rng("peers"), peers.ids, p, me.budget.cap(self.neighbours)))
+        chosen = peers.within_budget(selection.sample(me.rng("peers"), peers.ids, p, me.budget.cap(self.neighbours)))
 
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         self.met |= await self._measure(me, peers, trained, updates)
@@ -109,7 +109,7 @@ class Dac:
         elif self.score_on == "own":
             values = similarity.inverse_loss(await me.loss(models, split="train"))
         else:
-            losses = await peers.scores(senders, own)
+            losses = await peers.remote_losses(senders, own)
             senders = [id for id in senders if id in losses]
             # Nobody's data suit a node's model better than those on which it was trained, unless they are a lie.
             least = float((await me.loss([own], split="train"))[0]) if me.robust != "none" else 0.0

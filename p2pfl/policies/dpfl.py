@@ -41,7 +41,7 @@ class Dpfl:
     snapshot: Literal["aggregated", "trained"] = "aggregated"
     select: Literal["ggc", "none"] = "ggc"
 
-    judged: Stage = field(init=False)
+    reported_stage: Stage = field(init=False)
     omega: tuple[str, ...] = field(default=(), init=False, repr=False)
     chosen: tuple[str, ...] = field(default=(), init=False, repr=False)
     due: int = field(default=0, init=False, repr=False)  # the round of the next GGC
@@ -51,7 +51,7 @@ class Dpfl:
         check_epochs(self.epochs)
         if self.period < 1:
             raise ValueError(f"period must be 1 or more, got {self.period}")
-        self.judged = "merged" if self.snapshot == "aggregated" else "trained"
+        self.reported_stage = "merged" if self.snapshot == "aggregated" else "trained"
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.initial_epochs)
@@ -59,7 +59,7 @@ class Dpfl:
         if self.select == "none":
             return Merge(trained, {me.id: 1.0})
 
-        room = len(peers.fit(peers.ids))  # for as many in each step, as all take the same bytes now
+        room = len(peers.within_budget(peers.ids))  # for as many in each step, as all take the same bytes now
         selection = await bggc(
             _own(me, trained),
             peers.ids,
@@ -77,13 +77,13 @@ class Dpfl:
         await peers.publish(trained)
         there = set(peers.ids)
         if me.round >= self.due:
-            updates = await peers.models(peers.fit([id for id in self.omega if id in there]))
+            updates = await peers.models(peers.within_budget([id for id in self.omega if id in there]))
             limit = self._limit(me, len(updates))
             selection = await ggc(_own(me, trained), updates, loss=me.loss, rng=me.rng("greedy"), limit=limit)
             self.chosen, self.due = selection.ids, me.round + self.period
             updates = [update for update in updates if update.sender in self.chosen]
         else:
-            updates = await peers.models(peers.fit([id for id in self.chosen if id in there]))
+            updates = await peers.models(peers.within_budget([id for id in self.chosen if id in there]))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
     def preselected(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.algorithms.group_statistics import Tally, disparity, packed, total, unpacked
+from p2pfl.algorithms.group_statistics import GroupCounts, disparity, packed, total, unpacked
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import sender, together
 from p2pfl.policies.lft import LftFedAvg, check_step
@@ -86,7 +86,7 @@ class FairFed(LftFedAvg):
         return assignments, known | own
 
 
-def gaps_of(tallies: Sequence[Tally]) -> np.ndarray:
+def gaps_of(tallies: Sequence[GroupCounts]) -> np.ndarray:
     """Return how far each node's disparity is from that of all, or, where it has one group, its accuracy; float64 [n]."""
     everyone = total(tallies)
     fair, right = disparity(everyone), everyone.right / everyone.counts.sum()

@@ -35,7 +35,7 @@ class FedAvg:
 
     epochs: int = 1
     ft: FineTuning = ""
-    judged: Stage = "merged"
+    reported_stage: Stage = "merged"
 
     best: Parameters | None = field(default=None, init=False, repr=False)
     loss: float = field(default=inf, init=False, repr=False)
@@ -64,7 +64,7 @@ class FedAvg:
 
     async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
         await peers.publish(trained)
-        updates = await peers.models(peers.fit(peers.ids))
+        updates = await peers.models(peers.within_budget(peers.ids))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
     async def _remember(self, me: Me, params: Parameters) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 
 from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.multiobjective.mgda import sketch, weigh
-from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, Slopes
+from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives, ObjectiveGradients
 from p2pfl.parameters import Layout, Parameters, weighted_mean
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender
 from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Rule, Scalarised
 
 MOST_OBJECTIVES = 64
@@ -58,7 +58,7 @@ class FedCmoo(CoordinatedFedAvg):
     tolerance: float = 0.01
     floor: float = 0.2
 
-    seen: Slopes | None = field(default=None, init=False, repr=False)
+    seen: ObjectiveGradients | None = field(default=None, init=False, repr=False)
     now: int = field(default=0, init=False, repr=False)  # the round
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class FedCmoo(CoordinatedFedAvg):
     def _extras(self) -> Extras:
         """What the node makes of the model that the round began with. Draws are common to all, or sketches had no sum."""
         assert self.seen is not None
-        common = Draws(0, "fedcmoo").generator(self.now, "sketch")
+        common = RandomStreams(0, "fedcmoo").generator(self.now, "sketch")
         return {"losses": self.seen.losses, "gradients": sketch(self.seen.gradients, self.size, common)}
 
     def _credible(self, extras: Extras, round: int) -> bool:

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 
 from p2pfl.algorithms.aggregation import fedavg
-from p2pfl.algorithms.group_statistics import CountGroups, Tally, against_the_worst, balanced, even, packed, total, unpacked
+from p2pfl.algorithms.group_statistics import (
+    CountGroups,
+    GroupCounts,
+    agnostic_step,
+    even,
+    fedfb_step,
+    packed,
+    total,
+    unpacked,
+)
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
 from p2pfl.policies.lft import check_step
@@ -31,7 +40,7 @@ class Weighing(CoordinatedFedAvg):
     all.
     """
 
-    began: Tally | None = field(default=None, init=False, repr=False)
+    began: GroupCounts | None = field(default=None, init=False, repr=False)
 
     async def _train(self, me: Me) -> Parameters:
         self.began = await me.compute(CountGroups(me.params))
@@ -51,7 +60,7 @@ class Weighing(CoordinatedFedAvg):
         return True
 
     @abstractmethod
-    def moved(self, weights: np.ndarray, everyone: Tally, number: int) -> np.ndarray:
+    def moved(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
         """Return the weights for the next round.
 
         Args:
@@ -84,7 +93,7 @@ class FedFB(Weighing):
     """FedFB for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"), its step made by
     the elected coordinator.
 
-    The weights of samples by label and group move each round by p2pfl.algorithms.group_statistics.balanced with a step of
+    The weights of samples by label and group move each round by p2pfl.algorithms.group_statistics.fedfb_step with a step of
     `alpha` / sqrt(t), from the losses of all nodes' samples, so that averaging comes near to FairBatch on all data at once.
 
     A node submits how many training samples it has of each label in each group, and the sum of their losses: the
@@ -104,8 +113,8 @@ class FedFB(Weighing):
         super().__post_init__()
         check_step("alpha", self.alpha)
 
-    def moved(self, weights: np.ndarray, everyone: Tally, number: int) -> np.ndarray:
-        return balanced(weights, everyone, self.alpha / sqrt(number))
+    def moved(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
+        return fedfb_step(weights, everyone, self.alpha / sqrt(number))
 
 
 @dataclass
@@ -136,11 +145,11 @@ class AgnosticFair(Weighing):
         super().__post_init__()
         check_step("rate", self.rate)
 
-    def moved(self, weights: np.ndarray, everyone: Tally, number: int) -> np.ndarray:
-        return against_the_worst(weights, everyone, self.rate)
+    def moved(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
+        return agnostic_step(weights, everyone, self.rate)
 
 
-def said(previous: Extras, tally: Tally, round: int) -> tuple[int, np.ndarray]:
+def said(previous: Extras, tally: GroupCounts, round: int) -> tuple[int, np.ndarray]:
     """Return how often the weights had moved that a participant trains with in a round, and these, [2, A].
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from p2pfl.policies.personal import Personal
 from p2pfl.policy import Me, Merge, Peers, check_epochs
-from p2pfl.update_rules import Only
+from p2pfl.update_rules import TrainSubset
 
 
 @dataclass
@@ -35,6 +35,6 @@ class FedRep(Personal):
         check_epochs(self.head_epochs, "head_epochs")
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        await me.train(epochs=self.head_epochs, purpose="head", rule=Only("private"))
-        trained = await me.train(epochs=self.epochs, rule=Only("shared"))
+        await me.train(epochs=self.head_epochs, purpose="head", rule=TrainSubset("private"))
+        trained = await me.train(epochs=self.epochs, rule=TrainSubset("shared"))
         return Merge(*await self._share(me, peers, trained))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.policies.coordinated import CoordinatedFedAvg
-from p2pfl.prediction_mixing import Memory
+from p2pfl.prediction_mixing import KnnDatastore
 
 
 @dataclass
@@ -46,5 +46,5 @@ class KnnPer(CoordinatedFedAvg):
             raise ValueError(f"scale must be above 0, and finite, got {self.scale}")
 
     @property
-    def memory(self) -> Memory:
-        return Memory(self.neighbours, self.weight, self.scale)
+    def memory(self) -> KnnDatastore:
+        return KnnDatastore(self.neighbours, self.weight, self.scale)

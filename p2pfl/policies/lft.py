@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.algorithms.group_statistics import CountGroups, Tally, balanced, even
+from p2pfl.algorithms.group_statistics import CountGroups, GroupCounts, even, fedfb_step
 from p2pfl.parameters import Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.fedavg import FedAvg
 from p2pfl.policy import Me, Merge, Peers, samples
-from p2pfl.prediction_mixing import Ensemble
+from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.update_rules import Weighted
 
 
@@ -24,7 +24,7 @@ class LocalFair(FedAvg):
     Roh et al. 2021): a node weighs its samples by label and group, so that its groups get equal shares of positive
     decisions. Nothing of its groups leaves the node.
 
-    The weights move before each of `updates` parts of a round's epochs, by p2pfl.algorithms.group_statistics.balanced with
+    The weights move before each of `updates` parts of a round's epochs, by p2pfl.algorithms.group_statistics.fedfb_step with
     a step of `alpha` / sqrt(t) at the t-th time, from how the model treats the node's own training samples.
 
     Simplified: the step is FedFB's, for any number of groups, where FairBatch takes a step of fixed length for the label
@@ -41,7 +41,7 @@ class LocalFair(FedAvg):
 
     weights: np.ndarray | None = field(default=None, init=False, repr=False)
     moves: int = field(default=0, init=False, repr=False)
-    began: Tally | None = field(default=None, init=False, repr=False)  # how the round's first model treats the groups
+    began: GroupCounts | None = field(default=None, init=False, repr=False)  # how the round's first model treats the groups
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +57,7 @@ class LocalFair(FedAvg):
                 self.began = found
             self.moves += 1
             before = even(found.counts.shape[1]) if self.weights is None else self.weights
-            self.weights = balanced(before, found, self.alpha / sqrt(self.moves))
+            self.weights = fedfb_step(before, found, self.alpha / sqrt(self.moves))
             purpose = f"train {part}" if part else "train"
             rule = Weighted(self.weights)
             params = await me.train(params, epochs=self.epochs // self.updates, purpose=purpose, rule=rule)
@@ -106,12 +106,12 @@ class LftEnsemble(LocalFair):
     shares: Sequence[float] = field(default=(), init=False, repr=False)
 
     @property
-    def memory(self) -> Ensemble:
-        return Ensemble(self.others, self.shares)
+    def memory(self) -> ModelEnsemble:
+        return ModelEnsemble(self.others, self.shares)
 
     async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
         await peers.publish(trained)
-        updates = await peers.models(peers.fit(peers.ids))
+        updates = await peers.models(peers.within_budget(peers.ids))
         all_samples = sum(samples(me, updates).values())
         self.others = [update.params for update in updates]
         self.shares = [update.n_samples / all_samples for update in updates]

@@ -17,7 +17,7 @@ class Local:
     """
 
     epochs: int = 1
-    judged: Stage = "trained"
+    reported_stage: Stage = "trained"
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)

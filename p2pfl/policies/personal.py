@@ -26,7 +26,7 @@ class Personal:
     """
 
     epochs: int = 1
-    judged: Stage = "merged"
+    reported_stage: Stage = "merged"
 
     shared: Parameters | None = field(default=None, init=False, repr=False)  # None: still the common initial model
 
@@ -41,7 +41,7 @@ class Personal:
 
     async def _share(self, me: Me, peers: Peers, trained: Parameters) -> tuple[Parameters, Mapping[str, float]]:
         """Submit the shared model; return it as it is assigned, and how much each node's counted in it."""
-        assignment = await peers.joint(trained)
+        assignment = await peers.submit(trained)
         if assignment is None:
             self.shared, weights = trained, {me.id: 1.0}
         else:

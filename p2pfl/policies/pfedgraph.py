@@ -36,12 +36,12 @@ class PFedGraph(CoordinatedFedAvg):
 
     Attributes:
         epochs, ft: as of `fedavg`.
-        judged: by default what a node has trained from its mean.
+        reported_stage: by default what a node has trained from its mean.
         alpha: how strongly weights are held near the shares of samples.
         weight: lambda, of the cosine in the local loss.
     """
 
-    judged: Stage = "trained"
+    reported_stage: Stage = "trained"
     alpha: float = 0.8
     weight: float = 0.01
     needs_start: ClassVar[bool] = True

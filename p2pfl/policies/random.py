@@ -19,7 +19,7 @@ class Random:
     Attributes:
         neighbours: m, the peers drawn; a node with fewer takes all.
         graph: whether they are drawn `each-round` (default), or once before the first round: a `fixed` graph, such as
-            Kharrat et al. 2024 compare with (section 4.4; there `judged` is "merged").
+            Kharrat et al. 2024 compare with (section 4.4; there `reported_stage` is "merged").
         schedule: `synchronous` (default) or `sequential` (what gives the paper's table); see p2pfl.policies.schedule.
         epochs: of training in each round.
     """
@@ -28,7 +28,7 @@ class Random:
     graph: Literal["each-round", "fixed"] = "each-round"
     schedule: Schedule = "synchronous"
     epochs: int = 1
-    judged: Stage = "trained"
+    reported_stage: Stage = "trained"
 
     drawn: list[str] = field(default_factory=list, init=False, repr=False)
 
@@ -45,7 +45,7 @@ class Random:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
         await peers.publish(trained)
-        chosen = peers.fit(self._drawn_before(peers) if self.graph == "fixed" else self._draw(me, peers))
+        chosen = peers.within_budget(self._drawn_before(peers) if self.graph == "fixed" else self._draw(me, peers))
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
         if self.schedule == "sequential":

@@ -16,5 +16,5 @@ def stages(schedule: Schedule, me: Me, peers: Peers, ids: Sequence[str]) -> Stag
     """Return which model of this round to ask each of `ids` for."""
     if schedule == "synchronous":
         return "trained"
-    place = peers.order(me.round)
+    place = peers.round_order(me.round)
     return {id: "merged" if place[id] < place[me.id] else "trained" for id in ids}

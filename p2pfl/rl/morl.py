@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2pfl.parameters import Layout, Parameters
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.morl_settings import MorlProblem
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class MorlTask(MorlProblem):
 
         return initial(self.environment.id, self.settings, seed)
 
-    def learner(self, draws: Draws, device: str = "cpu") -> MorlLearner:
+    def learner(self, draws: RandomStreams, device: str = "cpu") -> MorlLearner:
         from p2pfl.rl.morl_learner import MorlLearner
 
         return MorlLearner(self, draws, device)

@@ -112,7 +112,7 @@ def optimizers_of(algorithm: Any) -> dict[str, torch.optim.Optimizer]:
 
 def flattened(tensors: Mapping[str, Tensor], layout: Layout) -> Parameters:
     """Return tensors by name as one flat vector."""
-    return layout.join({name: tensors[name].detach().cpu().numpy() for name, _ in layout.shapes})
+    return layout.flatten({name: tensors[name].detach().cpu().numpy() for name, _ in layout.shapes})
 
 
 @contextmanager

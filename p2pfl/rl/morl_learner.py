@@ -22,7 +22,7 @@ from p2pfl.learner import answers
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.parameters import Parameters
 from p2pfl.queries import Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.evaluation import JudgedByReturns
 from p2pfl.rl.morl_components import (
     flattened,
@@ -46,7 +46,7 @@ class MorlLearner(JudgedByReturns):
     `state` has all that it depends on, and `restore` puts a learner where another one was.
     """
 
-    def __init__(self, task: MorlProblem, draws: Draws, device: str = "cpu") -> None:
+    def __init__(self, task: MorlProblem, draws: RandomStreams, device: str = "cpu") -> None:
         super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task
         self.draws = draws
@@ -152,7 +152,7 @@ class MorlLearner(JudgedByReturns):
 
     def _load(self, params: Parameters) -> None:
         with torch.no_grad():
-            for name, array in self._layout.split(params).items():
+            for name, array in self._layout.unflatten(params).items():
                 self._tensors[name].copy_(torch.from_numpy(np.array(array)))
 
     def _exploration(self, round: int, steps: int) -> Callable[[float], float]:
@@ -176,7 +176,7 @@ class MorlLearner(JudgedByReturns):
                 mu, anchor = proximal
                 anchors = {
                     self._tensors[name]: torch.from_numpy(np.array(array)).to(self._algorithm.device)
-                    for name, array in self._layout.split(anchor).items()
+                    for name, array in self._layout.unflatten(anchor).items()
                 }
 
                 def pull(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

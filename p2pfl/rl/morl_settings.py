@@ -146,4 +146,4 @@ class MorlProblem:
     episodes: int = 1
     metric: str = "reward"
     higher_is_better: bool = True
-    about: Mapping[str, Any] = field(default_factory=dict)
+    public_info: Mapping[str, Any] = field(default_factory=dict)

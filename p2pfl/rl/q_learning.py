@@ -14,7 +14,7 @@ from p2pfl.learner import answers
 from p2pfl.multiobjective.preferences import Preference
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.evaluation import JudgedByReturns
 
 
@@ -64,7 +64,7 @@ class TabularTask:
     explore_least: float = 0.07
     metric: str = "reward"
     higher_is_better: bool = True
-    about: Mapping[str, Any] = field(default_factory=dict)
+    public_info: Mapping[str, Any] = field(default_factory=dict)
     reference: tuple[float, ...] = ()
     front: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
 
@@ -84,7 +84,7 @@ class TabularTask:
         """Return a table of zeros, whatever the seed."""
         return np.zeros(self.layout.size, np.float32)
 
-    def learner(self, draws: Draws, device: str = "cpu") -> QLearner:
+    def learner(self, draws: RandomStreams, device: str = "cpu") -> QLearner:
         return QLearner(self, draws)
 
 
@@ -94,7 +94,7 @@ class QLearner(JudgedByReturns):
     The tables are lists, which Python reads faster than arrays: a step takes about a microsecond.
     """
 
-    def __init__(self, task: TabularTask, draws: Draws) -> None:
+    def __init__(self, task: TabularTask, draws: RandomStreams) -> None:
         environment = task.environment
         super().__init__(task.environment.names, task.preference, task.metric)
         self.task = task

@@ -181,7 +181,7 @@ def is_folder_locked(folder: Path) -> bool:
     return False
 
 
-class Tries:
+class DiskErrorReporter:
     """Tolerates a disk that is full, read-only or gone: reports it once, and once more when writing works again.
 
     Args:
@@ -200,7 +200,7 @@ class Tries:
         self._say = say
 
     @contextmanager
-    def go_on(self) -> Iterator[None]:
+    def tolerate(self) -> Iterator[None]:
         """Report OSErrors of this block instead of raising them."""
         try:
             yield

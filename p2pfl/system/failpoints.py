@@ -1,6 +1,7 @@
 """Named moments at which a test can have the process end as if it were killed.
 
-P2PFL_CRASH=published ends it when it is about to tell of a model for the first time, P2PFL_CRASH=published:3 for the third.
+P2PFL_FAILPOINT=published ends it when it is about to announce a model for the first time,
+P2PFL_FAILPOINT=published:3 for the third.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import signal
 from typing import NoReturn
 
-VARIABLE = "P2PFL_CRASH"
+VARIABLE = "P2PFL_FAILPOINT"
 POINTS = {
     "boot-counted": "the boot counter is on the disk, and nothing was sent",
     "checkpoint-written": "a checkpoint is on the disk under its temporary name",
@@ -38,7 +39,7 @@ def parse(text: str) -> tuple[str, int]:
 _wanted, _left = parse(os.environ.get(VARIABLE, ""))
 
 
-def reached(name: str) -> None:
+def failpoint(name: str) -> None:
     """End the process here if the environment says so."""
     global _left
     if name != _wanted:

@@ -1,1 +1,4 @@
-"""The tasks that come with p2pfl: `concept-shift` (synthetic), `digits`, `images` and `fairness` (data sets), and others."""
+"""Tasks that come with p2pfl: `concept-shift` (synthetic), `digits`, `images`, `fairness` (data sets), and others.
+
+Each module has one factory, which a configuration names.
+"""

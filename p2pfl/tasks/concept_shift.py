@@ -12,7 +12,7 @@ from torch import nn
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, regression
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
 
 Arrays = tuple[torch.Tensor, torch.Tensor]
@@ -50,8 +50,8 @@ def concept_shift(
     if not 0 <= noise < inf:
         raise ConfigurationError(f"task.noise must be 0 or more, and finite, got {noise}")
     cluster = part.index * clusters // part.count
-    theta = Draws(seed, f"concept-shift/{cluster}").generator(0, "theta").uniform(-10, 10, dimensions)
-    own = _draw(Draws(seed, f"concept-shift/{cluster}/{part.index}").generator(0, "train"), theta, samples, noise)
+    theta = RandomStreams(seed, f"concept-shift/{cluster}").generator(0, "theta").uniform(-10, 10, dimensions)
+    own = _draw(RandomStreams(seed, f"concept-shift/{cluster}/{part.index}").generator(0, "train"), theta, samples, noise)
     return regression(
         lambda: nn.Linear(dimensions, 1),
         own,
@@ -59,14 +59,14 @@ def concept_shift(
         _shared(seed, cluster, "test", test, dimensions=dimensions, noise=noise),
         optimizer=SGD(lr),
         batch_size=batch_size,
-        about={"group": cluster},
+        public_info={"group": cluster},
     )
 
 
 @lru_cache(maxsize=64)
 def _shared(seed: int, cluster: int, split: str, n: int, *, dimensions: int, noise: float) -> Arrays:
     """The validation or test set of a cluster: one pair of tensors, so that it is held once for all of its nodes."""
-    draws = Draws(seed, f"concept-shift/{cluster}")
+    draws = RandomStreams(seed, f"concept-shift/{cluster}")
     theta = draws.generator(0, "theta").uniform(-10, 10, dimensions)
     return _draw(draws.generator(0, split), theta, n, noise)
 

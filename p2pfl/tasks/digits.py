@@ -13,7 +13,7 @@ from p2pfl.data.images.digits import read
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, classification
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
 
 CLASSES = 10
@@ -53,13 +53,13 @@ def digits(
     if samples < 0 or hidden < 1:
         raise ConfigurationError("task.samples must be 0 or more and task.hidden 1 or more")
     own = node_labels(seed, part.count, labels)[part.index]
-    judged = tuple(range(CLASSES)) if judged_on == "all" else own
+    tested = tuple(range(CLASSES)) if judged_on == "all" else own
     if shared and not samples:
         raise ConfigurationError("task.shared needs task.samples, the number of images that each node draws")
     x, y, _ = _images(seed)
     if shared:
         pool = _pool_of(seed, "train", own)
-        train = Draws(seed, f"digits {part.index}").generator(0, "images").permutation(pool)[:samples]
+        train = RandomStreams(seed, f"digits {part.index}").generator(0, "images").permutation(pool)[:samples]
     else:
         train = _shares(seed, part.count, labels)[part.index][: samples or None]
     if not len(train):
@@ -70,11 +70,11 @@ def digits(
     return classification(
         lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)),
         (x[train], y[train]),
-        _pool(seed, "validation", judged),
-        _pool(seed, "test", judged),
+        _pool(seed, "validation", tested),
+        _pool(seed, "test", tested),
         optimizer=SGD(lr, momentum),
         batch_size=batch_size,
-        about={"labels": ",".join(map(str, own))},
+        public_info={"labels": ",".join(map(str, own))},
         private=["2"] if private else (),
     )
 
@@ -83,7 +83,7 @@ def digits(
 def _images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray]]:
     """All images (pixels from 0 to 1), their labels, and the indices of each split."""
     pixels, labels = read()
-    order = Draws(seed, "digits").generator(0, "splits").permutation(len(labels))
+    order = RandomStreams(seed, "digits").generator(0, "splits").permutation(len(labels))
     train, validation, test = np.split(order, [int(0.8 * len(order)), int(0.9 * len(order))])
     x = torch.tensor(pixels / 16, dtype=torch.float32)
     return x, torch.tensor(labels, dtype=torch.int64), {"train": train, "validation": validation, "test": test}
@@ -92,7 +92,7 @@ def _images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray
 @lru_cache(maxsize=8)
 def node_labels(seed: int, count: int, labels: int) -> list[tuple[int, ...]]:
     """Which labels each of `count` nodes has: every node `labels` of them, every label at (nearly) as many nodes."""
-    rng = Draws(seed, "digits").generator(0, "labels")
+    rng = RandomStreams(seed, "digits").generator(0, "labels")
     held = np.zeros(CLASSES, int)
     result = []
     for _ in range(count):
@@ -117,7 +117,7 @@ def _shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
         images = train[y.numpy()[train] == label]
         for k, images_of_k in zip(holders, np.array_split(images, len(holders)) if holders else [], strict=True):
             shares[k].append(images_of_k)
-    rng = Draws(seed, "digits").generator(0, "shares")
+    rng = RandomStreams(seed, "digits").generator(0, "shares")
     return [rng.permutation(np.concatenate(share)) for share in shares]
 
 

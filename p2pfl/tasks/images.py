@@ -28,7 +28,7 @@ from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.parameters import Parameters
 from p2pfl.queries import Split
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
 
 Table = Mapping[str, Any]
@@ -58,8 +58,8 @@ class ImageTask(TorchTask):
         params = super().initial(seed)
         if self.start is None:
             return params
-        tensors = self.layout.split(self.start) | {name: self.layout.split(params)[name] for name in self.drawn}
-        return self.layout.join(tensors)
+        tensors = self.layout.unflatten(self.start) | {name: self.layout.unflatten(params)[name] for name in self.drawn}
+        return self.layout.flatten(tensors)
 
 
 def images(
@@ -122,7 +122,7 @@ def images(
     module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=share.labels)
     make_module(module)  # reports what is wrong with it
     steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
-    draws = Draws(seed, f"images/{part.index}")
+    draws = RandomStreams(seed, f"images/{part.index}")
     splits: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}
     if not validation:
         del splits["validation"]
@@ -131,7 +131,7 @@ def images(
         {split: _samples(source, split, index, share=share, harder=augment, draws=draws) for split, index in splits.items()},
         optimizer=build("task.optimizer", steps, how),
         batch_size=batch_size,
-        about={} if share.group is None else {"group": share.group},
+        public_info={} if share.group is None else {"group": share.group},
     )
     if private:
         task.private = last_layer(task.template)
@@ -147,7 +147,9 @@ def _plan(loaded: tuple[ImageSet, ...], division: str, count: int, seed: int) ->
     return plan(loaded, count, seed, partition=partition, shift=shift, samples=samples, validation=validation, test=test)
 
 
-def _samples(source: ImageSet, split: Split, index: np.ndarray, *, share: Share, harder: Table, draws: Draws) -> Samples:
+def _samples(
+    source: ImageSet, split: Split, index: np.ndarray, *, share: Share, harder: Table, draws: RandomStreams
+) -> Samples:
     """Return a node's samples as tensors; those that another node has in just the same way are the same tensors."""
     images = source.test if split == "test" else source.train
     which = (source, split == "test", index.tobytes())

@@ -23,7 +23,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, classification
 from p2pfl.queries import Split
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.system.available_memory import amount, free_memory
 from p2pfl.task import Part
 
@@ -209,7 +209,7 @@ def _numbers(where: str, header: Sequence[str], row: Sequence[str]) -> Iterator[
 def _hold_out(splits: dict[Split, Arrays], fractions: dict[Split, float], seed: int) -> None:
     """Move a fraction of the rows to each split that the file does not have. A fraction of less than half a row is none."""
     x, y = splits["train"]
-    order = Draws(seed, "classification").generator(0, "splits").permutation(len(x))
+    order = RandomStreams(seed, "classification").generator(0, "splits").permutation(len(x))
     begin = 0
     for split in _HELD_OUT:
         if split not in splits and (size := round(fractions[split] * len(x))):

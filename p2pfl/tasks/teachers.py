@@ -16,7 +16,7 @@ from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, multi_objective
 from p2pfl.multiobjective.preferences import preference_of
 from p2pfl.multiobjective.scalarisation import Objectives, scalarisation
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
 
 INPUTS, UNITS = 3, 6  # of each teacher
@@ -64,7 +64,7 @@ def teachers(
         raise ConfigurationError(f"task.noise must be 0 or more, and finite, got {noise}")
     drawn = {"name": "groups", "weights": favourites(teachers)} if preferences is None else preferences
     point, group = preference_of(part, seed, teachers, preference, drawn)
-    own = Draws(seed, f"teachers/{part.index}")
+    own = RandomStreams(seed, f"teachers/{part.index}")
     return multi_objective(
         lambda: nn.Sequential(nn.Linear(INPUTS * teachers, hidden), nn.Tanh(), nn.Linear(hidden, 1)),
         _draw(own.generator(0, "train"), seed, teachers, samples, noise),
@@ -97,13 +97,13 @@ def _objectives(teachers: int, table: Mapping[str, Any] | None) -> Objectives:
 @lru_cache(maxsize=4)
 def _shared(seed: int, teachers: int, test: int, noise: float) -> Arrays:
     """The test set: one pair of tensors, so that it is held once for all nodes."""
-    return _draw(Draws(seed, "teachers").generator(0, "test"), seed, teachers, test, noise)
+    return _draw(RandomStreams(seed, "teachers").generator(0, "test"), seed, teachers, test, noise)
 
 
 @lru_cache(maxsize=4)
 def _made(seed: int, teachers: int) -> tuple[np.ndarray, np.ndarray]:
     """Return A [m, 3m, 6] and b [m, 6]."""
-    rng = Draws(seed, "teachers").generator(0, "teachers")
+    rng = RandomStreams(seed, "teachers").generator(0, "teachers")
     first = np.zeros((teachers, INPUTS * teachers, UNITS))
     for j in range(teachers):
         first[j, INPUTS * j : INPUTS * (j + 1)] = rng.normal(0, 2, (INPUTS, UNITS))

@@ -42,7 +42,7 @@ HEADERS = {
 }
 
 
-class Shown(NamedTuple):
+class Resource(NamedTuple):
     """A resource of the server.
 
     Attributes:
@@ -54,13 +54,13 @@ class Shown(NamedTuple):
     make: Callable[[], bytes]
 
 
-def asset(path: Path) -> Shown:
+def asset(path: Path) -> Resource:
     """Return a file as a resource; it is read now."""
     content = path.read_bytes()
-    return Shown(f"{TYPES[path.suffix]}; charset=utf-8", lambda: content)
+    return Resource(f"{TYPES[path.suffix]}; charset=utf-8", lambda: content)
 
 
-class Page:
+class PageServer:
     """
     Args:
         shown: by path, such as "/"; a path may have a query.
@@ -68,7 +68,7 @@ class Page:
         port: 0 takes a free one.
     """
 
-    def __init__(self, shown: Mapping[str, Shown], host: str, port: int) -> None:
+    def __init__(self, shown: Mapping[str, Resource], host: str, port: int) -> None:
         self._shown = shown
         self._host = host
         self._port = port
@@ -146,7 +146,7 @@ class Page:
         answer.force_close()
         return answer
 
-    def _fresh(self, path: str, shown: Shown) -> bytes:
+    def _fresh(self, path: str, shown: Resource) -> bytes:
         """Return the content of a path, FRESH seconds old at most."""
         now = asyncio.get_running_loop().time()
         made, content = self._made.get(path, (-FRESH, b""))
@@ -171,7 +171,7 @@ class Page:
 
 
 @contextmanager
-def in_thread(page: Page) -> Iterator[str]:
+def in_thread(page: PageServer) -> Iterator[str]:
     """Serve a page from a thread with an event loop of its own, for a program that has none; yield its address.
 
     The content is made in that thread.

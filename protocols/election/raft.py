@@ -52,7 +52,7 @@ class Step(NamedTuple):
     """
 
     write: Ballot | None
-    send: tuple[tuple[str, m.Electing], ...]
+    send: tuple[tuple[str, m.ElectionMessage], ...]
 
 
 class Election(Voter):
@@ -145,7 +145,7 @@ class Election(Voter):
             self._ask(now)
         return self._step(before)
 
-    def receive(self, sender: str, message: m.Electing, now: float) -> Step:
+    def receive(self, sender: str, message: m.ElectionMessage, now: float) -> Step:
         """Act on a verified message.
 
         Raises:

@@ -30,7 +30,7 @@ class Voter:
         self.role: Literal["follower", "standing", "candidate", "coordinator"] = "follower"
         self.ballot = ballot if ballot.term.epoch == electorate.epoch else Ballot(Term(electorate.epoch, 0))
         self._draw = draw
-        self._send: list[tuple[str, m.Electing]] = []
+        self._send: list[tuple[str, m.ElectionMessage]] = []
         self._coordinator = ""  # of the term, if it was heard
         self._promised_to = ""
         self._promised_until = now + timing.patience

@@ -68,7 +68,7 @@ _OVERHEAD = 5  # bytes around the entries of an encoded log, at most
 
 
 class Membership:
-    """The log as one node knows it. A gate of transports (see p2pfl.protocols.transport.Gate).
+    """The log as one node knows it. A gate of transports (see p2pfl.protocols.transport.AccessControl).
 
     Args:
         entries: of the log, encoded.

@@ -9,14 +9,14 @@ from p2pfl.protocols.mqtt.limits import OpeningLimits
 from p2pfl.protocols.mqtt.link import MqttLink
 from p2pfl.protocols.mqtt.link_table import LinkTable
 from p2pfl.protocols.mqtt.packets import ANSWER_PACKET
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.transport import AccessControl
 from p2pfl.system.printable import key_name
 
 
 class LinkAcceptor:
     """Accepts or refuses openings, within limits."""
 
-    def __init__(self, identity: Identity, gate: Gate, limits: OpeningLimits, table: LinkTable) -> None:
+    def __init__(self, identity: Identity, gate: AccessControl, limits: OpeningLimits, table: LinkTable) -> None:
         self._identity = identity
         self._gate = gate
         self._limits = limits

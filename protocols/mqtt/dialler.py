@@ -10,7 +10,7 @@ from p2pfl.protocols.mqtt import key_exchange
 from p2pfl.protocols.mqtt.link import MqttLink
 from p2pfl.protocols.mqtt.link_table import LinkTable
 from p2pfl.protocols.mqtt.packets import OPENING_PACKET
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.transport import AccessControl
 from p2pfl.system.printable import key_name, printable
 
 AGAIN = 1.0  # seconds between attempts until the member answers
@@ -21,7 +21,7 @@ Answer = key_exchange.Sealing | key_exchange.Refusing
 class LinkDialler:
     """Sends openings until they are answered."""
 
-    def __init__(self, identity: Identity, gate: Gate, table: LinkTable) -> None:
+    def __init__(self, identity: Identity, gate: AccessControl, table: LinkTable) -> None:
         self._identity = identity
         self._gate = gate
         self._table = table

@@ -25,7 +25,7 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, verify
-from p2pfl.protocols.transport import Gate, Part
+from p2pfl.protocols.transport import AccessControl, Part
 from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT, Bytes16, Bytes32, UInt32
 
 VERSION = 1
@@ -155,7 +155,9 @@ class Dialler:
         packet: to be sent, as often as it takes.
     """
 
-    def __init__(self, identity: Identity, gate: Gate, key: bytes, joining: bool = False, after: int | None = None) -> None:
+    def __init__(
+        self, identity: Identity, gate: AccessControl, key: bytes, joining: bool = False, after: int | None = None
+    ) -> None:
         self.id = os.urandom(16)
         self._key = key
         self._private = X25519PrivateKey.generate()
@@ -188,7 +190,7 @@ class Accepted(NamedTuple):
     sealing: Sealing
 
 
-def accept(packet: Part, opening: Opening, identity: Identity, gate: Gate) -> Accepted:
+def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessControl) -> Accepted:
     """Answer an Opening.
 
     Raises:
@@ -217,7 +219,7 @@ def accept(packet: Part, opening: Opening, identity: Identity, gate: Gate) -> Ac
     return Accepted(answer, Sealing(back, there, session))
 
 
-def refuse(packet: Part, opening: Opening, identity: Identity, gate: Gate, error: ProtocolError) -> bytes:
+def refuse(packet: Part, opening: Opening, identity: Identity, gate: AccessControl, error: ProtocolError) -> bytes:
     """Return the packet that says why an Opening is not accepted."""
     detail = str(error).removeprefix(error.cause).removeprefix(": ")
     return _sign(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from p2pfl.protocols.rate_limit import Allowance, Shares
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.rate_limit import Shares, TokenBucket
+from p2pfl.protocols.transport import AccessControl
 
 VERIFICATIONS = 100  # signatures of openings and presences that are looked at, a second
 REMEMBERED = 1024  # openings
@@ -14,10 +14,10 @@ REMEMBERED = 1024  # openings
 class OpeningLimits:
     """Rates of verified signatures, accepted openings and refusals."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: AccessControl) -> None:
         self._gate = gate
         self._verifications = Shares(VERIFICATIONS)
-        self._openings, self._strangers, self._refusals = Allowance(2, 10), Allowance(5, 20), Allowance(5, 20)
+        self._openings, self._strangers, self._refusals = TokenBucket(2, 10), TokenBucket(5, 20), TokenBucket(5, 20)
         self._paid: dict[bytes, None] = {}  # openings that their dialler was charged for, the oldest first
 
     def may_verify(self, sender: bytes) -> bool:

@@ -12,7 +12,7 @@ from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.mqtt import key_exchange
 from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.packets import Topics
-from p2pfl.protocols.mqtt.reliable_stream import CHUNK, Stream
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
 from p2pfl.protocols.timer import Timer
 from p2pfl.protocols.transport import Handler, Part
 from p2pfl.system.printable import key_name
@@ -71,7 +71,7 @@ class MqttLink:
         limit = owner.greeting
         if joining:
             limit = ANSWER if dialled else REQUEST
-        self.stream = Stream(sealing, id, limit, asyncio.get_running_loop().time())
+        self.stream = ReliableStream(sealing, id, limit, asyncio.get_running_loop().time())
         self._owner = owner
         self._inbox = owner.topics.inbox(key)
         self._closed = False

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.transport import AccessControl
 from p2pfl.protocols.transports.handshake import Bytes16, Bytes32, UInt32
 
 LIMIT = 4096  # bytes of a packet
@@ -48,7 +48,7 @@ def sign(identity: Identity, presence: Presence) -> bytes:
 class Directory:
     """What is known of the members' presence: of each, the newest that it has signed."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: AccessControl) -> None:
         self._gate = gate
         self._known: dict[bytes, Presence] = {}
 

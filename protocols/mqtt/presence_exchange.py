@@ -14,8 +14,8 @@ from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.delivery import DeliveryMonitor
 from p2pfl.protocols.mqtt.limits import OpeningLimits
 from p2pfl.protocols.mqtt.packets import ADDRESS, Topics
-from p2pfl.protocols.rate_limit import Allowance
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.transport import AccessControl
 
 
 class Announcer:
@@ -31,7 +31,7 @@ class Announcer:
         bus: Bus,
         topics: Topics,
         identity: Identity,
-        gate: Gate,
+        gate: AccessControl,
         *,
         boot: int,
         addresses: Callable[[], Sequence[str]],
@@ -104,7 +104,7 @@ class PresenceObserver:
     def __init__(
         self,
         own: bytes,
-        gate: Gate,
+        gate: AccessControl,
         limits: OpeningLimits,
         *,
         found: Callable[[bytes, str], None],
@@ -118,7 +118,7 @@ class PresenceObserver:
         self._hinted = hinted
         self._refused = refused
         self._directory = presence.Directory(gate)
-        self._hints, self._presences = Allowance(0.5, 3), Allowance(1, 10)
+        self._hints, self._presences = TokenBucket(0.5, 3), TokenBucket(1, 10)
 
     def online(self, key: bytes) -> bool:
         """Return whether a member was last known to be there."""

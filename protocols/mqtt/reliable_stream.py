@@ -54,7 +54,7 @@ class _Sent:
     due: bool = False  # to be sent again
 
 
-class Stream:
+class ReliableStream:
     """
     Args:
         id: of the link.

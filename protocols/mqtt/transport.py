@@ -51,13 +51,13 @@ from p2pfl.protocols.mqtt.packets import (
 )
 from p2pfl.protocols.mqtt.presence_exchange import Announcer, PresenceObserver
 from p2pfl.protocols.mqtt.reliable_stream import CONTROL_PACKET, DATA_PACKET
-from p2pfl.protocols.rate_limit import Allowance
-from p2pfl.protocols.transport import Gate, Handler
+from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.transport import AccessControl, Handler
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.protocols.wire.messages import Terms
+from p2pfl.protocols.wire.messages import HelloParameters
 from p2pfl.system.printable import key_name
 
-GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is trusted
+GREETING = OVERHEAD + HelloParameters.LIMIT  # the most bytes of a frame before a link is trusted
 LARGEST = 300 << 10  # bytes; larger packets are not looked at
 DIALLING = 10.0  # seconds for a member to answer
 
@@ -86,7 +86,7 @@ class MqttTransport:
         self,
         bus: Bus,
         identity: Identity,
-        gate: Gate,
+        gate: AccessControl,
         max_frame: int,
         *,
         greeting: int = GREETING,
@@ -114,7 +114,7 @@ class MqttTransport:
         self._observer = PresenceObserver(
             identity.public, gate, limits, found=found, hinted=hinted, refused=self._table.refused
         )
-        self._resets = Allowance(5, 10)
+        self._resets = TokenBucket(5, 10)
 
     @property
     def problem(self) -> str:

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity, verify
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.transport import AccessControl
 
 VERSION = 1
 LIMIT = 4096  # bytes of a message before the other side is known
@@ -102,12 +102,12 @@ def encode(step: _Step) -> bytes:
     return msgspec.msgpack.encode(step)
 
 
-def challenge(gate: Gate) -> Challenge:
+def challenge(gate: AccessControl) -> Challenge:
     return Challenge(VERSION, os.urandom(32), gate.epoch)
 
 
 def prove(
-    identity: Identity, gate: Gate, challenge: Challenge, server: bytes, certificate: bytes, *, joining: bool
+    identity: Identity, gate: AccessControl, challenge: Challenge, server: bytes, certificate: bytes, *, joining: bool
 ) -> tuple[Proof, bytes]:
     """Answer a challenge; return the proof and the session.
 
@@ -126,7 +126,7 @@ def prove(
     return Proof(VERSION, gate.federation, identity.public, nonce, joining, entries, signature), _session(content)
 
 
-def check(proof: Proof, gate: Gate, challenge: Challenge, server: bytes, certificate: bytes) -> Proven:
+def check(proof: Proof, gate: AccessControl, challenge: Challenge, server: bytes, certificate: bytes) -> Proven:
     """Return who has made a proof.
 
     Raises:

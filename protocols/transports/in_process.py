@@ -20,7 +20,7 @@ class Model(Protocol):
         """Return the time at which a frame of `size` bytes, sent at `now`, has arrived; None if it is lost."""
 
 
-class MemoryNetwork:
+class InProcessNetwork:
     """A factory of transports that reach each other by name."""
 
     def __init__(self, model: Model | None = None) -> None:
@@ -70,9 +70,9 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """Transport of one node; made by MemoryNetwork.transport. See p2pfl.protocols.transport.Transport."""
+    """Transport of one node; made by InProcessNetwork.transport. See p2pfl.protocols.transport.Transport."""
 
-    def __init__(self, network: MemoryNetwork, name: str) -> None:
+    def __init__(self, network: InProcessNetwork, name: str) -> None:
         self.name = name
         self.address = f"memory:{name}"
         self.network = network

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from p2pfl.protocols.addresses import join_address, network
-from p2pfl.protocols.rate_limit import Allowance
+from p2pfl.protocols.rate_limit import TokenBucket
 
 HOST_RATE, HOST_BURST = 20.0, 64  # connections a second of one host, and at once
 RATE, BURST = 100.0, 192  # of all of them
@@ -45,7 +45,7 @@ class Listener:
         self._take = take
         self._dropped = dropped
         self._clock = clock
-        self._hosts, self._all = Allowance(HOST_RATE, HOST_BURST), Allowance(RATE, BURST)
+        self._hosts, self._all = TokenBucket(HOST_RATE, HOST_BURST), TokenBucket(RATE, BURST)
 
     async def bind(self, host: str, port: int) -> None:
         """Listen at one address, or, without a host, at all of IPv4 and IPv6.

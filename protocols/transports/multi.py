@@ -8,7 +8,7 @@ from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Handler, Link, Transport
 
 
-class Several:
+class MultiTransport:
     """
     Args:
         transports: by the scheme of their addresses, such as "tcp" and "mqtt"; an address without one is the first's.

@@ -22,7 +22,7 @@ from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.reception_limits import RATE, Buffers, Reception
 from p2pfl.protocols.timer import Timer
-from p2pfl.protocols.transport import Gate, Handler
+from p2pfl.protocols.transport import AccessControl, Handler
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
 from p2pfl.protocols.transports.listener import Listener
 from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
@@ -55,7 +55,7 @@ class TlsTransport:
         self,
         address: str,
         identity: Identity,
-        gate: Gate,
+        gate: AccessControl,
         max_frame: int,
         *,
         rate: float = RATE,

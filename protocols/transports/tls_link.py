@@ -21,9 +21,9 @@ from p2pfl.protocols.transports.outgoing_pieces import PIECE, Pieces
 from p2pfl.protocols.transports.tls_frames import PREFIX, FrameReader
 from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof, refusal_of
 from p2pfl.protocols.wire.envelope import OVERHEAD
-from p2pfl.protocols.wire.messages import Terms
+from p2pfl.protocols.wire.messages import HelloParameters
 
-GREETING = OVERHEAD + Terms.LIMIT  # the most bytes of a frame before a link is trusted
+GREETING = OVERHEAD + HelloParameters.LIMIT  # the most bytes of a frame before a link is trusted
 ANSWER = 8 << 20  # the most bytes of the answer to one who joins: the federation's file and its membership log
 PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
 STALLED = 30.0  # seconds in which the other side must take PIECES of what it is sent

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.transport import AccessControl
 from p2pfl.protocols.transports import handshake
 from p2pfl.system.printable import printable
 
@@ -35,7 +35,7 @@ class ServerProof:
         certificate: its own, DER.
     """
 
-    def __init__(self, identity: Identity, gate: Gate, certificate: bytes) -> None:
+    def __init__(self, identity: Identity, gate: AccessControl, certificate: bytes) -> None:
         self._identity = identity
         self._gate = gate
         self._certificate = certificate
@@ -67,7 +67,7 @@ class ClientProof:
         joining: this node is no member and wants to become one.
     """
 
-    def __init__(self, identity: Identity, gate: Gate, server: bytes, certificate: bytes, joining: bool) -> None:
+    def __init__(self, identity: Identity, gate: AccessControl, server: bytes, certificate: bytes, joining: bool) -> None:
         self._identity = identity
         self._gate = gate
         self._server = server

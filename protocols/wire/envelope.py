@@ -92,7 +92,7 @@ EMPTY = Payload.of()
 SESSIONS = 4096  # of the links that a node had last
 
 
-class Sealer:
+class FrameSigner:
     """Maker of one node's frames."""
 
     def __init__(self, identity: Identity, federation: bytes, layout: bytes, boot: int) -> None:
@@ -156,7 +156,7 @@ class Sealer:
 _header = msgspec.msgpack.Decoder(Header)
 
 
-class Door:
+class FrameVerifier:
     """Verifier of frames: it returns messages of members, or raises.
 
     Args:

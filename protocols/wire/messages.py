@@ -48,7 +48,7 @@ class Get(_Message, frozen=True, tag="get"):
     known: Tag = b""
 
 
-class Answer(_Message, frozen=True, tag="update"):
+class ModelUpdate(_Message, frozen=True, tag="update"):
     """A model: the payload is its parameters and extras; or, in place of the parameters, what has changed since `base`."""
 
     request: UInt32
@@ -60,7 +60,7 @@ class Answer(_Message, frozen=True, tag="update"):
     base: Tag = b""
 
 
-class Absent(_Message, frozen=True, tag="absent"):
+class NotAvailable(_Message, frozen=True, tag="absent"):
     """There is no such model and there will be none. `round` is where the answering node is."""
 
     request: UInt32
@@ -82,7 +82,7 @@ class Scored(_Message, frozen=True, tag="scored"):
     loss: float
 
 
-class Have(_Message, frozen=True, tag="have"):
+class RoundReached(_Message, frozen=True, tag="have"):
     """Announces that the sender has reached `round`, or has gone back to it."""
 
     round: UInt32
@@ -97,14 +97,14 @@ class Pong(_Message, frozen=True, tag="pong"):
     round: UInt32
 
 
-class Probe(_Message, frozen=True, tag="probe"):
+class PingRequest(_Message, frozen=True, tag="probe"):
     """Asks the recipient to ping the member `subject`, which does not answer the sender."""
 
     request: UInt32
     subject: Key
 
 
-class Vouch(_Message, frozen=True, tag="vouch"):
+class IndirectAck(_Message, frozen=True, tag="vouch"):
     """The answer to a probe: the subject has answered. Without an answer nothing is said."""
 
     request: UInt32
@@ -196,16 +196,16 @@ class Assigned(_Message, frozen=True, tag="assigned"):
     given: bool
 
 
-Electing = Vote | Voted | Leading | Following
-Learning = Get | Answer | Score | Scored | Submit | Assigned
-Presence = Hello | Welcome | Absent | Have | Ping | Pong | Probe | Vouch | Entries | Bye | Conflict
-Message = Presence | Learning | Electing
-WithPayload = Hello | Welcome | Answer | Score | Entries | Submit | Assigned | Conflict
+ElectionMessage = Vote | Voted | Leading | Following
+Learning = Get | ModelUpdate | Score | Scored | Submit | Assigned
+Presence = Hello | Welcome | NotAvailable | RoundReached | Ping | Pong | PingRequest | IndirectAck | Entries | Bye | Conflict
+Message = Presence | Learning | ElectionMessage
+WithPayload = Hello | Welcome | ModelUpdate | Score | Entries | Submit | Assigned | Conflict
 
 Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 
 
-class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HelloParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The payload of hello and welcome.
 
     Attributes:
@@ -228,16 +228,16 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.msgpack.encode(self)
 
 
-_terms = msgspec.msgpack.Decoder(Terms)
+_terms = msgspec.msgpack.Decoder(HelloParameters)
 
 
-def decode_terms(payload: bytes | memoryview) -> Terms:
+def decode_terms(payload: bytes | memoryview) -> HelloParameters:
     """Read the payload of a hello or welcome.
 
     Raises:
         ProtocolError: it is not one.
     """
-    if len(payload) > Terms.LIMIT:
+    if len(payload) > HelloParameters.LIMIT:
         raise ProtocolError("malformed", f"terms of {len(payload)} bytes")
     try:
         return _terms.decode(payload)

@@ -81,7 +81,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
     headings += [f"rounds to {number(summary['target'])}", "virtual s", "MB"] if "target" in summary else []
     front = any(row.get("front") for row in rows)
     clustered = any("clusters" in row for row in rows)
-    also = list(dict.fromkeys(name for row in rows for name in row.get("also", {})))
+    also = list(dict.fromkeys(name for row in rows for name in row.get("extra_metrics", {})))
     headings += [*(name.replace("_", " ") for name in also)]
     headings += [*(f"group {group}" for group in groups), *measures, *(CLUSTERS if clustered else [])]
     headings += [*([of_paper(summary.get("figure", ""))] if papers else []), *(["front"] if front else [])]
@@ -97,7 +97,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
             compared += _against(row["against"])[: 1 + times]
         if "target" in summary:
             compared += _reached(row["reached"], row["seeds"])
-        compared += [number(row.get("also", {}).get(name)) for name in also]
+        compared += [number(row.get("extra_metrics", {}).get(name)) for name in also]
         compared += of_groups + [number(row.get("objectives", {}).get(name)) for name in measures]
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
         more = [*compared, *([paper] if papers else []), *(["*" * row["front"]] if front else [])]

@@ -108,7 +108,7 @@ def _nodes(scenario: Scenario) -> list[dict[str, Any]]:
             task = make_task(name, options, Part(k, scenario.nodes), scenario.seed)
         except ConfigurationError as error:
             raise ConfigurationError(f"run {scenario.name!r}: {error}") from error
-        result.append({"node": node, "group": task.about.get("group"), **_splits(task)})
+        result.append({"node": node, "group": task.public_info.get("group"), **_splits(task)})
     return result
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.memory_estimate import check_model, check_runs
-from p2pfl.sim.execution.snapshots import Photographer, Snapshot
+from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector
 from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side, named
 from p2pfl.sim.results.results import Result, result_of
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
@@ -178,7 +178,7 @@ def _run_one(job: Scenario, workers: int, tell: Callable[[Any], None], explain: 
 def _run(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool, watch: bool) -> Result:
     done = 0
     simulation = Simulation(job, workers=workers)
-    photographer = Photographer(simulation) if watch else None
+    photographer = SnapshotCollector(simulation) if watch else None
 
     def report(total: int) -> None:
         nonlocal done

@@ -53,16 +53,16 @@ class Snapshot:
     weights: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
-class Photographer:
+class SnapshotCollector:
     """Takes snapshots of a run while it goes on."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._begun, self._last = time.monotonic(), -EVERY
         nodes = list(simulation.nodes.values())
-        self._judged = nodes[0].policy.judged
+        self._reported = nodes[0].policy.reported_stage
         self._half = len(nodes) / 2
-        self._cells = _Cells([node.task.about.get("group") for node in nodes])
+        self._cells = _Cells([node.task.public_info.get("group") for node in nodes])
         self._tests: dict[int, list[float]] = {}
         self._models: dict[int, list[int]] = {}
         self._sent = np.zeros(len(nodes), np.int64)
@@ -110,7 +110,7 @@ class Photographer:
             self._cells.learned(*zip(*edges, strict=True))
         key = f"test_{self._simulation.plan.tasks[0].metric}"
         for round, _, stages in evaluations:
-            metrics = stages.get(self._judged) or stages["merged"]
+            metrics = stages.get(self._reported) or stages["merged"]
             if key in metrics:
                 self._tests.setdefault(round, []).append(metrics[key])
 
@@ -148,7 +148,7 @@ def of_result(result: Result) -> Snapshot:
     cells = _Cells(run.get("groups") or [None] * run["nodes"])
     cells.merged(rounds["node"])
     cells.learned(edges["dst"], edges["src"], edges["weight"])
-    column = rounds.get(f"{run['judged']}_test_{run['metric']}")
+    column = rounds.get(f"{run['reported_stage']}_test_{run['metric']}")
     curve: dict[int, float] = {}
     if column is not None:
         for round in np.unique(rounds["round"]):

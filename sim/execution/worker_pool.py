@@ -42,7 +42,7 @@ def compute_side_by_side(
         received: called with all that the worker of a job sends, exceptions apart; returns whether the job is done.
 
     Raises:
-        WorkerLost: a process has ended.
+        WorkerLostError: a process has ended.
         Exception: one that a worker has sent.
     """
     workers: list[Worker] = []

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.snapshots import Snapshot
-from p2pfl.sim.monitor.run_monitor import Board, page_of
+from p2pfl.sim.monitor.run_monitor import RunMonitor, page_of
 from p2pfl.sim.monitor.terminal import View, view
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import ScenarioFile
@@ -20,7 +20,7 @@ FAREWELL = 3.0  # seconds at most in which an open page gets the end
 class Watch:
     """Receiver of what happens in runs: keeps a board up to date, and has views show it."""
 
-    def __init__(self, board: Board, views: Sequence[View]) -> None:
+    def __init__(self, board: RunMonitor, views: Sequence[View]) -> None:
         self._board = board
         self._views = views
 
@@ -57,7 +57,7 @@ def watching(file: ScenarioFile, done: Mapping[int, Result], port: int, quiet: b
     """
     if not 0 <= port < 65536:
         raise ConfigurationError(f"--watch-port must be from 0 to 65535, got {port}")
-    board = Board(file, done)
+    board = RunMonitor(file, done)
     with ExitStack() as stack:
         address = stack.enter_context(in_thread(page_of(board, port)))
         print(f"to watch: {address}", file=sys.stderr, flush=True)

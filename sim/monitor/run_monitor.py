@@ -16,7 +16,7 @@ import msgspec
 from p2pfl.sim.execution.snapshots import Snapshot, of_result
 from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
-from p2pfl.web.http_server import ASSETS, Page, Shown, asset
+from p2pfl.web.http_server import ASSETS, PageServer, Resource, asset
 
 LOOKING = 5.0  # seconds after the last request of a page for which it counts as open
 
@@ -51,7 +51,7 @@ class Row:
         return 0.0 if self.seen is None or not self.seen.wall_s else self.seen.node_rounds / self.seen.wall_s
 
 
-class Board:
+class RunMonitor:
     """State of all jobs of a scenario; may be read by another thread than that which writes.
 
     Args:
@@ -154,13 +154,13 @@ def _shown(row: Row) -> dict[str, Any]:
     return shown | {name: getattr(seen, name) for name in names} | {"x": seen.rounds}
 
 
-def page_of(board: Board, port: int) -> Page:
+def page_of(board: RunMonitor, port: int) -> PageServer:
     """Return the page that shows a board, to be started; port 0 takes a free one."""
     here = Path(__file__).parent / "web"
     shown = {"/": asset(here / "watch.html")}
     shown |= {f"/{name}": asset(here / name) for name in ("watch.js", "watch.css")}
     shown |= {f"/{name}": asset(ASSETS / name) for name in ("live.js", "charts.js", "style.css", "status.css", "icon.svg")}
-    shown["/runs.json"] = Shown("application/json", board.state)
+    shown["/runs.json"] = Resource("application/json", board.state)
     for number in range(len(board.rows)):
-        shown[f"/runs.json?{number}"] = Shown("application/json", partial(board.state, number))
-    return Page(shown, "127.0.0.1", port)
+        shown[f"/runs.json?{number}"] = Resource("application/json", partial(board.state, number))
+    return PageServer(shown, "127.0.0.1", port)

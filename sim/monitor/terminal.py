@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from p2pfl.sim.execution.forecast import duration
 from p2pfl.sim.formatting import number, size
-from p2pfl.sim.monitor.run_monitor import Board, Row
+from p2pfl.sim.monitor.run_monitor import Row, RunMonitor
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ class View(Protocol):
 
 
 @contextmanager
-def view(board: Board, stream: TextIO | None = None) -> Iterator[View]:
+def view(board: RunMonitor, stream: TextIO | None = None) -> Iterator[View]:
     """Show a board on standard error."""
     stream = stream or sys.stderr
     if not stream.isatty():
@@ -52,7 +52,7 @@ class _Itself:
 class Lines:
     """Prints a line now and then for each run that goes on; those of finished runs are printed by others."""
 
-    def __init__(self, board: Board, stream: TextIO) -> None:
+    def __init__(self, board: RunMonitor, stream: TextIO) -> None:
         self._board = board
         self._stream = stream
         self._said: dict[int, float] = {}
@@ -65,7 +65,7 @@ class Lines:
         print(line(self._board, row), file=self._stream, flush=True)
 
 
-def line(board: Board, row: Row) -> str:
+def line(board: RunMonitor, row: Row) -> str:
     """Return in words how far a run is."""
     cells = dict(zip(HEADINGS, _cells(row), strict=True))
     parts = [f"{cells['run']}, seed {cells['seed']}: round {cells['round']}"]
@@ -75,7 +75,7 @@ def line(board: Board, row: Row) -> str:
     return ", ".join(parts) + f"; {rest(board)}"
 
 
-def rest(board: Board) -> str:
+def rest(board: RunMonitor) -> str:
     """Return in words how much is done of all runs."""
     finished = sum(row.state in ("finished", "kept") for row in board.rows)
     _, left = board.pace()
@@ -86,7 +86,7 @@ def rest(board: Board) -> str:
 HEADINGS = ("run", "seed", "state", "round", "metric", "sent", "models", "virtual time", "node-rounds/s")
 
 
-def table(board: Board, console: Console) -> Table:
+def table(board: RunMonitor, console: Console) -> Table:
     """Return the runs that there is room for: those that go on, then those that have ended last, then those to come.
 
     A narrow console gets fewer columns, too.
@@ -100,7 +100,7 @@ def table(board: Board, console: Console) -> Table:
         room = max(1, room - max(1, (lines - console.size.height) // 2))
 
 
-def _table(board: Board, room: int, width: int) -> Table:
+def _table(board: RunMonitor, room: int, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 

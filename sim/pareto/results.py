@@ -149,5 +149,5 @@ def _write_models(folder: Path, search: FrontSearch, run: Mapping[str, Any]) -> 
             "test": dict(zip(search.goals, run["objectives"]["nodes"][k], strict=True)),
             "fingerprint": layout.fingerprint.hex(),
         }
-        content = save(layout.split(search.candidates[k].params), {"p2pfl": json.dumps(about)})
+        content = save(layout.unflatten(search.candidates[k].params), {"p2pfl": json.dumps(about)})
         replace_file(folder / f"candidate-{k}.safetensors", [content])

@@ -87,8 +87,10 @@ class Series:
     def stage(self) -> str:
         """Return the snapshot that is judged, or else that which was evaluated; older summaries do not say it."""
         there = self.metrics()
-        names = (self.shown.judged, "trained", "merged")
-        return next((stage for stage in names if f"{stage}_test_{self.metric}" in there), self.shown.judged or "merged")
+        names = (self.shown.reported_stage, "trained", "merged")
+        return next(
+            (stage for stage in names if f"{stage}_test_{self.metric}" in there), self.shown.reported_stage or "merged"
+        )
 
     def metrics(self) -> list[str]:
         """Return the names of the columns of metrics in which this run has a number."""

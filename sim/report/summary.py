@@ -99,7 +99,7 @@ class Entry(msgspec.Struct, frozen=True):
     metric: str
     test: Test = Test()
     higher_is_better: bool | None = None
-    judged: str = ""
+    reported_stage: str = ""
     topology: str = ""
     traffic: Traffic = Traffic()
     time: Time = Time()
@@ -164,7 +164,7 @@ class Row(msgspec.Struct, frozen=True):
     against: Against | None = None
     reached: MeanReached | None = None
     front: bool = False
-    also: dict[str, float | None] = {}
+    extra_metrics: dict[str, float | None] = {}
 
 
 class Summary(msgspec.Struct, frozen=True):

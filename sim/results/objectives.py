@@ -111,7 +111,7 @@ def own_fronts(members: Sequence[Mapping[str, Any]]) -> list[float]:
     """
     found = []
     for seed in dict.fromkeys(run["seed"] for run in members):
-        runs = [[run["also"][name]["nodes"] for name in sorted(POINT)] for run in members if run["seed"] == seed]
+        runs = [[run["extra_metrics"][name]["nodes"] for name in sorted(POINT)] for run in members if run["seed"] == seed]
         nodes = np.array(runs, np.float64).transpose(2, 0, 1)  # [nodes, runs, 2]
         found.append(float(np.mean([hypervolume(-points, [-1.0, -1.0]) for points in nodes])))
     return found

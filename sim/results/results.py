@@ -27,7 +27,7 @@ from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.simulation import cluster_log
 from p2pfl.sim.simulation.simulation import Run
 from p2pfl.system.atomic_files import replace_file
-from p2pfl.task import also_of, goals_of, group_of
+from p2pfl.task import extra_metrics_of, goals_of, group_of
 
 Table = dict[str, np.ndarray]
 Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summary.json
@@ -68,7 +68,7 @@ def result_of(run: Run) -> Result:
         "topology_properties": run.properties,
         "metric": metric,
         "higher_is_better": nodes[0].task.higher_is_better,
-        "judged": _judged(run, rounds, metric),
+        "reported_stage": _judged(run, rounds, metric),
         "test": _test(run, metric, groups),
         "test_by_snapshot": by_snapshot(rounds, metric),
         "traffic": traffic(run),
@@ -84,8 +84,8 @@ def result_of(run: Run) -> Result:
         },
         "trace": run.recorder.trace.digest(),
     }
-    if also := also_of(nodes[0].task):
-        summary["also"] = {name: _over_nodes(run, name) for name in also}
+    if also := extra_metrics_of(nodes[0].task):
+        summary["extra_metrics"] = {name: _over_nodes(run, name) for name in also}
     if scenario.pool is not None:
         summary["pool"] = scenario.pool.name
     if answers := of_nodes(nodes):
@@ -106,7 +106,7 @@ def result_of(run: Run) -> Result:
 
 def _judged(run: Run, rounds: Table, metric: str) -> str:
     """The snapshot of a round that drives early stopping and is reported: that which most nodes' policies name."""
-    (stage, _), *_ = Counter(node.policy.judged for node in run.nodes.values()).most_common()
+    (stage, _), *_ = Counter(node.policy.reported_stage for node in run.nodes.values()).most_common()
     evaluated = any(name.endswith(f"_test_{metric}") for name in rounds)
     return stage if stage == "trained" and (f"trained_test_{metric}" in rounds or not evaluated) else "merged"
 
@@ -212,12 +212,14 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     per_group = _per_group(tests)
     if len(per_group) > 1:
         row["per_group"] = per_group
-    if also := {of for run in mine for of in run.get("also", ())}:
-        row["also"] = {of: float(np.mean([run["also"][of]["mean"] for run in mine])) for of in sorted(also)}
+    if also := {of for run in mine for of in run.get("extra_metrics", ())}:
+        row["extra_metrics"] = {
+            of: float(np.mean([run["extra_metrics"][of]["mean"] for run in mine])) for of in sorted(also)
+        }
     if scenario.pool is not None:
         row["pool"] = {"runs": len({run["name"] for run in mine}), "of": scenario.pool.of}
         if scenario.pool.of == "fronts":
-            row["also"] = {"own_fronts": float(np.mean(objectives.own_fronts(mine)))} | row["also"]
+            row["extra_metrics"] = {"own_fronts": float(np.mean(objectives.own_fronts(mine)))} | row["extra_metrics"]
         mine = [pool for pool in pools if pool["name"] == name]
     elif (found := cluster_log.over_seeds(mine)) is not None:
         row["clusters"] = found

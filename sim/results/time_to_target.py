@@ -23,7 +23,7 @@ def reached(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str,
         rounds: see p2pfl.sim.simulation.recorder.Recorder.rounds_table.
         run: an entry of `runs` in summary.json.
     """
-    curve = mean(of_nodes(rounds, run["judged"], f"test_{run['metric']}"))
+    curve = mean(of_nodes(rounds, run["reported_stage"], f"test_{run['metric']}"))
     good = curve >= target if run["higher_is_better"] else curve <= target
     if not good.any():
         return None

@@ -6,7 +6,7 @@ import msgspec
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Budget
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 Limit = int | tuple[int, int]
 
@@ -51,4 +51,4 @@ def _draw(limit: Limit | float, seed: int, name: str, purpose: str, nodes: int) 
         return limit
     if isinstance(limit, float):
         return max(1, round(limit * nodes))
-    return int(Draws(seed, name).generator(0, purpose).integers(limit[0], limit[1], endpoint=True))
+    return int(RandomStreams(seed, name).generator(0, purpose).integers(limit[0], limit[1], endpoint=True))

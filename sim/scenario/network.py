@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.topologies.geography import FIBRE, Point, great_circle, spread
 
 Range = tuple[float, float]
@@ -66,7 +66,7 @@ def draw(value: float | Range, seed: int, name: str, purpose: str) -> float:
     """Return a fixed value as it is, and draw one of a range uniformly, for a node or a pair of nodes."""
     if not isinstance(value, Sequence):
         return value
-    return float(Draws(seed, name).generator(0, purpose).uniform(*value))
+    return float(RandomStreams(seed, name).generator(0, purpose).uniform(*value))
 
 
 class Links:

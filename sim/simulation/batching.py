@@ -21,8 +21,8 @@ T = TypeVar("T")
 FIRST = (Train.name, Loss.name, Mean.name, Evaluate.name)  # the order of queues that are due at one instant; others follow
 
 
-class Crew(Protocol):
-    """Computes many nodes' jobs: `Stacked` together, `OneByOne` in turn."""
+class ComputeBackend(Protocol):
+    """Computes many nodes' jobs: `BatchedLearner` together, `SequentialLearner` in turn."""
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
         """Return the results of jobs whose queries have one name."""
@@ -36,7 +36,7 @@ class _Queue:
         batches, jobs: how often jobs were computed, and how many.
     """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: ComputeBackend) -> None:
         self._crew = crew
         self.entries: list[tuple[NodeQuery[Any], float, Future[Any]]] = []
         self.due = inf
@@ -69,7 +69,7 @@ class Batcher:
         queues: by the name of their queries, in the order in which they are computed.
     """
 
-    def __init__(self, crew: Crew, loop: VirtualLoop) -> None:
+    def __init__(self, crew: ComputeBackend, loop: VirtualLoop) -> None:
         self._crew = crew
         self._loop = loop
         self.queues = {name: _Queue(crew) for name in FIRST}

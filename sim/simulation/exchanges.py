@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from p2pfl.node.coordination.election_runner import Electing, MemoryVotes, timing_of
+from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, timing_of
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.config import NeighbourRoles
@@ -19,9 +19,9 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Policy, Step, asks_scores
 from p2pfl.protocols.election.types import Electorate
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Loss
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.batching import BatchedTrainer
 from p2pfl.sim.simulation.clock import VirtualLoop
@@ -66,7 +66,7 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
             name=name,
             neighbours=tuple(plan.topology.neighbours[k]),
             n_samples=task.n_samples,
-            about=task.about,
+            about=task.public_info,
             coding=plan.encoder(k),
             private=bool(goals_of(task)),
             sparse=plan.sparse(k),
@@ -80,9 +80,9 @@ def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
 def message_exchanges(parts: Parts) -> Sequence[Exchange]:
     """Return exchanges that sign, send and verify real messages over simulated links."""
     plan = parts.plan
-    network = MemoryNetwork(parts.links)
+    network = InProcessNetwork(parts.links)
     scenario, names = plan.scenario, plan.names
-    keys = {name: Identity.from_seed(Draws(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
+    keys = {name: Identity.from_seed(RandomStreams(scenario.seed, name).digest(0, "key of a simulation")) for name in names}
     askers = _askers(plan)
     scores = any(map(asks_scores, parts.policies))
     exchanges: list[Exchange] = []
@@ -128,9 +128,9 @@ def _askers(plan: RunPlan) -> dict[str, list[str]]:
     return askers
 
 
-def _electing(plan: RunPlan, loop: VirtualLoop, name: str) -> Electing:
+def _electing(plan: RunPlan, loop: VirtualLoop, name: str) -> ElectionRunner:
     """Return a node's part in electing a coordinator: all vote, and any may be elected."""
-    return Electing(
+    return ElectionRunner(
         name,
         Electorate(1, frozenset(plan.names), plan.names),
         MemoryVotes(),

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.coordination.coordinator import Desk, Entry
-from p2pfl.node.coordination.policy_step import StepResult, run_protected_step
-from p2pfl.node.exchange.rules import without_known_start
+from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
+from p2pfl.node.coordination.policy_step import StepResult, run_protected_step, without_known_start
 from p2pfl.node.folder.settings import check_coordinated
 from p2pfl.policy import Assignment, Coordinated, Policy, Step, Submission
 from p2pfl.protocols.election.types import Term
@@ -53,12 +52,12 @@ class ModelledCoordination:
 
     def __init__(self, network: ModelledNetwork) -> None:
         self.network = network
-        self.offices: dict[str, ModelledOffice] = {}
+        self.offices: dict[str, ModelledCoordinatorBackend] = {}
         self._lowest = ""  # name of a node
 
     def join(self, peer: ModelledPeer, step: Step) -> ModelledParticipant:
         """Let a node take part, whose policy has this step."""
-        self.offices[peer.name] = ModelledOffice(self, peer, step)
+        self.offices[peer.name] = ModelledCoordinatorBackend(self, peer, step)
         self._lowest = min(self._lowest or peer.name, peer.name)
         return ModelledParticipant(self, peer)
 
@@ -128,8 +127,8 @@ class ModelledParticipant:
             network.loop.call_at(when, self.coordination.offices[leader.id].leave, self._peer.name)
 
 
-class ModelledOffice:
-    """Coordinator's side of a modelled node (see p2pfl.node.coordination.coordinator.Office).
+class ModelledCoordinatorBackend:
+    """Coordinator's side of a modelled node (see p2pfl.node.coordination.coordinator.CoordinatorBackend).
 
     Attributes:
         left: names of nodes that have stopped.
@@ -139,7 +138,7 @@ class ModelledOffice:
         self._coordination = coordination
         self._owner = owner
         self._step = step
-        self.desk = Desk(self, owner.network.settings.deadline)
+        self.desk = Coordinator(self, owner.network.settings.deadline)
         self.left: set[str] = set()
 
     def take(self, term: Term, submission: Submission, participant: ModelledPeer, answer: Gather) -> None:
@@ -150,7 +149,7 @@ class ModelledOffice:
             return
         if term > self.desk.term:
             self.left = {id for id, peer in self._owner.network.peers.items() if peer.outbox.final}
-        self.desk.take(term, Entry(submission, reply))
+        self.desk.take(term, PendingSubmission(submission, reply))
 
     def leave(self, id: str) -> None:
         """Expect nothing more of a node."""

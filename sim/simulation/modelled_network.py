@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.exchange.published_models import Outbox
 from p2pfl.node.exchange.rounds.pacing import keeps_up
 from p2pfl.node.exchange.rules import disclosed_loss
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.peer_view import Roster
+from p2pfl.node.peering.peer_view import PeerView
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage
@@ -125,7 +125,7 @@ class ModelledConfig:
     neighbours: tuple[str, ...]
     n_samples: int
     about: Mapping[str, Any]
-    coding: Coding
+    coding: ModelEncoder
     private: bool = False
     sparse: bool = False
 
@@ -150,7 +150,7 @@ class ModelledPeer:
         self.name = config.name
         self.about = {**config.about, "n_samples": config.n_samples}
         self.coding = config.coding
-        self.roster = Roster(config.neighbours)
+        self.roster = PeerView(config.neighbours)
         self.outbox = Outbox(network.synchronous)
         self.traffic = Traffic()
         self.round: float = 0

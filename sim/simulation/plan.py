@@ -12,7 +12,7 @@ from p2pfl.compression.codecs import Codec, make_codec
 from p2pfl.config import toml_config
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.torch_learner import choose_device
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
@@ -20,7 +20,7 @@ from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.scenario.topology import located, mapped, measured, topology
 from p2pfl.sim.simulation.modelled_coordinator import refuse
 from p2pfl.sim.simulation.sharding import task_of
-from p2pfl.task import POINT, Part, Task, also_of, goals_of, make_task
+from p2pfl.task import POINT, Part, Task, extra_metrics_of, goals_of, make_task
 from p2pfl.topologies import labels, neighbours
 from p2pfl.topologies.geography import Point
 
@@ -66,10 +66,10 @@ class RunPlan:
     positions: dict[str, Point | None]
     notes: tuple[str, ...]
 
-    def encoder(self, node: int) -> Coding:
+    def encoder(self, node: int) -> ModelEncoder:
         """Return a new model encoder of a node."""
         first = self.tasks[0].layout
-        return Coding(self.codec, self.tasks[node].layout.shared, first.cut(self.initial))
+        return ModelEncoder(self.codec, self.tasks[node].layout.shared, first.shared_of(self.initial))
 
     def sparse(self, node: int) -> bool:
         """Return whether a node has fewer neighbours than there are other nodes."""
@@ -81,7 +81,7 @@ class RunPlan:
         Raises:
             ConfigurationError: it cannot run as the scenario asks.
         """
-        found = make_policy(*toml_config.named("policy", self.scenario.policy_of(self.tasks[node].about.get("group"))))
+        found = make_policy(*toml_config.named("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
         refuse(self.scenario, found)
         return found
 
@@ -160,7 +160,7 @@ def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:
 
 def check_groups(scenario: Scenario, tasks: Sequence[Task]) -> None:
     """Raise ConfigurationError if `policy_by_group` names a group that no node is in."""
-    groups = {str(task.about["group"]) for task in tasks if "group" in task.about}
+    groups = {str(task.public_info["group"]) for task in tasks if "group" in task.public_info}
     for group in scenario.policy_by_group:
         if group not in groups:
             known = ", ".join(sorted(groups)) or "none"
@@ -173,9 +173,9 @@ def check_starts(tasks: Sequence[Task], known_as: Sequence[str], initial: Parame
     Nodes on machines start from the same shared values before they exchange anything.
     """
     first = tasks[0].layout
-    shared = first.cut(initial)
+    shared = first.shared_of(initial)
     for name, task in zip(known_as, tasks, strict=True):
-        if task.layout != first and (task.layout.cut(task.initial(seed)) != shared).any():
+        if task.layout != first and (task.layout.shared_of(task.initial(seed)) != shared).any():
             raise ConfigurationError(
                 f"the shared part of {name} does not start as that of {known_as[0]} does: where private parts"
                 " differ in size, the module must make the shared part first"
@@ -209,7 +209,7 @@ def _check_pool(scenario: Scenario, task: Task) -> None:
     if scenario.pool is None:
         return
     if scenario.pool.of == "fronts":
-        if not {*also_of(task)} >= POINT:
+        if not {*extra_metrics_of(task)} >= POINT:
             raise ConfigurationError(
                 "a pool of fronts is for runs of tasks that report error and disparity, such as `praffl`"
             )

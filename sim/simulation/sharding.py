@@ -16,7 +16,7 @@ from typing import Any
 from p2pfl.config import toml_config
 from p2pfl.learner import Learner
 from p2pfl.queries import NodeQuery, R
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import Worker, answer, end_all, prepare_process
 from p2pfl.task import Part, Task, make_task
@@ -27,9 +27,9 @@ def task_of(scenario: Scenario, node: int) -> Task:
     return make_task(*toml_config.named("task", scenario.task), Part(node, scenario.nodes), scenario.seed)
 
 
-class Shards:
+class ShardedBackend:
     """The computations of learners that are asked one by one, by several processes at the same time (see
-    p2pfl.sim.simulation.batching.Crew).
+    p2pfl.sim.simulation.batching.ComputeBackend).
 
     Args:
         learners, names, samples: of each node. Of the learners, only those are kept that this process asks itself.
@@ -42,7 +42,7 @@ class Shards:
     def __init__(
         self, scenario: Scenario, learners: Sequence[Learner], names: Sequence[str], samples: Sequence[int], processes: int
     ) -> None:
-        shares = dealt(samples, processes)
+        shares = balance_by_samples(samples, processes)
         self._own = {node: learners[node] for node in shares[0]}
         self._first = learners[shares[0][0]]
         self._owner = {node: k for k, nodes in enumerate(shares) for node in nodes}
@@ -109,7 +109,7 @@ class Shards:
         return results
 
 
-def dealt(samples: Sequence[int], processes: int) -> list[list[int]]:
+def balance_by_samples(samples: Sequence[int], processes: int) -> list[list[int]]:
     """Deal nodes out so that all processes have about as many samples; the first, which has more to do, never the most.
 
     Returns:
@@ -134,7 +134,7 @@ def _serve(pipe: Connection, scenario: Scenario, names: Mapping[int, str]) -> No
         if job is not None:
             return learners[job.node].compute(job.query)
         for node, name in names.items():
-            learners[node] = task_of(scenario, node).learner(Draws(scenario.seed, name), scenario.device)
+            learners[node] = task_of(scenario, node).learner(RandomStreams(scenario.seed, name), scenario.device)
         return None
 
     answer(pipe, compute)

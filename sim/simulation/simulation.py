@@ -14,23 +14,23 @@ import networkx as nx
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learner import Learner
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.node.exchange.base import Exchange
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.node import Node, first_error
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Coordinated, Policy, Step
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.network import Links, draw
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation import clock
-from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, Crew
+from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher, ComputeBackend
 from p2pfl.sim.simulation.clock import virtual_loop
 from p2pfl.sim.simulation.exchanges import Parts, make_exchanges
 from p2pfl.sim.simulation.plan import RunPlan, plan
 from p2pfl.sim.simulation.recorder import Recorder
-from p2pfl.sim.simulation.sharding import Shards
+from p2pfl.sim.simulation.sharding import ShardedBackend
 
 Progress = Callable[[int], None]
 
@@ -130,7 +130,7 @@ class Simulation:
         try:
             clock.run(self._main(), self.loop)
         finally:
-            if isinstance(self.crew, Shards):
+            if isinstance(self.crew, ShardedBackend):
                 self.crew.close()
         wall = time.perf_counter() - begun
         self.recorder.close(self.nodes)
@@ -191,7 +191,7 @@ class Simulation:
             initial=plan.initial if plan.tasks[k].layout == plan.tasks[0].layout else None,  # private parts may differ
         )
 
-    def _crew(self, workers: int) -> Crew:
+    def _crew(self, workers: int) -> ComputeBackend:
         """Return what computes the nodes' jobs: all together where the task allows it, else one by one, in `workers`
         processes.
 
@@ -202,14 +202,14 @@ class Simulation:
         torch_learners = [learner for learner in learners if isinstance(learner, TorchLearner)]
         if scenario.trainer != "one-by-one" and len(torch_learners) == len(learners) > 1:
             try:
-                return Stacked(torch_learners)
+                return BatchedLearner(torch_learners)
             except ConfigurationError as error:
                 self.notes.append(f"trained one by one: {error}")
         self.processes = min(workers, len(learners))
         if self.processes == 1:
-            return OneByOne(learners)
+            return SequentialLearner(learners)
         samples = [task.n_samples for task in plan.tasks]
-        return Shards(scenario, learners, plan.names, samples, self.processes)
+        return ShardedBackend(scenario, learners, plan.names, samples, self.processes)
 
     def _note_small_budgets(self) -> None:
         """Note budgets that no model fits in: a policy that takes what fits would train alone without a word."""
@@ -222,7 +222,7 @@ class Simulation:
 def make_learners(plan: RunPlan) -> list[Learner]:
     """Return the learner of each node."""
     seed, device = plan.scenario.seed, plan.scenario.device
-    return [task.learner(Draws(seed, name), device) for name, task in zip(plan.names, plan.tasks, strict=True)]
+    return [task.learner(RandomStreams(seed, name), device) for name, task in zip(plan.names, plan.tasks, strict=True)]
 
 
 def slowdowns(plan: RunPlan) -> list[float]:

@@ -64,7 +64,9 @@ def test_names_of_vectors_are_different():
 
 def imported(path):
     for element in ast.walk(ast.parse(path.read_text())):
-        if isinstance(element, ast.Import):
+        if isinstance(element, ast.ImportFrom) and element.module == "tests.conformance":
+            yield from (name.name for name in element.names)
+        elif isinstance(element, ast.Import):
             yield from (name.name.removeprefix("tests.conformance.").partition(".")[0] for name in element.names)
         elif isinstance(element, ast.ImportFrom):
             yield "." if element.level else element.module.removeprefix("tests.conformance.").partition(".")[0]

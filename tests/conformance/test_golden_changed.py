@@ -153,7 +153,7 @@ def owner(key):
     return BY_KEY.get(bytes.fromhex(key), KEYS["mallory"])
 
 
-def judged(run, check, given):
+def reported(run, check, given):
     try:
         return json.loads(json.dumps(run(check, given)))
     except RefusedError as refused:
@@ -185,8 +185,8 @@ def compare(seed, times):
         vector = changer.rng.choice(tried)
         check = vector["check"]
         given = changer.given(check, vector["given"])
-        reader = judged(lambda check, given: wire_reader.CHECKS[check](given), check, given)
-        project = judged(wire_project.run, check, given)
+        reader = reported(lambda check, given: wire_reader.CHECKS[check](given), check, given)
+        project = reported(wire_project.run, check, given)
         if reader != project:
             assert check == "terms", (check, given, reader, project)
             assert repeats_a_key(given), (check, given, reader, project)
@@ -194,6 +194,7 @@ def compare(seed, times):
     return seen
 
 
+@pytest.mark.slow
 def test_changed_vectors_are_judged_alike():
     seen = compare(1, 3000)
     assert seen["accepted"] > 100

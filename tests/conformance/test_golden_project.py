@@ -8,8 +8,7 @@ from p2pfl.node.exchange import losses, message_exchange, model_server
 from p2pfl.protocols import reception_limits
 from p2pfl.protocols.membership import federation_file, invitation
 from p2pfl.protocols.membership import log as membership
-from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
-from p2pfl.protocols.mqtt import link as mqtt_link
+from p2pfl.protocols.mqtt import key_exchange, link_table, presence, reliable_stream
 from p2pfl.protocols.mqtt import transport as mqtt
 from p2pfl.protocols.transports import handshake, listener, tls, tls_link
 from p2pfl.protocols.wire import envelope, payload
@@ -52,7 +51,14 @@ def test_the_document_lists_every_message_with_its_fields():
 def test_the_figures_of_the_document_are_those_of_the_code():
     limits = section("Limits")
     for figure in (
-        *(payload.EXTRAS_LIMIT, m.Terms.LIMIT, m.Entries.LIMIT, tls_link.GREETING, handshake.LIMIT, handshake.ENTRIES_LIMIT),
+        *(
+            payload.EXTRAS_LIMIT,
+            m.HelloParameters.LIMIT,
+            m.Entries.LIMIT,
+            tls_link.GREETING,
+            handshake.LIMIT,
+            handshake.ENTRIES_LIMIT,
+        ),
         *(
             invitation.ANSWER_LIMIT,
             membership.LIMIT,
@@ -74,9 +80,9 @@ def test_the_figures_of_the_document_are_those_of_the_code():
     for rate, burst in ((listener.HOST_RATE, listener.HOST_BURST), (listener.RATE, listener.BURST)):
         assert f"{rate:.0f} a second, {burst} at once" in security
     assert message_exchange.payload_limit(10_000_000) == 4 * 10_000_000 + payload.EXTRAS_LIMIT
-    assert message_exchange.payload_limit(1) == 4 + payload.EXTRAS_LIMIT > m.Terms.LIMIT
+    assert message_exchange.payload_limit(1) == 4 + payload.EXTRAS_LIMIT > m.HelloParameters.LIMIT
     assert f"{reliable_stream.WINDOW} on their way" in limits
-    assert f"{tls.STRANGERS}, of a key {tls.LINKS_PER_KEY} (through a broker: {mqtt_link.LINKS_PER_KEY} links)" in limits
+    assert f"{tls.STRANGERS}, of a key {tls.LINKS_PER_KEY} (through a broker: {link_table.LINKS_PER_KEY} links)" in limits
     for what, number in (
         ("requests of one peer that wait", model_server.WAITING_REQUESTS),
         ("losses computed", losses.SCORES_AT_ONCE),

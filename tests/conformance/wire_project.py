@@ -14,7 +14,7 @@ from p2pfl.compression.codecs import CODECS, make_codec
 from p2pfl.compression.sparse_updates import Copy, tag
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.federation import admission_key, invitations, membership_file
 from p2pfl.node.federation.agreement import describe, read, terms
 from p2pfl.node.federation.invitation_service import InvitationService
@@ -35,11 +35,11 @@ from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.transports.tls_link import TlsLink
 from p2pfl.protocols.wire import messages
-from p2pfl.protocols.wire.envelope import Door, Opened, Sealer
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 from p2pfl.protocols.wire.payload import decode_extras
 from tests.conformance import wire_project_coordination
 from tests.conformance.wire_keys import BY_KEY, KEYS
@@ -282,7 +282,7 @@ def check_answer(given):
 
 def check_packets(given):
     link, key, own = unhex(given["link"]), unhex(given["key"]), bytes(32)
-    stream = reliable_stream.Stream(key_exchange.Sealing(own, key, bytes(16)), link, given["limit"], 0.0)
+    stream = reliable_stream.ReliableStream(key_exchange.Sealing(own, key, bytes(16)), link, given["limit"], 0.0)
     frames = []
     for position, packet in enumerate(given["packets"]):
         data = unhex(packet)
@@ -308,7 +308,7 @@ def check_packets(given):
 
 
 def pattern_packet(link, key, size):
-    sender = reliable_stream.Stream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
+    sender = reliable_stream.ReliableStream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
     sender.send([bytes(i % 251 for i in range(size))])
     return sender.packet_out(0.0)
 
@@ -329,7 +329,7 @@ def check_txt(given):
 
 def check_conflict(given):
     identity = BY_KEY[unhex(given["key"])]
-    sealer, evidence = Sealer(identity, unhex(given["federation"]), bytes(16), given["boot"]), unhex(given["evidence"])
+    sealer, evidence = FrameSigner(identity, unhex(given["federation"]), bytes(16), given["boot"]), unhex(given["evidence"])
     for known in given["sessions"]:
         sealer.seal(messages.Ping(1), identity.public, session=unhex(known))
     foreign = sealer.foreign(evidence)
@@ -338,7 +338,7 @@ def check_conflict(given):
 
 def check_frame(given):
     keys = {key: unhex(key) for key in given["members"]}
-    door = Door(keys, unhex(given["me"]), unhex(given["federation"]), given["limit"])
+    door = FrameVerifier(keys, unhex(given["me"]), unhex(given["federation"]), given["limit"])
     for frame in given["before"]:
         door.open(unhex(frame), unhex(given["session"]), unhex(given["link"]))
     opened = door.open(unhex(given["frame"]), unhex(given["session"]), unhex(given["link"]))
@@ -371,7 +371,7 @@ def check_encode(given):
 def coding_of(given, known):
     layout = layout_of(given)
     initial = np.zeros(layout.size, np.float32) if known is None else vector(known)
-    return Coding(make_codec(given["codec"], {}), layout, initial), initial
+    return ModelEncoder(make_codec(given["codec"], {}), layout, initial), initial
 
 
 def check_model(given):
@@ -399,9 +399,9 @@ async def _update(given):
             name="bob",
             key=bob.public,
             neighbours={"alice": Member(alice.public)},
-            transport=MemoryNetwork().transport("bob"),
-            sealer=Sealer(bob, bytes(16), bytes(16), 1),
-            door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+            transport=InProcessNetwork().transport("bob"),
+            sealer=FrameSigner(bob, bytes(16), bytes(16), 1),
+            door=FrameVerifier({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
             agreed={},
             about={},
             asynchronous=given["asynchronous"],
@@ -416,7 +416,7 @@ async def _update(given):
     answer = peer.requests[asked["request"]] = asyncio.get_running_loop().create_future()
     if asked["kind"] == "get":
         peer.asked[asked["request"]] = Asked(asked["round"], asked["stage"], copy)
-    message = messages.Answer(**{name: unhex(value) if name == "base" else value for name, value in said.items()})
+    message = messages.ModelUpdate(**{name: unhex(value) if name == "base" else value for name, value in said.items()})
     try:
         exchange.handle(peer, Opened("alice", message, memoryview(unhex(given["payload"])), 1))
     except ProtocolError:

@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 
 from p2pfl.compression.codecs import Float32
-from p2pfl.node.coordination.election_runner import Electing, MemoryVotes
+from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.coordination.participant import _Pending
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.peer import Member
@@ -21,9 +21,9 @@ from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.protocols.election.raft import Election
 from p2pfl.protocols.election.types import Ballot, Electorate, Term
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Door, Opened, Sealer
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 from p2pfl.protocols.wire.submission import decode_assignment, decode_submission
 from tests.conformance.wire_keys import KEYS
 from tests.conformance.wire_models import more_text
@@ -42,7 +42,7 @@ def check_election(given):
     voter = Election(given["me"], electorate, ballot, lambda: 0.0, given["started"])
     answers = []
     for now, sender, said in given["heard"]:
-        step = voter.receive(sender, msgspec.convert(said, m.Electing), now)
+        step = voter.receive(sender, msgspec.convert(said, m.ElectionMessage), now)
         assert {name for name, _ in step.send} <= {sender}
         answers.append(msgspec.to_builtins(step.send[0][1]) if step.send else None)
     coordinator = next((name for name in members if voter.obeys(name, voter.term)), "")
@@ -71,15 +71,15 @@ def exchange_of(given):
     alice, bob = KEYS["alice"], KEYS["bob"]
     term = Term(*given["term"])
     voters = Electorate(term.epoch, frozenset(given["voters"]), ("bob",))
-    electing = Electing("bob", voters, MemoryVotes(), boot=1, seed=0)
+    electing = ElectionRunner("bob", voters, MemoryVotes(), boot=1, seed=0)
     config = ExchangeConfig(
         peering=PeeringConfig(
             name="bob",
             key=bob.public,
             neighbours={"alice": Member(alice.public)},
-            transport=MemoryNetwork().transport("bob"),
-            sealer=Sealer(bob, bytes(16), bytes(16), 1),
-            door=Door({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
+            transport=InProcessNetwork().transport("bob"),
+            sealer=FrameSigner(bob, bytes(16), bytes(16), 1),
+            door=FrameVerifier({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
             agreed={},
             about={},
         ),
@@ -87,7 +87,7 @@ def exchange_of(given):
         n_samples=1,
     )
     coordination = Coordination(electing, CoordinatedFedAvg().step)
-    exchange = MessageExchange(config, Coding(Float32(), layout), coordination=coordination)
+    exchange = MessageExchange(config, ModelEncoder(Float32(), layout), coordination=coordination)
     exchange.limit.own = given["norm"]
     everyone = Electorate(term.epoch, frozenset({"alice", "bob"}), ("alice", "bob"))
     electing._election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)

@@ -693,7 +693,7 @@ HEADER = structure(
 )
 
 
-class Door:
+class FrameVerifier:
     def __init__(self, given):
         self.federation, self.me = bytes.fromhex(given["federation"]), bytes.fromhex(given["me"])
         self.members = [bytes.fromhex(key) for key in given["members"]]
@@ -744,7 +744,7 @@ def check_conflict(given):
 
 
 def check_frame(given):
-    door = Door(given)
+    door = FrameVerifier(given)
     for frame in given["before"]:
         door.open(bytes.fromhex(frame))
     return plain(door.open(bytes.fromhex(given["frame"])))

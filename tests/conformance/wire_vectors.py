@@ -26,11 +26,11 @@ from p2pfl.protocols.membership.invitation import (
     encode_join,
 )
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
-from p2pfl.protocols.mqtt.reliable_stream import CHUNK, Stream
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import make_certificate
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import EMPTY, VERSION, Payload, Sealer
+from p2pfl.protocols.wire.envelope import EMPTY, VERSION, FrameSigner, Payload
 from p2pfl.protocols.wire.payload import encode_extras
 from tests.conformance.wire_keys import KEYS, SEEDS
 from tests.conformance.wire_making import (
@@ -700,7 +700,7 @@ def packet_vectors(v):
     key, link = bytes(range(32)), bytes(range(16))
 
     def sender():
-        return Stream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
+        return ReliableStream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
 
     def data(number, size, index, content, seal=None):
         header = reliable_stream._DATA_HEADER.pack(1, link, number, size, index)
@@ -845,7 +845,9 @@ def mdns_vectors() -> Vectors:
 
 SESSION = bytes(range(100, 116))
 MOST = 2**32 - 1
-TERMS = m.Terms({"seed": "7", "rounds": "5"}, {"n_samples": 50, "group": "a", "share": 0.5, "new": True}, 3, False, 3)
+TERMS = m.HelloParameters(
+    {"seed": "7", "rounds": "5"}, {"n_samples": 50, "group": "a", "share": 0.5, "new": True}, 3, False, 3
+)
 
 
 def envelope_vectors() -> Vectors:
@@ -855,7 +857,7 @@ def envelope_vectors() -> Vectors:
     model = Payload.of(np.arange(8, dtype="<f4").tobytes(), encode_extras({"x": np.ones(2, np.float32)}))
 
     def frame(message=None, payload=EMPTY, boot=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
-        sealer = Sealer(by, of, LAYOUT, boot)
+        sealer = FrameSigner(by, of, LAYOUT, boot)
         sealer._sequence = number - 1
         return b"".join(bytes(p) for p in sealer.seal(message or m.Ping(9), to.public, payload, session))
 
@@ -870,20 +872,20 @@ def envelope_vectors() -> Vectors:
         (m.Welcome(), Payload.of(TERMS.encode())),
         (m.Get(1, 3, "trained"), EMPTY),
         (m.Get(MOST, MOST, "prepared", tag(INITIAL)), EMPTY),
-        (m.Answer(1, 3, "trained", 50, False, 0.25), model),
-        (m.Answer(MOST, MOST, "prepared", MOST, True, 1e300, bytes(8)), model),
-        (m.Absent(1, 3, "gone"), EMPTY),
-        (m.Absent(1, 3, "not allowed"), EMPTY),
-        (m.Absent(1, 3, "busy"), EMPTY),
-        (m.Absent(1, 3, "nothing yet"), EMPTY),
+        (m.ModelUpdate(1, 3, "trained", 50, False, 0.25), model),
+        (m.ModelUpdate(MOST, MOST, "prepared", MOST, True, 1e300, bytes(8)), model),
+        (m.NotAvailable(1, 3, "gone"), EMPTY),
+        (m.NotAvailable(1, 3, "not allowed"), EMPTY),
+        (m.NotAvailable(1, 3, "busy"), EMPTY),
+        (m.NotAvailable(1, 3, "nothing yet"), EMPTY),
         (m.Score(2, 3), Payload.of(bytes(32))),
         (m.Scored(2, 0.75), EMPTY),
         (m.Scored(2, float("nan")), EMPTY),
-        (m.Have(4), EMPTY),
+        (m.RoundReached(4), EMPTY),
         (m.Ping(7), EMPTY),
         (m.Pong(7, 4), EMPTY),
-        (m.Probe(8, CAROL.public), EMPTY),
-        (m.Vouch(8, CAROL.public), EMPTY),
+        (m.PingRequest(8, CAROL.public), EMPTY),
+        (m.IndirectAck(8, CAROL.public), EMPTY),
         (m.Entries(3), Payload.of(LOG.encode())),
         (m.Bye(5, False), EMPTY),
         (m.Bye(5, True), EMPTY),

@@ -41,7 +41,7 @@ from p2pfl.parameters import Layout
 from p2pfl.queries import Evaluate, Loss, Train
 
 class Halving(Learner):
-    n_samples, metric, higher_is_better, about = 1, "error", False, {}
+    n_samples, metric, higher_is_better, public_info = 1, "error", False, {}
 
     def __init__(self, index, size, first, constant):
         self.layout = Layout((("values", (size,)),), size)

@@ -30,7 +30,7 @@ from p2pfl.parameters import Layout
 from p2pfl.queries import Evaluate, Loss, Train
 
 class Constant(Learner):
-    layout, n_samples, metric, higher_is_better, about = Layout((("values", (5000,)),), 5000), 1, "error", False, {}
+    layout, n_samples, metric, higher_is_better, public_info = Layout((("values", (5000,)),), 5000), 1, "error", False, {}
 
     def initial(self, seed):
         return np.full(5000, 1.2345, np.float32)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore, Model, pack_model, same_federation, unpack, unpack_model
-from p2pfl.node.early_stopping import Judge
+from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
 from p2pfl.policy import Update
@@ -35,7 +35,7 @@ def published(extras=EXTRAS, time=2.0):
 
 
 def checkpoint(round=3, **changes):
-    judge = Judge(2)
+    judge = EarlyStopping(2)
     judge.see(round, PARAMS, 0.25)
     fields = {
         "name": "alice",
@@ -83,7 +83,7 @@ def test_what_is_saved_is_loaded(store):
 
 
 def test_the_checkpoint_before_the_first_round(store):
-    first = checkpoint(0, judge=Judge(0).state(), unjudged={}, policy_state=msgspec.msgpack.encode({}), outbox=[])
+    first = checkpoint(0, judge=EarlyStopping(0).state(), unjudged={}, policy_state=msgspec.msgpack.encode({}), outbox=[])
     store.save(first)
     assert store.load() == first
 

@@ -20,7 +20,7 @@ from p2pfl.node.status.reader import current
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.system import failpoints
-from p2pfl.system.atomic_files import DamagedFileError, Tries, read_sealed, replace_file, write_sealed
+from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, replace_file, write_sealed
 from tests.support.limits import limited
 from tests.support.processes import processes
 
@@ -44,6 +44,7 @@ def checkpoint(round):
 # Sealed files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"17", bytes(range(64))], ids=["none", "short", "long"])
 def test_what_is_sealed_is_read_and_any_change_is_noticed(tmp_path, content):
     path = tmp_path / "file"
@@ -153,6 +154,7 @@ def test_without_any_whole_count_a_node_does_not_start(tmp_path):
 # The key
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_key_file_is_noticed_and_nothing_of_it_is_shown(tmp_path):
     path = tmp_path / "key.pem"
     Identity.create(path)
@@ -199,9 +201,9 @@ def test_a_checkpoint_that_cannot_be_written_is_said_once_and_the_one_before_it_
 
 def test_each_time_that_the_disk_is_full_is_said(tmp_path):
     said = []
-    tries = Tries(tmp_path / "file", "files", said.append)
+    tries = DiskErrorReporter(tmp_path / "file", "files", said.append)
     for full in (True, True, False, False, True, False):
-        with tries.go_on():
+        with tries.tolerate():
             if full:
                 raise OSError(28, "No space left on device")
         assert bool(tries.problem) == full
@@ -209,8 +211,8 @@ def test_each_time_that_the_disk_is_full_is_said(tmp_path):
 
 
 def test_what_is_no_fault_of_the_disk_is_not_swallowed(tmp_path):
-    tries = Tries(tmp_path / "file", "files", print)
-    with pytest.raises(ValueError, match="other"), tries.go_on():
+    tries = DiskErrorReporter(tmp_path / "file", "files", print)
+    with pytest.raises(ValueError, match="other"), tries.tolerate():
         raise ValueError("other")
     assert tries.problem == ""
 
@@ -249,7 +251,7 @@ def test_a_node_does_not_start_on_a_full_disk(capsys, tmp_path, monkeypatch):
 def test_the_table_of_crash_points_is_complete():
     named = set()
     for path in (ROOT / "node").rglob("*.py"):
-        named.update(re.findall(r"\breached\(\"([^\"]*)\"\)", path.read_text()))
+        named.update(re.findall(r"\bfailpoint\(\"([^\"]*)\"\)", path.read_text()))
     assert named == set(failpoints.POINTS)
 
 
@@ -258,16 +260,16 @@ def test_the_variable_names_a_point_and_a_time():
     assert failpoints.parse("published") == ("published", 1)
     assert failpoints.parse("published:12") == ("published", 12)
     for text in ("publish", "published:", "published:0", "published:x", ":3", "published:-1"):
-        with pytest.raises(ValueError, match=r"P2PFL_CRASH is .* it may be one of boot-counted"):
+        with pytest.raises(ValueError, match=r"P2PFL_FAILPOINT is .* it may be one of boot-counted"):
             failpoints.parse(text)
 
 
 REACHING = """
-from p2pfl.system.failpoints import reached
+from p2pfl.system.failpoints import failpoint
 for k in range(5):
     print(k, flush=True)
-    reached("round-saved")
-    reached("published")
+    failpoint("round-saved")
+    failpoint("published")
 """
 
 

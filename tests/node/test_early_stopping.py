@@ -9,29 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.node.early_stopping import Judge
+from p2pfl.node.early_stopping import EarlyStopping
 
 
 def params(round):
     return np.array([round, -round, 0.1], np.float32)
 
 
-def judged(losses, patience=0):
+def reported(losses, patience=0):
     """A judge that has seen these losses, of rounds 1, 2, ..."""
-    judge = Judge(patience)
+    judge = EarlyStopping(patience)
     for round, loss in enumerate(losses, 1):
         judge.see(round, params(round), loss)
     return judge
 
 
 def verdicts(losses):
-    judge = Judge(0)
+    judge = EarlyStopping(0)
     return [judge.see(round, params(round), loss) for round, loss in enumerate(losses, 1)]
 
 
 def stopped(losses, patience):
     """The first round after which there is no patience left, or None."""
-    judge = Judge(patience)
+    judge = EarlyStopping(patience)
     for round, loss in enumerate(losses, 1):
         judge.see(round, params(round), loss)
         if judge.stop:
@@ -43,14 +43,14 @@ def stopped(losses, patience):
 
 
 def test_before_the_first_model_there_is_no_best():
-    judge = Judge(3)
+    judge = EarlyStopping(3)
     assert judge.best is None
     assert judge.round == 0
     assert not judge.stop
 
 
 def test_the_model_with_the_least_loss_is_the_best():
-    judge = judged([3.0, 1.0, 2.0])
+    judge = reported([3.0, 1.0, 2.0])
     assert judge.round == 2
     assert judge.loss == 1.0
     assert judge.best.tolist() == params(2).tolist()
@@ -61,20 +61,20 @@ def test_it_says_of_each_model_whether_it_is_the_best_so_far():
 
 
 def test_of_equal_losses_the_first_is_the_best():
-    assert judged([2.0, 1.0, 1.0]).round == 2
+    assert reported([2.0, 1.0, 1.0]).round == 2
     assert verdicts([1.0, 1.0]) == [True, False]
 
 
 def test_a_first_loss_that_is_infinite_counts_until_there_is_a_better_one():
-    assert judged([inf]).round == 1
-    assert judged([inf, inf]).round == 1
+    assert reported([inf]).round == 1
+    assert reported([inf, inf]).round == 1
     assert verdicts([inf, inf]) == [True, False]
-    assert judged([inf, 1e300]).round == 2
+    assert reported([inf, 1e300]).round == 2
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=20))
 def test_the_best_is_the_first_of_the_least(losses):
-    judge = judged(losses)
+    judge = reported(losses)
     assert judge.round == losses.index(min(losses)) + 1
     assert judge.loss == min(losses)
     assert judge.best.tolist() == params(judge.round).tolist()
@@ -84,19 +84,19 @@ def test_the_best_is_the_first_of_the_least(losses):
 
 
 def test_a_loss_that_is_nan_is_never_better():
-    assert judged([2.0, nan, 3.0]).round == 1
-    assert judged([2.0, nan, 1.0]).round == 3
+    assert reported([2.0, nan, 3.0]).round == 1
+    assert reported([2.0, nan, 1.0]).round == 3
     assert verdicts([2.0, nan, 1.0]) == [True, False, True]
 
 
 def test_where_every_loss_is_nan_the_first_model_is_kept():
-    judge = judged([nan, nan, nan])
+    judge = reported([nan, nan, nan])
     assert judge.round == 1
     assert judge.best.tolist() == params(1).tolist()
 
 
 def test_any_loss_is_better_than_nan():
-    judge = judged([nan, 1e30])
+    judge = reported([nan, 1e30])
     assert (judge.round, judge.loss) == (2, 1e30)
     assert verdicts([nan, 1e30]) == [False, True]
 
@@ -110,7 +110,7 @@ def test_nan_uses_up_patience():
 
 
 def test_without_validation_data_the_newest_model_is_the_best():
-    judge = judged([None, None, None])
+    judge = reported([None, None, None])
     assert judge.round == 3
     assert judge.best.tolist() == params(3).tolist()
     assert verdicts([None, None]) == [True, True]
@@ -139,7 +139,7 @@ def test_a_node_stops_after_so_many_rounds_without_a_better_model(losses, patien
 
 
 def test_patience_counts_rounds_and_not_evaluations():
-    judge = Judge(4)
+    judge = EarlyStopping(4)
     judge.see(2, params(2), 1.0)
     judge.see(4, params(4), 2.0)
     assert not judge.stop
@@ -167,8 +167,8 @@ LOSSES = {
 @pytest.mark.parametrize("through", BINARY)
 @pytest.mark.parametrize("losses", LOSSES)
 def test_a_restored_judge_is_as_it_was(losses, through):
-    before = judged(LOSSES[losses], patience=2)
-    after = Judge(2)
+    before = reported(LOSSES[losses], patience=2)
+    after = EarlyStopping(2)
     after.restore(BINARY[through](before.state()))
     assert (after.round, after.loss, after.stop) == (before.round, before.loss, before.stop)
     assert after.state() == before.state()
@@ -181,8 +181,8 @@ def test_a_restored_judge_is_as_it_was(losses, through):
 
 @given(st.lists(st.none() | st.floats(), max_size=8), st.lists(st.none() | st.floats(), max_size=8), st.integers(0, 4))
 def test_a_restart_between_two_rounds_changes_no_verdict(first, second, patience):
-    whole, half = judged(first, patience), Judge(patience)
-    half.restore(BINARY["msgpack"](judged(first, patience).state()))
+    whole, half = reported(first, patience), EarlyStopping(patience)
+    half.restore(BINARY["msgpack"](reported(first, patience).state()))
     for round, loss in enumerate(second, len(first) + 1):
         assert half.see(round, params(round), loss) == whole.see(round, params(round), loss)
         assert half.stop == whole.stop
@@ -190,7 +190,7 @@ def test_a_restart_between_two_rounds_changes_no_verdict(first, second, patience
 
 
 def test_a_state_is_a_copy_of_what_was():
-    judge = judged([2.0])
+    judge = reported([2.0])
     state = judge.state()
     judge.see(2, params(2), 1.0)
     assert state["round"] == 1
@@ -199,7 +199,7 @@ def test_a_state_is_a_copy_of_what_was():
 
 def test_the_best_model_does_not_keep_its_neighbours_in_memory():
     stack = np.arange(12, dtype=np.float32).reshape(3, 4)
-    judge = Judge(0)
+    judge = EarlyStopping(0)
     judge.see(1, stack[1], 0.5)
     assert judge.best.tolist() == [4, 5, 6, 7]
     assert judge.best.base is None

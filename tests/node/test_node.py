@@ -482,6 +482,7 @@ def test_nodes_slow_once_are_in_one_round_again_within_ten(slow):
     assert play(test, NAMES, settings(rounds=1000), period=1.0).rounds_apart <= 10
 
 
+@pytest.mark.slow
 def test_nodes_killed_at_random_are_in_one_round_again_within_ten(tmp_path):
     rng = np.random.default_rng(0)
 
@@ -502,6 +503,7 @@ def test_nodes_killed_at_random_are_in_one_round_again_within_ten(tmp_path):
     assert play(test, NAMES, settings(rounds=10_000), period=1.0, folder=tmp_path).rounds_apart <= 10
 
 
+@pytest.mark.slow
 def test_killed_third_of_a_federation_is_learned_with_within_seconds(tmp_path):
     names = [f"n{k:02}" for k in range(12)]
 
@@ -525,6 +527,7 @@ def test_killed_third_of_a_federation_is_learned_with_within_seconds(tmp_path):
     play(test, names, settings(rounds=1000, deadline=30.0, adaptive=True), period=1.0, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_observers_do_not_set_the_pace_of_participants():
     async def test(federation):
         federation.start(*"ab")
@@ -538,6 +541,7 @@ def test_observers_do_not_set_the_pace_of_participants():
     assert all(federation.watch[name].skips == [] for name in "ab")
 
 
+@pytest.mark.slow
 def test_participants_do_not_wait_for_an_observer_that_is_slow():
     async def test(federation):
         federation.start(*"ab")
@@ -553,6 +557,7 @@ def test_participants_do_not_wait_for_an_observer_that_is_slow():
     assert watched.seconds == pytest.approx(alone.seconds, abs=1.0)
 
 
+@pytest.mark.slow
 def test_leaf_of_a_topology_follows_its_one_neighbour_by_halves():
     edges = [("a", "b"), ("b", "c"), ("c", "d"), ("b", "d")]
 
@@ -569,6 +574,7 @@ def test_leaf_of_a_topology_follows_its_one_neighbour_by_halves():
     assert federation.partners("a", 40) == {"b"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["synchronous", "sequential"])
 def test_a_member_that_is_admitted_while_others_learn_is_taken_along_and_one_that_is_expelled_is_not(schedule):
     async def test(federation):
@@ -633,7 +639,7 @@ def test_two_models_are_on_their_way_to_a_peer_and_of_those_that_wait_the_newest
 
     said = play(test, ("a", "b"), settings()).said
     answers = [(type(message).__name__, message.request) for message in said]
-    assert answers == [("Answer", 11), ("Answer", 12), ("Absent", 13), ("Answer", 14)]
+    assert answers == [("ModelUpdate", 11), ("ModelUpdate", 12), ("NotAvailable", 13), ("ModelUpdate", 14)]
     assert said[2].reason == "busy"
 
 
@@ -729,9 +735,9 @@ def hostile(script, policy=Random, **options):
 def answer(params, extras=b"", **change):
     def script(say, message):
         if isinstance(message, m.Get):
-            said = m.Answer(message.request, message.round, message.stage, 50, False, 0.0)
+            said = m.ModelUpdate(message.request, message.round, message.stage, 50, False, 0.0)
             say(replace(said, **change), params.tobytes() + extras)
-        if isinstance(message, m.Have):  # keep up, so as not to be left out for being slow
+        if isinstance(message, m.RoundReached):  # keep up, so as not to be left out for being slow
             say(message)
 
     return script
@@ -772,7 +778,7 @@ def test_a_loss_where_a_model_was_asked_for_is_counted_and_left_out():
     def script(say, message):
         if isinstance(message, m.Get):
             say(m.Scored(message.request, 1.0))
-        if isinstance(message, m.Have):
+        if isinstance(message, m.RoundReached):
             say(message)
 
     refused(script, "not asked for")
@@ -784,7 +790,7 @@ def test_a_model_where_a_loss_was_asked_for_is_counted_and_left_out():
     def script(say, message):
         honest(say, message)
         if isinstance(message, m.Score):
-            say(m.Answer(message.request, message.round, "trained", 50, False, 0.0), bytes(44))
+            say(m.ModelUpdate(message.request, message.round, "trained", 50, False, 0.0), bytes(44))
 
     federation = hostile(script, policy=lambda: Dac(similarity="inverse-loss", score_on="peer"))
     assert federation.nodes["a"].exchange.rejected["not asked for"] >= 4
@@ -802,9 +808,9 @@ def refused(script, cause):
 def test_an_answer_that_nobody_asked_for_is_dropped():
     def script(say, message):
         for request in range(5):
-            say(m.Answer(request + 10_000, 1, "trained", 50, False, 0.0), bytes(44))
+            say(m.ModelUpdate(request + 10_000, 1, "trained", 50, False, 0.0), bytes(44))
             say(m.Scored(request + 10_000, 1.0))
-            say(m.Absent(request + 10_000, 1, "gone"))
+            say(m.NotAvailable(request + 10_000, 1, "gone"))
 
     federation = hostile(script)
     assert all("b" not in federation.partners("a", round) for round in range(1, 6))
@@ -812,8 +818,8 @@ def test_an_answer_that_nobody_asked_for_is_dropped():
 
 def test_a_round_from_the_far_future_is_no_reason_to_leave_ones_own():
     def script(say, message):
-        if isinstance(message, m.Have):
-            say(m.Have(2**32 - 1))
+        if isinstance(message, m.RoundReached):
+            say(m.RoundReached(2**32 - 1))
 
     federation = hostile(script)
     assert sorted(federation.watch["a"].weights) == [1, 2, 3, 4, 5]
@@ -823,10 +829,10 @@ def test_losses_are_computed_a_few_at_a_time_for_one_peer():
     busy = []
 
     def script(say, message):
-        if isinstance(message, m.Have):
+        if isinstance(message, m.RoundReached):
             for request in range(20):
                 say(m.Score(request, 1), bytes(44))
-        if isinstance(message, m.Absent):
+        if isinstance(message, m.NotAvailable):
             busy.append(message.reason)
 
     hostile(script, policy=lambda: Dac(similarity="inverse-loss", score_on="peer"))
@@ -836,6 +842,7 @@ def test_losses_are_computed_a_few_at_a_time_for_one_peer():
 # What was found later
 
 
+@pytest.mark.slow
 def test_a_slow_peer_costs_one_deadline_and_is_waited_for_at_the_end():
     async def test(federation):
         federation.start()

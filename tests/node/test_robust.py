@@ -175,7 +175,7 @@ def served(make):
     def on(liar, peer, message, payload):
         if isinstance(message, m.Get):
             params = make(liar, liar.federation.nodes[peer.name])
-            answer = m.Answer(message.request, message.round, message.stage, liar.n_samples, False, 0.0)
+            answer = m.ModelUpdate(message.request, message.round, message.stage, liar.n_samples, False, 0.0)
             liar.say(peer, answer, params.tobytes())
 
     return on
@@ -210,6 +210,7 @@ def mse(attack, policy, robust, rounds=8):
     return np.mean(errors), federation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Random, Dac, FedAvg])
 def test_poison_costs_little_with_median_clip(policy):
     clean, _ = mse("echo", policy, "none")
@@ -220,6 +221,7 @@ def test_poison_costs_little_with_median_clip(policy):
             assert federation.nodes["a"].peers.clip.outliers["e"] > 0
 
 
+@pytest.mark.slow
 def test_poison_destroys_the_mean_without_a_rule():
     clean, _ = mse("echo", Random, "none")
     destroyed, _ = mse("huge", Random, "none")
@@ -365,7 +367,7 @@ def test_losses_are_told_only_where_the_policy_asks_for_them(policy, role):
 def test_policy_that_asks_for_losses_must_say_so():
     class Asking(Local):
         async def round(self, me, peers):
-            await peers.scores(peers.ids, me.params)
+            await peers.remote_losses(peers.ids, me.params)
 
     with pytest.raises(ConfigurationError, match="asks_scores = True"):
         play(to_the_end, ("a", "b"), Settings(rounds=1, deadline=10.0), policy=Asking)
@@ -377,6 +379,7 @@ def test_losses_are_told_once_a_round_and_coarse():
     assert exchange.rejected["not allowed"] >= 1
 
 
+@pytest.mark.slow
 def test_coordinator_clips_what_is_submitted():
     def poison(liar, peer, message, payload):
         pass
@@ -393,6 +396,7 @@ def test_coordinator_clips_what_is_submitted():
     assert error("median-clip") * 10 < error("none")
 
 
+@pytest.mark.slow
 def test_participants_clip_what_a_coordinator_assigns():
     class Lying(CoordinatedFedAvg):
         def step(self, submissions, state, layout):

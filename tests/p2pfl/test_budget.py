@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from p2pfl.budget import Ledger
+from p2pfl.budget import BudgetTracker
 from p2pfl.errors import BudgetExceededError, ConfigurationError
 from p2pfl.node.federation import agreement
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.text import describe
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.random import Random
@@ -23,7 +23,7 @@ from p2pfl.sim.scenario.budgets import Budgets
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 from tests.support.federation import play
 
 NAMES = ("a", "b", "c", "d")
@@ -34,7 +34,7 @@ def models(*names, size=100):
 
 
 def in_a_round(budget, **options):
-    ledger = Ledger(budget, **options)
+    ledger = BudgetTracker(budget, **options)
     ledger.begin_round()
     return ledger
 
@@ -61,7 +61,7 @@ def test_models_are_counted_over_a_round():
 
 
 def test_in_the_preparation_each_step_may_bring_as_many_as_a_round():
-    ledger = Ledger(Budget(models=2, bytes=250))
+    ledger = BudgetTracker(Budget(models=2, bytes=250))
     for _ in range(5):
         receive(ledger, "a", "b")
     with pytest.raises(BudgetExceededError, match="3 models in a step of the preparation, the budget is 2"):
@@ -74,7 +74,7 @@ def test_in_the_preparation_each_step_may_bring_as_many_as_a_round():
 
 @pytest.mark.parametrize("preparing", [True, False])
 def test_what_was_asked_for_and_has_not_come_yet_takes_its_place(preparing):
-    ledger = Ledger(Budget(models=3)) if preparing else in_a_round(Budget(models=3))
+    ledger = BudgetTracker(Budget(models=3)) if preparing else in_a_round(Budget(models=3))
     places = ledger.reserve(["a", "b"], len)
     with pytest.raises(BudgetExceededError, match="4 models"):
         ledger.reserve(["c", "d"], len)
@@ -194,12 +194,12 @@ TASKS = {name: make_task("concept-shift", {}, Part(k, 4), 0) for k, name in enum
 )
 def test_a_rehearsal_ends_where_a_policy_asks_for_too_much(budget, message):
     with pytest.raises(BudgetExceededError, match=message):
-        rehearse({name: Greedy() for name in NAMES}, TASKS, 1, budget=budget)
-    rehearse({name: Greedy() for name in NAMES}, TASKS, 1, budget=Budget(models=3, held=3, bytes=1000))
+        run_in_memory({name: Greedy() for name in NAMES}, TASKS, 1, budget=budget)
+    run_in_memory({name: Greedy() for name in NAMES}, TASKS, 1, budget=Budget(models=3, held=3, bytes=1000))
 
 
 def test_each_node_of_a_rehearsal_may_have_a_budget_of_its_own():
-    cast, _ = rehearse({n: Random(5) for n in NAMES}, TASKS, 3, budget={"a": Budget(models=1), "b": Budget(held=2)})
+    cast, _ = run_in_memory({n: Random(5) for n in NAMES}, TASKS, 3, budget={"a": Budget(models=1), "b": Budget(held=2)})
     assert [[len(cast[name].asked[round]) for round in (1, 2, 3)] for name in NAMES] == [[1] * 3, [2] * 3, [3] * 3, [3] * 3]
 
 
@@ -223,7 +223,7 @@ def scenario(**changes):
 )
 def test_a_run_ends_where_a_policy_asks_for_too_much(fidelity, policy, budget, message):
     with pytest.raises(BudgetExceededError, match=message):
-        run(scenario(fidelity=fidelity, policy={"name": f"test_budgets:{policy}"}, budget=budget))
+        run(scenario(fidelity=fidelity, policy={"name": f"tests.p2pfl.test_budget:{policy}"}, budget=budget))
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
@@ -235,7 +235,7 @@ def test_who_has_no_room_for_what_a_coordinator_assigns_learns_alone(fidelity):
         assert node.me.params.tobytes() == alone.nodes[name].me.params.tobytes()
         assert (node.peers.ledger.refused, node.peers.ledger.round_bytes) == (3, 0)
     with pytest.raises(BudgetExceededError, match="1 more models after 0 bytes"):
-        rehearse({name: CoordinatedFedAvg() for name in NAMES}, TASKS, 1, budget=Budget(bytes=5))
+        run_in_memory({name: CoordinatedFedAvg() for name in NAMES}, TASKS, 1, budget=Budget(bytes=5))
 
 
 def dpfl(**changes):
@@ -287,8 +287,8 @@ def test_a_budget_of_bytes_holds_in_every_round_and_step(monkeypatch, fidelity, 
         steps.append((ledger._preparing, sum(update.size for update in updates)))
         return taken(ledger, updates)
 
-    taken = Ledger.take
-    monkeypatch.setattr(Ledger, "take", take)
+    taken = BudgetTracker.take
+    monkeypatch.setattr(BudgetTracker, "take", take)
     limit = 2000
     result = run(scenario(nodes=10, rounds=4, policy=policy, fidelity=fidelity, codec=codec, budget={"bytes": limit}))
     assert max(size for _, size in steps) <= limit
@@ -326,6 +326,7 @@ def test_the_loss_calls_of_all_nodes_are_computed_together():
     )  # as many as the longest preparation and the longest rounds have steps, and not for each node
 
 
+@pytest.mark.slow
 def test_a_budget_of_a_pair_is_drawn_for_each_node_from_the_seed():
     def drawn(**changes):
         return [node.me.budget for node in run(dpfl(budget={"models": [2, 4]}, **changes)).nodes.values()]
@@ -377,7 +378,7 @@ def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
     async def test(federation):
         federation.start("b", "c", "d")
         node = federation.make("a")
-        board = StatusBoard(tmp_path / "status.json", node.exchange, said.append)
+        board = StatusObserver(tmp_path / "status.json", node.exchange, said.append)
         board.begin(node)
         node._observer = node.peers.observer = board
         federation.running["a"] = asyncio.create_task(node.run(node.exchange.others_done))
@@ -407,11 +408,11 @@ def test_the_nodes_of_a_group_can_have_other_options():
     )
     result = run(entry)
     for node in result.nodes.values():
-        other = node.task.about["group"] == 1
+        other = node.task.public_info["group"] == 1
         assert (node.policy.select, node.policy.epochs) == (("none", 2) if other else ("ggc", 1))
         assert not (other and node.policy.omega)
     edges = result.recorder.edges_table()
-    groups = np.array([node.task.about["group"] for node in result.nodes.values()])
+    groups = np.array([node.task.public_info["group"] for node in result.nodes.values()])
     assert 1 in groups
     assert 1 not in groups[edges["dst"]]
     assert set(groups[edges["dst"]]) == {0, 2}

@@ -35,6 +35,7 @@ def tree(kind, depth=0):
         yield from tree(child, depth + 1)
 
 
+@pytest.mark.slow
 def test_docstring_shows_the_tree_of_exceptions():
     for module, _ in exceptions():
         import_module(module)

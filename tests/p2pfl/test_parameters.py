@@ -8,16 +8,16 @@ from p2pfl.parameters import Layout, problem, weighted_mean
 LAYOUT = Layout((("weight", (2, 3)), ("bias", (2,)), ("mean", (1,))), n_trained=8)
 
 
-def test_split_and_join_are_inverse():
+def test_flatten_and_unflatten_are_inverse():
     vector = np.arange(9, dtype=np.float32)
-    parts = LAYOUT.split(vector)
+    parts = LAYOUT.unflatten(vector)
     assert parts["weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert parts["bias"].tolist() == [6, 7]
-    assert LAYOUT.join(parts).tolist() == vector.tolist()
+    assert LAYOUT.flatten(parts).tolist() == vector.tolist()
 
 
-def test_split_keeps_leading_dimensions():
-    assert LAYOUT.split(np.zeros((4, 9), np.float32))["weight"].shape == (4, 2, 3)
+def test_unflatten_keeps_leading_dimensions():
+    assert LAYOUT.unflatten(np.zeros((4, 9), np.float32))["weight"].shape == (4, 2, 3)
 
 
 @pytest.mark.parametrize(

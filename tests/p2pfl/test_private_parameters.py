@@ -11,7 +11,7 @@ from torch import nn
 
 import p2pfl
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.modules import layout_of
 from p2pfl.node.federation import agreement
 from p2pfl.node.folder import config as folders
@@ -20,12 +20,12 @@ from p2pfl.parameters import Layout, weighted_mean
 from p2pfl.policies import make_policy
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.queries import NodeQuery, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation, run
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
-from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Only
+from p2pfl.testing import run_in_memory
+from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, TrainSubset
 from tests.node.test_node import to_the_end
 from tests.sim.simulation.test_simulation import bytes_by_kind, trace
 from tests.support.federation import play
@@ -42,7 +42,7 @@ def module(classes=CLASSES):
 
 def headed(part, seed, private=("2",), classes=CLASSES, **options):
     """Samples whose labels every node names in its own way, for a body that is shared and a head that is not."""
-    rng = Draws(seed, f"headed {part.index}").generator(0, "data")
+    rng = RandomStreams(seed, f"headed {part.index}").generator(0, "data")
     names = rng.permutation(CLASSES)
 
     def data(n):
@@ -60,7 +60,7 @@ def wide(part, seed):
     return headed(part, seed, classes=CLASSES + part.index)
 
 
-HEADED = {"name": "test_sharing:headed"}
+HEADED = {"name": "tests.p2pfl.test_private_parameters:headed"}
 
 
 def scenario(**changes):
@@ -93,22 +93,24 @@ SHAPES = (("first", (2, 3)), ("scale", ()), ("second", (3,)), ("head", (4, 2)), 
 def test_what_is_cut_and_filled_again_is_what_it_was(private):
     layout = Layout(SHAPES, 18, tuple(sorted(private)))
     params, others = np.arange(layout.size, dtype=np.float32), -np.arange(layout.size, dtype=np.float32)
-    shared = layout.cut(params)
-    assert layout.fill(shared, params).tolist() == params.tolist()
-    mixed = layout.split(layout.fill(shared, others))
-    for name, part in layout.split(params).items():
+    shared = layout.shared_of(params)
+    assert layout.with_private(shared, params).tolist() == params.tolist()
+    mixed = layout.unflatten(layout.with_private(shared, others))
+    for name, part in layout.unflatten(params).items():
         assert mixed[name].tolist() == (-part if name in private else part).tolist()
         if name not in private:
-            assert layout.shared.split(shared)[name].tolist() == part.tolist()
+            assert layout.shared.unflatten(shared)[name].tolist() == part.tolist()
     assert layout.shared == Layout(
         tuple((name, shape) for name, shape in SHAPES if name not in private),
         sum(
-            part.size for name, part in layout.split(params).items() if name not in private and name not in ("mean", "last")
+            part.size
+            for name, part in layout.unflatten(params).items()
+            if name not in private and name not in ("mean", "last")
         ),
     )
     if not private:
         assert shared is params
-        assert layout.fill(shared, others) is shared
+        assert layout.with_private(shared, others) is shared
 
 
 def test_the_shared_layout_says_nothing_of_the_private_part():
@@ -153,16 +155,16 @@ TRAININGS = {
     "aligned": {"rule": Aligned(0.5, ANCHOR)},
     "lookahead": {"rule": Lookahead(0.05)},
     "descent": {"rule": Descent(0.05)},
-    "only private": {"rule": Only("private"), "epochs": 2},
-    "only shared": {"rule": Only("shared"), "proximal": (0.5, ANCHOR)},
+    "only private": {"rule": TrainSubset("private"), "epochs": 2},
+    "only shared": {"rule": TrainSubset("shared"), "proximal": (0.5, ANCHOR)},
 }
 DECAYING = p2pfl.SGD(0.1, momentum=0.9, weight_decay=0.1)  # which would move what has no gradient, too
 
 
 def trained(kind, options, **task):
     tasks = [headed(Part(k, NODES), 0, optimizer=DECAYING, **task) for k in range(NODES)]
-    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    crew = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    crew = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
     return np.array(crew.compute([NodeQuery(k, Train(tasks[k].initial(k), 1, **options)) for k in range(NODES)]))
 
 
@@ -177,7 +179,7 @@ def test_a_stack_trains_a_private_part_as_one_by_one(kind, options):
 @pytest.mark.parametrize("part", ["private", "shared"])
 def test_one_part_alone_is_trained(kind, part):
     before = np.array([headed(Part(k, NODES), 0).initial(k) for k in range(NODES)])
-    after = trained(kind, {"rule": Only(part), "epochs": 2})
+    after = trained(kind, {"rule": TrainSubset(part), "epochs": 2})
     moved = np.split(after != before, [SHARED], axis=1)
     assert [half.mean() > 0.7 for half in moved] == [part == "shared", part == "private"]
     assert [half.any() for half in moved] == [part == "shared", part == "private"]
@@ -197,14 +199,14 @@ def test_a_mixture_has_the_private_part_of_the_model_that_is_trained():
     """At alpha 0 all of the mixture's shared part is the other model's: then the own one has no gradient there."""
     task = headed(Part(0, 1), 0, optimizer=p2pfl.SGD(0.1))
     before = task.initial(0)
-    after = task.learner(Draws(0, "a")).train(before, round=1, rule=Mixture(0.0, ANCHOR))
+    after = task.learner(RandomStreams(0, "a")).train(before, round=1, rule=Mixture(0.0, ANCHOR))
     assert (after != before).tolist() == [False] * SHARED + [True] * (ALL - SHARED)
 
 
 def test_parts_are_not_trained_apart_where_nothing_is_private():
     task = headed(Part(0, 1), 0, private=())
     with pytest.raises(ConfigurationError, match="trains the private and the shared part apart"):
-        task.learner(Draws(0, "a")).train(task.initial(0), round=1, rule=Only("private"))
+        task.learner(RandomStreams(0, "a")).train(task.initial(0), round=1, rule=TrainSubset("private"))
 
 
 # Policies
@@ -229,6 +231,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_on_a_shared_body_and_sends_nothing_else(policy):
     options = {"policy": {"name": policy.partition(",")[0]} | POLICIES[policy]}
@@ -266,6 +269,7 @@ def test_a_coordinator_gets_and_gives_shared_values_alone(fidelity):
     assert size[0] - size[1] == 2 * 2 * 2 * 4 * (ALL - SHARED)  # two nodes, two rounds, there and back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [{"name": "int8"}, {"name": "top-k", "share": 0.2}])
 def test_codecs_put_the_shared_part(codec):
     modelled, wire = (run(scenario(fidelity=fidelity, codec=codec)) for fidelity in ("modelled", "wire"))
@@ -289,8 +293,13 @@ def test_what_is_learned_shows_that_heads_are_kept():
     assert private > shared + 0.15
 
 
+@pytest.mark.slow
 def test_heads_may_be_of_different_sizes():
-    options = {"task": {"name": "test_sharing:wide"}, "trainer": "stacked", "policy": {"name": "dac", "neighbours": 3}}
+    options = {
+        "task": {"name": "tests.p2pfl.test_private_parameters:wide"},
+        "trainer": "stacked",
+        "policy": {"name": "dac", "neighbours": 3},
+    }
     modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
     assert [head.size for head in heads(wire.nodes)] == [(HIDDEN + 1) * (CLASSES + k) for k in range(6)]
     assert wholes(modelled.nodes) == wholes(wire.nodes)
@@ -304,7 +313,7 @@ def other_bodies(part, seed):
 
 def test_other_shared_parts_are_refused():
     with pytest.raises(ConfigurationError, match=r"node-1 has another layout than that of node-0: 35 values .* against 18"):
-        Simulation(scenario(task={"name": "test_sharing:other_bodies"}))
+        Simulation(scenario(task={"name": "tests.p2pfl.test_private_parameters:other_bodies"}))
 
 
 class HeadFirst(nn.Module):
@@ -326,7 +335,7 @@ def other_starts(part, seed):
 
 def test_shared_parts_that_start_from_other_values_are_refused():
     with pytest.raises(ConfigurationError, match="shared part of node-1 does not start as that of node-0 does"):
-        Simulation(scenario(task={"name": "test_sharing:other_starts"}))
+        Simulation(scenario(task={"name": "tests.p2pfl.test_private_parameters:other_starts"}))
 
 
 def test_a_stack_makes_the_same_trace_whatever_the_order_of_nodes():
@@ -338,7 +347,7 @@ def test_a_stack_makes_the_same_trace_whatever_the_order_of_nodes():
 def test_on_dictionaries_and_by_messages_it_is_the_same():
     tasks = {name: headed(Part(k, 6), 0) for k, name in enumerate(f"node-{k}" for k in range(6))}
     policies = {name: make_policy("coordinated-fedavg", {}) for name in tasks}
-    cast, _ = rehearse(policies, tasks, rounds=3)
+    cast, _ = run_in_memory(policies, tasks, rounds=3)
     done = run(scenario(policy={"name": "coordinated-fedavg"}))
     assert {id: actor.border.whole(actor.params).tobytes() for id, actor in cast.items()} == wholes(done.nodes)
 
@@ -349,19 +358,19 @@ def test_on_dictionaries_and_by_messages_it_is_the_same():
 def test_fedrep_trains_the_head_then_the_body_and_averages_the_bodies():
     tasks = {name: headed(Part(k, 4), 0) for k, name in enumerate(NAMES)}
     policies = {name: make_policy("fedrep", {"head_epochs": 3, "epochs": 2}) for name in NAMES}
-    cast, history = rehearse(policies, tasks, rounds=2)
+    cast, history = run_in_memory(policies, tasks, rounds=2)
     models = {name: task.initial(0) for name, task in tasks.items()}
     for round in (1, 2):
         for name, task in tasks.items():
-            learner = task.learner(Draws(0, name))
-            after = learner.train(models[name], round=round, epochs=3, purpose="head", rule=Only("private"))
+            learner = task.learner(RandomStreams(0, name))
+            after = learner.train(models[name], round=round, epochs=3, purpose="head", rule=TrainSubset("private"))
             assert (after[:SHARED] == models[name][:SHARED]).all()
-            models[name] = learner.train(after, round=round, epochs=2, rule=Only("shared"))
+            models[name] = learner.train(after, round=round, epochs=2, rule=TrainSubset("shared"))
             assert (models[name][SHARED:] == after[SHARED:]).all()
         n = np.array([task.n_samples for task in tasks.values()])
         mean = weighted_mean([models[name][:SHARED] for name in NAMES], (n / n.sum()).tolist())
         for name, task in tasks.items():
-            models[name] = task.layout.fill(mean, models[name])
+            models[name] = task.layout.with_private(mean, models[name])
     for name in NAMES:
         assert np.allclose(cast[name].border.whole(cast[name].params), models[name], rtol=1e-5, atol=1e-6)
         assert set(history[1][name].weights) == set(NAMES)
@@ -370,7 +379,7 @@ def test_fedrep_trains_the_head_then_the_body_and_averages_the_bodies():
 def test_who_is_missing_goes_on_with_its_own_body():
     tasks = {name: headed(Part(k, 4), 0) for k, name in enumerate(NAMES)}
     policies = {name: make_policy("fedrep", {"head_epochs": 1}) for name in NAMES}
-    cast, history = rehearse(policies, tasks, rounds=1, absent={1: ["b"]})
+    cast, history = run_in_memory(policies, tasks, rounds=1, absent={1: ["b"]})
     assert history[0]["b"].weights == {"b": 1.0}
     assert cast["b"].params.tobytes() != cast["a"].params.tobytes() == cast["c"].params.tobytes()
 
@@ -389,6 +398,7 @@ def settings(**options):
     return Settings(**({"rounds": 5, "deadline": 10.0} | options))
 
 
+@pytest.mark.slow
 def test_a_killed_node_comes_back_with_its_private_part(tmp_path):
     async def killed(federation):
         federation.start()
@@ -398,7 +408,7 @@ def test_a_killed_node_comes_back_with_its_private_part(tmp_path):
         federation.start("d")
         await federation.done()
 
-    options = {"task": "test_sharing:headed", "policy": lambda: make_policy("fedavg", {})}
+    options = {"task": "tests.p2pfl.test_private_parameters:headed", "policy": lambda: make_policy("fedavg", {})}
     whole = play(to_the_end, NAMES, settings(), **options)
     restarted = play(killed, NAMES, settings(), folder=tmp_path, **options)
     assert wholes(restarted.nodes) == wholes(whole.nodes)
@@ -415,7 +425,7 @@ def test_a_checkpoint_of_another_private_part_is_refused(tmp_path):
         with pytest.raises(ConfigurationError, match="the checkpoint has layout"):
             again._restore()
 
-    play(test, NAMES, settings(rounds=2), folder=tmp_path, task="test_sharing:headed")
+    play(test, NAMES, settings(rounds=2), folder=tmp_path, task="tests.p2pfl.test_private_parameters:headed")
 
 
 # The handshake
@@ -449,7 +459,7 @@ def test_members_agree_on_the_shared_part_alone(tmp_path):
 
 
 def test_nodes_whose_private_parts_differ_learn_together():
-    federation = play(to_the_end, NAMES, settings(), task="test_sharing:wide")
+    federation = play(to_the_end, NAMES, settings(), task="tests.p2pfl.test_private_parameters:wide")
     assert all(federation.partners(name, 5) for name in NAMES)
     assert len({node.task.layout.fingerprint for node in federation.nodes.values()}) == 4
     assert not any(node.exchange.rejected for node in federation.nodes.values())

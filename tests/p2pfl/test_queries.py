@@ -11,10 +11,10 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from p2pfl import ConfigurationError, Draws, Merge, Part, rehearse
+from p2pfl import ConfigurationError, Merge, Part, RandomStreams, run_in_memory
 from p2pfl.algorithms.group_statistics import CountGroups
 from p2pfl.learner import Learner, answers
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.losses import squared_error
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_problem import Samples
@@ -23,8 +23,8 @@ from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.policies.local import Local
-from p2pfl.prediction_mixing import Memory
-from p2pfl.private_parameters import Border
+from p2pfl.prediction_mixing import KnnDatastore
+from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Query, Train
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import resolve
@@ -36,18 +36,18 @@ NODES = 4
 MODEL = np.zeros(3, np.float32)
 
 
-class Probe(Query[tuple[int, int, float]], frozen=True, gc=False):
+class Inspect(Query[tuple[int, int, float]], frozen=True, gc=False):
     """Return the process, the number of values of the model, and their sum with that of the node's inputs."""
 
     name: ClassVar[str] = "probe"
     params: Parameters
 
-    def complete(self, private: Border) -> Self:
+    def complete(self, private: PrivateParameters) -> Self:
         return replace(self, params=private.whole(self.params))
 
 
 class ProbingLearner(TorchLearner):
-    @answers(Probe)
+    @answers(Inspect)
     def probe(self, query):
         return os.getpid(), len(query.params), float(query.params.sum()) + float(self.data["train"][0].sum())
 
@@ -59,7 +59,7 @@ class ProbingTask(TorchTask):
 
 
 def plain(part, seed, kind=TorchTask, private=()):
-    x = torch.from_numpy(Draws(seed, str(part.index)).generator(0, "data").standard_normal((5, 2), "f4"))
+    x = torch.from_numpy(RandomStreams(seed, str(part.index)).generator(0, "data").standard_normal((5, 2), "f4"))
     return kind(
         lambda: nn.Linear(2, 1),
         {"train": Samples(x, x[:, :1])},
@@ -77,12 +77,15 @@ def probing(part, seed, private=()):
 
 class Asking(Local):
     async def round(self, me, peers):
-        self.found = await me.compute(Probe(me.params))
+        self.found = await me.compute(Inspect(me.params))
         return Merge(me.params, {me.id: 1.0})
 
 
 def scenario(task="probing", trainer="one-by-one", fidelity="modelled", **options):
-    names = {"task": {"name": f"test_queries:{task}", **options}, "policy": {"name": "test_queries:Asking"}}
+    names = {
+        "task": {"name": f"tests.p2pfl.test_queries:{task}", **options},
+        "policy": {"name": "tests.p2pfl.test_queries:Asking"},
+    }
     return resolve({"nodes": NODES, "rounds": 1, "trainer": trainer, "fidelity": fidelity, **names}, [], "study", ".")
 
 
@@ -95,10 +98,11 @@ def expected(seed=0):
 def test_query_of_policy_in_memory_gets_the_answer(private):
     tasks = {f"n{k}": probing(Part(k, NODES), 0, private) for k in range(NODES)}
     policies = {name: Asking() for name in tasks}
-    rehearse(policies, tasks, 1)
+    run_in_memory(policies, tasks, 1)
     assert [policy.found[1:] for policy in policies.values()] == expected()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "workers", "fidelity", "private"),
     [("stacked", 1, "modelled", []), ("one-by-one", 1, "wire", ["bias"]), ("one-by-one", 3, "modelled", ["bias"])],
@@ -115,10 +119,10 @@ def test_query_of_policy_in_simulation_gets_the_answer(trainer, workers, private
 
 def test_query_in_a_thread_gets_the_answer():
     task = probing(Part(0, NODES), 0)
-    trainer = ThreadTrainer(task.learner(Draws(0, "a")))
+    trainer = ThreadTrainer(task.learner(RandomStreams(0, "a")))
 
     async def ask():
-        return await trainer.submit(Probe(task.initial(0)))
+        return await trainer.submit(Inspect(task.initial(0)))
 
     try:
         assert asyncio.run(ask())[1:] == expected()[0]
@@ -126,9 +130,10 @@ def test_query_in_a_thread_gets_the_answer():
         trainer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_query_that_the_learner_does_not_answer_names_both(workers):
-    with pytest.raises(ConfigurationError, match="TorchLearner does not answer Probe"):
+    with pytest.raises(ConfigurationError, match="TorchLearner does not answer Inspect"):
         run_all(scenario("plain"), "process", workers=workers)
 
 
@@ -136,7 +141,10 @@ def test_query_that_the_learner_does_not_answer_names_both(workers):
     ("query", "text"),
     [
         (Train(MODEL, 1, rule=Descent(0.1)), "Train with a Rule; the policy needs a task that is trained along gradients"),
-        (Evaluate([], (), Memory(1, 0.5, 1.0)), "Evaluate with a Company; the policy needs a task whose models have"),
+        (
+            Evaluate([], (), KnnDatastore(1, 0.5, 1.0)),
+            "Evaluate with a PredictionMixer; the policy needs a task whose models have",
+        ),
         (CountGroups(MODEL), "CountGroups; the policy needs a task whose samples have labels and groups"),
         (DifferentiateObjectives(MODEL), "DifferentiateObjectives; the policy needs a task of several objectives"),
     ],
@@ -144,7 +152,7 @@ def test_query_that_the_learner_does_not_answer_names_both(workers):
 def test_variant_that_the_learner_does_not_answer_names_what_is_needed(query, text):
     task = make_task("deep-sea-treasure", {}, Part(0, 1), 0)
     with pytest.raises(ConfigurationError, match=f"^QLearner does not answer {text}"):
-        task.learner(Draws(0, "a"), "cpu").compute(query)
+        task.learner(RandomStreams(0, "a"), "cpu").compute(query)
 
 
 def test_learner_inherits_answers_and_may_override_them():
@@ -161,7 +169,7 @@ def test_learner_inherits_answers_and_may_override_them():
         def _losses(self, query):
             return np.ones(len(query.stack))
 
-        @answers(Probe)
+        @answers(Inspect)
         def _probe(self, query):
             return 1, 2, 3.0
 
@@ -169,16 +177,16 @@ def test_learner_inherits_answers_and_may_override_them():
     assert Second().train(model, round=1, rule=Descent(0.1)) is model
     assert Second().loss([model, model]).tolist() == [1, 1]
     assert First().loss([model]).tolist() == [0]
-    assert Second().compute(Probe(model)) == (1, 2, 3.0)
+    assert Second().compute(Inspect(model)) == (1, 2, 3.0)
     assert (First().compute(Mean([model, model], [0.5, 0.25])) == weighted_mean([model, model], [0.5, 0.25])).all()
-    with pytest.raises(ConfigurationError, match="First does not answer Probe"):
-        First().compute(Probe(model))
+    with pytest.raises(ConfigurationError, match="First does not answer Inspect"):
+        First().compute(Inspect(model))
 
 
 def test_border_completes_every_model_of_a_query_and_keeps_the_private_part():
     task = plain(Part(0, 1), 0, private=("bias",))
     whole = np.array([1, 2, 3], np.float32)
-    border = Border(task.layout, whole)
+    border = PrivateParameters(task.layout, whole)
     shared, other = np.array([5, 6], np.float32), np.array([7, 8], np.float32)
     query = Train(shared, 1, proximal=(0.1, other), rule=Mixture(0.5, other)).complete(border)
     assert query.params.tolist() == [5, 6, 3]
@@ -190,6 +198,6 @@ def test_border_completes_every_model_of_a_query_and_keeps_the_private_part():
 
 def test_stacked_learners_answer_other_queries_one_by_one():
     tasks = [probing(Part(k, NODES), 0) for k in range(NODES)]
-    learners = [task.learner(Draws(0, str(k))) for k, task in enumerate(tasks)]
-    jobs = [NodeQuery(k, Probe(task.initial(k))) for k, task in enumerate(tasks)]
-    assert Stacked(learners).compute(jobs) == OneByOne(learners).compute(jobs)
+    learners = [task.learner(RandomStreams(0, str(k))) for k, task in enumerate(tasks)]
+    jobs = [NodeQuery(k, Inspect(task.initial(k))) for k, task in enumerate(tasks)]
+    assert BatchedLearner(learners).compute(jobs) == SequentialLearner(learners).compute(jobs)

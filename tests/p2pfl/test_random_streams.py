@@ -1,6 +1,6 @@
 import numpy as np
 
-from p2pfl.random_streams import Draws, common_order, federation_draws
+from p2pfl.random_streams import RandomStreams, common_order, federation_draws
 
 
 def first(draws, round, purpose):
@@ -8,26 +8,35 @@ def first(draws, round, purpose):
 
 
 def test_a_draw_depends_on_seed_name_round_and_purpose_alone():
-    draws = Draws(1, "a")
+    draws = RandomStreams(1, "a")
     one = first(draws, 3, "peers")
     first(draws, 4, "other")  # what was drawn before changes nothing
-    assert first(draws, 3, "peers") == one == first(Draws(1, "a"), 3, "peers")
-    others = [(Draws(2, "a"), 3, "peers"), (Draws(1, "b"), 3, "peers"), (draws, 4, "peers"), (draws, 3, "order")]
+    assert first(draws, 3, "peers") == one == first(RandomStreams(1, "a"), 3, "peers")
+    others = [
+        (RandomStreams(2, "a"), 3, "peers"),
+        (RandomStreams(1, "b"), 3, "peers"),
+        (draws, 4, "peers"),
+        (draws, 3, "order"),
+    ]
     assert len({one, *(first(*other) for other in others)}) == 5
 
 
 def test_names_and_purposes_do_not_run_together():
-    assert first(Draws(1, "a1"), 1, "x") != first(Draws(1, "a"), 11, "x")
-    assert first(Draws(1, "a"), 1, "1x") != first(Draws(1, "a"), 11, "x")
+    assert first(RandomStreams(1, "a1"), 1, "x") != first(RandomStreams(1, "a"), 11, "x")
+    assert first(RandomStreams(1, "a"), 1, "1x") != first(RandomStreams(1, "a"), 11, "x")
 
 
 def test_draws_are_the_same_on_every_machine():
-    assert Draws(0, "node-0").generator(1, "peers").integers(0, 2**32, 3).tolist() == [4278889669, 2390723505, 647381073]
+    assert RandomStreams(0, "node-0").generator(1, "peers").integers(0, 2**32, 3).tolist() == [
+        4278889669,
+        2390723505,
+        647381073,
+    ]
     assert federation_draws(0).torch_seed(0, "initial model") == 4893943522404294236
 
 
 def test_generators_are_uniform():
-    values = np.array([first(Draws(seed, "a"), 1, "x") for seed in range(2000)])
+    values = np.array([first(RandomStreams(seed, "a"), 1, "x") for seed in range(2000)])
     counts = np.histogram(values, bins=10, range=(0, 1))[0]
     assert counts.min() > 150
     assert counts.max() < 250

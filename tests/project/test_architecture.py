@@ -29,6 +29,7 @@ def found(check, tree, **rules):
     return [str(finding) for finding in run_check(check, tree, Rules(ALLOWED, **rules))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS if RULES.enforced is None else RULES.enforced)
 def test_this_tree_has_no_fault(check):
     assert [str(finding) for finding in run_check(check, SourceTree(), RULES)] == []

@@ -38,6 +38,7 @@ def boxes(svg):
     return [tuple(float(rect.get(key)) for key in ("x", "y", "width", "height")) for rect in kinds]
 
 
+@pytest.mark.slow
 def test_committed_drawing_is_that_of_the_code():
     assert DRAWING.read_text(encoding="utf-8") == draw(SourceTree(), load_rules()), "run scripts/architecture-drawing"
 

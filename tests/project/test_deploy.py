@@ -125,7 +125,7 @@ def test_the_page_names_files_that_are_there():
 
 
 def test_the_page_names_figures_that_there_are():
-    text = (ROOT / "node" / "metrics.py").read_text()
+    text = (ROOT / "node" / "status" / "prometheus.py").read_text()
     for name in set(re.findall(r"\bp2pfl_\w+", (DEPLOY / "README.md").read_text())) - {"p2pfl_validation_accuracy"}:
         assert f'"{name.removesuffix("_total")}"' in text, name
 
@@ -196,6 +196,7 @@ def test_the_broker_lets_nobody_in_without_a_password(broker):
     assert delivers(broker, f"{ALICE}/{ALICE}", password="wrong") is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topic",
     [

@@ -30,6 +30,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_the_code_explains_what_a_page_takes_from_it(name, monkeypatch):
     monkeypatch.syspath_prepend(DOCS)

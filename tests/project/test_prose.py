@@ -16,6 +16,7 @@ def docstrings(text, path="node/a.py"):
     return [finding.line for finding in check_docstrings(path, text)]
 
 
+@pytest.mark.slow
 def test_this_tree_is_clean_but_for_listed_files():
     assert [str(finding) for finding in apply_exceptions(check_tree(ROOT), read_exceptions())] == []
 

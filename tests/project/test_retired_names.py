@@ -25,6 +25,7 @@ def found(hits):
     return sorted({(hit.line, hit.scope.removeprefix("api."), hit.name) for hit in hits})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LISTED.enforced, reason="names are still being replaced")
 def test_no_retired_name_is_in_this_tree():
     assert [str(hit.finding()) for hit in search_tree()] == []

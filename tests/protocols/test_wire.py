@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from p2pfl.protocols.errors import IdentityError, ProtocolError
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import EMPTY, HEADER_SIZE, OVERHEAD, Door, Payload, Sealer
+from p2pfl.protocols.wire.envelope import EMPTY, HEADER_SIZE, OVERHEAD, FrameSigner, FrameVerifier, Payload
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT, decode, encode_extras
 from p2pfl.protocols.wire.replay_window import WIDTH, ReplayWindow
 from p2pfl.protocols.wire.submission import decode_assignment, decode_submission, encode_assignment, encode_submission
@@ -26,15 +26,15 @@ EVERY_MESSAGE = [
     m.Hello(),
     m.Welcome(),
     m.Get(BIG, BIG, "prepared"),
-    m.Answer(BIG, BIG, "prepared", BIG, True, 1e300),
-    m.Absent(BIG, BIG, "nothing yet"),
+    m.ModelUpdate(BIG, BIG, "prepared", BIG, True, 1e300),
+    m.NotAvailable(BIG, BIG, "nothing yet"),
     m.Score(BIG, BIG),
     m.Scored(BIG, -1e300),
-    m.Have(BIG),
+    m.RoundReached(BIG),
     m.Ping(BIG),
     m.Pong(BIG, BIG),
-    m.Probe(BIG, b"k" * 32),
-    m.Vouch(BIG, b"k" * 32),
+    m.PingRequest(BIG, b"k" * 32),
+    m.IndirectAck(BIG, b"k" * 32),
     m.Entries(BIG),
     m.Bye(BIG, True),
     m.Conflict(),
@@ -140,7 +140,7 @@ def test_what_is_not_a_message_is_refused(fields):
 
 
 def test_terms_survive_the_wire():
-    terms = m.Terms({"layout": "abc", "policy.tau": "3.0"}, {"group": 2, "share": 0.5, "name": "x"}, 7, False)
+    terms = m.HelloParameters({"layout": "abc", "policy.tau": "3.0"}, {"group": 2, "share": 0.5, "name": "x"}, 7, False)
     assert m.decode_terms(terms.encode()) == terms
     assert msgpack.unpackb(terms.encode())["agreed"]["policy.tau"] == "3.0"
 
@@ -317,8 +317,8 @@ class Pair:
 
     alice: Identity
     bob: Identity
-    sealer: Sealer
-    door: Door
+    sealer: FrameSigner
+    door: FrameVerifier
 
     def frame(self, message=EVERY_MESSAGE[2], payload=EMPTY):
         return bytearray(b"".join(self.sealer.seal(message, self.bob.public, payload)))
@@ -326,8 +326,8 @@ class Pair:
 
 def make_pair(boot=1, federation=FEDERATION):
     alice, bob = Identity.from_seed(b"a" * 32), Identity.from_seed(b"b" * 32)
-    sealer = Sealer(alice, federation, LAYOUT, boot)
-    return Pair(alice, bob, sealer, Door({"alice": alice.public}, bob.public, FEDERATION, limit=1000))
+    sealer = FrameSigner(alice, federation, LAYOUT, boot)
+    return Pair(alice, bob, sealer, FrameVerifier({"alice": alice.public}, bob.public, FEDERATION, limit=1000))
 
 
 @pytest.fixture
@@ -373,7 +373,7 @@ def test_a_member_cannot_pass_on_what_another_has_said(pair):
 
 def test_members_come_and_go(pair):
     carol = Identity.from_seed(b"c" * 32)
-    sealer = Sealer(carol, FEDERATION, b"l" * 16, 1)
+    sealer = FrameSigner(carol, FEDERATION, b"l" * 16, 1)
 
     def said():
         return b"".join(sealer.seal(m.Ping(1), pair.bob.public))
@@ -428,7 +428,7 @@ def test_another_payload_than_the_signed_one(pair):
 
 
 def test_frames_of_strangers_others_and_other_federations(pair):
-    stranger = Sealer(Identity.from_seed(b"s" * 32), FEDERATION, LAYOUT, 1)
+    stranger = FrameSigner(Identity.from_seed(b"s" * 32), FEDERATION, LAYOUT, 1)
     assert cause(pair.door, b"".join(stranger.seal(m.Hello(), pair.bob.public))) == "stranger"
     assert cause(pair.door, b"".join(pair.sealer.seal(m.Hello(), pair.alice.public))) == "other recipient"
     assert cause(pair.door, make_pair(federation=b"g" * 16).frame()) == "other federation"

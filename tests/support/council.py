@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from p2pfl.compression.codecs import Float32
-from p2pfl.node.coordination.election_runner import Electing, MemoryVotes
+from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.base import Detached
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.peer import Member
@@ -19,9 +19,9 @@ from p2pfl.parameters import Layout
 from p2pfl.policy import Submission
 from p2pfl.protocols.election.types import LAST, Ballot, Electorate, Term
 from p2pfl.protocols.identity import Identity
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import Door, Payload, Sealer
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
 from p2pfl.protocols.wire.submission import encode_submission
 
 SIZE = 4  # values of a model
@@ -49,7 +49,7 @@ class Council:
     """
 
     def __init__(self, policy, eligible=NAMES, damaged=()):
-        self.network = MemoryNetwork()
+        self.network = InProcessNetwork()
         self.electorate = Electorate(1, frozenset(NAMES), tuple(eligible))
         self.damaged = damaged
         self.nodes = {name: self.node(name, policy) for name in HONEST}
@@ -66,16 +66,18 @@ class Council:
                 key=KEYS[name].public,
                 neighbours=others,
                 transport=self.network.transport(name),
-                sealer=Sealer(KEYS[name], FEDERATION, LAYOUT.fingerprint, 1),
-                door=Door(keys, KEYS[name].public, FEDERATION, payload_limit(SIZE, True)),
+                sealer=FrameSigner(KEYS[name], FEDERATION, LAYOUT.fingerprint, 1),
+                door=FrameVerifier(keys, KEYS[name].public, FEDERATION, payload_limit(SIZE, True)),
                 agreed=AGREED,
                 about={"n_samples": SAMPLES[name]},
             ),
             settings=Settings(deadline=DEADLINE),
             n_samples=SAMPLES[name],
         )
-        electing = Electing(name, self.electorate, votes, boot=1, seed=0, clock=lambda: asyncio.get_running_loop().time())
-        exchange = MessageExchange(config, Coding(Float32(), LAYOUT), coordination=Coordination(electing, policy.step))
+        electing = ElectionRunner(
+            name, self.electorate, votes, boot=1, seed=0, clock=lambda: asyncio.get_running_loop().time()
+        )
+        exchange = MessageExchange(config, ModelEncoder(Float32(), LAYOUT), coordination=Coordination(electing, policy.step))
         exchange.resume(0, own(name, 0))
         return exchange
 
@@ -115,7 +117,7 @@ class Cheat:
 
     def __init__(self, council):
         self.council = council
-        self.sealer = Sealer(KEYS["mallory"], FEDERATION, LAYOUT.fingerprint, 1)
+        self.sealer = FrameSigner(KEYS["mallory"], FEDERATION, LAYOUT.fingerprint, 1)
         self.transport = council.network.transport("mallory")
         self.links, self.heard = {}, []
 
@@ -132,7 +134,7 @@ class Cheat:
         await self.transport.listen(self)
         for name in HONEST:
             self.links[name] = await self.transport.dial(f"memory:{name}", KEYS[name].public)
-            terms = m.Terms(AGREED, {"n_samples": SAMPLES["mallory"]}, 0, False)
+            terms = m.HelloParameters(AGREED, {"n_samples": SAMPLES["mallory"]}, 0, False)
             self.say(name, m.Hello(), Payload.of(terms.encode()))
 
     def say(self, name, message, payload=Payload.of(b"")):  # noqa: B008

@@ -23,7 +23,7 @@ class BrokenInvariantError(Exception):
     """An invariant does not hold."""
 
 
-class World:
+class DisturbedWorld:
     """
     Args:
         seed: with an odd one the membership changes too; with each third one the last member only votes.

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import suppress
 from math import inf
 
-from p2pfl.learning.batched_learner import OneByOne
+from p2pfl.learning.batched_learner import SequentialLearner
 from p2pfl.node.checkpoint import FileStore
-from p2pfl.node.coordination.election_runner import Electing, FileVotes, MemoryVotes, electorate
+from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, electorate
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.config import NeighbourRoles
 from p2pfl.node.exchange.factory import federation_id, message_exchange
@@ -18,8 +18,8 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Coordinated, asks_scores
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Member as MemberEntry
-from p2pfl.protocols.transports.in_process import MemoryNetwork
-from p2pfl.random_streams import Draws
+from p2pfl.protocols.transports.in_process import InProcessNetwork
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher
 from p2pfl.sim.simulation.clock import run
 from p2pfl.task import Part, make_task
@@ -116,7 +116,7 @@ class Federation:
         self.names = sorted(names)
         self.settings = settings or Settings(rounds=5, deadline=10.0)
         self.cable = Cable()
-        self.network = MemoryNetwork(self.cable)
+        self.network = InProcessNetwork(self.cable)
         self.edges = edges
         self.folder = folder
         self.policy = policy
@@ -128,11 +128,11 @@ class Federation:
         self.node_options = node_options
         count = len(self.names)
         self.tasks = {name: make_task(task, {}, Part(k, count), 0) for k, name in enumerate(self.names)}
-        learners = [task.learner(Draws(self.settings.seed, name)) for name, task in self.tasks.items()]
-        self.batcher = Batcher(OneByOne(learners), asyncio.get_running_loop())
+        learners = [task.learner(RandomStreams(self.settings.seed, name)) for name, task in self.tasks.items()]
+        self.batcher = Batcher(SequentialLearner(learners), asyncio.get_running_loop())
         speeds = speeds or {}
         self.trainers = {name: BatchedTrainer(self.batcher, k, speeds.get(name, 1.0)) for k, name in enumerate(self.names)}
-        self.keys = {name: Identity.from_seed(Draws(0, name).digest(0, "key")) for name in self.names}
+        self.keys = {name: Identity.from_seed(RandomStreams(0, name).digest(0, "key")) for name in self.names}
         self.watch = {name: Watch() for name in self.names}
         self.boots = dict.fromkeys(self.names, 0)
         self.nodes = {}
@@ -155,7 +155,7 @@ class Federation:
         votes = FileVotes(self.folder / f"{name}.vote", self.said[name].append) if self.folder else self.votes[name]
         clock = asyncio.get_running_loop().time
         boot, seed = self.boots[name], self.settings.seed
-        return Electing(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, say=self.said[name].append)
+        return ElectionRunner(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, say=self.said[name].append)
 
     def make(self, name, task=None, agreed=None):
         self.boots[name] += 1

@@ -11,22 +11,21 @@ from p2pfl.compression.codecs import Float32
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.factory import max_frame
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
-from p2pfl.node.exchange.model_encoding import Coding
-from p2pfl.node.federation import admission_key
+from p2pfl.node.exchange.model_encoding import ModelEncoder
+from p2pfl.node.federation import admission_key, loading
 from p2pfl.node.federation.invitation_service import InvitationService
-from p2pfl.node.federation.membership_sync import Members
+from p2pfl.node.federation.membership_sync import MembershipSync
 from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
 from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
 from p2pfl.node.peering.guard import Guard
-from p2pfl.node.runtime import loading
 from p2pfl.parameters import Layout
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import HEADER_SIZE, Door, Header, Payload, Sealer
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, FrameSigner, FrameVerifier, Header, Payload
 from tests.support.processes import Processes
 
 SIZE = 1000  # values of a model
@@ -84,8 +83,8 @@ class Honest:
                 key=self.key,
                 neighbours=around,
                 transport=self.transport,
-                sealer=Sealer(self.identity, self.log.federation, LAYOUT, config.next_boot(folder)),
-                door=Door(keys, self.key, self.log.federation, payload_limit(size)),
+                sealer=FrameSigner(self.identity, self.log.federation, LAYOUT, config.next_boot(folder)),
+                door=FrameVerifier(keys, self.key, self.log.federation, payload_limit(size)),
                 agreed={"size": str(size)},
                 about={"n_samples": 50},
                 seed=own.seed,
@@ -98,10 +97,10 @@ class Honest:
             settings=own,
             n_samples=50,
         )
-        coding = Coding(Float32(), Layout((("model", (size,)),), size))
+        coding = ModelEncoder(Float32(), Layout((("model", (size,)),), size))
         self.exchange = MessageExchange(exchange_config, coding, self._loss)
         self.contacts = self.exchange.contacts
-        self.members = Members(ready, self.key, neighbourhood, self.contacts, say=lambda line: None)
+        self.members = MembershipSync(ready, self.key, neighbourhood, self.contacts, say=lambda line: None)
 
     async def _answer(self, *question):
         return await self.service.answer(*question)
@@ -156,7 +155,7 @@ class Intruder:
 
     def __init__(self, identity, gate, boot=1, size=SIZE):
         self.identity, self.gate, self.key = identity, gate, identity.public
-        self.sealer = Sealer(identity, gate.federation, LAYOUT, boot)
+        self.sealer = FrameSigner(identity, gate.federation, LAYOUT, boot)
         self.transport = TlsTransport("127.0.0.1:0", identity, gate, max_frame(size))
         self.transport.use(self)
         self.heard, self.said, self.numbers = {}, {}, iter(range(1, 1 << 30))
@@ -197,7 +196,9 @@ class Intruder:
     async def introduce(self, node):
         """Become a peer like any other; return the link."""
         link = await self.dial(node)
-        terms = m.Terms({"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.epoch)
+        terms = m.HelloParameters(
+            {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.epoch
+        )
         self.say(link, m.Hello(), terms.encode())
         await until(lambda: link in self.heard)
         return link

@@ -57,7 +57,7 @@ class Liar:
         """Say to be in a round."""
         self.contacts.round = round
         for peer in self.exchange.peers.values():
-            self.contacts.tell(peer, m.Have(round))
+            self.contacts.tell(peer, m.RoundReached(round))
 
     async def come_back(self, round):
         """Drop all links, and be introduced again in another round."""

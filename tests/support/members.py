@@ -7,7 +7,7 @@ FEDERATION = bytes(range(16))
 ALICE, BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
 
 
-class Members:
+class KnownMembers:
     def __init__(self, *identities, federation=FEDERATION, epoch=1, invites=False):
         self.federation, self.epoch, self.invites = federation, epoch, invites
         self.keys, self.revoked = {identity.public for identity in identities}, set()

@@ -12,10 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from p2pfl.node.checkpoint import FileStore
-from p2pfl.node.federation import admission, agreement
-from p2pfl.node.federation import join as joining
+from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
+from p2pfl.node.runtime import join as joining
 from tests.support import forked
 
 PATIENCE = 120  # seconds of real time after which something has gone wrong

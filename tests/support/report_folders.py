@@ -22,7 +22,7 @@ def entry(name, seed, nodes, rounds, **more):
         "codec": {"name": "float32"},
         "metric": "accuracy",
         "higher_is_better": True,
-        "judged": "trained",
+        "reported_stage": "trained",
         "test": {
             "mean": float(np.mean(values)),
             "std": float(np.std(values)),

@@ -8,7 +8,7 @@ from p2pfl.policy import Coordinated
 class Restarted:
     """A policy that is stopped and started again, from what its checkpoint has, before every round."""
 
-    judged = "merged"
+    reported_stage = "merged"
 
     def __init__(self, make):
         self.make, self.inner = make, make()

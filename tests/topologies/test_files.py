@@ -343,6 +343,7 @@ def test_a_wrong_table_is_said_in_one_line(write, tmp_path, monkeypatch, topolog
     assert str(refused.value) == message
 
 
+@pytest.mark.slow
 def test_a_scenario_of_750_nodes_from_a_file(write):
     ring = "".join(f"{k} {(k + 1) % 750}\n{k} {(k + 7) % 750}\n" for k in range(750))
     (result,) = p2pfl.simulate(SMALL | {"rounds": 1, "topology": {"file": write("net.edges", ring)}})
@@ -382,6 +383,7 @@ def test_graphs_of_the_internet_topology_zoo(name):
     assert found["diameter"] == nx.diameter(other)
 
 
+@pytest.mark.slow
 def test_every_real_graph_runs_with_latencies_of_its_geography():
     for path in sorted(zoo().glob("*.graphml")):
         keys = {"topology": {"file": str(path)}, "network": {"latency": "geography"}, "deadline": 60.0}

@@ -135,6 +135,7 @@ def test_properties_as_networkx_has_them(n, p, seed, directed):
     assert directed or (matrix == matrix.T).all()
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_left_out_but_not_for_complete_graphs():
     found = properties(build("ring", 2001, 0))
     assert (found["nodes"], found["components"], found["degree"]["max"]) == (2001, 1, 2)

@@ -18,7 +18,7 @@ class _Pace(msgspec.Struct):
     estimate: float
 
 
-class Deadlines:
+class AdaptiveTimeout:
     """Twice the time by which a peer ought to have answered: a smoothed mean plus four smoothed deviations, as TCP times its
     retransmissions (RFC 6298, section 2).
 

@@ -105,7 +105,7 @@ class Pacer:
     def _announce(self, round: int) -> None:
         self._contacts.round = round
         for peer in self._contacts.introduced():
-            self._contacts.tell(peer, m.Have(round))
+            self._contacts.tell(peer, m.RoundReached(round))
 
     # Slower peers
 

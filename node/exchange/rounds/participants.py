@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from p2pfl.node.coordination.election_runner import Electing
+from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.exchange.rounds.pacing import common_round
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
@@ -20,7 +20,7 @@ class Participants:
             peers count that this node may fetch from.
     """
 
-    def __init__(self, contacts: PeerManager, askers: Collection[str] | None, electing: Electing | None) -> None:
+    def __init__(self, contacts: PeerManager, askers: Collection[str] | None, electing: ElectionRunner | None) -> None:
         self._contacts = contacts
         self._askers = None if askers is None else frozenset(askers)
         self._electing = electing

@@ -10,13 +10,13 @@ from math import inf
 from p2pfl.node.peering.background_tasks import BackgroundTasks
 from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.links.introducer import Introducer
-from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import MOST_ADDRESSES, Peer
 from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.protocols.errors import TransportError
-from p2pfl.protocols.rate_limit import Allowance
+from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
 GRACE = 1.0  # seconds that the node with the greater key leaves the dialling to the other one
@@ -41,9 +41,9 @@ class Dialler:
         self._messenger = messenger
         self._introducer = introducer
         self._tasks = tasks
-        self._draws = Draws(config.seed, config.name)
+        self._draws = RandomStreams(config.seed, config.name)
         self._directly = config.transport.address != "mqtt:"
-        self._hints = Allowance(HINT_RATE, HINT_BURST)
+        self._hints = TokenBucket(HINT_RATE, HINT_BURST)
         self._keeping: dict[str, Task[None]] = {}
 
     def keep(self, peer: Peer) -> None:

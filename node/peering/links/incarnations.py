@@ -8,7 +8,7 @@ from weakref import WeakSet
 from p2pfl.errors import P2pflError
 from p2pfl.node.peering.background_tasks import BackgroundTasks
 from p2pfl.node.peering.config import PeeringConfig
-from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Link
@@ -47,7 +47,7 @@ class IncarnationCheck:
                 self._messenger.send_over(link, peer, m.Conflict(), Payload.of(self._door.newest(peer.key)))
 
     def receive(self, opened: Opened) -> None:
-        """End the node with IncarnationConflict if another process has signed the frame that a peer shows.
+        """End the node with IncarnationConflictError if another process has signed the frame that a peer shows.
 
         Raises:
             ProtocolError: it is no frame of this node's key.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from p2pfl.node.peering.config import LocalState, PeeringConfig
 from p2pfl.node.peering.links.membership_gossip import MembershipGossip
-from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.protocols.errors import ProtocolError
@@ -42,7 +42,9 @@ class Introducer:
     def parameters(self) -> Payload:
         """Return the payload of a hello: what must be equal, and the state of this node."""
         local, version = self._local, self._config.membership_version
-        return Payload.of(m.Terms(dict(self._config.agreed), local.about, local.round, local.final, version).encode())
+        return Payload.of(
+            m.HelloParameters(dict(self._config.agreed), local.about, local.round, local.final, version).encode()
+        )
 
     def greet(self, link: Link, peer: Peer) -> None:
         """Send a hello over a new link.

@@ -9,8 +9,8 @@ from p2pfl.node.peering.background_tasks import BackgroundTasks
 from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.links.incarnations import IncarnationCheck
 from p2pfl.node.peering.links.message_router import MessageRouter
-from p2pfl.node.peering.links.messenger import Messenger
-from p2pfl.node.peering.links.newcomers import JoinReply, Newcomers
+from p2pfl.node.peering.messenger import Messenger
+from p2pfl.node.peering.newcomers import JoinReply, Newcomers
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import PeerEvents, PeerTable
 from p2pfl.protocols.errors import ProtocolError, TransportError

@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 
-from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
 from p2pfl.protocols.errors import ProtocolError, TransportError
-from p2pfl.protocols.rate_limit import Allowance
-from p2pfl.protocols.transport import Gate
+from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.protocols.transport import AccessControl
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Opened, Payload
 
@@ -24,10 +24,10 @@ class MembershipGossip:
         gate: holds the log; None where there is none.
     """
 
-    def __init__(self, gate: Gate | None, messenger: Messenger) -> None:
+    def __init__(self, gate: AccessControl | None, messenger: Messenger) -> None:
         self._gate = gate
         self._messenger = messenger
-        self._news = Allowance(NEWS_RATE, NEWS_BURST)
+        self._news = TokenBucket(NEWS_RATE, NEWS_BURST)
 
     def send(self, peer: Peer) -> None:
         """Send a peer the entries that it is not known to have."""

@@ -56,15 +56,15 @@ class MessageRouter:
                 self._introducer.receive(peer, link, opened)
             case m.Conflict():
                 self._incarnations.receive(opened)
-            case m.Ping() | m.Pong() | m.Probe() | m.Vouch():
+            case m.Ping() | m.Pong() | m.PingRequest() | m.IndirectAck():
                 self._prober.receive(peer, message)
             case m.Entries():
                 self._gossip.receive(peer, message, opened)
-            case m.Absent():
+            case m.NotAvailable():
                 self._table.resolve(peer, message.request, None)
             case m.Bye():
                 self._note_bye(peer, message)
-            case m.Have():
+            case m.RoundReached():
                 pass  # the round is all that it says
             case _:
                 self._events.handle(peer, opened)
@@ -76,10 +76,10 @@ class MessageRouter:
             raise ProtocolError("not introduced", peer.name)
 
     def _note_round(self, peer: Peer, message: m.Message) -> None:
-        """Note the round that a message names; only `Have` may say that its sender went back."""
-        if isinstance(message, m.Have):
+        """Note the round that a message names; only `RoundReached` may say that its sender went back."""
+        if isinstance(message, m.RoundReached):
             self._table.set_round(peer, message.round)
-        elif isinstance(message, m.Get | m.Submit | m.Absent | m.Pong | m.Bye):
+        elif isinstance(message, m.Get | m.Submit | m.NotAvailable | m.Pong | m.Bye):
             self._table.set_round(peer, max(peer.round, message.round))
 
     def _note_bye(self, peer: Peer, message: m.Bye) -> None:

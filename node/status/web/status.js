@@ -118,7 +118,7 @@ function tally(peers) {
 // ---- learning
 
 function showLearning(rows) {
-  const stages = [...new Set(rows.flatMap((row) => Object.keys(row.stages ?? {})))].sort((a, b) => (b === state.judged) - (a === state.judged));
+  const stages = [...new Set(rows.flatMap((row) => Object.keys(row.stages ?? {})))].sort((a, b) => (b === state.reported_stage) - (a === state.reported_stage));
   const series = stages.flatMap((stage, k) => ["validation", "test"].map((split, dash) => {
     const known = rows.filter((row) => isNumber(row.stages?.[stage]?.[split]));
     return { name: `${stage}, ${split}`, colour: k + 8 * dash, x: known.map((row) => row.round), y: known.map((row) => row.stages[stage][split]) };

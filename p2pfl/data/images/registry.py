@@ -21,7 +21,7 @@ from p2pfl.data.images import digits
 from p2pfl.data.images.catalog import KNOWN, WRITERS, Known
 from p2pfl.data.images.folders import Images, check, read_cifar, read_idx, the_one
 from p2pfl.errors import ConfigurationError, MissingRequirementError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 ROOT = "P2PFL_DATA"
 
@@ -145,7 +145,7 @@ def _digits() -> ImageSet:
     """scikit-learn's handwritten digits; a fifth of them, always the same, is the test part."""
     pixels, labels = digits.read()
     x, y = pixels.reshape(-1, 1, 8, 8).astype(np.uint8), labels.astype(np.int64)
-    order = Draws(0, "data/digits").generator(0, "test part").permutation(len(y))
+    order = RandomStreams(0, "data/digits").generator(0, "test part").permutation(len(y))
     test, train = np.sort(order[: len(y) // 5]), np.sort(order[len(y) // 5 :])
     return ImageSet("digits", 10, 16, (0.3053,), (0.3760,), Images(x[train], y[train]), Images(x[test], y[test]))
 

@@ -14,7 +14,7 @@ from p2pfl.data.partition.partition import PARTITIONS, class_pools
 from p2pfl.data.partition.shifts import SHIFTS, Shift
 from p2pfl.data.partition.splits import by_class, check_sizes, draw_test, histogram, hold_out
 from p2pfl.errors import ConfigurationError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def plan(
         ConfigurationError: an option makes no sense, or a node has no sample to train on.
     """
     check_sizes(samples, validation, test)
-    draws = Draws(seed, "images")
+    draws = RandomStreams(seed, "images")
     classes = max(data.classes for data in sets)
     kind = _shift(sets, n_nodes, classes, draws, shift)
     shares = _partition(sets, kind, n_nodes, draws, partition)
@@ -83,7 +83,7 @@ def plan(
             raise ConfigurationError(
                 f"{n_nodes} nodes are too many for the data: node {node} has no image to train on (group {group})"
             )
-        own = Draws(seed, f"images/{node}")
+        own = RandomStreams(seed, f"images/{node}")
         train, held = hold_out(share, own.generator(0, "splits"), samples, validation)
         counts = histogram(sets[source].train.y[train], classes)
         drawn = draw_test(counts, pools[source], own.generator(0, "test"), test)
@@ -102,7 +102,7 @@ def plan(
     return _validated(result, sets, seed) if validation else result
 
 
-def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: Draws, table: Mapping[str, Any]) -> Shift:
+def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: RandomStreams, table: Mapping[str, Any]) -> Shift:
     factory, options = named("task.shift", table, SHIFTS)
     given: dict[str, Any] = {"n_nodes": n_nodes, "n_classes": classes, "rng": draws.generator(0, "shift")}
     if factory is SHIFTS["domain"]:
@@ -121,7 +121,7 @@ def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: Draws, t
 
 
 def _partition(
-    sets: Sequence[ImageSet], shift: Shift, n_nodes: int, draws: Draws, table: Mapping[str, Any]
+    sets: Sequence[ImageSet], shift: Shift, n_nodes: int, draws: RandomStreams, table: Mapping[str, Any]
 ) -> list[np.ndarray]:
     """Return each node's indices into the training part of its data set."""
     factory, options = named("task.partition", table, PARTITIONS)
@@ -162,6 +162,6 @@ def _validated(shares: list[Share], sets: Sequence[ImageSet], seed: int) -> list
             own = free & np.isin(data.train.y, data.train.y[shares[k].train])
             choices = np.flatnonzero(own & ~held) if (own & ~held).any() else np.flatnonzero(own)
             if len(choices):
-                rng = Draws(seed, f"images/{k}").generator(0, "validation")
+                rng = RandomStreams(seed, f"images/{k}").generator(0, "validation")
                 result[k] = replace(shares[k], validation=choices[[rng.integers(len(choices))]])
     return result

@@ -13,7 +13,7 @@ from p2pfl.data.partition.largest_remainder import quotas
 from p2pfl.data.partition.splits import hold_out
 from p2pfl.data.tabular.fairness_datasets import LABEL, FairSet
 from p2pfl.errors import ConfigurationError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 
 class Share(NamedTuple):
@@ -49,23 +49,23 @@ def divide(
     """
     if not (0 <= validation < 1 and 0 <= test < 1):
         raise ConfigurationError(f"task.validation and task.test must be from 0 to below 1, got {validation} and {test}")
-    draws = Draws(seed, "fair rows")
+    draws = RandomStreams(seed, "fair rows")
     make, options = named("task.partition", partition, PARTITIONS)
     given = {"data": data, "n_nodes": n_nodes, "rng": draws.generator(0, "partition")}
     rule: Rule = build("task.partition", make, options, **given, **({"sensitive": sensitive} if make is stratified else {}))
     rest, tested = _parts(data, draws, test, official)
-    shares = dealt(rest, rule, n_nodes, draws.generator(0, "rows"))
-    tests = dealt(tested, rule, n_nodes, draws.generator(0, "test rows"))
+    shares = divide_rows(rest, rule, n_nodes, draws.generator(0, "rows"))
+    tests = divide_rows(tested, rule, n_nodes, draws.generator(0, "test rows"))
     result = []
     for node, (own, tested) in enumerate(zip(shares, tests, strict=True)):
         if not len(own):
             raise ConfigurationError(f"{n_nodes} nodes are too many for the data: node {node} has no row to train on")
-        rng = Draws(seed, f"fair rows/{node}").generator(0, "splits")
+        rng = RandomStreams(seed, f"fair rows/{node}").generator(0, "splits")
         result.append(Share(*hold_out(own, rng, 0, validation), tested))
     return result
 
 
-def _parts(data: FairSet, draws: Draws, test: float, official: bool) -> tuple[np.ndarray, np.ndarray]:
+def _parts(data: FairSet, draws: RandomStreams, test: float, official: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows that are for training and validation, and those that are for testing."""
     n = len(data.labels)
     if official and data.test is not None:
@@ -82,7 +82,7 @@ class Rule(NamedTuple):
     weights: np.ndarray | None = None
 
 
-def dealt(index: np.ndarray, rule: Rule, n_nodes: int, rng: np.random.Generator) -> list[np.ndarray]:
+def divide_rows(index: np.ndarray, rule: Rule, n_nodes: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Deal rows out in a random order; return a sorted index array for each node.
 
     Equal shares differ by one row at most, in all and of each cell; others are rounded by the largest remainder.

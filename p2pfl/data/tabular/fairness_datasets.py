@@ -13,7 +13,7 @@ from p2pfl.data.tabular import table as tables
 from p2pfl.data.tabular.sensitive_attributes import groups_of
 from p2pfl.data.tabular.synthetic import synthetic
 from p2pfl.errors import ConfigurationError, unknown
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 Encode = Callable[[np.ndarray], np.ndarray]
 """Indices of rows -> their features, float32 [n, d]."""
@@ -98,7 +98,7 @@ def joined(first: Rows, second: Rows) -> Rows:
 
 
 def _drawn(seed: int, rows: int) -> FairSet:
-    x, y, z = synthetic(Draws(seed, SYNTHETIC).generator(0, "rows"), rows)
+    x, y, z = synthetic(RandomStreams(seed, SYNTHETIC).generator(0, "rows"), rows)
 
     def attribute(name: str) -> Attribute:
         if name != "z":

@@ -28,7 +28,7 @@ def of_nodes(series: Series, entry: Entry, stage: str, what: str) -> np.ndarray:
     return np.where(evaluated[:, None], learning_curves.of_nodes(rounds, stage, what), np.nan)
 
 
-def judged(series: Series, entry: Entry) -> np.ndarray:
+def reported_curve(series: Series, entry: Entry) -> np.ndarray:
     """Return the test metric of the judged snapshot by round and node; see of_nodes."""
     return of_nodes(series, entry, series.stage(), f"test_{series.metric}")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2pfl.sim.report.sections.curves import judged, lines, of_nodes, worst_tenth
+from p2pfl.sim.report.sections.curves import lines, of_nodes, reported_curve, worst_tenth
 from p2pfl.sim.report.series import Figure, Section, Series, by_key
 from p2pfl.sim.report.summary import Entry
 from p2pfl.sim.results.learning_curves import mean
@@ -64,11 +64,11 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
 
 
 def _mean(series: Series, entry: Entry) -> np.ndarray:
-    return mean(judged(series, entry))
+    return mean(reported_curve(series, entry))
 
 
 def _worst(series: Series, entry: Entry) -> np.ndarray:
-    return worst_tenth(judged(series, entry), entry.better_is_higher)
+    return worst_tenth(reported_curve(series, entry), entry.better_is_higher)
 
 
 def _gain(series: Series, entry: Entry) -> np.ndarray | None:

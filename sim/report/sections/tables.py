@@ -72,7 +72,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     heads += [f"minus {reference}"] if reference is not None else []
     times = any(row.against.times_bytes is not None for row in rows.values() if row.against is not None)
     heads += ["times its bytes"] if times else []  # else it sends nothing
-    also = list(dict.fromkeys(name for row in rows.values() for name in row.also))
+    also = list(dict.fromkeys(name for row in rows.values() for name in row.extra_metrics))
     heads += [name.replace("_", " ") for name in also]
     heads += ["worst tenth", "± over nodes", *(f"group {group}" for group in groups)]
     heads += ["bytes sent", "most models a round", "virtual time"]
@@ -86,7 +86,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
         line = [one.row, number(one.mean(entry.test.mean for entry in one.entries))]
         line += [number(row.std) if len(one.seeds) > 1 else ""] if seeds > 1 else []
         line += _against(row)[: 1 + times] if reference is not None else []
-        line += [number(row.also.get(name)) for name in also]
+        line += [number(row.extra_metrics.get(name)) for name in also]
         line += [number(one.mean(getattr(entry.test, what) for entry in one.entries)) for what in ("worst_decile", "std")]
         line += [number(one.mean(entry.test.per_group.get(group) for entry in one.entries)) for group in groups]
         most = [models for entry in one.entries if (models := entry.traffic.max_models_in_round) is not None]

@@ -219,6 +219,7 @@ task.lr = 1e9
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "run", "message"),
     [
@@ -384,6 +385,7 @@ def test_init_does_not_overwrite(capsys):
     assert (code, err) == (2, "alice holds a node already\n")
 
 
+@pytest.mark.slow
 def test_a_node_alone_learns_and_says_so(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=3")
@@ -519,6 +521,7 @@ def test_a_port_in_use_is_said(capsys):
     assert err == f"cannot listen on 127.0.0.1:{port}: address already in use\n"
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_refused_and_left_as_they_are(capsys, tmp_path):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
@@ -531,6 +534,7 @@ def test_damaged_checkpoints_are_refused_and_left_as_they_are(capsys, tmp_path):
     assert all((tmp_path / "alice" / name).read_bytes().endswith(b"of use") for name in names)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(capsys, tmp_path):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
@@ -543,6 +547,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(capsys, t
     assert (tmp_path / "alice" / "checkpoint.damaged").read_bytes() == damaged
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_federation_is_refused(capsys):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
@@ -558,6 +563,7 @@ def test_two_processes_do_not_run_one_node(capsys):
     assert (code, err) == (2, "alice is in use: another process runs this node\n")
 
 
+@pytest.mark.slow
 def test_help_is_quick_because_nothing_heavy_is_imported():
     """What takes time to import is torch; that it is absent is tested in test_imports."""
     for module in ("node", "sim"):
@@ -606,6 +612,7 @@ def test_a_demo_of_nothing(capsys, nodes, rounds, message):
 # Around a node
 
 
+@pytest.mark.slow
 def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys):
     init(capsys, "alice", 0, "--listen", "127.0.0.1:0")
     code, out, err = node(capsys, "doctor", "alice")
@@ -632,6 +639,7 @@ def test_doctor_says_what_is_wrong_and_how_to_mend_it(capsys):
     assert f"wrong  configuration: alice/node.toml: {said}" in out
 
 
+@pytest.mark.slow
 def test_export_writes_the_best_model(capsys):
     from safetensors.numpy import load_file
 

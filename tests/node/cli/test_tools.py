@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.cli.export import export, newest, write
-from p2pfl.node.early_stopping import Judge
+from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.federation import admission, agreement
 from p2pfl.node.folder import config
 from p2pfl.node.status import event_log
@@ -26,7 +26,7 @@ BEST, LAST = np.arange(9, dtype=np.float32), np.arange(9, dtype=np.float32) * 10
 
 
 def checkpoint(layout=LAYOUT, params=LAST, best=BEST):
-    judge = Judge(0)
+    judge = EarlyStopping(0)
     if best is not None:
         judge.see(3, best, 0.5)
     return Checkpoint(
@@ -50,7 +50,7 @@ def test_the_best_model_is_exported_tensor_by_tensor(tmp_path):
     assert write(target, checkpoint(), LAYOUT, "home") == 3
     tensors = load_file(target)
     assert {name: array.shape for name, array in tensors.items()} == dict(LAYOUT.shapes)
-    assert np.array_equal(LAYOUT.join(tensors), BEST)
+    assert np.array_equal(LAYOUT.flatten(tensors), BEST)
     with safe_open(target, "numpy") as file:
         assert file.metadata() == {
             "name": "alice",
@@ -63,7 +63,7 @@ def test_the_best_model_is_exported_tensor_by_tensor(tmp_path):
 def test_before_an_evaluation_the_last_model_is_exported(tmp_path):
     target = tmp_path / "model.safetensors"
     assert write(target, checkpoint(best=None), LAYOUT, "home") == 4
-    assert np.array_equal(LAYOUT.join(load_file(target)), LAST)
+    assert np.array_equal(LAYOUT.flatten(load_file(target)), LAST)
 
 
 def test_a_file_is_overwritten_only_where_that_is_asked_for(tmp_path):
@@ -73,7 +73,7 @@ def test_a_file_is_overwritten_only_where_that_is_asked_for(tmp_path):
         write(target, checkpoint(), LAYOUT, "home")
     assert target.read_text() == "mine"
     write(target, checkpoint(), LAYOUT, "home", force=True)
-    assert np.array_equal(LAYOUT.join(load_file(target)), BEST)
+    assert np.array_equal(LAYOUT.flatten(load_file(target)), BEST)
 
 
 def test_a_model_of_another_task_is_not_exported(tmp_path):
@@ -93,7 +93,7 @@ def test_a_node_is_exported_from_its_folder(tmp_path):
     model = task.initial(0)
     FileStore(folder / config.CHECKPOINT).save(checkpoint(task.layout, model, model))
     assert export(folder, tmp_path / "model.safetensors") == 3
-    assert task.layout.join(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
+    assert task.layout.flatten(load_file(tmp_path / "model.safetensors")).tobytes() == model.tobytes()
 
 
 def test_the_file_of_a_member_names_its_federation(tmp_path):

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.coordination.election_runner import UNKNOWN, Electing, FileVotes, MemoryVotes, electorate, timing_of
-from p2pfl.node.federation import admission
+from p2pfl.node.coordination.election_runner import UNKNOWN, ElectionRunner, FileVotes, MemoryVotes, electorate, timing_of
+from p2pfl.node.federation import admission, loading
 from p2pfl.node.federation.agreement import terms
 from p2pfl.node.federation.membership_file import MembershipFile
-from p2pfl.node.federation.membership_sync import Members
+from p2pfl.node.federation.membership_sync import MembershipSync
 from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.folder import config
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.runtime import loading
 from p2pfl.node.status import prometheus as metrics
 from p2pfl.node.status.text import describe
 from p2pfl.parameters import Layout
@@ -170,9 +169,9 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
     assert [name for name in around if neighbourhood.learned_from(name)] == ["b"]
     assert neighbourhood.askers() == {"b"}
     assert set(Neighbourhood(ready, ()).members()) == {"b"}  # where nobody coordinates
-    electing = Electing("a", neighbourhood.electorate(), MemoryVotes(), boot=1, seed=0)
+    electing = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), boot=1, seed=0)
     contacts = Address(around)
-    Members(ready, key, neighbourhood, contacts, electing, say=print)
+    MembershipSync(ready, key, neighbourhood, contacts, electing, say=print)
     assert electing.votes("c")
     admission.revoke(tmp_path / "a", "c")
     MembershipFile(tmp_path / "a").merge(ready.membership)
@@ -336,6 +335,7 @@ def test_a_successor_rebuilds_the_state_from_what_the_others_hold_bit_for_bit():
         ]
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_cut_off_assigns_nothing_any_more_not_even_to_itself():
     """The others' submissions are with it when it is cut off. Its lease ends before it has trained itself."""
 
@@ -419,7 +419,7 @@ class Nonsense(Preferring):
     async def _aggregate(self, me, peers, trained):
         if me.id != "e" or me.round < 3:
             return await super()._aggregate(me, peers, trained)
-        assert await peers.joint(trained * np.float32(self.factor), previous=self.said or {}, start=me.params) is None
+        assert await peers.submit(trained * np.float32(self.factor), previous=self.said or {}, start=me.params) is None
         self.previous = {}
         return alone(me, trained)
 
@@ -467,13 +467,13 @@ def test_a_policy_whose_step_has_a_fault_ends_the_node_with_it():
 
 def test_joint_is_for_coordinated_policies():
     class Alone:
-        judged = "merged"
+        reported_stage = "merged"
 
         async def prepare(self, me, peers):
             return alone(me, me.params)
 
         async def round(self, me, peers):
-            await peers.joint(me.params)
+            await peers.submit(me.params)
 
         def state(self):
             return {}
@@ -491,7 +491,7 @@ def test_what_a_coordinated_federation_cannot_do_is_said_before_it_is_made(tmp_p
     config.create(tmp_path / "a", "a", task="concept-shift", policy="fedpref")
     with pytest.raises(ConfigurationError, match=said):
         own = msgspec.structs.replace(config.load(tmp_path / "a"), **changes)
-        loading.policy_of(loading.Setup(tmp_path / "a", own, None, None))
+        loading.policy_of(loading.LoadedNode(tmp_path / "a", own, None, None))
 
 
 # The vote
@@ -529,7 +529,9 @@ def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
 
     async def main():
         clock = asyncio.get_running_loop().time
-        electing = Electing("a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), boot=1, seed=0, clock=clock)
+        electing = ElectionRunner(
+            "a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), boot=1, seed=0, clock=clock
+        )
         electing.send = lambda name, message: log.append((name, message))
         task = asyncio.create_task(electing.run())
         while not log:

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from p2pfl.node.coordination.coordinator import AT_ONCE, Desk, Entry
+from p2pfl.node.coordination.coordinator import AT_ONCE, Coordinator, PendingSubmission
 from p2pfl.node.coordination.policy_step import StepResult
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.clusters import MOST_SPLITS
@@ -156,7 +156,7 @@ def test_submissions_for_many_rounds_take_bounded_memory():
     clock.run(main())
 
 
-class Office:
+class CoordinatorBackend:
     """Where a coordinator works whose participants are a, b and c; steps are made at once."""
 
     def __init__(self):
@@ -183,12 +183,12 @@ class Office:
 
     def submit(self, desk, sender, round):
         entry = Submission(sender, round, GOOD, 1)
-        desk.take(Term(1, 1), Entry(entry, lambda answer: self.answers.__setitem__((sender, round), answer)))
+        desk.take(Term(1, 1), PendingSubmission(entry, lambda answer: self.answers.__setitem__((sender, round), answer)))
 
 
 def test_a_round_that_was_opened_too_early_and_given_up_has_its_whole_time_when_the_others_come():
-    office = Office()
-    desk = Desk(office, DEADLINE)
+    office = CoordinatorBackend()
+    desk = Coordinator(office, DEADLINE)
     for round in (1, 5, 6):
         office.submit(desk, "c", round)
     assert office.answers == {("c", 1): None}
@@ -203,8 +203,8 @@ def test_a_round_that_was_opened_too_early_and_given_up_has_its_whole_time_when_
 
 
 def test_who_is_far_ahead_waits_for_the_others():
-    office = Office()
-    desk = Desk(office, DEADLINE)
+    office = CoordinatorBackend()
+    desk = Coordinator(office, DEADLINE)
     office.submit(desk, "c", 9)
     for office.here in range(8):
         for name in "ab":

@@ -287,6 +287,7 @@ def test_a_broker_that_wants_a_password_is_said(tmp_path):
     assert "secret" not in report([found])[0]
 
 
+@pytest.mark.slow
 def test_a_broker_that_denies_publishing_is_said(tmp_path):
     port, rules = free_port(), tmp_path / "acl"
     rules.write_text("topic read #\n")

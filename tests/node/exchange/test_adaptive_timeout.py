@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.node.exchange.rounds.adaptive_timeout import Deadlines
+from p2pfl.node.exchange.rounds.adaptive_timeout import AdaptiveTimeout
 
 SECONDS = st.floats(0.001, 100)
 
 
 def test_mean_and_deviation_are_those_of_rfc_6298():
-    deadlines = Deadlines(600, adaptive=True)
+    deadlines = AdaptiveTimeout(600, adaptive=True)
     deadlines.answered("a", 40)
     assert deadlines.wait(["a"]) == 2 * (40 + 4 * 20)
     deadlines.answered("a", 48)  # deviation 3/4 * 20 + 1/4 * 8 = 17, mean 7/8 * 40 + 1/8 * 48 = 41
@@ -20,14 +20,14 @@ def test_mean_and_deviation_are_those_of_rfc_6298():
 
 
 def test_the_slowest_is_waited_for():
-    deadlines = Deadlines(600, adaptive=True)
+    deadlines = AdaptiveTimeout(600, adaptive=True)
     deadlines.answered("a", 40)
     deadlines.answered("b", 60)
     assert deadlines.wait(["a", "b"]) == deadlines.wait(["b"]) > deadlines.wait(["a"])
 
 
 def test_who_was_never_measured_is_granted_the_ceiling():
-    deadlines = Deadlines(60, adaptive=True)
+    deadlines = AdaptiveTimeout(60, adaptive=True)
     deadlines.answered("a", 1)
     deadlines.missed("b")
     assert deadlines.wait(["a", "b"]) == 60
@@ -36,14 +36,14 @@ def test_who_was_never_measured_is_granted_the_ceiling():
 
 @pytest.mark.parametrize(("ceiling", "adaptive"), [(60, False), (inf, True), (inf, False)])
 def test_a_fixed_or_endless_deadline_does_not_learn(ceiling, adaptive):
-    deadlines = Deadlines(ceiling, adaptive)
+    deadlines = AdaptiveTimeout(ceiling, adaptive)
     deadlines.answered("a", 0.1)
     deadlines.missed("a")
     assert deadlines.wait(["a"]) == ceiling
 
 
 def test_a_sixth_of_the_ceiling_is_waited_for_at_least():
-    deadlines = Deadlines(60, adaptive=True)
+    deadlines = AdaptiveTimeout(60, adaptive=True)
     for _ in range(100):
         deadlines.answered("a", 0.01)
     assert deadlines.wait(["a"]) == 10
@@ -51,7 +51,7 @@ def test_a_sixth_of_the_ceiling_is_waited_for_at_least():
 
 
 def test_a_miss_doubles_what_a_peer_is_granted_until_it_answers():
-    deadlines = Deadlines(600, adaptive=True)
+    deadlines = AdaptiveTimeout(600, adaptive=True)
     for _ in range(100):
         deadlines.answered("a", 50)
     before = deadlines.wait(["a"])
@@ -66,7 +66,7 @@ def test_a_miss_doubles_what_a_peer_is_granted_until_it_answers():
 
 
 def test_a_peer_that_has_become_slower_is_missed_a_few_times_and_then_waited_for():
-    deadlines = Deadlines(600, adaptive=True)
+    deadlines = AdaptiveTimeout(600, adaptive=True)
     for _ in range(100):
         deadlines.answered("a", 20)
     missed = 0
@@ -80,7 +80,7 @@ def test_a_peer_that_has_become_slower_is_missed_a_few_times_and_then_waited_for
 
 
 def test_a_silent_peer_costs_a_few_of_its_own_usual_times_at_first():
-    deadlines = Deadlines(600, adaptive=True)
+    deadlines = AdaptiveTimeout(600, adaptive=True)
     for _ in range(100):
         deadlines.answered("a", 60)
     assert deadlines.wait(["a"]) == pytest.approx(120)
@@ -88,7 +88,7 @@ def test_a_silent_peer_costs_a_few_of_its_own_usual_times_at_first():
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), SECONDS))), st.floats(0.1, 1000), st.booleans())
 def test_the_deadline_stays_between_a_sixth_of_the_ceiling_and_the_ceiling(events, ceiling, adaptive):
-    deadlines = Deadlines(ceiling, adaptive)
+    deadlines = AdaptiveTimeout(ceiling, adaptive)
     for name, seconds in events:
         if seconds is None:
             deadlines.missed(name)
@@ -100,7 +100,7 @@ def test_the_deadline_stays_between_a_sixth_of_the_ceiling_and_the_ceiling(event
 
 @given(st.lists(SECONDS, min_size=1), SECONDS)
 def test_waiting_for_more_peers_is_never_shorter(times, other):
-    deadlines = Deadlines(300, adaptive=True)
+    deadlines = AdaptiveTimeout(300, adaptive=True)
     for seconds in times:
         deadlines.answered("a", seconds)
     deadlines.answered("b", other)

@@ -14,7 +14,7 @@ from p2pfl.algorithms.selection import fitting
 from p2pfl.compression.codecs import CODECS, TopK, make_codec
 from p2pfl.compression.sparse_updates import Copy, Step, encode_entries, tag
 from p2pfl.errors import ConfigurationError, RunError
-from p2pfl.node.exchange.model_encoding import WHOLE, Coding
+from p2pfl.node.exchange.model_encoding import WHOLE, ModelEncoder
 from p2pfl.node.exchange.published_models import Published
 from p2pfl.node.folder.settings import Settings
 from p2pfl.parameters import Layout
@@ -49,10 +49,10 @@ class Noting:
 
     def __init__(self, peers, own, given):
         self.peers, self.own, self.given = peers, own, given
-        self.ids, self.order = peers.ids, peers.order
+        self.ids, self.round_order = peers.ids, peers.round_order
 
-    def fit(self, ids):
-        return self.peers.fit(ids)
+    def within_budget(self, ids):
+        return self.peers.within_budget(ids)
 
     async def publish(self, params, extras=None, stage="trained"):
         self.own.append(params)
@@ -79,7 +79,7 @@ def test_peers_get_what_the_codec_makes_of_a_model_and_the_node_goes_on_with_its
     layout, start = federation.tasks["a"].layout, federation.tasks["a"].initial(0)
     witness = {name: node.policy for name, node in federation.nodes.items()}
     for name in NAMES:
-        coding = Coding(make_codec(table["name"], {k: v for k, v in table.items() if k != "name"}), layout, start)
+        coding = ModelEncoder(make_codec(table["name"], {k: v for k, v in table.items() if k != "name"}), layout, start)
         for round in range(6):
             public, _ = coding.publish(witness[name].own[round])
             for other in set(NAMES) - {name}:
@@ -115,6 +115,7 @@ def test_a_run_in_two_halves_equals_one_in_one_piece(tmp_path):
             assert whole.watch[name].result == halves.watch[name].result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", CODEC_TABLES, ids=lambda table: table["name"])
 def test_what_was_served_before_a_crash_is_served_after_it_byte_by_byte(tmp_path, table):
     def served(node, known):
@@ -197,9 +198,9 @@ def hostile(answer, table=TOP_K):
                     return
                 if isinstance(message, m.Get):
                     base, payload = answer(message)
-                    said = m.Answer(message.request, message.round, message.stage, 50, False, 0.0, base)
+                    said = m.ModelUpdate(message.request, message.round, message.stage, 50, False, 0.0, base)
                     say(link, said, payload)
-                if isinstance(message, m.Have):  # keep up, so as not to be left out for being slow
+                if isinstance(message, m.RoundReached):  # keep up, so as not to be left out for being slow
                     say(link, message)
 
             def lost(self, link, reason): ...
@@ -278,20 +279,22 @@ def published(coding, params):
 
 
 def test_the_expected_bytes_are_those_of_the_codec_and_grow_with_what_was_missed():
-    dense = {name: Coding(make_codec(name, {}), LAYOUT).expected("x", 7) - OVERHEAD for name in CODECS if name != "top-k"}
+    dense = {
+        name: ModelEncoder(make_codec(name, {}), LAYOUT).expected("x", 7) - OVERHEAD for name in CODECS if name != "top-k"
+    }
     assert dense == {"float32": 400, "float16": 200, "bfloat16": 200, "int8": 104}
-    coding = Coding(TopK(0.1), LAYOUT, START)
+    coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     # The count, and then 13 bytes of marks and 4 for each of 10 values a round; the whole model after 8 rounds.
     assert [coding.expected("x", round) - OVERHEAD for round in (1, 2, 8, 9)] == [57, 97, 337, 400]
     coding.ask(["x"])
     coding.keep("x", 9, START, b"12345678")
     assert [coding.expected("x", round) - OVERHEAD for round in (9, 10, 12)] == [57, 57, 137]
-    assert Coding(TopK(1.0), LAYOUT, START).expected("x", 1) - OVERHEAD == 400
+    assert ModelEncoder(TopK(1.0), LAYOUT, START).expected("x", 1) - OVERHEAD == 400
 
 
 def test_no_more_bytes_come_than_were_expected_of_a_peer_that_publishes_once_a_round():
     rng = np.random.default_rng(0)
-    sender, receiver = Coding(TopK(0.1), LAYOUT, START), Coding(TopK(0.1), LAYOUT, START)
+    sender, receiver = ModelEncoder(TopK(0.1), LAYOUT, START), ModelEncoder(TopK(0.1), LAYOUT, START)
     for round in range(1, 40):
         model = published(sender, rng.standard_normal(100).astype(np.float32))
         if rng.random() < 0.4:
@@ -307,14 +310,14 @@ def test_no_more_bytes_come_than_were_expected_of_a_peer_that_publishes_once_a_r
 
 
 def test_a_difference_from_what_is_not_known_is_none():
-    coding = Coding(TopK(0.1), LAYOUT, START)
+    coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     for copy in (None, Copy(b"87654321", START, 0)):
         with pytest.raises(ProtocolError, match="a difference from a model that is not known"):
             coding.decode(memoryview(bytes(4)), b"12345678", copy)
 
 
 def test_steps_without_their_model_are_not_taken_up():
-    coding = Coding(TopK(0.1), LAYOUT, START)
+    coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     before = coding.state()
     coding.restore([Step(b"12345678", np.zeros(0, np.uint32))], [])
     assert coding.state() == before
@@ -323,14 +326,14 @@ def test_steps_without_their_model_are_not_taken_up():
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "top-k"])
 def test_a_model_that_is_not_finite_is_not_published(name):
-    coding = Coding(make_codec(name, {}), LAYOUT, START)
+    coding = ModelEncoder(make_codec(name, {}), LAYOUT, START)
     with pytest.raises(RunError, match="values that are not finite"):
         coding.publish(START * np.nan)
 
 
 def test_top_k_does_not_start_without_the_common_model():
     with pytest.raises(ConfigurationError, match="needs the common initial model"):
-        Coding(TopK(), LAYOUT)
+        ModelEncoder(TopK(), LAYOUT)
 
 
 # A budget of bytes

@@ -68,7 +68,7 @@ def seconds(federation):
 
 def answer(liar, peer, message, payload):
     if isinstance(message, m.Get):
-        liar.say(peer, m.Absent(message.request, message.round, "gone"))
+        liar.say(peer, m.NotAvailable(message.request, message.round, "gone"))
 
 
 @pytest.mark.slow
@@ -112,6 +112,6 @@ def test_member_that_lags_a_round_costs_little():
             self.contacts.round = round
             for peer in self.exchange.peers.values():
                 for said in (round - 2, round - 1):
-                    self.contacts.tell(peer, m.Have(max(0, said)))
+                    self.contacts.tell(peer, m.RoundReached(max(0, said)))
 
     assert seconds(play_with(Lagging, answer)) < SLOWEST

@@ -14,13 +14,13 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import admission, admission_key, agreement, invitations
-from p2pfl.node.federation import join as joining
 from p2pfl.node.federation.invitation_service import RECOVERY, REFUSALS, InvitationService
 from p2pfl.node.federation.invitations import INVITATIONS
 from p2pfl.node.federation.membership_file import FEDERATION, MEMBERSHIP, MembershipFile, load_federation
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
-from p2pfl.node.peering.links.newcomers import JoinReply
+from p2pfl.node.peering.newcomers import JoinReply
+from p2pfl.node.runtime import join as joining
 from p2pfl.protocols.identity import Identity, Verifier
 from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, decode_answer, encode_join
@@ -92,7 +92,7 @@ class Clock:
         self.booted += seconds
 
 
-class Door:
+class FrameVerifier:
     """Alice's running node, as far as it answers those who bring a token."""
 
     def __init__(self, home, clock=None, file=None):
@@ -116,7 +116,7 @@ class Door:
 
 @pytest.fixture
 def door(home):
-    return Door(home)
+    return FrameVerifier(home)
 
 
 def mode(path):
@@ -375,7 +375,7 @@ def test_one_who_has_lost_the_answer_gets_it_again(home, door):
     first = door.ask(BOB, token.secret)
     door.clock.passes(3600)
     assert door.ask(BOB, token.secret) == first
-    assert Door(home).ask(BOB, token.secret) == first  # also of a node that was started again
+    assert FrameVerifier(home).ask(BOB, token.secret) == first  # also of a node that was started again
     assert home.log().epoch == 2
 
 
@@ -393,7 +393,7 @@ def test_token_that_was_seen_expired_stays_so_if_the_clock_is_set_back(home, doo
     assert refusals(door, (BOB, token.secret)) == ["invitation expired"]
     door.clock.now -= 3600
     assert refusals(door, (BOB, token.secret)) == ["invitation expired"] * 2
-    assert refusals(Door(home, door.clock), (BOB, token.secret)) == ["invitation expired"]  # started again
+    assert refusals(FrameVerifier(home, door.clock), (BOB, token.secret)) == ["invitation expired"]  # started again
 
 
 def test_token_expires_though_the_clock_is_set_back(home, door):
@@ -498,7 +498,7 @@ def test_questions_at_once_beyond_a_few_are_refused_as_busy(home, door):
 
 
 def test_lock_that_is_never_given_back_is_said_and_the_token_stays_good(home):
-    door = Door(home, file=MembershipFile(home.alice, patience=0.05))
+    door = FrameVerifier(home, file=MembershipFile(home.alice, patience=0.05))
     token = home.token()
     with exclusive(home.alice / "membership.lock"):
         assert isinstance(door.ask(BOB, token.secret), JoinRefused)
@@ -567,7 +567,7 @@ def test_noise_is_answered_with_a_refusal(door):
 
 def test_of_two_who_come_at_once_with_a_token_one_is_let_in(home):
     for k in range(5):
-        token, doors = home.token(f"node-{k}"), [Door(home), Door(home)]
+        token, doors = home.token(f"node-{k}"), [FrameVerifier(home), FrameVerifier(home)]
         keys = [Identity.from_seed(os.urandom(32)) for _ in doors]
         answers = at_once(
             *(partial(door.ask, key, token.secret, token.member) for door, key in zip(doors, keys, strict=True))
@@ -608,11 +608,11 @@ def test_a_node_that_was_killed_while_it_let_one_in_lets_in_that_one_only(home, 
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("p2pfl.node.federation.token_redeemer.reached", kill)
+        patch.setattr("p2pfl.node.federation.token_redeemer.failpoint", kill)
         with pytest.raises(Killed):
             door.ask(BOB, token.secret)
     assert home.log().epoch == 1
-    door = Door(home)
+    door = FrameVerifier(home)
     assert refusals(door, (EVE, token.secret, "eve")) == ["invitation used"]
     assert isinstance(door.ask(BOB, token.secret), Joined)
 
@@ -696,7 +696,7 @@ class Newcomer:
         self.folder = home.node("bob", **options)
         self.key = Identity.load(self.folder / config.KEY)
         self.token = home.token()
-        self.answer = Door(home).ask(self.key, self.token.secret)
+        self.answer = FrameVerifier(home).ask(self.key, self.token.secret)
 
     def accept(self, **changes):
         given = {"joined": self.answer, "invitation": self.token, "own": config.load(self.folder), "key": self.key.public}

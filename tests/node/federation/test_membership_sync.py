@@ -5,11 +5,10 @@ import os
 
 import pytest
 
-from p2pfl.node.federation import admission, membership_sync
+from p2pfl.node.federation import admission, loading, membership_sync
 from p2pfl.node.federation.membership_file import MembershipFile, load_federation
-from p2pfl.node.federation.membership_sync import Members, RevokedError
+from p2pfl.node.federation.membership_sync import MembershipSync, RevokedError
 from p2pfl.node.federation.neighbourhood import Neighbourhood
-from p2pfl.node.runtime import loading
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Request
 from p2pfl.system.atomic_files import exclusive
@@ -44,7 +43,7 @@ class Node:
         self.log, key = ready.membership, Identity.load(self.folder / "key.pem").public
         neighbourhood = Neighbourhood(ready, ())
         self.contacts = Peers(neighbourhood.members())
-        self.members = Members(ready, key, neighbourhood, self.contacts, say=self.said.append)
+        self.members = MembershipSync(ready, key, neighbourhood, self.contacts, say=self.said.append)
 
     def news(self, name):
         """Entries that say that somebody was revoked, as a peer has them."""

@@ -12,12 +12,11 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import admission, admission_key, agreement, invitations, passphrases
+from p2pfl.node.federation import admission, admission_key, agreement, invitations, loading, passphrases
 from p2pfl.node.federation.invitation_service import InvitationService, open_service
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
 from p2pfl.protocols import key_files
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Join, Joined, decode_answer, encode_join

@@ -11,7 +11,7 @@ from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, SESSIONS, Door, Sealer
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, SESSIONS, FrameSigner, FrameVerifier
 from tests.support.fortress import SOON, folders, honest, until
 from tests.support.processes import PATIENCE, processes
 
@@ -24,7 +24,7 @@ def frame(sealer, session=SESSION):
 
 
 def sealer(boot):
-    return Sealer(ALICE, FEDERATION, LAYOUT, boot)
+    return FrameSigner(ALICE, FEDERATION, LAYOUT, boot)
 
 
 def test_sealer_knows_frames_of_a_later_start():
@@ -50,9 +50,9 @@ def test_sealer_that_forgot_sessions_blames_no_copy():
 @pytest.mark.parametrize("change", ["another key", "another byte", "another federation", "shorter"])
 def test_sealer_refuses_evidence_that_it_has_not_signed(change):
     evidence = {
-        "another key": frame(Sealer(BOB, FEDERATION, LAYOUT, 9))[:OVERHEAD],
+        "another key": frame(FrameSigner(BOB, FEDERATION, LAYOUT, 9))[:OVERHEAD],
         "another byte": frame(sealer(9))[:HEADER_SIZE] + bytes(64),
-        "another federation": frame(Sealer(ALICE, bytes(16), LAYOUT, 9))[:OVERHEAD],
+        "another federation": frame(FrameSigner(ALICE, bytes(16), LAYOUT, 9))[:OVERHEAD],
         "shorter": frame(sealer(9))[:-1],
     }[change]
     with pytest.raises(ProtocolError):
@@ -60,7 +60,7 @@ def test_sealer_refuses_evidence_that_it_has_not_signed(change):
 
 
 def test_door_keeps_the_newest_frame_of_a_sender():
-    door, one = Door({"alice": ALICE.public}, BOB.public, FEDERATION, 1000), sealer(3)
+    door, one = FrameVerifier({"alice": ALICE.public}, BOB.public, FEDERATION, 1000), sealer(3)
     assert door.newest(ALICE.public) == b""
     first, second = frame(one), frame(one)
     door.open(second, SESSION)

@@ -25,7 +25,7 @@ class Peer:
 
 
 @dataclass
-class World:
+class DisturbedWorld:
     """A detector among peers on a line of time. Ticks can come late; what arrives meanwhile is read after them."""
 
     peers: dict[str, Peer]
@@ -92,7 +92,7 @@ def suspicion(n):
 
 
 def test_a_peer_that_was_heard_within_the_last_period_is_not_probed():
-    world = World(peers(5))
+    world = DisturbedWorld(peers(5))
     for _ in range(50):
         for name in world.peers:
             world.detector.heard(name, world.now + 0.5)
@@ -100,7 +100,7 @@ def test_a_peer_that_was_heard_within_the_last_period_is_not_probed():
 
 
 def test_an_idle_federation_of_fifty_costs_a_ping_a_period():
-    world = World(peers(50))
+    world = DisturbedWorld(peers(50))
     world.run(500)
     pings = world.of(Ping)
     assert len(pings) == len(world.log)
@@ -110,7 +110,7 @@ def test_an_idle_federation_of_fifty_costs_a_ping_a_period():
 
 
 def test_two_idle_nodes_ping_each_other_less_than_once_a_period():
-    world = World(peers(1))
+    world = DisturbedWorld(peers(1))
     world.run(100)
     assert 45 <= len(world.of(Ping)) <= 50
 
@@ -118,7 +118,7 @@ def test_two_idle_nodes_ping_each_other_less_than_once_a_period():
 def test_the_order_of_probes_is_drawn_and_replays_from_its_seed():
     orders = []
     for seed in (1, 1, 2):
-        world = World(peers(20), seed)
+        world = DisturbedWorld(peers(20), seed)
         world.run(21)
         orders.append([step.name for step in world.of(Ping)])
     assert orders[0] == orders[1] != orders[2]
@@ -126,7 +126,7 @@ def test_the_order_of_probes_is_drawn_and_replays_from_its_seed():
 
 
 def test_who_does_not_answer_is_probed_by_others_then_suspected_then_dead():
-    world = World(peers(4) | {"gone": Peer(dies=0.0)})
+    world = DisturbedWorld(peers(4) | {"gone": Peer(dies=0.0)})
     world.run(30)
     about = [(time, step) for time, step in world.log if "gone" in (getattr(step, "name", ""), getattr(step, "about", ""))]
     assert [type(step) for _, step in about] == [Ping, AskOthers, Suspect, Ping, Dead]
@@ -137,7 +137,7 @@ def test_who_does_not_answer_is_probed_by_others_then_suspected_then_dead():
 
 
 def test_the_dead_are_probed_no_more_and_come_back_when_heard():
-    world = World(peers(3) | {"gone": Peer(dies=0.0)})
+    world = DisturbedWorld(peers(3) | {"gone": Peer(dies=0.0)})
     world.run(30)
     death = world.when(Dead, "gone")
     world.run(50)
@@ -150,7 +150,7 @@ def test_the_dead_are_probed_no_more_and_come_back_when_heard():
 
 
 def test_a_peer_that_only_others_can_reach_is_not_suspected():
-    world = World(peers(4) | {"far": Peer(cut_off=True)})
+    world = DisturbedWorld(peers(4) | {"far": Peer(cut_off=True)})
     world.run(100)
     assert [step for step in world.of(AskOthers) if step.about == "far"]
     assert world.of(Suspect, Dead) == []
@@ -170,16 +170,16 @@ def test_helpers_are_those_heard_last_and_none_who_is_in_doubt():
 
 
 def test_without_helpers_the_peer_itself_is_asked_again():
-    world = World({"only": Peer(dies=0.0)})
+    world = DisturbedWorld({"only": Peer(dies=0.0)})
     world.run(12)
     assert [type(step) for step in world.of(Ping, AskOthers, Suspect, Dead)] == [Ping, Ping, Suspect, Ping, Dead]
 
 
 def test_a_suspicion_is_refuted_by_an_answer_to_the_ping_that_comes_with_it():
-    world = World(peers(3) | {"asleep": Peer(wakes=inf)})
+    world = DisturbedWorld(peers(3) | {"asleep": Peer(wakes=inf)})
     world.run(30)
     suspected = world.when(Suspect, "asleep")
-    world = World(peers(3) | {"asleep": Peer(wakes=suspected)})
+    world = DisturbedWorld(peers(3) | {"asleep": Peer(wakes=suspected)})
     world.run(100)
     assert [step.name for step in world.of(Suspect)] == ["asleep"]
     assert world.back == [(suspected + 0.1, "asleep")]
@@ -187,7 +187,7 @@ def test_a_suspicion_is_refuted_by_an_answer_to_the_ping_that_comes_with_it():
 
 
 def test_who_is_forgotten_is_judged_no_more_and_strangers_are_ignored():
-    world = World(peers(3) | {"gone": Peer(dies=0.0)})
+    world = DisturbedWorld(peers(3) | {"gone": Peer(dies=0.0)})
     while not world.of(Suspect):
         world.tick()
     world.detector.unwatch("gone")
@@ -208,14 +208,14 @@ def test_watching_twice_is_no_sign_of_life():
 
 
 def test_with_nobody_to_watch_nothing_is_done():
-    world = World({})
+    world = DisturbedWorld({})
     world.run(10)
     assert world.log == []
     assert world.now == 10
 
 
 def test_a_late_tick_blames_nobody_and_makes_waits_longer():
-    world = World({"gone": Peer(dies=0.0)})
+    world = DisturbedWorld({"gone": Peer(dies=0.0)})
     while not world.of(Ping):
         world.tick()
     assert world.tick(lag=30.0) == []
@@ -227,7 +227,7 @@ def test_a_late_tick_blames_nobody_and_makes_waits_longer():
 
 
 def test_local_health_has_bounds_and_recovers():
-    world = World(peers(3))
+    world = DisturbedWorld(peers(3))
     for _ in range(20):
         world.tick(lag=0.5)
     assert world.detector.health == MAX_HEALTH
@@ -237,7 +237,7 @@ def test_local_health_has_bounds_and_recovers():
 
 
 def test_a_node_whose_own_loop_always_lags_accuses_nobody():
-    world = World(peers(5, dies=0.0))
+    world = DisturbedWorld(peers(5, dies=0.0))
     for _ in range(500):
         world.tick(lag=0.3)
     assert world.of(Suspect, Dead) == []
@@ -250,7 +250,7 @@ def test_a_node_whose_own_loop_always_lags_accuses_nobody():
     lags=st.lists(st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.19, 0.3, 1.5, 60.0]), min_size=1, max_size=30),
 )
 def test_a_peer_that_answers_every_ping_in_time_is_never_suspected(seed, latencies, lags):
-    world = World({f"peer-{i}": Peer(latency) for i, latency in enumerate(latencies)}, seed)
+    world = DisturbedWorld({f"peer-{i}": Peer(latency) for i, latency in enumerate(latencies)}, seed)
     for i in range(150):
         world.tick(lags[i % len(lags)])
     assert world.of(AskOthers, Suspect, Dead) == []
@@ -267,7 +267,7 @@ def test_a_peer_that_answers_every_ping_in_time_is_never_suspected(seed, latenci
 def test_a_silent_peer_is_suspected_and_dead_within_a_bound(seed, n, silent, when, busy):
     gone = {f"peer-{i % n}" for i in silent}
     talking = {f"peer-{i % n}" for i in busy} - gone
-    world = World(peers(n), seed)
+    world = DisturbedWorld(peers(n), seed)
     for name in gone:
         world.peers[name].dies = when
     while world.now < when + 2 * n + 20:

@@ -116,7 +116,7 @@ def test_member_is_sent_the_log_a_few_times_only(tmp_path):
             identity, log = Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode())
             async with Intruder(identity, log) as mallory:
                 link = await mallory.introduce(alice)
-                terms = m.Terms({"size": "1000"}, {"n_samples": 50}, 1, False, 0).encode()
+                terms = m.HelloParameters({"size": "1000"}, {"n_samples": 50}, 1, False, 0).encode()
                 for _ in range(50):
                     mallory.say(link, m.Hello(), terms)
                 frames = await mallory.settled(link, alice)

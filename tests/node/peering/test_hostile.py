@@ -81,6 +81,7 @@ def test_half_open_connections_do_not_keep_a_node_from_its_peers(tmp_path, monke
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_member_that_never_reads_costs_bounded_memory_and_nobody_else_a_model(tmp_path, monkeypatch):
     monkeypatch.setattr("p2pfl.protocols.transports.tls_link.STALLED", 0.5)
     members, size = folders(tmp_path, "alice", "bob", "mallory"), 2_000_000

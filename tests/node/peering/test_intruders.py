@@ -216,10 +216,10 @@ def of_a_stranger(stage):
 
 
 def of_another_federation_in_a_link(stage):
-    class Gate:
+    class AccessControl:
         federation = bytes(16)
 
-    return Intruder(stage.mallory.identity, Gate).seal(stage.to_alice, ask())
+    return Intruder(stage.mallory.identity, AccessControl).seal(stage.to_alice, ask())
 
 
 FRAMES = {
@@ -261,10 +261,10 @@ def test_who_was_not_introduced_gets_no_answer(members):
         async with honest(members["alice"]) as alice, Intruder(key(members, "mallory"), gate(alice)) as mallory:
             before = alice.state()
             link = await mallory.dial(alice)
-            for message in (ask(), m.Score(2, 1), m.Ping(3), m.Probe(4, mallory.key), m.Have(7)):
+            for message in (ask(), m.Score(2, 1), m.Ping(3), m.PingRequest(4, mallory.key), m.RoundReached(7)):
                 mallory.say(link, message)
             await until(lambda: alice.rejected == {"not introduced": 5})
-            mallory.say(link, m.Hello(), m.Terms({"size": "7"}, {}, 1, False).encode())
+            mallory.say(link, m.Hello(), m.HelloParameters({"size": "7"}, {}, 1, False).encode())
             mallory.say(link, ask())
             await until(lambda: alice.rejected == {"not introduced": 5, "differs": 2})
             before["peers"]["mallory"] = 0, False, "size differs: ours is 1000, theirs 7"
@@ -294,7 +294,14 @@ async def sender_restarted(stage, again):
 def test_what_was_said_before_is_refused_whatever_the_clock_says(members, monkeypatch, where, clock):
     async def test(stage):
         mallory, alice = stage.mallory, stage.alice
-        for message in (ask(), m.Score(1 << 20, 1), m.Have(1), m.Ping(2), m.Probe(3, stage.carol.key), m.Bye(1, False)):
+        for message in (
+            ask(),
+            m.Score(1 << 20, 1),
+            m.RoundReached(1),
+            m.Ping(2),
+            m.PingRequest(3, stage.carol.key),
+            m.Bye(1, False),
+        ):
             mallory.say(stage.to_alice, message, bytes(4000) if isinstance(message, m.Score) else b"")
         await mallory.settled(stage.to_alice, alice)
         began = time.time()

@@ -6,13 +6,13 @@ import pytest
 
 from p2pfl.node.peering.config import LocalState, PeeringConfig
 from p2pfl.node.peering.failure_detector import Dead, Ping, Suspect
-from p2pfl.node.peering.links.messenger import Messenger
+from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Member
 from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.prober import DEAF, PENDING_PROBES, REMEMBERED, Prober
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.protocols.errors import TransportError
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import messages as m
 from p2pfl.sim.simulation.clock import run
 
@@ -61,7 +61,7 @@ class Alice:
             name="alice",
             key=bytes([9]) * 32,
             neighbours={name: Member(key) for name, key in KEYS.items()},
-            transport=MemoryNetwork().transport("alice"),
+            transport=InProcessNetwork().transport("alice"),
             sealer=Plain(),
             door=None,
             agreed={},
@@ -99,20 +99,20 @@ def test_a_ping_is_answered_with_the_round_of_the_node():
 
 def test_a_probe_is_answered_when_its_subject_has_answered():
     async def test(alice):
-        alice.hears("bob", m.Probe(7, KEYS["carol"]))
+        alice.hears("bob", m.PingRequest(7, KEYS["carol"]))
         (ping,) = alice.sent("carol")
         assert isinstance(ping, m.Ping)
         assert alice.sent("bob") == []
         alice.hears("carol", m.Pong(ping.request, 1))
         alice.hears("carol", m.Pong(ping.request, 1))  # a second time says nothing new
-        assert alice.sent("bob") == [m.Vouch(7, KEYS["carol"])]
+        assert alice.sent("bob") == [m.IndirectAck(7, KEYS["carol"])]
 
     play(test)
 
 
 def test_a_member_cannot_answer_a_probe_in_the_name_of_another():
     async def test(alice):
-        alice.hears("bob", m.Probe(7, KEYS["carol"]))
+        alice.hears("bob", m.PingRequest(7, KEYS["carol"]))
         (ping,) = alice.sent("carol")
         for name in ("bob", "dave"):
             alice.hears(name, m.Pong(ping.request, 1))
@@ -123,7 +123,7 @@ def test_a_member_cannot_answer_a_probe_in_the_name_of_another():
 
 def test_an_answer_that_comes_too_late_is_passed_on_to_nobody():
     async def test(alice):
-        alice.hears("bob", m.Probe(7, KEYS["carol"]))
+        alice.hears("bob", m.PingRequest(7, KEYS["carol"]))
         (ping,) = alice.sent("carol")
         await asyncio.sleep(REMEMBERED + 1)
         alice.hears("carol", m.Pong(ping.request, 1))
@@ -135,8 +135,8 @@ def test_an_answer_that_comes_too_late_is_passed_on_to_nobody():
 def test_a_member_has_only_a_few_probes_pending():
     async def test(alice):
         for number in range(3 * PENDING_PROBES):
-            alice.hears("bob", m.Probe(number, KEYS["carol"]))
-        alice.hears("dave", m.Probe(1, KEYS["carol"]))  # it has probes of its own
+            alice.hears("bob", m.PingRequest(number, KEYS["carol"]))
+        alice.hears("dave", m.PingRequest(1, KEYS["carol"]))  # it has probes of its own
         assert len(alice.sent("carol")) == PENDING_PROBES + 1
 
     play(test)
@@ -150,7 +150,7 @@ def test_a_member_has_only_a_few_probes_pending():
 def test_a_vouch_that_was_not_asked_for_ends_no_suspicion(sender, other_request, subject):
     async def test(alice):
         probe = await suspicion(alice)
-        alice.hears(sender, m.Vouch(probe.request + other_request, KEYS[subject]))
+        alice.hears(sender, m.IndirectAck(probe.request + other_request, KEYS[subject]))
         assert next_step(alice) is Dead
 
     play(test)
@@ -159,7 +159,7 @@ def test_a_vouch_that_was_not_asked_for_ends_no_suspicion(sender, other_request,
 def test_a_vouch_of_the_one_that_was_asked_ends_a_suspicion():
     async def test(alice):
         probe = await suspicion(alice)
-        alice.hears("bob", m.Vouch(probe.request, KEYS["carol"]))
+        alice.hears("bob", m.IndirectAck(probe.request, KEYS["carol"]))
         assert next_step(alice) is Ping
 
     play(test)
@@ -177,7 +177,7 @@ async def suspicion(alice):
             alice.prober.take(step)
         if any(isinstance(step, Suspect) for step in steps):
             assert set(alice.table.roster.suspected) == {"carol"}
-            return [message for message in alice.sent("bob") if isinstance(message, m.Probe)][-1]
+            return [message for message in alice.sent("bob") if isinstance(message, m.PingRequest)][-1]
     raise AssertionError("nobody is suspected")
 
 

@@ -9,12 +9,13 @@ from itertools import cycle, pairwise
 import aiomqtt
 import pytest
 
+from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.node import Node
 from p2pfl.node.peering.peer_manager import PeerManager
-from p2pfl.node.runtime import loading, supervisor
 from p2pfl.node.runtime import run as runtime
+from p2pfl.node.runtime import supervisor
 from p2pfl.node.runtime.supervisor import FIRST_PAUSE, LONGEST_PAUSE, STRAY, Supervisor
 from p2pfl.node.status import status_socket
 from p2pfl.protocols.discovery import mdns
@@ -243,7 +244,7 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
 
     real = Node._round
     monkeypatch.setattr(Node, "_round", broken)
-    for kind in (pages.Page, MqttTransport, PeerManager):
+    for kind in (pages.PageServer, MqttTransport, PeerManager):
         monkeypatch.setattr(kind, "close", closing(kind.close))
     status = on_loop(main()).status()
     assert (status["state"], status["reason"]) == ("failed", "the first error")
@@ -252,6 +253,7 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
 # A message that cannot be handled
 
 
+@pytest.mark.slow
 def test_a_fault_at_a_message_costs_its_link_and_no_more():
     watched = Supervisor(lambda line: None)
 

@@ -19,7 +19,7 @@ from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.folder import config
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.status import status_socket
-from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.peer_changes import PeerChanges
 from p2pfl.node.status.reader import current
 from p2pfl.node.status.status_file import SHOWN, StatusFile
@@ -37,7 +37,7 @@ SETTINGS = Settings(rounds=6, deadline=10.0)
 def watched(federation, name, path, said, **clocks):
     """Start a node that a board watches; return the board."""
     node = federation.make(name)
-    board = StatusBoard(path, node.exchange, said.append, clock=asyncio.get_running_loop().time, **clocks)
+    board = StatusObserver(path, node.exchange, said.append, clock=asyncio.get_running_loop().time, **clocks)
     board.begin(node)
     node._observer = node.peers.observer = board
     federation.nodes[name], federation.running[name] = node, asyncio.create_task(node.run(node.exchange.others_done))
@@ -399,6 +399,7 @@ def test_folder_whose_path_is_too_long_for_a_socket_has_its_file(tmp_path):
         assert current(long, wall=lambda: 101.0)["age"] == 1.0
 
 
+@pytest.mark.slow
 @posix
 def test_who_connects_and_does_not_read_is_let_go(folder):
     state = STATE | {"reason": "x" * 2**22}

@@ -18,7 +18,7 @@ from p2pfl.node.cli.main import main
 from p2pfl.node.status import prometheus as metrics
 from p2pfl.node.status.endpoints import NEWEST, status_page
 from p2pfl.web import http_server as pages
-from p2pfl.web.http_server import Page, Shown, in_thread
+from p2pfl.web.http_server import PageServer, Resource, in_thread
 from tests.support.browser import PHONE, browser, needs_chromium
 from tests.support.browser import page as new_page
 from tests.support.processes import free_ports, processes
@@ -58,7 +58,7 @@ def get(path="/", host="127.0.0.1", method="GET"):
 
 @asynccontextmanager
 async def showing(shown, host="127.0.0.1"):
-    page = Page(shown, host, 0)
+    page = PageServer(shown, host, 0)
     address = await page.start()
     try:
         yield address
@@ -66,7 +66,7 @@ async def showing(shown, host="127.0.0.1"):
         await page.close()
 
 
-HELLO = {"/": Shown("text/plain", lambda: b"hello")}
+HELLO = {"/": Resource("text/plain", lambda: b"hello")}
 
 
 def test_a_page_is_shown_with_what_keeps_other_sites_out(on_loop):
@@ -137,7 +137,7 @@ def test_whatever_else_is_asked_is_refused_and_the_page_goes_on(request_, status
 
 def test_a_fault_in_what_is_shown_is_the_asker_s_loss_only(caplog, on_loop):
     async def main():
-        async with showing(HELLO | {"/bad": Shown("text/plain", lambda: b"%d" % (1 // 0))}) as address:
+        async with showing(HELLO | {"/bad": Resource("text/plain", lambda: b"%d" % (1 // 0))}) as address:
             assert (await ask(address, get("/bad")))[0].split()[1] == "500"
             assert (await ask(address, get()))[2] == b"hello"
 
@@ -149,7 +149,7 @@ def test_what_is_shown_is_made_a_few_times_a_second_at_most(on_loop):
     made = []
 
     async def main():
-        async with showing({"/": Shown("text/plain", lambda: made.append(1) or b"%d" % len(made))}) as address:
+        async with showing({"/": Resource("text/plain", lambda: made.append(1) or b"%d" % len(made))}) as address:
             bodies = [(await ask(address, get()))[2] for _ in range(20)]
             assert bodies[0] == bodies[1]
             while (await ask(address, get()))[2] == bodies[-1]:
@@ -158,6 +158,7 @@ def test_what_is_shown_is_made_a_few_times_a_second_at_most(on_loop):
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch, on_loop):
     monkeypatch.setattr(pages, "CONNECTIONS", 4)
     monkeypatch.setattr(pages, "LONGEST", 0.3)
@@ -184,6 +185,7 @@ def test_connections_are_limited_and_those_who_only_hold_one_lose_it(monkeypatch
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_program(monkeypatch, on_loop):
     monkeypatch.setattr(pages, "CONNECTIONS", 2)
     monkeypatch.setattr(pages, "LONGEST", 0.3)
@@ -191,7 +193,7 @@ def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_pro
     large = b"x" * 30_000_000  # more than the system takes from the page while nobody reads
 
     async def main():
-        page = Page(HELLO | {"/large": Shown("text/plain", lambda: asked.append(1) or large)}, "127.0.0.1", 0)
+        page = PageServer(HELLO | {"/large": Resource("text/plain", lambda: asked.append(1) or large)}, "127.0.0.1", 0)
         address = await page.start()
         place = "127.0.0.1", int(address.strip("/").rpartition(":")[2])
 
@@ -222,11 +224,11 @@ def test_a_port_in_use_and_a_missing_package_are_one_line(monkeypatch, on_loop):
     async def main():
         async with showing(HELLO) as address:
             where = address.removeprefix("http://").strip("/")
-            page = Page(HELLO, "127.0.0.1", int(where.rpartition(":")[2]))
+            page = PageServer(HELLO, "127.0.0.1", int(where.rpartition(":")[2]))
             with pytest.raises(ConfigurationError, match=f"page cannot be shown at {where}: address already in use"):
                 await page.start()
             with pytest.raises(ConfigurationError, match="this is no name of a machine"):
-                await Page(HELLO, "x" * 100 + ".example", 0).start()
+                await PageServer(HELLO, "x" * 100 + ".example", 0).start()
 
     on_loop(main())
     for package in ("aiohttp", "prometheus_client"):

@@ -185,6 +185,7 @@ def test_a_gain_is_how_much_a_loss_falls():
     assert (gain(3.0, 1.0), gain(1.0, 3.0), gain(inf, inf), gain(inf, 1.0), gain(1.0, inf)) == (2.0, 0.0, 0.0, inf, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("a", "b", "share"), [(1.0, 3.0, 0.25), (2.0, 0.0, 1.0), (0.0, 2.0, 0.0), (0.0, 0.0, 1.0)])
 def test_a_candidate_is_taken_as_often_as_its_case_says(a, b, share):
     async def loss(stack):  # of X and Y at the start, then of X with the candidate and Y without it

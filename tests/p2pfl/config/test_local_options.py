@@ -8,10 +8,9 @@ from p2pfl.config.local_options import LOCAL_OPTIONS, OTHERS, check_shared
 from p2pfl.config.registry import resolve
 from p2pfl.data.images import registry as sets
 from p2pfl.errors import ConfigurationError
-from p2pfl.node.federation import admission, agreement
+from p2pfl.node.federation import admission, agreement, loading
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
 from p2pfl.task import TASKS, Part, make_task
 
 REFUSED = [

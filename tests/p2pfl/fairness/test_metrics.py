@@ -24,10 +24,10 @@ from p2pfl.fairness.metrics import (
     relaxed,
 )
 from p2pfl.learning.batched_gradients import DenseKernel
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.pareto_metrics import hypervolume
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.results.objectives import with_distances
@@ -130,6 +130,7 @@ def test_differences_are_between_0_and_1_and_do_not_depend_on_numbers_of_groups(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("measure", MEASURES)
 def test_gradients_are_those_of_finite_differences(measure, count):
@@ -175,8 +176,8 @@ def node(k=0, nodes=NODES, **options):
 
 
 def crew(kind, tasks):
-    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    return OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
 
 
 def difference(some, others):
@@ -191,7 +192,7 @@ def test_a_node_has_its_part_of_the_rows_and_says_what_it_wants():
     x, y = tasks[0].data["train"]
     assert torch.equal(x[:, 2], y[:, 1])
     assert tasks[0].layout.size == 3 * 64 + 64 + 64 * 32 + 32 + 32 + 1
-    assert not tasks[0].about
+    assert not tasks[0].public_info
     seen = {row.numpy().tobytes() for task in tasks for split in task.data.values() for row in split.x}
     assert len(seen) == 600
 
@@ -443,7 +444,7 @@ def test_odd_tables_are_learned(tmp_path, row):
     (tmp_path / "odd.csv").write_text("\n".join(["x,g,y", *rows]), encoding="utf-8-sig")
     (tmp_path / "odd.toml").write_text(ODD)
     task = make_task("fairness", {"data": str(tmp_path / "odd.toml")}, Part(0, 2), 0)
-    learner, start = task.learner(Draws(0, "a")), task.initial(0)
+    learner, start = task.learner(RandomStreams(0, "a")), task.initial(0)
     (found,) = learner.evaluate([learner.train(start, round=1)], ("test",))
     assert all(np.isfinite(value) for value in found.values())
 
@@ -476,13 +477,14 @@ def test_the_tables_of_praffl_are_divided_as_by_its_authors(data, sensitive, by,
     assert groups == set(range({"sex": 2, "quintile": 5, "sex+race": 4}[sensitive]))
 
 
+@pytest.mark.slow
 @ADULT
 def test_adult_with_two_attributes():
     tasks = [make_task("fairness", {"data": "adult", "preference": [0.6, 0.2, 0.2]}, Part(k, 10), 0) for k in (0, 9)]
     assert goals_of(tasks[0]) == {"accuracy": True, "parity_sex": True, "parity_race": True}
     assert sum(len(split.x) for split in tasks[0].data.values()) == 3257 + 1629  # tenths of 32,561 and of 16,281
     assert tasks[0].data["train"].x.isfinite().all()
-    learner = tasks[0].learner(Draws(0, "a"))
+    learner = tasks[0].learner(RandomStreams(0, "a"))
     start = tasks[0].initial(0)
     before, after = learner.evaluate([start, learner.train(start, round=1, epochs=3)], ("test",))
     assert after["test_reward"] > before["test_reward"] + 0.2

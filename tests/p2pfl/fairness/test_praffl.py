@@ -26,7 +26,7 @@ from p2pfl.pareto_metrics import hypervolume, non_dominated
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.policies.random import Random
 from p2pfl.queries import Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.report.write import report
 from p2pfl.sim.results.results import result_of, summarise, write
 from p2pfl.sim.scenario.scenario import load, resolve
@@ -44,7 +44,7 @@ def task_of(part=Part(0, 3), **options):  # noqa: B008
 
 
 def trained(task, rounds=1, **changes):
-    learner, params = task.learner(Draws(0, "a")), task.initial(0)
+    learner, params = task.learner(RandomStreams(0, "a")), task.initial(0)
     for round in range(1, rounds + 1):
         params = learner.train(params, round=round, **changes)
     return params
@@ -56,19 +56,19 @@ def trained(task, rounds=1, **changes):
 def test_a_head_that_is_computed_as_one_affine_map_is_the_module_that_answers():
     task = task_of()
     params, x = trained(task), task.data["test"].x
-    tensors = {name: torch.from_numpy(array) for name, array in task.layout.split(params).items()}
+    tensors = {name: torch.from_numpy(array) for name, array in task.layout.unflatten(params).items()}
     for preference in ([0.3, 0.7], [1.0, 0.0], [0.0, 1.0]):
         (weight,), (bias,) = heads(tensors, torch.tensor([preference]))
-        module = task.answer(params, preference)
+        module = task.model_for(params, preference)
         expected = module.get_submodule("body")(x) @ weight + bias
         torch.testing.assert_close(module(x)[:, 0], expected, rtol=1e-4, atol=1e-5)
         flat = functional.linear(torch.tensor(preference), tensors["hypernetwork.weight"], tensors["hypernetwork.bias"])
-        for name, part in Layout(HEAD_SHAPES, HEAD_SIZE).split(flat).items():  # one preference, one head (eq. 9)
+        for name, part in Layout(HEAD_SHAPES, HEAD_SIZE).unflatten(flat).items():  # one preference, one head (eq. 9)
             torch.testing.assert_close(module.get_submodule("head").get_parameter(name), part)
 
 
 def test_psi_has_relu_after_both_layers_and_a_head_has_none():
-    module = task_of().answer(trained(task_of()), [0.5, 0.5])
+    module = task_of().model_for(trained(task_of()), [0.5, 0.5])
     assert [type(part) for part in module.get_submodule("body")] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]
     assert [(part.in_features, part.out_features) for part in module.get_submodule("head")] == [
         (4, 16),
@@ -120,7 +120,7 @@ def test_each_phase_trains_one_part():
 
 def test_training_is_pure_and_its_draws_are_of_the_round():
     task = task_of()
-    learner, params = task.learner(Draws(0, "a")), task.initial(0)
+    learner, params = task.learner(RandomStreams(0, "a")), task.initial(0)
     kept = params.copy()
     first = learner.train(params, round=1)
     other = learner.train(params, round=2)
@@ -136,19 +136,20 @@ def test_the_proximal_term_draws_psi_to_the_anchor():
     assert held[1].tobytes() == parts_of(task, task.initial(0))[1].tobytes()
 
 
+@pytest.mark.slow
 def test_after_training_a_preference_decides_between_performance_and_fairness():
     task = make_task("praffl", {"communicated": 10, "personal": 10, "measured": 100}, Part(0, 3), 0)
     params = trained(task, rounds=3)
     x, labels, groups = task.data["test"]
     found = []
     for preference in ([0.0, 1.0], [1.0, 0.0]):
-        decisions = decided(torch.sigmoid(task.answer(params, preference)(x)[:, 0]))
+        decisions = decided(torch.sigmoid(task.model_for(params, preference)(x)[:, 0]))
         disparity = demographic_parity(decisions, labels, groups, 2, "mean")
         found.append(((decisions != labels).float().mean().item(), disparity.item()))
     (best, unfair), (worst, fair) = found
     assert best < 0.17 < worst - 0.05
     assert fair < 0.1 < unfair - 0.1
-    learner = task.learner(Draws(0, "a"))
+    learner = task.learner(RandomStreams(0, "a"))
     (figures,) = learner.evaluate([params], ["test"])
     points = learner.points(params, "test")
     assert points.shape == (100, 2)
@@ -164,8 +165,8 @@ def test_after_training_a_preference_decides_between_performance_and_fairness():
 
 def test_a_plain_classifier_is_measured_by_the_one_point_that_it_has():
     task = task_of(model="single")
-    params = task.learner(Draws(0, "a")).train(task.initial(0), round=1, epochs=30)
-    (figures,) = task.learner(Draws(0, "a")).evaluate([params], ["test"])
+    params = task.learner(RandomStreams(0, "a")).train(task.initial(0), round=1, epochs=30)
+    (figures,) = task.learner(RandomStreams(0, "a")).evaluate([params], ["test"])
     error, disparity = figures["test_smallest_error"], figures["test_smallest_disparity"]
     assert figures["test_hypervolume"] == pytest.approx((1 - error) * (1 - disparity))
     assert error < 0.2 < disparity
@@ -210,7 +211,9 @@ def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeyp
     monkeypatch.setattr(PrafflLearner, "compute", watched)
 
     async def scenario():
-        federation = Federation("abc", Settings(rounds=2, deadline=10.0), policy=policy, task="test_praffl:small")
+        federation = Federation(
+            "abc", Settings(rounds=2, deadline=10.0), policy=policy, task="tests.p2pfl.fairness.test_praffl:small"
+        )
         deliver = federation.network.deliver
 
         def overheard(link, frame):
@@ -266,10 +269,10 @@ def test_the_report_has_the_front_of_each_nodes_answers_in_each_run(tmp_path):
         node = done.nodes[min(done.nodes)]
         preference = result.summary["answers"]["nodes"][0]["preferences"][0]
         x, y, _ = node.task.data["test"]
-        wrong = (node.task.answer(node.result, preference)(x)[:, 0] > 0) != (y == 1)
+        wrong = (node.task.model_for(node.result, preference)(x)[:, 0] > 0) != (y == 1)
         assert wrong.float().mean().item() == pytest.approx(points[0][0][0])
     write(tmp_path, file, results, summary := summarise(file, results))
-    assert [sorted(row["also"]) for row in summary["table"]] == [["smallest_disparity", "smallest_error"]] * 3
+    assert [sorted(row["extra_metrics"]) for row in summary["table"]] == [["smallest_disparity", "smallest_error"]] * 3
     figure = figures(report([tmp_path]))["answers"]
     assert [view["label"] for view in figure["views"]] == ["node 0", "node 1"]
     for k, view in enumerate(figure["views"]):
@@ -285,7 +288,7 @@ def test_the_report_has_the_front_of_each_nodes_answers_in_each_run(tmp_path):
 def test_what_is_no_preference_has_no_answer(weights):
     task = task_of()
     with pytest.raises(ConfigurationError, match="the preference must"):
-        task.answer(task.initial(0), weights)
+        task.model_for(task.initial(0), weights)
 
 
 @pytest.fixture(scope="module")
@@ -301,9 +304,9 @@ def node(tmp_path_factory):
 def test_a_node_writes_the_model_for_a_preference(node, tmp_path):
     task = make_task("praffl", {}, Part(0, 1), 0)
     assert main(["export", str(node), str(tmp_path / "all.safetensors")]) == 0
-    params = task.layout.join(load_file(tmp_path / "all.safetensors"))
+    params = task.layout.flatten(load_file(tmp_path / "all.safetensors"))
     assert main(["export", str(node), str(tmp_path / "one.safetensors"), "--preference", "0.3,0.7"]) == 0
-    module = task.answer(params, [0.3, 0.7])
+    module = task.model_for(params, [0.3, 0.7])
     tensors = load_file(tmp_path / "one.safetensors")
     assert tensors.keys() == module.state_dict().keys()
     assert all(np.array_equal(tensors[name], tensor.numpy()) for name, tensor in module.state_dict().items())
@@ -316,7 +319,7 @@ def test_onnxruntime_runs_the_model_for_a_preference(node, tmp_path):
     task = make_task("praffl", {}, Part(0, 1), 0)
     assert main(["export", str(node), str(tmp_path / "all.safetensors")]) == 0
     assert main(["export", str(node), str(tmp_path / "one.onnx"), "--preference", "0.3,0.7"]) == 0
-    module = task.answer(task.layout.join(load_file(tmp_path / "all.safetensors")), [0.3, 0.7])
+    module = task.model_for(task.layout.flatten(load_file(tmp_path / "all.safetensors")), [0.3, 0.7])
     x = task.data["test"].x
     session = onnxruntime.InferenceSession(tmp_path / "one.onnx", providers=["CPUExecutionProvider"])
     (found,) = session.run(["output"], {"input": x.numpy()})

@@ -7,13 +7,13 @@ from torch import nn
 
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.losses import cross_entropy
 from p2pfl.learning.optimizers import SGD, Adam
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification, regression
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture
 
 COUNTS = (5, 23, 8, 16, 1, 40, 16)  # unequal, below and above the batch size, with and without a last small batch
@@ -44,9 +44,10 @@ def test_what_a_module_does_not_use_is_not_trained():
 
     this = task(Half, 40, 0)
     before = this.initial(0)
-    after = this.learner(Draws(0, "a")).train(before, round=1)
+    after = this.learner(RandomStreams(0, "a")).train(before, round=1)
     moved = {
-        name: not np.array_equal(part, this.layout.split(before)[name]) for name, part in this.layout.split(after).items()
+        name: not np.array_equal(part, this.layout.unflatten(before)[name])
+        for name, part in this.layout.unflatten(after).items()
     }
     assert moved == {"used.weight": True, "used.bias": True, "unused.weight": False, "unused.bias": False}
 
@@ -89,10 +90,10 @@ def task(module, n, seed, **options):
 
 
 def crew(kind, module=mlp, counts=COUNTS, **options):
-    learners = [task(module, n, k, **options).learner(Draws(0, f"node-{k}")) for k, n in enumerate(counts)]
+    learners = [task(module, n, k, **options).learner(RandomStreams(0, f"node-{k}")) for k, n in enumerate(counts)]
     if kind == "one by one":
-        return OneByOne(learners)
-    return Stacked(learners, dense=kind == "dense")
+        return SequentialLearner(learners)
+    return BatchedLearner(learners, dense=kind == "dense")
 
 
 def models(count=NODES, module=mlp, seed=0):
@@ -215,7 +216,7 @@ def test_round_and_purpose_name_the_draws(kind):
 def test_one_by_one_is_what_pytorch_does():
     this = task(mlp, 16, 3)
     model = models(1)[0]
-    (trained,) = OneByOne([this.learner(Draws(0, "a"))]).compute([NodeQuery(0, Train(model, 1, epochs=3))])
+    (trained,) = SequentialLearner([this.learner(RandomStreams(0, "a"))]).compute([NodeQuery(0, Train(model, 1, epochs=3))])
     module = mlp()
     torch.nn.utils.vector_to_parameters(torch.from_numpy(model), module.parameters())
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
@@ -268,20 +269,22 @@ def test_metrics_of_several_models(kind):
 @pytest.mark.parametrize("kind", CREWS)
 def test_data_that_nodes_share_is_evaluated_for_each(kind):
     shared = task(mlp, 8, 0)
-    learners = [shared.learner(Draws(0, f"node-{k}")) for k in range(5)]
+    learners = [shared.learner(RandomStreams(0, f"node-{k}")) for k in range(5)]
     for other in learners[1:]:
         other.data = learners[0].data
-    team = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
     found = team.compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",))) for k in range(5)])
-    expected = [OneByOne(learners).compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",)))])[0] for k in range(5)]
+    expected = [
+        SequentialLearner(learners).compute([NodeQuery(k, Evaluate(models(1, seed=k), ("test",)))])[0] for k in range(5)
+    ]
     assert [row[0] for row in found] == [pytest.approx(row[0], rel=1e-5) for row in expected]
 
 
 @pytest.mark.parametrize("kind", CREWS)
 def test_a_split_that_is_missing_gives_no_metrics(kind):
     data = (np.zeros((4, 6), np.float32), np.zeros(4))
-    learners = [classification(mlp, data).learner(Draws(0, f"node-{k}")) for k in range(3)]
-    team = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    learners = [classification(mlp, data).learner(RandomStreams(0, f"node-{k}")) for k in range(3)]
+    team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
     assert team.compute([NodeQuery(1, Evaluate(models(2), ("validation", "test")))]) == [[{}, {}]]
     assert np.isnan(team.compute([NodeQuery(1, Loss(models(2)))])[0]).all()
 
@@ -317,7 +320,7 @@ def test_modules_that_cannot_be_stacked_say_so(module):
 
 
 def test_random_layers_are_seeded_by_round_and_purpose():
-    learner = task(Dropping, 16, 0).learner(Draws(0, "a"))
+    learner = task(Dropping, 16, 0).learner(RandomStreams(0, "a"))
     model = models(1, Dropping)[0]
     assert (learner.train(model, round=1) == learner.train(model, round=1)).all()
     assert (learner.train(model, round=1) != learner.train(model, round=2)).any()
@@ -325,18 +328,18 @@ def test_random_layers_are_seeded_by_round_and_purpose():
 
 def test_running_statistics_are_part_of_the_model_and_counts_are_not():
     this = task(Normed, 16, 0)
-    learner = this.learner(Draws(0, "a"))
+    learner = this.learner(RandomStreams(0, "a"))
     before = this.initial(0)
-    after = this.layout.split(learner.train(before, round=1))
-    assert (after["1.running_mean"] != this.layout.split(before)["1.running_mean"]).all()
+    after = this.layout.unflatten(learner.train(before, round=1))
+    assert (after["1.running_mean"] != this.layout.unflatten(before)["1.running_mean"]).all()
     assert "1.num_batches_tracked" not in after
     assert learner._local["1.num_batches_tracked"] == 1
 
 
 def test_tasks_that_differ_cannot_be_stacked():
-    learners = [task(mlp, 8, k, batch_size=4 + k).learner(Draws(0, f"node-{k}")) for k in range(2)]
+    learners = [task(mlp, 8, k, batch_size=4 + k).learner(RandomStreams(0, f"node-{k}")) for k in range(2)]
     with pytest.raises(ConfigurationError, match="differ in batch size"):
-        Stacked(learners)
+        BatchedLearner(learners)
 
 
 @pytest.mark.parametrize("kind", CREWS)
@@ -361,8 +364,8 @@ def test_devices():
 def test_nodes_may_share_inputs_and_have_targets_of_their_own(kind):
     x = torch.tensor(np.random.default_rng(0).normal(size=(8, 6)), dtype=torch.float32)
     tasks = [classification(mlp, (x, [k] * 8), (x, [k] * 8)) for k in range(3)]
-    learners = [made.learner(Draws(0, str(k))) for k, made in enumerate(tasks)]
-    together = OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    learners = [made.learner(RandomStreams(0, str(k))) for k, made in enumerate(tasks)]
+    together = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
     model = models(1)[0]
     losses = [float(found[0]) for found in together.compute([NodeQuery(k, Loss([model], "validation")) for k in range(3)])]
     logits = torch.nn.functional.log_softmax(_outputs(tasks[0], model, x), 1).mean(0)
@@ -371,5 +374,5 @@ def test_nodes_may_share_inputs_and_have_targets_of_their_own(kind):
 
 def _outputs(made, model, x):
     return torch.func.functional_call(
-        made.template, {name: torch.tensor(t) for name, t in made.layout.split(model).items()}, (x,)
+        made.template, {name: torch.tensor(t) for name, t in made.layout.unflatten(model).items()}, (x,)
     )

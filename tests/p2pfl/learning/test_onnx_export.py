@@ -13,7 +13,7 @@ from p2pfl.errors import ConfigurationError, MissingRequirementError
 from p2pfl.learning import onnx_export
 from p2pfl.learning.onnx_export import to_onnx
 from p2pfl.node.cli.main import main
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, make_task
 
 ABOUT = {"name": "alice", "round": "2", "federation": "", "fingerprint": "00ff"}
@@ -29,7 +29,7 @@ def outputs(content, x):
 
 
 def expected(task, params, x):
-    tensors = {name: torch.tensor(array) for name, array in task.layout.split(params).items()}
+    tensors = {name: torch.tensor(array) for name, array in task.layout.unflatten(params).items()}
     with torch.no_grad():
         return functional_call(task.template.eval(), tensors, (x,)).numpy()
 
@@ -49,7 +49,7 @@ def test_a_node_writes_what_onnxruntime_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "model.bin").read_bytes() == (tmp_path / "model.onnx").read_bytes()
     task = make_task("digits", {}, Part(0, 1), 0)
     with safe_open("model.safetensors", "numpy") as file:
-        params = task.layout.join({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        params = task.layout.flatten({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         about = file.metadata()
     x = task.data["test"].x
     found, metadata = outputs((tmp_path / "model.onnx").read_bytes(), x)
@@ -68,8 +68,8 @@ def test_a_module_with_batch_norm_has_what_it_has_learned_of_its_inputs():
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3))
 
     task = classification(module, (x, y), optimizer=SGD(lr=0.1))
-    params = task.learner(Draws(0, "alice"), "cpu").train(task.initial(0), round=1, epochs=3)
-    mean = task.layout.split(params)["1.running_mean"]
+    params = task.learner(RandomStreams(0, "alice"), "cpu").train(task.initial(0), round=1, epochs=3)
+    mean = task.layout.unflatten(params)["1.running_mean"]
     assert np.abs(mean).max() > 0.5
     found, metadata = outputs(to_onnx(task, params, ABOUT), task.data["train"].x)
     assert metadata == ABOUT

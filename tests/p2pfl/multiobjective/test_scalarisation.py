@@ -11,7 +11,7 @@ from torch import nn
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_gradients import DenseKernel, VmapKernel
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import TorchTask, classification, multi_objective
 from p2pfl.multiobjective.scalarisation import Objectives, SmoothTchebycheff, linear, scalarisation
@@ -19,11 +19,11 @@ from p2pfl.node.exchange import factory
 from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.status import prometheus as metrics
-from p2pfl.node.status.observer import StatusBoard
+from p2pfl.node.status.observer import StatusObserver
 from p2pfl.pareto_metrics import maximised
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
@@ -100,8 +100,8 @@ def teachers(k, **options):
 
 
 def crew(kind, tasks):
-    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
-    return OneByOne(learners) if kind == "one by one" else Stacked(learners, dense=kind == "dense")
+    learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    return SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
 
 
 def jobs(tasks, **options):
@@ -298,14 +298,14 @@ TASKS = [{"name": "teachers", "test": 30, "samples": 20}, {"name": "deep-sea-tre
 
 def frames_of(monkeypatch, task, policy):
     """Return every frame that nodes send each other in a run, in order, and the simulation."""
-    frames, deliver = [], MemoryNetwork.deliver
+    frames, deliver = [], InProcessNetwork.deliver
 
     def record(network, link, frame):
         if frame is not None:
             frames.append(bytes(frame))
         return deliver(network, link, frame)
 
-    monkeypatch.setattr(MemoryNetwork, "deliver", record)
+    monkeypatch.setattr(InProcessNetwork, "deliver", record)
     scenario = {"nodes": 4, "rounds": 3, "task": task, "policy": policy, "fidelity": "wire", "trainer": "one-by-one"}
     simulation = Simulation(resolve(scenario, [], name="private", folder=".").runs[0])
     simulation.run()
@@ -327,7 +327,7 @@ def test_no_message_holds_a_preference(monkeypatch, task, policy):
     frames, simulation = frames_of(monkeypatch, task | {"preferences": {"name": "dirichlet"}}, policy)
     sent = b"\0".join(frames)
     for task in simulation.plan.tasks:
-        assert task.about == {}
+        assert task.public_info == {}
         for weight in task.preference.tolist():
             assert not any(form in sent for form in forms(weight))
     table = simulation.recorder.rounds_table()
@@ -342,17 +342,17 @@ def test_no_message_holds_a_preference(monkeypatch, task, policy):
 class Blind:
     """A task whose training does not depend on the node's preference, as its losses, its reward and its evaluation do."""
 
-    def __init__(self, judged, trained):
-        self.judged, self.trained = judged, trained
+    def __init__(self, reported, trained):
+        self.reported_stage, self.trained = reported, trained
 
     def __getattr__(self, name):
-        return getattr(self.judged, name)
+        return getattr(self.reported_stage, name)
 
     def learner(self, draws, device="cpu"):
-        judged, trained = self.judged.learner(draws, device), self.trained.learner(draws, device)
+        reported, trained = self.reported_stage.learner(draws, device), self.trained.learner(draws, device)
 
         def compute(query):
-            return (trained if isinstance(query, Train) else judged).compute(query)
+            return (trained if isinstance(query, Train) else reported).compute(query)
 
         return SimpleNamespace(compute=compute, draws=draws)
 
@@ -363,7 +363,7 @@ def blind(part, seed, *, base, preferences, **options):
 
 def blindly(monkeypatch, task, policy):
     """Return the frames and the simulations of two runs whose nodes train the same models, and differ in preferences."""
-    task = task | {"name": "test_objectives:blind", "base": task["name"]}
+    task = task | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": task["name"]}
     return [
         frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, policy)
         for distribution in ("dirichlet", "equidistant")
@@ -386,7 +386,7 @@ def test_where_the_same_models_are_trained_every_message_is_the_same_whatever_th
 
 def test_losses_would_tell(monkeypatch):
     """The test above sees what it should: if losses were told, the messages would differ."""
-    task = TASKS[0] | {"name": "test_objectives:blind", "base": "teachers"}
+    task = TASKS[0] | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": "teachers"}
     told = []
     for distribution in ("dirichlet", "equidistant"):
         monkeypatch.setattr(factory, "goals_of", lambda task: {})  # which frames_of undoes
@@ -402,7 +402,7 @@ class Forwarded:
     def elected(self, node, elected): ...
 
     def __getattr__(self, name):
-        return getattr(self.to, name)
+        return lambda *given: getattr(self.to, name)(*given)
 
 
 def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
@@ -412,14 +412,16 @@ def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
         for name in names:
             federation.watch[name] = Forwarded()
             federation.nodes[name] = made = federation.make(name)
-            board = federation.watch[name].to = StatusBoard(tmp_path / name, made.exchange, said.append)
+            board = federation.watch[name].to = StatusObserver(tmp_path / name, made.exchange, said.append)
             board.begin(made)
             federation.running[name] = asyncio.create_task(made.run(made.exchange.others_done))
         await federation.done()
         shown.extend((tmp_path / name).read_bytes() for name in names)
         shown.extend(metrics.text(federation.watch[name].to.state) for name in names)
 
-    federation = play(watched, names, Settings(rounds=3, deadline=10.0), task="test_objectives:drawn")
+    federation = play(
+        watched, names, Settings(rounds=3, deadline=10.0), task="tests.p2pfl.multiobjective.test_scalarisation:drawn"
+    )
     everything = b"\n".join([*shown, *(line.encode() for line in said)])
     assert b"finished" in everything
     for task in federation.tasks.values():

@@ -20,7 +20,7 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.matfl import MaTfl, votes
 from p2pfl.policy import Assignment, Budget, Coordinated, Merge, Submission
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 
 FLAT = Layout((("w", (2,)),), 2)
 NAMES = [f"node-{k}" for k in range(6)]  # of concept-shift's three clusters: 0 and 1, 2 and 3, 4 and 5
@@ -44,7 +44,7 @@ def submission(id, trained, start=(0, 0), n=1, round=1, previous=None):
 
 def play(make, rounds=6, **options):
     policies = {name: make() for name in NAMES}
-    return policies, *rehearse(policies, TASKS, rounds, **options)
+    return policies, *run_in_memory(policies, TASKS, rounds, **options)
 
 
 def bits(assignments):
@@ -93,6 +93,7 @@ def test_fedavg_through_a_coordinator_is_that_of_the_complete_graph_bit_for_bit(
         assert [merges[name].weights for merges in history] == [merges[name].weights for merges in others]
 
 
+@pytest.mark.slow
 def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
     _, one, _ = play(CoordinatedFedAvg)
     _, other, _ = play(lambda: Cfl(epsilon_1=0.0))
@@ -178,7 +179,7 @@ def test_what_a_policy_says_with_its_model_reaches_the_step():
 
         async def _aggregate(self, me, peers, trained):
             wish = (NAMES.index(me.id) + me.round) % len(NAMES)
-            assignment = await peers.joint(trained, extras={"wish": np.array([wish])})
+            assignment = await peers.submit(trained, extras={"wish": np.array([wish])})
             return Merge(assignment.params, assignment.weights)
 
         def step(self, submissions, state, layout):
@@ -334,9 +335,9 @@ def test_fedpref_recovers_the_groups_of_concept_shift(seed):
     names = [f"node-{k}" for k in range(9)]
     tasks = {name: make_task("concept-shift", {}, Part(k, 9), seed) for k, name in enumerate(names)}
     policies = {name: FedPref(epsilon=0.5, relative=True, patience=2, min_progress=0.3) for name in names}
-    rehearse(policies, tasks, 25, seed=seed)
+    run_in_memory(policies, tasks, 25, seed=seed)
     found = {name: read(policy.previous)[0] for name, policy in policies.items()}
-    groups = {name: tasks[name].about["group"] for name in names}
+    groups = {name: tasks[name].public_info["group"] for name in names}
     pairs = [(a, b) for a in names for b in names if a < b]
     assert all((found[a] == found[b]) == (groups[a] == groups[b]) for a, b in pairs), found
 
@@ -368,7 +369,7 @@ def test_a_state_rebuilt_from_submissions_gives_what_the_one_handed_on_gives(nam
     for id in NAMES:
         assert forgetful[id].params.tobytes() == remembering[id].params.tobytes()
         assert [merges[id].weights for merges in history] == [merges[id].weights for merges in others]
-    rebuilt, handed_on = policies["node-0"].steps[-1], remembering["node-0"]._desk.state
+    rebuilt, handed_on = policies["node-0"].steps[-1], remembering["node-0"].coordinator.state
     assert as_text(rebuilt) == as_text(handed_on)
     assert len(clusters(rebuilt)) > 1  # there was something to rebuild
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.multiobjective.mgda import balancing, least, sketch, weigh
 from p2pfl.multiobjective.objective_gradients import DifferentiateObjectives
 from p2pfl.parameters import Layout
@@ -18,10 +18,10 @@ from p2pfl.policies.fedcmoo import FedCmoo
 from p2pfl.policy import Submission
 from p2pfl.protocols.wire.submission import encode_submission
 from p2pfl.queries import NodeQuery, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Scalarised
 
 FLAT = Layout((("w", (2,)),), 2)
@@ -143,7 +143,7 @@ def test_a_node_trains_on_whatever_a_coordinator_assigns(losses, gram):
 
     tasks = {id: fair(k) for k, id in enumerate("abc")}
     policies = {id: lying() for id in tasks}
-    cast, _ = rehearse(policies, tasks, rounds=2)
+    cast, _ = run_in_memory(policies, tasks, rounds=2)
     assert all(np.isfinite(actor.params).all() for actor in cast.values())
     assert all(policy.previous == {} for policy in policies.values())
 
@@ -158,7 +158,7 @@ def fair(k=0, nodes=3, **options):
 def test_slopes_are_losses_and_gradients_of_each_objective():
     task = fair(preference=[0.3, 0.7])
     start = task.initial(0)
-    found = task.learner(Draws(0, "a")).compute(DifferentiateObjectives(start))
+    found = task.learner(RandomStreams(0, "a")).compute(DifferentiateObjectives(start))
     module = task.module()
     nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), module.parameters())
     losses = task.objectives.losses(module(task.data["train"].x), task.data["train"].y)
@@ -172,19 +172,20 @@ def test_slopes_are_losses_and_gradients_of_each_objective():
 @pytest.mark.slow
 def test_weights_take_the_place_of_the_preference_in_every_way_to_train():
     tasks = [fair(k) for k in range(3)]
-    learners = [task.learner(Draws(0, f"n{k}")) for k, task in enumerate(tasks)]
+    learners = [task.learner(RandomStreams(0, f"n{k}")) for k, task in enumerate(tasks)]
     start = tasks[0].initial(0)
     weights = [vector(1 - w, w) for w in (0.0, 0.5, 0.9)]
     jobs = [NodeQuery(k, Train(start, 1, rule=Scalarised(weights[k]))) for k in range(3)]
-    alone, together = OneByOne(learners), Stacked(learners)
+    alone, together = SequentialLearner(learners), BatchedLearner(learners)
     models = alone.compute(jobs)
     assert models[1] == pytest.approx(together.compute(jobs)[1], rel=1e-3, abs=1e-5)
-    own = fair(1, preference=[0.5, 0.5]).learner(Draws(0, "n1")).train(start, round=1)
+    own = fair(1, preference=[0.5, 0.5]).learner(RandomStreams(0, "n1")).train(start, round=1)
     assert (models[1] == own).all()
     asked = [NodeQuery(k, DifferentiateObjectives(start)) for k in range(3)]
     assert (alone.compute(asked)[2].gradients == together.compute(asked)[2].gradients).all()
 
 
+@pytest.mark.slow
 def test_a_preference_moves_the_common_model():
     def trained(weight):
         task = {"name": "fairness"} | FAIR | {"rows": 1200, "preference": [weight, 1 - weight]}
@@ -208,7 +209,7 @@ def test_nothing_that_is_submitted_tells_the_preference(monkeypatch):
     for weights in ([0.123456, 0.876544], [0.7, 0.3]):
         tasks = {f"n{k}": fair(k, preference=weights) for k in range(3)}
         policies = {name: FedCmoo() for name in tasks}
-        rehearse(policies, tasks, 3)
+        run_in_memory(policies, tasks, 3)
         assert policies["n0"].state()["previous"]["gram"][1] == [2, 2]
     first, other = sent[0], sent[3]
     assert first == other  # of the first model all nodes say the same, whatever they want
@@ -218,4 +219,4 @@ def test_nothing_that_is_submitted_tells_the_preference(monkeypatch):
 def test_a_task_without_several_objectives_is_refused():
     task = make_task("concept-shift", {}, Part(0, 1), 0)
     with pytest.raises(ConfigurationError, match="a task of several objectives"):
-        rehearse({"a": FedCmoo()}, {"a": task}, 1)
+        run_in_memory({"a": FedCmoo()}, {"a": task}, 1)

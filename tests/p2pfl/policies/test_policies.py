@@ -16,14 +16,14 @@ from p2pfl.policies.random import Random
 from p2pfl.policy import Budget, Merge, Update, merge, samples
 from p2pfl.queries import Loss
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 
 NAMES = [f"node-{k}" for k in range(6)]
 TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
 
 
 def play(make, rounds=2, **options):
-    return rehearse({name: make() for name in NAMES}, TASKS, rounds, **options)
+    return run_in_memory({name: make() for name in NAMES}, TASKS, rounds, **options)
 
 
 def test_local_asks_nobody():
@@ -57,7 +57,7 @@ def test_policies_keep_to_the_budget():
 def test_oracle_is_refused_where_there_are_no_groups():
     tasks = {name: make_task("digits", {}, Part(k, 2), 0) for k, name in enumerate("ab")}
     with pytest.raises(ConfigurationError, match="the policy oracle needs a task whose nodes have groups"):
-        rehearse({name: Oracle() for name in tasks}, tasks, 1)
+        run_in_memory({name: Oracle() for name in tasks}, tasks, 1)
 
 
 def test_oracle_asks_its_own_group():
@@ -67,7 +67,7 @@ def test_oracle_asks_its_own_group():
 
 def test_sequential_nodes_read_the_merged_models_of_those_before_them():
     cast, history = play(lambda: Random(neighbours=5, schedule="sequential"), rounds=1)
-    order = cast["node-0"].order(1)
+    order = cast["node-0"].round_order(1)
     names = sorted(NAMES, key=order.get)
     models = {name: cast[name].published[1, "trained"].params for name in NAMES}
     for name in names:  # by hand: one after another, each from the newest models
@@ -88,7 +88,7 @@ def test_dac_finds_its_cluster(similarity, score_on):
 def test_dac_with_fedavg_weighs_by_samples_and_with_fedsim_by_similarity():
     for aggregation in ("fedavg", "fedsim"):
         policies = {name: Dac(neighbours=2, aggregation=aggregation, similarity="l2") for name in NAMES}
-        cast, history = rehearse(policies, TASKS, 1)
+        cast, history = run_in_memory(policies, TASKS, 1)
         weights = history[0]["node-0"].weights
         met = policies["node-0"].met
         assert set(met) == set(cast["node-0"].asked[1])
@@ -102,7 +102,7 @@ def test_dac_with_fedavg_weighs_by_samples_and_with_fedsim_by_similarity():
 
 def test_dac_can_weigh_by_the_probability_of_before():
     policies = {name: Dac(neighbours=2, weights="probability", similarity="l2") for name in NAMES}
-    _, history = rehearse(policies, TASKS, 1)
+    _, history = run_in_memory(policies, TASKS, 1)
     assert list(history[0]["node-0"].weights.values()) == pytest.approx([1 / 3] * 3)  # nothing was known: all alike
 
 
@@ -117,7 +117,7 @@ def test_dac_borrows_what_a_sampled_peer_has_measured():
 
 def test_dac_without_two_hop_borrows_nothing():
     policies = {name: Dac(neighbours=2, two_hop="none") for name in NAMES}
-    rehearse(policies, TASKS, 3)
+    run_in_memory(policies, TASKS, 3)
     assert all(not policy.estimated for policy in policies.values())
 
 
@@ -131,7 +131,7 @@ def test_dac_does_not_know_a_peer_of_which_there_is_no_proper_loss(monkeypatch, 
 
     monkeypatch.setattr(TorchLearner, "compute", improper)
     policies = {name: Dac(neighbours=2, similarity="inverse-loss", score_on=score_on) for name in NAMES}
-    _, history = rehearse(policies, TASKS, 3)
+    _, history = run_in_memory(policies, TASKS, 3)
     assert all(set(policy.met.values()) == {0.0} for policy in policies.values())
     assert history[-1]["node-0"].weights["node-0"] == 1.0
 
@@ -155,7 +155,7 @@ def test_dac_does_not_trust_what_peers_lend(extras):
 
 def test_dac_goes_on_where_it_was():
     half = {name: Dac(neighbours=2) for name in NAMES}
-    rehearse(half, TASKS, 2)
+    run_in_memory(half, TASKS, 2)
     restored = Dac(neighbours=2)
     restored.restore(half["node-0"].state())
     assert (restored.met, restored.estimated) == (half["node-0"].met, half["node-0"].estimated)
@@ -170,7 +170,7 @@ def test_alone_every_policy_trains():
     grouped = make_task("fairness", {"data": "synthetic", "hidden": []}, Part(0, 30), 0)
     for name in POLICIES:
         task = grouped if name in (*FAIR, "fedcmoo") else headed if name == "fedrep" else TASKS["node-0"]
-        cast, history = rehearse({"a": make_policy(name, {})}, {"a": task}, 3)
+        cast, history = run_in_memory({"a": make_policy(name, {})}, {"a": task}, 3)
         assert history[-1]["a"].weights == {"a": 1.0}
         assert (cast["a"].params != cast["a"].initial).any()
 
@@ -215,7 +215,7 @@ def test_merge_sums_in_the_order_of_ids():
         ),
         ("nowhere:Policy", {}, "cannot be imported"),
         ("nowhere:", {}, "policy 'nowhere:' is not of the form package.module:factory"),
-        ("p2pfl:Draws", {"seed": 0, "name": ""}, "no policy: it lacks prepare, round, state, restore"),
+        ("p2pfl:RandomStreams", {"seed": 0, "name": ""}, "no policy: it lacks prepare, round, state, restore"),
     ],
 )
 def test_wrong_policies_are_refused_with_a_reason(name, options, message):

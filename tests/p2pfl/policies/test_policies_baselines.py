@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.optimizers import SGD
 from p2pfl.learning.torch_task import classification, regression
 from p2pfl.parameters import Layout
@@ -24,15 +24,15 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.per_fedavg import PerFedAvg
 from p2pfl.policies.pfedgraph import PFedGraph, graph
 from p2pfl.policy import Coordinated, Submission
-from p2pfl.prediction_mixing import Memory, remembered
+from p2pfl.prediction_mixing import KnnDatastore, knn_mixed_logits
 from p2pfl.queries import Evaluate, NodeQuery
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.results.summary_metrics import traffic
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Aligned, Descent, Lookahead
 from tests.support.restarted import Restarted
 
@@ -57,7 +57,7 @@ def number(*targets):
 
 def play(make, tasks=TASKS, rounds=3, **options):
     policies = {name: make() for name in tasks}
-    return policies, *rehearse(policies, tasks, rounds, **options)
+    return policies, *run_in_memory(policies, tasks, rounds, **options)
 
 
 def down(w, y):
@@ -81,6 +81,7 @@ def test_two_rounds_of_ditto_by_hand():
     assert abs(cast["a"].params[0] - cast["b"].params[0]) > 0.5
 
 
+@pytest.mark.slow
 def test_ditto_without_pull_is_local_and_shares_fedavgs_model_bit_for_bit():
     policies, cast, history = play(lambda: Ditto(weight=0.0, epochs=2))
     _, alone, _ = play(lambda: Local(epochs=2))
@@ -129,6 +130,7 @@ def test_three_rounds_of_apfl_by_hand(alpha_lr):
     assert (policies["a"].mixed == 0.25) == (alpha_lr == 0)
 
 
+@pytest.mark.slow
 def test_apfl_is_local_at_alpha_1_and_fedavg_at_alpha_0():
     _, alone, _ = play(Local)
     _, together, _ = play(CoordinatedFedAvg)
@@ -166,7 +168,7 @@ def test_per_fedavg_without_a_step_ahead_shares_one_model():
 
 
 def test_a_step_ahead_is_one_of_gradient_descent_on_all_samples_whatever_the_batches_are():
-    learner = TASKS["node-1"].learner(Draws(0, "a"), "cpu")
+    learner = TASKS["node-1"].learner(RandomStreams(0, "a"), "cpu")
     start = TASKS["node-1"].initial(0)
     slope = [
         (learner.loss([start + far, start - far], split="train") @ [1, -1]) / 0.02
@@ -233,9 +235,9 @@ def test_a_model_is_pulled_in_the_direction_of_the_one_that_was_assigned():
     start, anchor = np.array([1.0, 2.0, -1.0], np.float32), np.array([0.5, -1.0, 3.0], np.float32)
     w = torch.tensor(start, requires_grad=True)
     (1 - nn.functional.cosine_similarity(w, torch.tensor(anchor), dim=0)).backward()
-    stepped = task.learner(Draws(0, "a")).train(start, round=1, rule=Aligned(0.7, anchor))
+    stepped = task.learner(RandomStreams(0, "a")).train(start, round=1, rule=Aligned(0.7, anchor))
     assert stepped == pytest.approx(start - LR * 0.7 * w.grad.numpy(), rel=1e-5)
-    still = task.learner(Draws(0, "a")).train(start, round=1, rule=Aligned(0.7, np.zeros(3, np.float32)))
+    still = task.learner(RandomStreams(0, "a")).train(start, round=1, rule=Aligned(0.7, np.zeros(3, np.float32)))
     assert (still == start).all()
 
 
@@ -264,11 +266,11 @@ def test_neighbours_vote_by_how_near_they_are():
     features, outputs = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.0]])
     near = np.exp([0, -4 / 4, -9 / 4])  # squared distances over scale 2 times 2 features
     votes = np.array([near[0], near[1] + near[2], 0.0]) / near.sum()
-    mixed = remembered(Memory(3, 0.6, 2.0), outputs, features, known, labels).exp()
+    mixed = knn_mixed_logits(KnnDatastore(3, 0.6, 2.0), outputs, features, known, labels).exp()
     assert mixed[0].numpy() == pytest.approx(0.6 * votes + 0.4 / 3)
-    (only,) = remembered(Memory(1, 1.0, 2.0), outputs, features, known, labels).softmax(1)
+    (only,) = knn_mixed_logits(KnnDatastore(1, 1.0, 2.0), outputs, features, known, labels).softmax(1)
     assert only.numpy() == pytest.approx([1.0, 0.0, 0.0])
-    assert remembered(Memory(9, 0.6, 2.0), outputs, features, known, labels).isfinite().all()
+    assert knn_mixed_logits(KnnDatastore(9, 0.6, 2.0), outputs, features, known, labels).isfinite().all()
 
 
 def blobs(seed, n=20):
@@ -286,12 +288,14 @@ def blobs(seed, n=20):
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_all_ways_to_evaluate_remember_the_same(dense):
-    learners = [blobs(k, n).learner(Draws(0, f"node-{k}")) for k, n in enumerate((20, 3, 12))]
+    learners = [blobs(k, n).learner(RandomStreams(0, f"node-{k}")) for k, n in enumerate((20, 3, 12))]
     models = [[blobs(k).initial(k), blobs(k).initial(k + 9)] for k in range(3)]
-    memory = Memory(5, 0.5, 1.0)
+    memory = KnnDatastore(5, 0.5, 1.0)
     jobs = [NodeQuery(k, Evaluate(models[k], ("validation", "test"), None if k == 1 else memory)) for k in range(3)]
-    expected, found = OneByOne(learners).compute(jobs), Stacked(learners, dense).compute(jobs)
-    plain = OneByOne(learners).compute([NodeQuery(k, Evaluate(models[k], ("validation", "test"))) for k in range(3)])
+    expected, found = SequentialLearner(learners).compute(jobs), BatchedLearner(learners, dense).compute(jobs)
+    plain = SequentialLearner(learners).compute(
+        [NodeQuery(k, Evaluate(models[k], ("validation", "test"))) for k in range(3)]
+    )
     for k in range(3):
         for one, other, without in zip(expected[k], found[k], plain[k], strict=True):
             assert one == pytest.approx(other, rel=1e-5)
@@ -305,6 +309,7 @@ def digits(policy, **changes):
     return result_of(done).summary["test"]["mean"], done
 
 
+@pytest.mark.slow
 def test_a_memory_that_does_not_count_leaves_fedavg_and_one_that_counts_changes_what_is_judged_and_not_the_model():
     plain, fedavg = digits({"name": "coordinated-fedavg"})
     nothing, forgetful = digits({"name": "knn-per", "weight": 0.0})
@@ -333,6 +338,7 @@ def test_what_is_judged_is_the_personal_model(policy, like):
 # All of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_a_restart_changes_nothing(name):
     absent = {2: ["node-3"]}
@@ -351,6 +357,7 @@ def test_who_is_missing_goes_on_with_what_it_has_trained(name):
     assert all(np.isfinite(actor.params).all() for actor in cast.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_elected_coordinators_and_messages_give_the_same_bits(name):
     """Also: what travels is enough for the step of pFedGraph, which needs the common initial model."""
@@ -386,6 +393,7 @@ def test_personal_models_stay_on_their_nodes(name):
     assert not any(actor.published for actor in cast.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_all_learn(name):
     _, cast, _ = play(MADE[name], rounds=8)
@@ -417,16 +425,16 @@ def test_options_that_make_no_sense_are_refused(name, options, message):
 def test_a_task_without_gradients_or_features_is_refused():
     table = make_task("deep-sea-treasure", {"preference": [0.5, 0.5]}, Part(0, 1), 0)
     with pytest.raises(ConfigurationError, match="needs a task that is trained along gradients"):
-        rehearse({"a": Apfl(alpha_lr=0.0)}, {"a": table}, 1)
+        run_in_memory({"a": Apfl(alpha_lr=0.0)}, {"a": table}, 1)
     with pytest.raises(ConfigurationError, match="needs a task whose models have features and logits"):
-        table.learner(Draws(0, "a"), "cpu").evaluate([table.initial(0)], ("test",), KnnPer().memory)
+        table.learner(RandomStreams(0, "a"), "cpu").evaluate([table.initial(0)], ("test",), KnnPer().memory)
     linear = TASKS["node-0"]
     with pytest.raises(ConfigurationError, match="needs a classification with cross-entropy"):
-        linear.learner(Draws(0, "a"), "cpu").evaluate([linear.initial(0)], ("test",), KnnPer().memory)
-    rehearse({"a": PFedGraph(weight=0.0)}, {"a": table}, 2)  # without the cosine it is a mean only
+        linear.learner(RandomStreams(0, "a"), "cpu").evaluate([linear.initial(0)], ("test",), KnnPer().memory)
+    run_in_memory({"a": PFedGraph(weight=0.0)}, {"a": table}, 2)  # without the cosine it is a mean only
 
 
 def test_a_step_ahead_of_one_sample_sees_it_twice():
-    learner, w = number(3.0).learner(Draws(0, "a")), np.array([1.0], np.float32)
+    learner, w = number(3.0).learner(RandomStreams(0, "a")), np.array([1.0], np.float32)
     stepped = learner.train(w, round=1, rule=Lookahead(0.2))
     assert stepped[0] == pytest.approx(1 - LR * down(1 - 0.2 * down(1, 3), 3))

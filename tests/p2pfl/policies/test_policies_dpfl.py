@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p2pfl.budget import Ledger
+from p2pfl.budget import BudgetTracker
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.policies.dpfl import Dpfl
@@ -13,7 +13,7 @@ from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
 from p2pfl.policy import Budget
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 
 NAMES = [f"node-{k}" for k in range(6)]
 TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
@@ -22,7 +22,7 @@ PARTNER = dict(zip(NAMES, ["node-1", "node-0", "node-3", "node-2", "node-5", "no
 
 def play(make, rounds=2, **options):
     policies = {name: make() for name in NAMES}
-    return policies, *rehearse(policies, TASKS, rounds, **options)
+    return policies, *run_in_memory(policies, TASKS, rounds, **options)
 
 
 def loss(cast, name, params):
@@ -92,9 +92,9 @@ def test_who_has_bytes_for_no_model_trains_alone(make):
 
 def test_dpfl_whose_bytes_have_become_fewer_fetches_those_that_fit():
     policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
-    cast, _ = rehearse(policies, TASKS, 1, budget=Budget(bytes=4 * 4 * 11))
+    cast, _ = run_in_memory(policies, TASKS, 1, budget=Budget(bytes=4 * 4 * 11))
     name, actor = next((name, actor) for name, actor in cast.items() if len(policies[name].omega) > 2)
-    actor.ledger = Ledger(Budget(bytes=2 * 4 * 11))
+    actor.ledger = BudgetTracker(Budget(bytes=2 * 4 * 11))
     asked = actor.asked[1]
     for due in (1, 9):  # with GGC, and between two runs of it
         asked.clear()
@@ -128,7 +128,7 @@ def test_dpfl_without_selection_trains_alone_and_lets_others_have_its_models():
 
 
 def test_dpfl_judges_the_snapshot_that_it_is_told_to():
-    assert (Dpfl().judged, Dpfl(snapshot="trained").judged) == ("merged", "trained")
+    assert (Dpfl().reported_stage, Dpfl(snapshot="trained").reported_stage) == ("merged", "trained")
 
 
 def test_dpfl_goes_on_where_it_was():
@@ -142,7 +142,7 @@ def test_dpfl_goes_on_where_it_was():
 
 def test_dpfl_goes_on_without_a_peer_that_is_not_there_and_takes_it_back():
     policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
-    cast, _ = rehearse(policies, TASKS, 1)
+    cast, _ = run_in_memory(policies, TASKS, 1)
     me = cast["node-0"]
     me.round = 2
     for name in NAMES[1:]:
@@ -229,7 +229,7 @@ def test_fedavg_remembers_its_best_model_over_a_restart():
 @pytest.mark.parametrize("name", ["local", "random", "oracle", "dac", "fedavg", "fedprox"])
 def test_every_policy_trains_as_many_epochs_as_it_is_told_to(name):
     policies = {id: make_policy(name, {"epochs": 3}) for id in NAMES}
-    cast, history = rehearse(policies, TASKS, 1)
+    cast, history = run_in_memory(policies, TASKS, 1)
     actor = cast["node-2"]
     proximal = (0.1, actor.initial) if name == "fedprox" else None
     trained = actor.learner.train(actor.initial, round=1, epochs=3, proximal=proximal)

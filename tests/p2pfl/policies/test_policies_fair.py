@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from p2pfl.algorithms.group_statistics import (
     CountGroups,
-    Tally,
-    against_the_worst,
-    balanced,
+    GroupCounts,
+    agnostic_step,
     disparity,
     even,
+    fedfb_step,
     packed,
     total,
     unpacked,
@@ -23,7 +23,7 @@ from p2pfl.algorithms.group_statistics import (
 from p2pfl.errors import ConfigurationError
 from p2pfl.fairness import fair_classifier
 from p2pfl.fairness.metrics import covariance_loss, mixed, tally_of
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
 from p2pfl.policies.coordinated import CoordinatedFedAvg
@@ -32,13 +32,13 @@ from p2pfl.policies.fedfb import AgnosticFair, FedFB
 from p2pfl.policies.lft import LftEnsemble, LftFedAvg
 from p2pfl.policies.local import Local
 from p2pfl.policy import Coordinated, Submission
-from p2pfl.prediction_mixing import Ensemble
+from p2pfl.prediction_mixing import ModelEnsemble
 from p2pfl.queries import Evaluate, NodeQuery, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 from p2pfl.update_rules import Weighted
 from tests.support.restarted import Restarted
 
@@ -64,13 +64,13 @@ SAID = {
 
 def play(make, tasks=TASKS, rounds=3, **options):
     policies = {name: make() for name in tasks}
-    return policies, *rehearse(policies, tasks, rounds, **options)
+    return policies, *run_in_memory(policies, tasks, rounds, **options)
 
 
 def tally(counts, positive=None, losses=None):
     counts = np.array(counts, np.int64)
     none = np.zeros_like(counts)
-    return Tally(
+    return GroupCounts(
         counts, none if positive is None else np.array(positive), np.array(none if losses is None else losses, float)
     )
 
@@ -100,10 +100,10 @@ def test_a_tally_by_hand():
 
 
 def test_all_ways_to_compute_tally_the_same():
-    learners = [TASKS[name].learner(Draws(0, name)) for name in NAMES]
+    learners = [TASKS[name].learner(RandomStreams(0, name)) for name in NAMES]
     jobs = [NodeQuery(k, CountGroups(TASKS[name].initial(k))) for k, name in enumerate(NAMES)]
     for one, other, task in zip(
-        OneByOne(learners).compute(jobs), Stacked(learners).compute(jobs), TASKS.values(), strict=True
+        SequentialLearner(learners).compute(jobs), BatchedLearner(learners).compute(jobs), TASKS.values(), strict=True
     ):
         assert all((a == b).all() for a, b in zip(one, other, strict=True))
         assert one.counts.sum() == task.n_samples
@@ -141,18 +141,18 @@ def test_a_step_of_balanced_weights_by_hand():
     """Group 0: 4 samples, losses .8 and 1.2, 2 of label 1: rate (.8 - 1.2 + 2) / 4 = .4. Group 1: (1.5 - .1 + 1) / 6 = .4;
     with .7 in place of .1 it is .3: then the first group has .1 more, and the second one .1 less."""
     same = tally([[2, 5], [2, 1]], losses=[[0.8, 1.5], [1.2, 0.1]])
-    assert balanced(even(2), same, 1.0) == pytest.approx(np.ones((2, 2)))
-    found = balanced(even(2), tally([[2, 5], [2, 1]], losses=[[0.8, 1.5], [1.2, 0.7]]), 0.6)
+    assert fedfb_step(even(2), same, 1.0) == pytest.approx(np.ones((2, 2)))
+    found = fedfb_step(even(2), tally([[2, 5], [2, 1]], losses=[[0.8, 1.5], [1.2, 0.7]]), 0.6)
     first, second = 0.6 * 0.1 * 10 / 4, -0.6 * 0.1 * 10 / 6
     assert found == pytest.approx(np.array([[1 + first, 1 + second], [1 - first, 1 - second]]))
 
 
 def test_the_first_of_more_groups_moves_against_all_others_and_a_group_that_is_not_there_stays():
     seen = tally([[0, 2, 2, 2], [0, 2, 2, 2]], losses=[[0, 1, 2, 1], [0, 1, 1, 2]])  # rates 1/2, 3/4, 1/4
-    found = balanced(even(4), seen, 0.1)
+    found = fedfb_step(even(4), seen, 0.1)
     assert found[0] == pytest.approx([1, 1 - 0, 1 + 0.1 * 0.25 * 3, 1 - 0.1 * 0.25 * 3])
     seen = tally([[0, 2, 2, 2], [0, 2, 2, 2]], losses=[[0, 1, 2, 2], [0, 1, 1, 1]])
-    assert balanced(even(4), seen, 0.1)[0] == pytest.approx([1, 1 - 0.1 * 0.5 * 3, 1 + 0.1 * 0.25 * 3, 1 + 0.1 * 0.25 * 3])
+    assert fedfb_step(even(4), seen, 0.1)[0] == pytest.approx([1, 1 - 0.1 * 0.5 * 3, 1 + 0.1 * 0.25 * 3, 1 + 0.1 * 0.25 * 3])
 
 
 @given(st.integers(1, 4), st.integers(0, 2**31), st.floats(0, 1e6))
@@ -160,27 +160,27 @@ def test_balanced_weights_stay_from_0_to_2_and_those_of_a_group_sum_to_2(groups,
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 5, (2, groups))
     counts[0, 0] += 1
-    found = balanced(even(groups), tally(counts, losses=rng.random((2, groups)) * counts), step)
+    found = fedfb_step(even(groups), tally(counts, losses=rng.random((2, groups)) * counts), step)
     assert found.min() >= 0
     assert found.sum(0) == pytest.approx(np.full(groups, 2.0))
 
 
 def test_a_step_towards_the_worst_by_hand():
     seen = tally([[1, 0], [1, 2]], losses=[[0.1, 0], [0.3, 0.4]])  # means .1, .3, .2
-    found = against_the_worst(even(2), seen, 2.0)
+    found = agnostic_step(even(2), seen, 2.0)
     raised = np.exp([0.2, 0.6, 0.4])
     assert found == pytest.approx(
         np.array([[raised[0], 0], [raised[1], raised[2]]]) * 4 / (raised @ [1, 1, 2]) + [[0, 1], [0, 0]]
     )
     assert (found * seen.counts).sum() == pytest.approx(4)
-    assert against_the_worst(found, seen, 0.0) == pytest.approx(found)
+    assert agnostic_step(found, seen, 0.0) == pytest.approx(found)
 
 
 def by_hand(task, params, weights, rate):
     """One step of gradient descent on all samples, by torch."""
     vector = torch.tensor(params, requires_grad=True)
     x, y = task.data["train"]
-    parts = task.layout.split(vector)
+    parts = task.layout.unflatten(vector)
     logits = torch.relu(x @ parts["0.weight"].T + parts["0.bias"]) @ parts["2.weight"].T + parts["2.bias"]
     each = torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], y[:, 0], reduction="none")
     own = torch.tensor(weights, dtype=torch.float32)[y[:, 0].long(), y[:, 1].long()]
@@ -192,10 +192,10 @@ def test_a_step_by_weights_is_that_of_the_weighted_loss():
     sgd = {"batch_size": 1000, "optimizer": {"name": "sgd", "lr": 0.5}}
     task = make_task("fairness", TABLE | sgd, Part(0, 3), 0)
     start, weights = task.initial(0), np.array([[0.5, 1.5], [1.5, 0.25]])
-    found = task.learner(Draws(0, "a")).train(start, round=1, rule=Weighted(weights))
+    found = task.learner(RandomStreams(0, "a")).train(start, round=1, rule=Weighted(weights))
     assert found == pytest.approx(by_hand(task, start, weights, 0.5), abs=1e-6)
-    plain = task.learner(Draws(0, "a")).train(start, round=1)
-    assert task.learner(Draws(0, "a")).train(start, round=1, rule=Weighted(even(2))).tobytes() == plain.tobytes()
+    plain = task.learner(RandomStreams(0, "a")).train(start, round=1)
+    assert task.learner(RandomStreams(0, "a")).train(start, round=1, rule=Weighted(even(2))).tobytes() == plain.tobytes()
     assert np.abs(found - plain).max() > 1e-3
 
 
@@ -206,19 +206,21 @@ def test_weights_in_a_stack_are_those_of_one_by_one(dense):
         make_task("fairness", TABLE | {"partition": {"name": "dirichlet", "alpha": 1.0}}, Part(k, 4), 0) for k in range(4)
     ]
     assert len({task.n_samples for task in tasks}) > 1
-    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
     jobs = [NodeQuery(k, Train(t.initial(k), 1, 2, rule=Weighted(rng.random((2, 2)) * 2))) for k, t in enumerate(tasks)]
-    for one, other in zip(OneByOne(learners).compute(jobs), Stacked(learners, dense).compute(jobs), strict=True):
+    for one, other in zip(
+        SequentialLearner(learners).compute(jobs), BatchedLearner(learners, dense).compute(jobs), strict=True
+    ):
         assert np.abs(one - other).max() < 1e-5 * np.abs(one).max()
 
 
 def test_a_task_without_groups_says_so():
     task = make_task("concept-shift", {}, Part(0, 3), 0)
-    learner = task.learner(Draws(0, "a"))
+    learner = task.learner(RandomStreams(0, "a"))
     for ask in (
         lambda: learner.compute(CountGroups(task.initial(0))),
         lambda: learner.train(task.initial(0), round=1, rule=Weighted(even(2))),
-        lambda: learner.evaluate([task.initial(0)], ("test",), Ensemble([task.initial(1)], [0.5])),
+        lambda: learner.evaluate([task.initial(0)], ("test",), ModelEnsemble([task.initial(1)], [0.5])),
     ):
         with pytest.raises(ConfigurationError, match="whose samples have labels and groups"):
             ask()
@@ -230,10 +232,10 @@ def test_a_task_without_groups_says_so():
 def test_the_weights_move_by_how_the_models_of_the_round_treat_the_groups():
     policies, *_ = play(lambda: LftFedAvg(epochs=2, alpha=0.5, updates=2), rounds=1)
     for name, task in TASKS.items():
-        learner, start = task.learner(Draws(0, name)), task.initial(0)
-        first = balanced(even(2), learner.compute(CountGroups(start)), 0.5)
+        learner, start = task.learner(RandomStreams(0, name)), task.initial(0)
+        first = fedfb_step(even(2), learner.compute(CountGroups(start)), 0.5)
         half = learner.train(start, round=1, rule=Weighted(first))
-        second = balanced(first, learner.compute(CountGroups(half)), 0.5 / np.sqrt(2))
+        second = fedfb_step(first, learner.compute(CountGroups(half)), 0.5 / np.sqrt(2))
         assert policies[name].weights == pytest.approx(second)
         assert policies[name].moves == 2
 
@@ -256,7 +258,7 @@ def test_an_ensemble_trains_alone_and_predicts_together():
     policies, cast, history = play(lambda: LftEnsemble(alpha=0.0), rounds=2)
     _, alone, _ = play(Local, rounds=2)
     shares = np.array([task.n_samples for task in TASKS.values()]) / sum(task.n_samples for task in TASKS.values())
-    learner = TASKS["node-0"].learner(Draws(0, "node-0"))
+    learner = TASKS["node-0"].learner(RandomStreams(0, "node-0"))
     for id in NAMES:
         assert cast[id].params.tobytes() == alone[id].params.tobytes()
         assert history[-1][id].weights == {id: 1.0}
@@ -271,7 +273,7 @@ def test_an_ensemble_trains_alone_and_predicts_together():
     (own,) = learner.evaluate([cast["node-0"].params], ("test",), None)
     assert found["test_loss"] != pytest.approx(own["test_loss"])
     job = NodeQuery(0, Evaluate([cast["node-0"].params], ("test",), policies["node-0"].memory))
-    assert Stacked([learner]).compute([job]) == [[pytest.approx(found)]]
+    assert BatchedLearner([learner]).compute([job]) == [[pytest.approx(found)]]
 
 
 def test_probabilities_are_averaged_and_not_logits():
@@ -301,7 +303,7 @@ def test_which_model_is_kept_can_depend_on_its_fairness():
     found = {}
     for kept in ("loss", "hypervolume"):
         task = make_task("praffl", SINGLE | {"kept": kept}, Part(0, 3), 0)
-        (found[kept],) = task.learner(Draws(0, "a")).evaluate([task.initial(0)], ("validation",))
+        (found[kept],) = task.learner(RandomStreams(0, "a")).evaluate([task.initial(0)], ("validation",))
     assert found["hypervolume"]["validation_loss"] == pytest.approx(1 - found["loss"]["validation_hypervolume"])
     assert found["loss"]["validation_loss"] != pytest.approx(found["hypervolume"]["validation_loss"])
 
@@ -311,7 +313,7 @@ def test_they_train_the_plain_classifier_too(name):
     tasks = {id: make_task("praffl", SINGLE | {"penalty": 1.0}, Part(k, 3), 0) for k, id in enumerate(NAMES)}
     policies, cast, _ = play(MADE[name], tasks, rounds=2)
     for id, task in tasks.items():
-        learner = task.learner(Draws(0, id))
+        learner = task.learner(RandomStreams(0, id))
         (before,), (after,) = (learner.evaluate([p], ("train",), None) for p in (cast[id].initial, cast[id].params))
         assert after["train_loss"] < before["train_loss"]
         (together,) = learner.evaluate([cast[id].params], ("test",), getattr(policies[id], "memory", None))
@@ -329,7 +331,7 @@ def test_a_step_of_fedfb_by_hand():
     other = tally([[0, 4], [0, 1]], losses=[[0.0, 1.0], [0.0, 0.7]])
     there = [submission("b", other, ["losses"], (3, 0)), submission("a", one, ["losses"], (0, 0))]
     assignments, state = FedFB(alpha=0.6).step(there, {}, FLAT)
-    weights = balanced(even(2), total([one, other]), 0.6)  # as in the first test of it by hand
+    weights = fedfb_step(even(2), total([one, other]), 0.6)  # as in the first test of it by hand
     assert state == {"number": 1, "weights": pytest.approx(weights)}
     for assignment in assignments.values():
         assert assignment.weights == {"a": 0.5, "b": 0.5}
@@ -341,7 +343,7 @@ def test_a_step_of_fedfb_by_hand():
     sizes = {"a": (weights * one.counts).sum(), "b": (weights * other.counts).sum()}
     assert after["a"].weights == pytest.approx({id: size / sum(sizes.values()) for id, size in sizes.items()})
     assert sizes["a"] != pytest.approx(sizes["b"])
-    assert state["weights"] == pytest.approx(balanced(weights, total([one, other]), 0.6 / np.sqrt(2)))
+    assert state["weights"] == pytest.approx(fedfb_step(weights, total([one, other]), 0.6 / np.sqrt(2)))
 
 
 def test_a_step_of_agnosticfair_by_hand():

@@ -11,11 +11,11 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policies.local import Local
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.api import simulate
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import load
-from p2pfl.task import Keeper, Part, goals_of, make_task
+from p2pfl.task import Part, StatefulLearner, goals_of, make_task
 from p2pfl.tasks.morl import ENVIRONMENTS
 from tests.support.federation import Federation, run
 
@@ -31,15 +31,15 @@ def make(index=0, count=3, seed=0, settings=SMALL, **options):
 
 
 def learner(task, name="node"):
-    return task.learner(Draws(0, name))
+    return task.learner(RandomStreams(0, name))
 
 
 def always(task, action):
     """The parameters of a Q-network that prefers one action everywhere."""
-    tensors = task.layout.split(np.zeros(task.layout.size, np.float32))
+    tensors = task.layout.unflatten(np.zeros(task.layout.size, np.float32))
     bias = list(tensors)[-1]
     tensors[bias] = np.eye(4, dtype=np.float32)[action]
-    return task.layout.join(tensors)
+    return task.layout.flatten(tensors)
 
 
 # What travels
@@ -121,7 +121,7 @@ def test_to_be_evaluated_changes_nothing():
 def test_what_a_learner_keeps_is_all_that_another_one_needs(environment):
     task = make(environment=environment)
     one, other, without = learner(task), learner(task), learner(task)
-    assert isinstance(one, Keeper)
+    assert isinstance(one, StatefulLearner)
     trained = task.initial(0)
     for round in range(1, 5):  # until old transitions are overwritten
         trained = one.train(trained, round=round)
@@ -144,17 +144,18 @@ def test_what_was_kept_under_other_settings_is_refused():
 def played(folder, *rounds):
     """Run a node alone to each of these rounds, each time as a new process would: from its checkpoint."""
 
-    async def main():
+    async def main(last):
         task = make()
-        for last in rounds:
-            federation = Federation(("a",), Settings(rounds=last), folder=folder, policy=Local)
-            federation.tasks["a"], federation.trainers["a"] = task, ThreadTrainer(learner(task))
-            federation.start("a")
-            await federation.done("a")
+        federation = Federation(("a",), Settings(rounds=last), folder=folder, policy=Local)
+        federation.tasks["a"], federation.trainers["a"] = task, ThreadTrainer(learner(task))
+        federation.start("a")
+        await federation.done("a")
         return federation.nodes["a"].me.params
 
     folder.mkdir()
-    return run(main())
+    for last in rounds:
+        params = run(main(last))
+    return params
 
 
 @pytest.mark.slow
@@ -188,7 +189,7 @@ def test_a_preference_stays_on_its_node_and_decides_what_is_learned():
         task = make(preference=[weight, 1 - weight], **options)
         it = learner(task)
         found[weight] = it.returns(it.train(task.initial(0), round=1)).tolist()
-        assert task.about == {}
+        assert task.public_info == {}
         assert "preference" not in repr(task)
     assert found[0.0] == pytest.approx([0.7, -1])  # who wants to be quick takes the nearest
     assert found[0.9][0] > 5

@@ -5,7 +5,7 @@ import pytest
 
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.pareto_metrics import hypervolume, non_dominated
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.q_learning import Environment, TabularTask
 from p2pfl.sim.api import simulate
 from p2pfl.task import Part, goals_of, group_of, make_task
@@ -30,7 +30,7 @@ def make(index=0, count=4, **options):
 
 
 def learner(task, name="node"):
-    return task.learner(Draws(0, name))
+    return task.learner(RandomStreams(0, name))
 
 
 # The environment
@@ -163,7 +163,7 @@ def test_by_default_nodes_are_in_four_groups_and_tell_nobody():
     tasks = [make(k, 20) for k in range(20)]
     assert [task.preference[0] for task in tasks[::5]] == pytest.approx([0.9, 0.5, 0.25, 0.05])
     assert [group_of(task) for task in tasks] == [k // 5 for k in range(20)]
-    assert all(task.about == {} for task in tasks)
+    assert all(task.public_info == {} for task in tasks)
 
 
 def test_a_table_that_is_not_finite_is_refused():

@@ -11,8 +11,8 @@ from torch import nn
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.modules import make_module
+from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
 from p2pfl.system import available_memory, size_limit
 from p2pfl.task import Part, make_task
 from tests.support.processes import federate
@@ -104,7 +104,7 @@ def test_node_that_runs_out_of_memory_while_it_makes_its_task_says_so(tmp_path):
     """A data set of a size that nothing bounds beforehand."""
     config.create(tmp_path / "alice", "alice", task="teachers")
     code = (
-        "import resource, sys; from pathlib import Path; from p2pfl.node.runtime import loading\n"
+        "import resource, sys; from pathlib import Path; from p2pfl.node.federation import loading\n"
         "ready = loading.load(Path(sys.argv[1]), ['task.test=1000000000'])\n"
         "import p2pfl.tasks.teachers\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"

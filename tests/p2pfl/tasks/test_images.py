@@ -12,13 +12,13 @@ from safetensors.numpy import save_file
 from p2pfl.data.images import registry as sets
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.batched_gradients import DenseKernel
-from p2pfl.learning.batched_learner import OneByOne, Stacked
+from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.learning.models import MODELS
 from p2pfl.learning.modules import layout_of
+from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part, make_task
 
 CNN = {"name": "cnn", "channels": [4, 5], "kernel": 2, "dense": [10]}
@@ -50,8 +50,8 @@ def images_of(task, split):
     ],
 )
 def test_stacked_equals_one_by_one(options):
-    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(nodes(5, samples=60, **options))]
-    one, all_ = OneByOne(learners), Stacked(learners)
+    learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(nodes(5, samples=60, **options))]
+    one, all_ = SequentialLearner(learners), BatchedLearner(learners)
     model = learners[0].task.initial(0)
     jobs = [NodeQuery(k, Train(model, 1, epochs=2)) for k in range(5)]
     expected, found = one.compute(jobs), all_.compute(jobs)
@@ -67,9 +67,10 @@ def test_stacked_equals_one_by_one(options):
 
 def test_an_mlp_has_the_hand_written_gradient():
     learners = [
-        task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(nodes(2, model={"name": "mlp", "hidden": [8, 8]}))
+        task.learner(RandomStreams(0, f"node-{k}"))
+        for k, task in enumerate(nodes(2, model={"name": "mlp", "hidden": [8, 8]}))
     ]
-    assert isinstance(Stacked(learners)._kernel, DenseKernel)
+    assert isinstance(BatchedLearner(learners)._kernel, DenseKernel)
 
 
 def test_no_image_is_at_two_nodes_or_in_two_splits():
@@ -114,8 +115,8 @@ def test_pixels_are_normalised():
 
 def test_groups_are_told_and_only_where_there_are_some():
     tasks = nodes(8, shift={"name": "rotation", "angles": [0, 180, 90, 270], "sizes": [24, 6, 5, 5]})
-    assert [task.about["group"] for task in tasks] == [0, 0, 0, 0, 0, 1, 2, 3]
-    assert make().about == {}
+    assert [task.public_info["group"] for task in tasks] == [0, 0, 0, 0, 0, 1, 2, 3]
+    assert make().public_info == {}
 
 
 def test_rotated_nodes_have_their_images_turned():
@@ -127,7 +128,7 @@ def test_rotated_nodes_have_their_images_turned():
 
 def test_permuted_nodes_call_their_classes_by_one_other_name_in_all_splits():
     tasks = nodes(5, shift={"name": "label-permutation", "share": 0.4})
-    assert [task.about["group"] for task in tasks] == [0, 0, 0, 1, 1]
+    assert [task.public_info["group"] for task in tasks] == [0, 0, 0, 1, 1]
     plain = nodes(5)
     renamed = set()
     for k, (task, true) in enumerate(zip(tasks, plain, strict=True)):
@@ -143,7 +144,7 @@ def test_permuted_nodes_call_their_classes_by_one_other_name_in_all_splits():
 
 def test_permutations_of_their_own_differ():
     tasks = nodes(5, shift={"name": "label-permutation", "nodes": 3, "permutation": "own"})
-    assert [task.about["group"] for task in tasks] == [0, 0, 1, 2, 3]
+    assert [task.public_info["group"] for task in tasks] == [0, 0, 1, 2, 3]
     renamed = [
         tuple(sorted(set(zip(a.data["train"].y.tolist(), b.data["train"].y.tolist(), strict=True))))
         for a, b in zip(nodes(5), tasks, strict=True)
@@ -154,7 +155,7 @@ def test_permutations_of_their_own_differ():
 def test_label_groups_have_their_classes_in_every_split():
     tasks = nodes(5, shift={"name": "label-groups", "groups": [[0, 1, 2], [3, 4]], "sizes": [3, 2]})
     for task in tasks:
-        expected = {0: {0, 1, 2}, 1: {3, 4}}[task.about["group"]]
+        expected = {0: {0, 1, 2}, 1: {3, 4}}[task.public_info["group"]]
         assert all(set(task.data[split].y.tolist()) == expected for split in ("train", "validation", "test"))
 
 
@@ -170,7 +171,7 @@ def test_nodes_of_two_domains(tmp_path):
     write_idx(tmp_path / "blank", np.arange(40 * 64).reshape(40, 8, 8) % 251, np.arange(40) % 12)
     options = {"data": ["digits", "blank"], "root": str(tmp_path), "shift": {"name": "domain", "sizes": [2, 1]}}
     tasks = nodes(3, **options)
-    assert [task.about["group"] for task in tasks] == [0, 0, 1]
+    assert [task.public_info["group"] for task in tasks] == [0, 0, 1]
     assert max(int(task.data["train"].y.max()) for task in tasks[:2]) == 9
     assert len(tasks[2].data["train"].y) == 32
     assert {task.layout.shapes[-1] for task in tasks} == {("3.bias", (12,))}  # classes of both
@@ -206,11 +207,11 @@ def test_a_node_with_hardly_any_image_can_be_trained_validated_and_tested(partit
         assert len(task.data["test"].y) >= 1
         assert set(task.data["validation"].y.tolist()) <= set(range(10))
         assert not images_of(task, "train") & images_of(task, "validation")
-    learners = [task.learner(Draws(0, f"node-{k}")) for k, task in enumerate(tasks)]
+    learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(tasks)]
     model = tasks[0].initial(0)
-    for trained in Stacked(learners).compute([NodeQuery(k, Train(model, 1)) for k in range(4)]):
+    for trained in BatchedLearner(learners).compute([NodeQuery(k, Train(model, 1)) for k in range(4)]):
         assert np.isfinite(trained).all()
-    assert np.isfinite(Stacked(learners).compute([NodeQuery(k, Loss([model])) for k in range(4)])).all()
+    assert np.isfinite(BatchedLearner(learners).compute([NodeQuery(k, Loss([model])) for k in range(4)])).all()
 
 
 def test_where_every_image_is_trained_on_there_is_nothing_to_validate_with():
@@ -223,7 +224,7 @@ def test_where_every_image_is_trained_on_there_is_nothing_to_validate_with():
 
 def test_fewer_nodes_than_groups():
     tasks = nodes(2, shift={"name": "rotation", "angles": [0, 90, 180], "sizes": [8, 1, 1]})
-    assert [task.about["group"] for task in tasks] == [0, 0]
+    assert [task.public_info["group"] for task in tasks] == [0, 0]
 
 
 # What is shared, and what is drawn
@@ -247,7 +248,7 @@ def test_augmented_images_are_harder_and_each_nodes_own():
 def test_a_model_from_a_file(tmp_path):
     layout = make().layout
     params = np.arange(layout.size, dtype=np.float32)
-    save_file(layout.split(params), tmp_path / "start.safetensors")
+    save_file(layout.unflatten(params), tmp_path / "start.safetensors")
     task = make(initial=str(tmp_path / "start.safetensors"))
     assert (task.initial(0) == params).all()
     assert (task.initial(1) == params).all()
@@ -256,12 +257,12 @@ def test_a_model_from_a_file(tmp_path):
 def test_a_last_layer_may_be_drawn_anew(tmp_path):
     layout = make().layout
     params = np.arange(1, layout.size + 1, dtype=np.float32)
-    body = {name: tensor for name, tensor in layout.split(params).items() if not name.startswith("3.")}
+    body = {name: tensor for name, tensor in layout.unflatten(params).items() if not name.startswith("3.")}
     counters = {"9.num_batches_tracked": np.array(7)}
     save_file(body | counters | {"3.weight": np.zeros((1000, 64), np.float32)}, tmp_path / "body.safetensors")
     tuned, plain = make(initial=str(tmp_path / "body.safetensors"), head="new"), make()
     for seed in (0, 1):
-        start, drawn = layout.split(tuned.initial(seed)), layout.split(plain.initial(seed))
+        start, drawn = layout.unflatten(tuned.initial(seed)), layout.unflatten(plain.initial(seed))
         assert all((start[name] == body[name]).all() for name in body)
         assert all((start[name] == drawn[name]).all() for name in ("3.weight", "3.bias"))
     with pytest.raises(ConfigurationError, match=r"3.weight is F32 \[1000, 64\]"):
@@ -296,7 +297,7 @@ def without(tensors, name):
 def test_a_file_of_another_model_is_refused(tmp_path, change, message):
     layout = make().layout
     path = tmp_path / "start.safetensors"
-    save_file(change(layout.split(np.zeros(layout.size, np.float32))), path)
+    save_file(change(layout.unflatten(np.zeros(layout.size, np.float32))), path)
     with pytest.raises(ConfigurationError, match=message):
         make(initial=str(path))
 
@@ -368,7 +369,7 @@ def test_real_data_can_be_learned_from(folder, options):
     if not Path(REAL, folder).is_dir():
         pytest.skip(f"P2PFL_DATA has no folder {folder}")
     task = make(3, 100, test=50, **{"data": folder} | options, optimizer={"name": "adam", "lr": 0.001})
-    learner = task.learner(Draws(0, "a"))
+    learner = task.learner(RandomStreams(0, "a"))
     before = task.initial(0)
     after = learner.train(before, round=1, epochs=3)
     losses = learner.loss([before, after], split="train")
@@ -379,6 +380,6 @@ def test_a_real_node_has_its_part(tmp_path):
     config.create(tmp_path / "a", "a", part="1/3", task="images")
     changes = ["task.data=digits", 'task.shift={ name = "rotation", angles = [0, 90, 180] }', "task.samples=50"]
     task = loading.task_of(loading.load(tmp_path / "a", changes))
-    assert task.about == {"group": 1}
+    assert task.public_info == {"group": 1}
     expected = make(1, 3, samples=50, shift={"name": "rotation", "angles": [0, 90, 180]})
     assert torch.equal(task.data["train"].x, expected.data["train"].x)

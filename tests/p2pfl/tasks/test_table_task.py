@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p2pfl.data.formats import reading as files
 from p2pfl.errors import ConfigurationError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.system import available_memory
 from p2pfl.task import Part, make_task
 from p2pfl.tasks import table as table_task
@@ -120,7 +120,7 @@ def test_the_model_has_the_layers_that_were_asked_for_and_learns(tmp_path, hidde
     x, y = blobs(90)
     task = make(write_npz(tmp_path, x=x, y=y), hidden=hidden)
     assert len(task.layout.shapes) == tensors
-    learner = task.learner(Draws(0, "alice"), "cpu")
+    learner = task.learner(RandomStreams(0, "alice"), "cpu")
     params = learner.train(task.initial(0), round=1, epochs=20)
     assert learner.evaluate([params], ["validation"])[0]["validation_accuracy"] > 0.9
 
@@ -312,6 +312,7 @@ def write_members(folder, **members):
     return path
 
 
+@pytest.mark.slow
 def test_npz_reads_only_the_arrays_that_it_needs(tmp_path):
     path = write_npz(tmp_path, x=X, y=Y)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:

@@ -10,9 +10,9 @@ from p2pfl.learning.modules import flatten, layout_of
 from p2pfl.learning.optimizers import SGD, Adam
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification
-from p2pfl.protocols.wire.messages import Terms, decode_terms
-from p2pfl.random_streams import Draws
-from p2pfl.task import MOST_FACTS, Part, check_about, make_task
+from p2pfl.protocols.wire.messages import HelloParameters, decode_terms
+from p2pfl.random_streams import RandomStreams
+from p2pfl.task import MOST_FACTS, Part, check_public_info, make_task
 from p2pfl.tasks.digits import _images, _shares, node_labels
 
 
@@ -23,7 +23,7 @@ def no_task(part, seed):
 def tells(part, seed, *, key: str, kind: str):
     """A task that says something of itself that no peer can be told."""
     value = {"numpy": np.int64(3), "list": [1], "long": "x" * 257, "large": 2**53 + 1, "none": None}[kind]
-    return classification(linear, ([[1.0, 2.0]], [0]), about={key: value})
+    return classification(linear, ([[1.0, 2.0]], [0]), public_info={key: value})
 
 
 def tells_nothing(part, seed):
@@ -59,7 +59,7 @@ def test_digits_can_be_judged_on_the_labels_of_others():
     for k in (0, 7):
         own, of_all = make("digits", k, 20, labels=3), make("digits", k, 20, labels=3, judged_on="all")
         assert torch.equal(of_all.data["train"].x, own.data["train"].x)
-        assert of_all.about == {"labels": ",".join(map(str, owners[k]))}
+        assert of_all.public_info == {"labels": ",".join(map(str, owners[k]))}
         for split, count in (("validation", 180), ("test", 180)):
             assert len(of_all.data[split].y) == count
             assert set(of_all.data[split].y.tolist()) == set(range(10))
@@ -74,9 +74,10 @@ def test_every_label_is_at_as_many_nodes_as_any_other():
     assert all(len(own) == 3 for own in owners)
 
 
+@pytest.mark.slow
 def test_a_node_with_all_digits_learns_them_at_the_default_rate():
     task = make("digits", 0, 1)
-    learner, params = task.learner(Draws(0, "alone"), "cpu"), task.initial(0)
+    learner, params = task.learner(RandomStreams(0, "alone"), "cpu"), task.initial(0)
     for round in (1, 2, 3):
         params = learner.train(params, round=round)
     (figures,) = learner.evaluate([params], ["test"])
@@ -96,7 +97,7 @@ def test_the_same_seed_gives_the_same_data_and_another_seed_other_data():
 
 def test_nodes_of_a_cluster_share_validation_and_test_data_and_no_training_data():
     tasks = [make("concept-shift", k, 6) for k in range(6)]
-    assert [task.about["group"] for task in tasks] == [0, 0, 1, 1, 2, 2]
+    assert [task.public_info["group"] for task in tasks] == [0, 0, 1, 1, 2, 2]
     assert tasks[0].data["test"].x is tasks[1].data["test"].x
     assert tasks[0].data["test"].x is not tasks[2].data["test"].x
     assert not torch.equal(tasks[0].data["train"].x, tasks[1].data["train"].x)
@@ -152,14 +153,22 @@ def test_parts_that_do_not_exist_are_refused(text):
         ("p2pfl.task:TASKS", {}, "neither a class nor a function"),
         ("numpy:prod", {}, "is no task: it does not take `part` and `seed`"),
         ("os:removedirs", {}, "os is a module of Python's standard library"),
-        ("test_tasks:no_task", {}, "no task: it lacks layout"),
-        ("test_tasks:tells_nothing", {}, "no task: it lacks higher_is_better, about$"),
-        ("test_tasks:tells", {"key": "a", "kind": "numpy"}, r"tells': about\['a'\] is of type numpy.int64; it must be"),
-        ("test_tasks:tells", {"key": "a", "kind": "list"}, "is of type list; it must be a bool"),
-        ("test_tasks:tells", {"key": "a", "kind": "long"}, "a string of at most 256 characters"),
-        ("test_tasks:tells", {"key": "a", "kind": "large"}, r"an int of at most 2\*\*53"),
-        ("test_tasks:tells", {"key": "a", "kind": "none"}, "is of type NoneType"),
-        ("test_tasks:tells", {"key": "", "kind": "list"}, "about has the key ''; keys must be strings of 1 to 64"),
+        ("tests.p2pfl.tasks.test_tasks:no_task", {}, "no task: it lacks layout"),
+        ("tests.p2pfl.tasks.test_tasks:tells_nothing", {}, "no task: it lacks higher_is_better, public_info$"),
+        (
+            "tests.p2pfl.tasks.test_tasks:tells",
+            {"key": "a", "kind": "numpy"},
+            r"tells': public_info\['a'\] is of type numpy.int64; it must be",
+        ),
+        ("tests.p2pfl.tasks.test_tasks:tells", {"key": "a", "kind": "list"}, "is of type list; it must be a bool"),
+        ("tests.p2pfl.tasks.test_tasks:tells", {"key": "a", "kind": "long"}, "a string of at most 256 characters"),
+        ("tests.p2pfl.tasks.test_tasks:tells", {"key": "a", "kind": "large"}, r"an int of at most 2\*\*53"),
+        ("tests.p2pfl.tasks.test_tasks:tells", {"key": "a", "kind": "none"}, "is of type NoneType"),
+        (
+            "tests.p2pfl.tasks.test_tasks:tells",
+            {"key": "", "kind": "list"},
+            "public_info has the key ''; keys must be strings of 1 to 64",
+        ),
     ],
 )
 def test_wrong_tasks_are_refused_with_a_reason(name, options, message):
@@ -169,15 +178,15 @@ def test_wrong_tasks_are_refused_with_a_reason(name, options, message):
 
 @pytest.mark.parametrize("about", [None, [], {str(k): k for k in range(MOST_FACTS + 1)}])
 def test_facts_that_are_no_table_or_too_many_are_refused(about):
-    with pytest.raises(ConfigurationError, match="about must be a dict of at most 31 entries"):
-        check_about(about)
+    with pytest.raises(ConfigurationError, match="public_info must be a dict of at most 31 entries"):
+        check_public_info(about)
 
 
 def test_what_a_task_may_say_is_what_a_peer_can_be_told():
     values = ["x" * 256, 2**53, -(2**53), 0.5, True]
     about = {f"{k:064d}": values[k % len(values)] for k in range(MOST_FACTS)}
-    check_about(about)
-    told = Terms({}, about | {"n_samples": 3}, 0, False)
+    check_public_info(about)
+    told = HelloParameters({}, about | {"n_samples": 3}, 0, False)
     assert decode_terms(told.encode()) == told
 
 
@@ -266,7 +275,7 @@ def test_wrong_arrays_are_refused(data, message):
 def test_without_samples_a_loss_is_not_a_number():
     nothing = np.zeros((0, 2)), np.zeros(0)
     task = classification(linear, ([[1.0, 2.0]], [0]), validation=nothing)
-    learner, model = task.learner(Draws(0, "a")), task.initial(0)
+    learner, model = task.learner(RandomStreams(0, "a")), task.initial(0)
     assert np.isnan(learner.loss([model, model], split="validation")).all()
     assert np.isnan(learner.loss([model], split="test")).all()
     assert learner.evaluate([model], ("validation", "test")) == [{}]

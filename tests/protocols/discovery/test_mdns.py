@@ -121,6 +121,7 @@ def stranger():
         yield announce
 
 
+@pytest.mark.slow
 def test_nodes_of_a_federation_find_each_other_and_nobody_else(on_loop):
     async def main():
         async with Node(1) as a, Node(2) as b, Node(3) as c, Node(4, federation=os.urandom(16)) as other:
@@ -131,6 +132,7 @@ def test_nodes_of_a_federation_find_each_other_and_nobody_else(on_loop):
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is_found_there(on_loop):
     async def main():
         async with Node(1) as a:
@@ -146,6 +148,7 @@ def test_one_who_starts_late_is_told_at_once_and_one_who_comes_back_elsewhere_is
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeypatch, on_loop):
     sent, cut = [], True
     send = Zeroconf.async_send
@@ -170,6 +173,7 @@ def test_nodes_that_started_apart_find_each_other_when_the_network_heals(monkeyp
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_without_a_network_the_problem_is_told_and_it_is_tried_again(monkeypatch, on_loop):
     monkeypatch.setattr(mdns, "RETRY", 0.05)
     interfaces = ["203.0.113.1"]
@@ -231,6 +235,7 @@ def test_an_error_of_who_is_told_is_not_swallowed(on_loop):
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop):
     hostile = [
         b"",
@@ -272,6 +277,7 @@ def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, on_loop):
     """zeroconf repeats what it has cached in its questions, and fails at a name of 63 bytes that are not UTF-8."""
     monkeypatch.setattr(mdns, "AGAIN", 0.3)

@@ -11,8 +11,8 @@ from p2pfl.protocols.election.types import FURTHEST, LAST, Ballot, Electorate, T
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import OVERHEAD, Sealer
-from tests.support.elections import BrokenInvariantError, World
+from p2pfl.protocols.wire.envelope import OVERHEAD, FrameSigner
+from tests.support.elections import BrokenInvariantError, DisturbedWorld
 
 BEAT, LEASE, PATIENCE = 0.4, 1.6, 2.0
 SEEDS = int(os.environ.get("P2PFL_ELECTION_SEEDS", "100"))  # of 600 virtual seconds each
@@ -504,9 +504,9 @@ def test_a_log_that_has_lost_entries_gives_no_vote_until_they_are_back():
     ],
 )
 def test_messages_fit_into_the_header_and_are_limited(message):
-    sealer = Sealer(Identity.from_seed(b"a" * 32), b"f" * 16, b"l" * 16, LAST)
+    sealer = FrameSigner(Identity.from_seed(b"a" * 32), b"f" * 16, b"l" * 16, LAST)
     assert sum(map(len, sealer.seal(message, b"k" * 32))) == OVERHEAD
-    decode = msgspec.msgpack.Decoder(m.Electing).decode
+    decode = msgspec.msgpack.Decoder(m.ElectionMessage).decode
     encoded = msgspec.msgpack.encode(message)
     assert decode(encoded) == message
     fields = msgspec.msgpack.decode(encoded)
@@ -520,14 +520,15 @@ def test_messages_fit_into_the_header_and_are_limited(message):
 # In a disturbed world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_a_disturbed_world_keeps_all_invariants(n):
     for seed in range(3):
-        World(seed, n).run(600)
+        DisturbedWorld(seed, n).run(600)
 
 
 def test_the_same_seed_gives_the_same_world():
-    first, again = World(7).run(300), World(7).run(300)
+    first, again = DisturbedWorld(7).run(300), DisturbedWorld(7).run(300)
     assert first.figures == again.figures
     assert first.coordinators == again.coordinators
 
@@ -565,7 +566,7 @@ def test_election_hears_votes_only_of_those_whom_it_asked():
 def test_many_disturbed_worlds_keep_all_invariants():
     figures, slowest = Counter(), 0.0
     for seed in range(SEEDS):
-        world = World(seed).run(600)
+        world = DisturbedWorld(seed).run(600)
         figures += world.figures
         slowest = max(slowest, world.slowest_heal)
     print(dict(figures), f"slowest heal {slowest:.1f} s")
@@ -649,4 +650,4 @@ class LeadsTooLong(Election):
 def test_a_planted_bug_is_found(planted, found):
     with pytest.raises((BrokenInvariantError, ProtocolError), match=found):
         for seed in range(200):
-            World(seed, **planted).run(600)
+            DisturbedWorld(seed, **planted).run(600)

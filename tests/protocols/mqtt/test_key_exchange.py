@@ -21,14 +21,14 @@ from p2pfl.protocols.mqtt.key_exchange import (
     decode_opening,
     refuse,
 )
-from p2pfl.protocols.mqtt.reliable_stream import _DATA_HEADER, CHUNK, PROBE, STALLED, WINDOW, Stream
-from p2pfl.protocols.rate_limit import MOST, Allowance
+from p2pfl.protocols.mqtt.reliable_stream import _DATA_HEADER, CHUNK, PROBE, STALLED, WINDOW, ReliableStream
+from p2pfl.protocols.rate_limit import MOST, TokenBucket
 from p2pfl.protocols.reception_limits import patience
-from tests.support.members import ALICE, BOB, CAROL, EVE, Members
+from tests.support.members import ALICE, BOB, CAROL, EVE, KnownMembers
 
 
 def gate(**options):
-    return Members(ALICE, BOB, **options)
+    return KnownMembers(ALICE, BOB, **options)
 
 
 def answer(dialler, identity=BOB, members=None):
@@ -136,7 +136,7 @@ def test_an_opening_with_a_key_that_gives_everything_away_is_refused():
 
 
 def test_a_listener_that_is_behind_learns_of_the_dialler():
-    behind = Members(BOB, epoch=0)
+    behind = KnownMembers(BOB, epoch=0)
     dialler = Dialler(ALICE, gate(), BOB.public, after=0)
     assert isinstance(dialler.finish(answer(dialler, members=behind).packet), Sealing)
     assert behind.refusal(ALICE.public) == ""
@@ -201,7 +201,7 @@ class Channel:
     def __init__(self, fate=lambda packet: [0.01], limit=100_000_000):
         alice, bob = pair()
         self.now = 0.0
-        self.ends = [Stream(alice, bytes(16), limit, 0.0), Stream(bob, bytes(16), limit, 0.0)]
+        self.ends = [ReliableStream(alice, bytes(16), limit, 0.0), ReliableStream(bob, bytes(16), limit, 0.0)]
         self.frames = [[], []]
         self.flying = []
         self.packets = 0
@@ -283,7 +283,7 @@ def test_a_frame_above_the_limit_is_refused_when_it_is_announced():
 
 def test_a_frame_of_four_gigabytes_that_is_announced_costs_no_memory():
     alice, bob = pair()
-    stream = Stream(bob, bytes(16), 10**6, 0.0)
+    stream = ReliableStream(bob, bytes(16), 10**6, 0.0)
     header = _DATA_HEADER.pack(1, bytes(16), 0, 2**32 - 1, 0)
     stream.packet_in(header + alice.seal(DATA, 0, bytes(100), header), 0.0)
     with pytest.raises(ProtocolError, match="too large"):
@@ -399,7 +399,7 @@ def test_the_other_side_learns_that_a_link_was_closed():
 
 
 def test_an_allowance_is_each_ones_own_and_grows_with_time():
-    allowance = Allowance(rate=2, burst=3)
+    allowance = TokenBucket(rate=2, burst=3)
     assert [allowance.take(b"a", 0.0) for _ in range(5)] == [True, True, True, False, False]
     assert allowance.take(b"b", 0.0)
     assert [allowance.take(b"a", 1.0) for _ in range(3)] == [True, True, False]

@@ -34,10 +34,10 @@ from p2pfl.protocols.mqtt.packets import ANSWER_PACKET, OPENING_PACKET, RESET_PA
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK
 from p2pfl.protocols.mqtt.transport import MqttTransport
 from p2pfl.protocols.rate_limit import Shares
-from p2pfl.protocols.transports.multi import Several
+from p2pfl.protocols.transports.multi import MultiTransport
 from p2pfl.sim.simulation.clock import run
 from tests.support import brokers
-from tests.support.members import ALICE, BOB, CAROL, EVE, FEDERATION, Members
+from tests.support.members import ALICE, BOB, CAROL, EVE, FEDERATION, KnownMembers
 
 MAX = 3_000_000
 GREETING = 1000
@@ -85,13 +85,13 @@ class Ear:
 class End:
     transport: MqttTransport
     ear: Ear
-    gate: Members
+    gate: KnownMembers
     problems: list
     found: list
     hinted: list
 
 
-class World:
+class DisturbedWorld:
     """Some nodes around one broker in memory."""
 
     def __init__(self):
@@ -99,7 +99,7 @@ class World:
         self.ends = []
 
     async def node(self, identity, gate=None, bus=None, trusting=True, max_frame=MAX, **options):
-        gate = gate or Members(ALICE, BOB, CAROL)
+        gate = gate or KnownMembers(ALICE, BOB, CAROL)
         problems, found, hinted = [], [], []
         transport = MqttTransport(
             bus or self.broker.bus(),
@@ -126,7 +126,7 @@ def world(test):
     """Run a test of a world on virtual time."""
 
     async def main():
-        here = World()
+        here = DisturbedWorld()
         try:
             await test(here)
         finally:
@@ -377,8 +377,8 @@ async def test_a_revoked_member_is_kept_out(here):
 
 @world
 async def test_a_new_member_brings_the_news_of_itself(here):
-    bob = await here.node(BOB, Members(ALICE, BOB, epoch=2))
-    carol = await here.node(CAROL, Members(ALICE, BOB, CAROL, epoch=3))
+    bob = await here.node(BOB, KnownMembers(ALICE, BOB, epoch=2))
+    carol = await here.node(CAROL, KnownMembers(ALICE, BOB, CAROL, epoch=3))
     await introduced(carol, bob)
     assert bob.gate.refusal(CAROL.public) == ""
 
@@ -386,7 +386,7 @@ async def test_a_new_member_brings_the_news_of_itself(here):
 @world
 async def test_members_of_another_federation_do_not_meet(here):
     bob = await here.node(BOB)
-    alice = await here.node(ALICE, Members(ALICE, BOB, federation=bytes(16)))
+    alice = await here.node(ALICE, KnownMembers(ALICE, BOB, federation=bytes(16)))
     with pytest.raises(TransportError, match="is not present at the broker at memory:1883"):
         await alice.transport.dial("mqtt:", BOB.public)
     assert bob.ear.causes == []
@@ -424,7 +424,7 @@ async def test_a_made_up_refusal_does_not_stop_a_dial(here):
 
 @world
 async def test_one_who_joins_is_let_in_where_invitations_are_given_and_may_say_little(here):
-    bob = await here.node(BOB, Members(ALICE, BOB, invites=True), trusting=False)
+    bob = await here.node(BOB, KnownMembers(ALICE, BOB, invites=True), trusting=False)
     eve = await here.node(EVE, trusting=False)
     link = await eve.transport.dial("mqtt:", BOB.public, joining=True)
     link.send([bytes(REQUEST)])
@@ -442,7 +442,7 @@ async def test_one_who_joins_is_let_in_where_invitations_are_given_and_may_say_l
 
 @world
 async def test_half_open_links_are_few_and_short(here):
-    bob = await here.node(BOB, Members(BOB, *(Identity.from_seed(bytes([9, k]) * 16) for k in range(100))))
+    bob = await here.node(BOB, KnownMembers(BOB, *(Identity.from_seed(bytes([9, k]) * 16) for k in range(100))))
     await asyncio.sleep(1)
     for k in range(100):
         other = Identity.from_seed(bytes([9, k]) * 16)
@@ -567,7 +567,7 @@ async def test_all_links_of_an_expelled_key_are_closed_and_no_others(here):
     for dialler in (a, a, c):
         (await dialler.transport.dial("mqtt:", BOB.public)).send([b"hello"])
     await asyncio.sleep(1)
-    Several({"mqtt": b.transport}).expel(ALICE.public)
+    MultiTransport({"mqtt": b.transport}).expel(ALICE.public)
     await asyncio.sleep(1)
     assert [link.key for link in b.transport.links.values()] == [CAROL.public]
     assert not a.transport.links
@@ -781,7 +781,7 @@ async def test_a_flood_of_wills_is_few_hints(here):
 
 @world
 async def test_one_who_becomes_a_member_is_found(here):
-    b = await here.node(BOB, Members(BOB))
+    b = await here.node(BOB, KnownMembers(BOB))
     await here.node(CAROL)
     await asyncio.sleep(5)
     assert b.found == []
@@ -792,7 +792,7 @@ async def test_one_who_becomes_a_member_is_found(here):
 
 
 def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
-    directory = presence.Directory(Members(ALICE, BOB))
+    directory = presence.Directory(KnownMembers(ALICE, BOB))
 
     def said(identity=ALICE, boot=1, sequence=1, **options):
         fields = {"federation": FEDERATION, "key": identity.public, "addresses": (), "online": True} | options
@@ -864,7 +864,7 @@ def real(broker, test, loop_factory=None, **options):
     """Run a test of two nodes at a real broker."""
 
     async def main():
-        here = World()
+        here = DisturbedWorld()
         here.bus = lambda url=broker.url: AiomqttBus(url, environment={})
         try:
             await test(here)
@@ -1020,6 +1020,7 @@ pattern read {ROOT}/will/+
 """
 
 
+@pytest.mark.slow
 def test_the_access_rules_of_the_documentation_let_members_speak_for_themselves_only(monkeypatch):
     async def test(here):
         def user(identity):
@@ -1043,6 +1044,7 @@ def test_the_access_rules_of_the_documentation_let_members_speak_for_themselves_
         real(broker, test)
 
 
+@pytest.mark.slow
 def test_a_real_broker_that_denies_publishing_is_reported(monkeypatch):
     monkeypatch.setattr(delivery, "ECHO_WAIT", 0.5)
 
@@ -1072,6 +1074,7 @@ def test_a_real_broker_that_keeps_a_node_out_is_reported_without_its_password():
         real(broker, test)
 
 
+@pytest.mark.slow
 def test_a_real_broker_that_takes_only_small_packets_is_reported():
     async def test(here):
         a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]

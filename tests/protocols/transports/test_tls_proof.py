@@ -9,13 +9,13 @@ from p2pfl.protocols.timer import Timer
 from p2pfl.protocols.transports.tls_frames import PREFIX, FrameReader
 from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof, refusal_of
 from p2pfl.sim.simulation.clock import run
-from tests.support.members import ALICE, BOB, EVE, Members
+from tests.support.members import ALICE, BOB, EVE, KnownMembers
 
 CERTIFICATE = b"a certificate of Bob"
 
 
 def sides(client=ALICE, certificate=CERTIFICATE, joining=False):
-    gate = Members(ALICE, BOB)
+    gate = KnownMembers(ALICE, BOB)
     return ServerProof(BOB, gate, CERTIFICATE), ClientProof(client, gate, BOB.public, certificate, joining)
 
 

@@ -16,7 +16,7 @@ from p2pfl.protocols.errors import AddressError, TransportError
 from p2pfl.protocols.reception_limits import GRACE, SLOWEST, Buffers, Reception
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import client_context, make_certificate, server_context
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.transports.tls import LINKS_PER_KEY, STRANGERS, TlsTransport
 from p2pfl.protocols.transports.tls_link import BACKLOG_FRAMES, GREETING, PIECES
 from p2pfl.sim.simulation.clock import VirtualLoop, run, virtual_loop
@@ -65,7 +65,7 @@ class Ear:
 
 class Memory:
     def __init__(self):
-        self.network = MemoryNetwork()
+        self.network = InProcessNetwork()
         self.count = 0
 
     def transport(self):
@@ -476,6 +476,7 @@ def test_the_right_address_with_another_key_hears_not_one_byte(on_loop):
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_one_who_wants_to_join_may_ask_where_members_are_invited(on_loop):
     async def main():
         a, b = pair(invites=False)
@@ -865,7 +866,7 @@ def test_a_slow_link_keeps_the_order_of_its_frames_and_may_lose_some():
     async def main():
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        network = MemoryNetwork(Slow())
+        network = InProcessNetwork(Slow())
         a, b, ear = network.transport("a"), network.transport("b"), Ear()
         await a.listen(Ear())
         await b.listen(ear)

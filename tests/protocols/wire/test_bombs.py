@@ -10,7 +10,7 @@ import pytest
 
 from p2pfl.compression.codecs import Int8, TopK
 from p2pfl.compression.sparse_updates import Copy
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.parameters import Layout
 from p2pfl.protocols.errors import FederationError, ProtocolError
 from p2pfl.protocols.identity import Identity
@@ -20,11 +20,11 @@ from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.log import LIMIT as LOG_LIMIT
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
-from p2pfl.protocols.mqtt.reliable_stream import Stream
+from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire import payload
-from p2pfl.protocols.wire.envelope import Door, Payload, Sealer
+from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
 from tests.protocols.wire.test_fuzz import ALICE, BOB, FILE, LOG
 from tests.support.fortress import Intruder, folders, honest, until
 
@@ -56,13 +56,13 @@ def take_model(data):
 
 
 def take_int8(data):
-    Coding(Int8(), SHAPES).decode(memoryview(data), b"", None)
+    ModelEncoder(Int8(), SHAPES).decode(memoryview(data), b"", None)
 
 
 def take_difference(data):
     start = np.zeros(P, np.float32)
     known = Copy(b"12345678", start, 0)
-    Coding(TopK(), SHAPES, start).decode(memoryview(data), known.tag, known)
+    ModelEncoder(TopK(), SHAPES, start).decode(memoryview(data), known.tag, known)
 
 
 def take_entries(data):
@@ -70,7 +70,7 @@ def take_entries(data):
 
 
 def take_frame(data):
-    Door({"bob": BOB.public}, ALICE.public, FILE.id, 1 << 20).open(data)
+    FrameVerifier({"bob": BOB.public}, ALICE.public, FILE.id, 1 << 20).open(data)
 
 
 def take_file(data):
@@ -86,11 +86,11 @@ def signed_file(content):
 SHAPES = Layout((("model", (P,)),), P)
 MODEL_LIMIT = 4 * P + payload.EXTRAS_LIMIT
 BOMBS = {  # what it is given to, what it is, and how many bytes of memory that may take
-    "terms of four million empty arrays": (take_terms, EMPTY, 2 * m.Terms.LIMIT),
-    "terms of empty arrays": (take_terms, terms(b"\xdc\xff\x00" + b"\x90" * 65_000), 2 * m.Terms.LIMIT),
-    "terms of 2**32 keys": (take_terms, terms(b"\xdf\xff\xff\xff\xff"), 2 * m.Terms.LIMIT),
-    "terms with a text of 4 GB": (take_terms, terms(b"\x81\xdb\xff\xff\xff\xff"), 2 * m.Terms.LIMIT),
-    "terms that are deep": (take_terms, terms(b"\x81" * 60_000), 2 * m.Terms.LIMIT),
+    "terms of four million empty arrays": (take_terms, EMPTY, 2 * m.HelloParameters.LIMIT),
+    "terms of empty arrays": (take_terms, terms(b"\xdc\xff\x00" + b"\x90" * 65_000), 2 * m.HelloParameters.LIMIT),
+    "terms of 2**32 keys": (take_terms, terms(b"\xdf\xff\xff\xff\xff"), 2 * m.HelloParameters.LIMIT),
+    "terms with a text of 4 GB": (take_terms, terms(b"\x81\xdb\xff\xff\xff\xff"), 2 * m.HelloParameters.LIMIT),
+    "terms that are deep": (take_terms, terms(b"\x81" * 60_000), 2 * m.HelloParameters.LIMIT),
     "extras of four million empty arrays": (take_model, bytes(4 * P) + EMPTY, 2 * MODEL_LIMIT),
     "extras of empty arrays": (take_model, bytes(4 * P) + EMPTY[:1_000_000], 2 * MODEL_LIMIT),
     "extras of 2**32 arrays": (take_model, bytes(4 * P) + HUGE, 2 * MODEL_LIMIT),
@@ -156,7 +156,7 @@ def test_a_chunk_that_announces_a_frame_of_4_gigabytes_is_refused_before_memory_
     packet = header + theirs.seal(reliable_stream.DATA, 0, b"x", header)
 
     def refused():
-        stream = Stream(accepted.sealing, bytes(16), limit, 0.0)
+        stream = ReliableStream(accepted.sealing, bytes(16), limit, 0.0)
         stream.packet_in(packet, 0.0)
         with pytest.raises(ProtocolError, match="at most"):
             stream.frame()
@@ -168,7 +168,7 @@ def test_chunks_that_come_before_their_turn_are_kept_up_to_a_limit():
     opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
     accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
     theirs, limit = opening.finish(accepted.packet), 4096
-    stream = Stream(accepted.sealing, bytes(16), limit, 0.0)
+    stream = ReliableStream(accepted.sealing, bytes(16), limit, 0.0)
 
     def send(number):
         header = reliable_stream._DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), number, 1 << 30, 1)
@@ -204,8 +204,8 @@ def test_a_member_that_announces_too_much_loses_its_link_and_nothing_else_happen
 
 
 def test_a_model_of_more_values_than_was_agreed_on_never_reaches_the_learning():
-    sealer = Sealer(BOB, FILE.id, bytes(16), 1)
-    door = Door({"bob": BOB.public}, ALICE.public, FILE.id, MODEL_LIMIT)
+    sealer = FrameSigner(BOB, FILE.id, bytes(16), 1)
+    door = FrameVerifier({"bob": BOB.public}, ALICE.public, FILE.id, MODEL_LIMIT)
     large = Payload.of(bytes(MODEL_LIMIT + 4))
     with pytest.raises(ProtocolError, match="wrong length"):
-        door.open(b"".join(map(bytes, sealer.seal(m.Answer(1, 1, "trained", 50, False, 0.0), ALICE.public, large))))
+        door.open(b"".join(map(bytes, sealer.seal(m.ModelUpdate(1, 1, "trained", 50, False, 0.0), ALICE.public, large))))

@@ -24,12 +24,12 @@ import pytest
 
 from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Int8, TopK
 from p2pfl.compression.sparse_updates import Copy, decode_entries, encode_entries, tag
-from p2pfl.node.coordination.election_runner import Electing, MemoryVotes
+from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.coordination.participant import _Pending
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
-from p2pfl.node.exchange.model_encoding import Coding
+from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
 from p2pfl.node.peering.peer import Asked, Member
@@ -44,13 +44,13 @@ from p2pfl.protocols.membership.federation_file import Federation
 from p2pfl.protocols.membership.invitation import Invitation, Join, Joined, JoinRefused, Request
 from p2pfl.protocols.membership.log import Membership, Signed
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
-from p2pfl.protocols.mqtt.reliable_stream import Stream
+from p2pfl.protocols.mqtt.reliable_stream import ReliableStream
 from p2pfl.protocols.transports import handshake
 from p2pfl.protocols.transports.certificates import key_of, make_certificate
-from p2pfl.protocols.transports.in_process import MemoryNetwork
+from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.protocols.wire import envelope, payload, submission
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, Door, Payload, Sealer
+from p2pfl.protocols.wire.envelope import HEADER_SIZE, OVERHEAD, FrameSigner, FrameVerifier, Payload
 from p2pfl.sim.simulation import clock
 
 P = 8  # values of a model
@@ -72,7 +72,7 @@ SHAPES = Layout((("weights", (2, 3)), ("bias", (2,))), P)
 START = np.zeros(P, np.float32)
 ENTRIES = Payload.of(encode_entries(np.ones(P, np.float32), np.array([1, 2, 5], np.uint32)))
 MODEL = Payload.of(np.ones(P, np.float32).tobytes(), payload.encode_extras({"x": np.arange(6.0).reshape(2, 3)}))
-TERMS = Payload.of(m.Terms({"size": "8"}, {"n_samples": 50, "group": "x", "share": 0.5}, 1, False, 3).encode())
+TERMS = Payload.of(m.HelloParameters({"size": "8"}, {"n_samples": 50, "group": "x", "share": 0.5}, 1, False, 3).encode())
 CLUSTER = {"cluster": np.array([0, 1]), "figures": np.array([1, 0, 0.5, 2.0])}
 SUBMISSION = Payload.of(np.ones(2 * P, np.float32).tobytes(), submission.encode_submission({"x": np.ones(2)}, CLUSTER))
 ASSIGNMENT = Payload.of(np.ones(P, np.float32).tobytes(), submission.encode_assignment({"a": 0.5, "b": 0.5}, CLUSTER))
@@ -81,16 +81,16 @@ MESSAGES = [
     (m.Welcome(), TERMS),
     (m.Get(1, 1, "trained"), envelope.EMPTY),
     (m.Get(1, 2, "merged", tag(START)), envelope.EMPTY),
-    (m.Answer(1, 1, "trained", 50, False, 0.5), MODEL),
-    (m.Answer(1, 1, "trained", 50, False, 0.5, tag(START)), ENTRIES),
-    (m.Absent(1, 1, "busy"), envelope.EMPTY),
+    (m.ModelUpdate(1, 1, "trained", 50, False, 0.5), MODEL),
+    (m.ModelUpdate(1, 1, "trained", 50, False, 0.5, tag(START)), ENTRIES),
+    (m.NotAvailable(1, 1, "busy"), envelope.EMPTY),
     (m.Score(1, 1), MODEL),
     (m.Scored(1, 0.5), envelope.EMPTY),
-    (m.Have(2), envelope.EMPTY),
+    (m.RoundReached(2), envelope.EMPTY),
     (m.Ping(7), envelope.EMPTY),
     (m.Pong(7, 1), envelope.EMPTY),
-    (m.Probe(7, CAROL.public), envelope.EMPTY),
-    (m.Vouch(7, CAROL.public), envelope.EMPTY),
+    (m.PingRequest(7, CAROL.public), envelope.EMPTY),
+    (m.IndirectAck(7, CAROL.public), envelope.EMPTY),
     (m.Entries(3), Payload.of(LOG.encode())),
     (m.Bye(1, False), envelope.EMPTY),
     (m.Bye(1, True), envelope.EMPTY),
@@ -222,7 +222,7 @@ class Frames:
 
     def __init__(self, mutator):
         self.mutator = mutator
-        self.sealer = Sealer(BOB, FILE.id, bytes(16), 1)
+        self.sealer = FrameSigner(BOB, FILE.id, bytes(16), 1)
         self.corpus = [b"".join(self.sealer.seal(*said[:1], ALICE.public, said[1], SESSION)) for said in MESSAGES]
         self.sequence = 1000
         self.recent = deque(maxlen=64)
@@ -232,7 +232,7 @@ class Frames:
         others = {"bob": Member(BOB.public), "carol": Member(CAROL.public)}
         keys = {name: member.key for name, member in others.items()}
         everyone = ("alice", "bob", "carol")
-        electing = Electing(
+        electing = ElectionRunner(
             *("alice", Electorate(LOG.epoch, frozenset(everyone), everyone), MemoryVotes()),
             boot=1,
             seed=0,
@@ -243,9 +243,9 @@ class Frames:
                 name="alice",
                 key=ALICE.public,
                 neighbours=others,
-                transport=MemoryNetwork().transport("alice"),
-                sealer=Sealer(ALICE, FILE.id, bytes(16), 1),
-                door=Door(keys, ALICE.public, FILE.id, payload_limit(P, True)),
+                transport=InProcessNetwork().transport("alice"),
+                sealer=FrameSigner(ALICE, FILE.id, bytes(16), 1),
+                door=FrameVerifier(keys, ALICE.public, FILE.id, payload_limit(P, True)),
                 agreed={"size": "8"},
                 about={"n_samples": 50},
                 options=PeeringOptions(gate=grown()),
@@ -254,7 +254,7 @@ class Frames:
             n_samples=50,
         )
         coordination = Coordination(electing, CoordinatedFedAvg().step)
-        self.exchange = MessageExchange(config, Coding(TopK(0.5), SHAPES, START), self._loss, coordination)
+        self.exchange = MessageExchange(config, ModelEncoder(TopK(0.5), SHAPES, START), self._loss, coordination)
         self.contacts = self.exchange.contacts
         await self.contacts.start(tasks)
         electing._running = True
@@ -458,7 +458,7 @@ class Stones:
 
     def chunk(self, data):
         """Sealed as it is by the other side, for half of the inputs; the rest is what a broker makes up."""
-        stream = Stream(self.opened, SESSION, 1 << 16, 0.0)
+        stream = ReliableStream(self.opened, SESSION, 1 << 16, 0.0)
         if self.mutator.rng.random() < 0.5:
             self.number += 1
             stream._next_in = self.number

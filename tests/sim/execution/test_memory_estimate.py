@@ -42,6 +42,7 @@ def sim(capsys, *arguments):
     return code, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -170,6 +171,7 @@ def test_estimate_of_edges_bears_options_that_make_no_sense(options):
     assert not edges_of(options, 10) > 45
 
 
+@pytest.mark.slow
 def test_shipped_scenarios_fit_into_an_ordinary_machine(free):
     for name in shipped():
         file = load(name)

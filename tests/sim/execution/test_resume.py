@@ -86,6 +86,7 @@ def traces_and_times(folder):
     return {(run["name"], run["seed"]): run["time"] for run in json.loads(Path(folder, "summary.json").read_text())["runs"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code", "last"), [("interrupt", 130, "interrupted"), ("fail", 1, "run 'second', seed 0:")])
 def test_what_is_finished_is_kept_and_the_rest_is_done(capsys, how, code, last):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
@@ -103,6 +104,7 @@ def test_what_is_finished_is_kept_and_the_rest_is_done(capsys, how, code, last):
     assert left_behind("here") == left_behind("whole")
 
 
+@pytest.mark.slow
 def test_a_run_can_be_interrupted_again_and_go_on_elsewhere(capsys, tmp_path, monkeypatch):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     stopped(capsys)
@@ -125,6 +127,7 @@ def test_finished_runs_keep_the_time_that_they_took(capsys):
     assert f'"wall_s": {json.loads(out)["runs"][0]["time"]["wall_s"]}'.encode() in kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-9] + b"x" + data[-8:], lambda data: b""])
 def test_a_damaged_part_is_computed_again(capsys, damage):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
@@ -137,6 +140,7 @@ def test_a_damaged_part_is_computed_again(capsys, damage):
     assert left_behind("here") == left_behind("whole")
 
 
+@pytest.mark.slow
 def test_a_part_of_another_scenario_is_computed_again(capsys):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole", "--set", "rounds=4")
     stopped(capsys)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.errors import ConfigurationError, DivergenceError
-from p2pfl.learning.batched_learner import OneByOne
+from p2pfl.learning.batched_learner import SequentialLearner
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, Train
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import load, resolve
-from p2pfl.sim.simulation.sharding import dealt
+from p2pfl.sim.simulation.sharding import balance_by_samples
 from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.sim.simulation.workers import WorkerLostError
 from tests.support.processes import PATIENCE
@@ -27,7 +27,7 @@ from p2pfl.task import make_task
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.learning.torch_task import classification
 from p2pfl.queries import Train
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 import torch
 from torch import nn
 
@@ -38,7 +38,7 @@ def network():
 
 def images(part, seed):
     """Other numbers of samples at each node."""
-    rng = Draws(seed, f"images {part.index}").generator(0, "data")
+    rng = RandomStreams(seed, f"images {part.index}").generator(0, "data")
 
     def some(n):
         return rng.standard_normal((n, 1, 28, 28), "f4"), rng.integers(0, 3, n)
@@ -51,7 +51,7 @@ class Careless:
 
     def __init__(self, part, seed, where=None):
         task = make_task("concept-shift", {}, part, seed)
-        for name in ("layout", "n_samples", "metric", "higher_is_better", "about", "initial"):
+        for name in ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial"):
             setattr(self, name, getattr(task, name))
         self.task, self.learners = task, Telling if where is None else Killing if part.index == where else None
 
@@ -118,6 +118,7 @@ def elsewhere(part, seed):
 @pytest.fixture(autouse=True)
 def own_tasks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     Path("own.py").write_text(TASKS)
     yield
     sys.modules.pop("own", None)
@@ -167,7 +168,7 @@ def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
     simulation = Simulation(job, workers=3)
     assert simulation.processes == 3
     nodes = zip(simulation.plan.tasks, simulation.nodes.values(), strict=True)
-    one = OneByOne([task.learner(node.me.draws, "cpu") for task, node in nodes])
+    one = SequentialLearner([task.learner(node.me.draws, "cpu") for task, node in nodes])
     model = simulation.plan.initial
     models = [model, model + np.float32(0.01)]
     try:
@@ -230,7 +231,7 @@ def test_stacked_nodes_stay_in_one_process_and_whoever_asked_for_more_is_told():
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(1, 8))
 def test_nodes_are_dealt_out_evenly(samples, processes):
     processes = min(processes, len(samples))
-    shares = dealt(samples, processes)
+    shares = balance_by_samples(samples, processes)
     assert sorted(node for share in shares for node in share) == list(range(len(samples)))
     assert all(share == sorted(share) and share for share in shares)
     loads = [sum(samples[node] for node in share) for share in shares]

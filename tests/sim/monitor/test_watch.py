@@ -19,10 +19,10 @@ from rich.console import Console
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution import runner as engine
 from p2pfl.sim.execution import snapshots
-from p2pfl.sim.execution.snapshots import Photographer, Snapshot, of_result
+from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector, of_result
 from p2pfl.sim.monitor import monitor
 from p2pfl.sim.monitor import terminal as watch_terminal
-from p2pfl.sim.monitor.run_monitor import Board, page_of
+from p2pfl.sim.monitor.run_monitor import RunMonitor, page_of
 from p2pfl.sim.results.results import result_of
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.simulation import Simulation
@@ -62,6 +62,7 @@ def plain(result):
     return json.dumps([summary, tables, result.notes])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["local", "process"])
 def test_a_run_that_is_watched_is_the_run_that_it_would_have_been(monkeypatch, how):
     monkeypatch.setattr(snapshots, "EVERY", 0.0)  # in this process; worker processes take one after the first round
@@ -83,13 +84,13 @@ def test_a_run_that_is_watched_is_the_run_that_it_would_have_been(monkeypatch, h
 def test_the_last_snapshot_says_what_the_result_says():
     job = scenario().runs[1]
     simulation = Simulation(job)
-    photographer = Photographer(simulation)
+    photographer = SnapshotCollector(simulation)
     result = result_of(simulation.run())
     last, final = photographer.take(), of_result(result)
     assert last.node_rounds == final.node_rounds == 72
     assert last.rounds == final.rounds == [1, 2, 3, 4, 5, 6]
     assert last.values == pytest.approx(final.values)
-    of_last_round = result.rounds[f"{result.summary['judged']}_test_mse"][result.rounds["round"] == 6]
+    of_last_round = result.rounds[f"{result.summary['reported_stage']}_test_mse"][result.rounds["round"] == 6]
     assert last.values[-1] == pytest.approx(of_last_round.mean())
     assert last.bytes == final.bytes == result.summary["traffic"]["bytes"]
     assert last.most_models == final.most_models == 3
@@ -144,7 +145,7 @@ def overview(board):
 def test_a_board_knows_what_waits_what_goes_on_and_what_has_ended():
     file = scenario()
     (kept,) = engine.run_all(scenario(seeds=(0,)).only("random"))
-    board = Board(file, {0: kept})
+    board = RunMonitor(file, {0: kept})
     assert [row.state for row in board.rows] == ["kept", "waiting", "waiting", "waiting"]
     assert board.pace() == (0.0, None)
     board.saw(1, None)
@@ -165,7 +166,7 @@ def test_a_board_knows_what_waits_what_goes_on_and_what_has_ended():
 
 
 def test_a_board_gives_the_matrix_of_each_run():
-    board = Board(scenario())
+    board = RunMonitor(scenario())
     assert overview(board)["matrix"] == {"run": 0, "cells": 0}
     weights = np.arange(4, dtype=np.float32).reshape(2, 2) / 4
     board.saw(0, snapshot(weights=weights, groups=[("a", 6), ("b", 6)]))
@@ -176,7 +177,7 @@ def test_a_board_gives_the_matrix_of_each_run():
 
 
 def test_the_matrix_is_that_of_the_first_run_that_goes_on_or_the_last_that_did():
-    board = Board(scenario())
+    board = RunMonitor(scenario())
     board.saw(1, snapshot())
     assert overview(board)["matrix"]["run"] == 1
     board.saw(0, snapshot())
@@ -195,7 +196,7 @@ def written(board, height=30, width=120):
 
 
 def test_the_table_shows_every_run_as_it_is():
-    board = Board(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
+    board = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
     board.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345, most_models=3, limit=(4, 4)))
     text = written(board)
     assert HOSTILE in text
@@ -207,7 +208,7 @@ def test_the_table_shows_every_run_as_it_is():
 
 
 def test_a_low_terminal_shows_what_goes_on_first():
-    board = Board(scenario(seeds=range(40)))
+    board = RunMonitor(scenario(seeds=range(40)))
     for number in range(30, 33):
         board.saw(number, snapshot())
     text = written(board, height=10)
@@ -217,14 +218,14 @@ def test_a_low_terminal_shows_what_goes_on_first():
 
 
 def test_a_long_virtual_time_is_written_out():
-    board = Board(scenario())
+    board = RunMonitor(scenario())
     board.saw(0, snapshot(virtual_s=123_456.7))
     assert "123,457 s" in written(board)
 
 
 def test_names_that_take_several_lines_leave_room_for_how_much_is_done():
     long = TOML.replace('name = "dac"\n', 'name = "policy.strength=5, policy.neighbours=2, budget.models=10"\n')
-    board = Board(scenario(long, seeds=range(10)))
+    board = RunMonitor(scenario(long, seeds=range(10)))
     for number in range(10, 13):
         board.saw(number, snapshot())
     text = written(board, height=14, width=90)
@@ -234,7 +235,7 @@ def test_names_that_take_several_lines_leave_room_for_how_much_is_done():
 
 
 def test_in_a_narrow_terminal_names_have_room_and_columns_are_left_out():
-    board = Board(scenario())
+    board = RunMonitor(scenario())
     board.saw(0, snapshot(rounds=[2], values=[1.25]))
     head, first, *_ = written(board, width=54).splitlines()
     assert head.split() == ["run", "seed", "state", "round", "mse", "sent"]
@@ -243,7 +244,7 @@ def test_in_a_narrow_terminal_names_have_room_and_columns_are_left_out():
 
 
 def test_where_there_is_no_terminal_a_line_is_printed_now_and_then(monkeypatch):
-    board, stream = Board(scenario()), io.StringIO()
+    board, stream = RunMonitor(scenario()), io.StringIO()
     with watch_terminal.view(board, stream) as view:
         board.saw(0, None)
         view.show(0)
@@ -272,6 +273,7 @@ def address_in(text):
     return line.removeprefix("to watch: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["run"], ["sweep", "--vary", "policy.neighbours=2,3"]])
 @pytest.mark.parametrize("option", ["--watch", "--watch-port=0"])
 def test_a_run_says_where_it_can_be_watched_and_ends_as_ever(capfd, file, command, option):
@@ -301,10 +303,10 @@ def test_a_port_that_cannot_be_had_is_one_line_and_leaves_nothing(capsys, file):
 
 def test_the_end_is_told_to_who_looks_and_nobody_is_waited_for_who_does_not(monkeypatch):
     monkeypatch.setattr(monitor, "FAREWELL", 60.0)
-    board = Board(scenario())
+    board = RunMonitor(scenario())
     monitor.Watch(board, []).ended("written")  # nobody has asked
     assert not board.told.is_set()
-    board = Board(scenario())
+    board = RunMonitor(scenario())
     board.state()
     asker = threading.Timer(0.05, board.state)
     asker.start()
@@ -325,7 +327,7 @@ def chromium():
 
 def going():
     """A board in the middle of it, with names that would like to be markup."""
-    board = Board(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
+    board = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
     weights = np.full((12, 12), 0.1, np.float32)
     groups = [(HOSTILE, 4), ("1", 4), ("2", 4)]
     for number in (0, 2):
@@ -367,7 +369,7 @@ def test_the_page_shows_the_runs_and_at_the_end_where_the_results_are(chromium, 
 
 @needs_chromium
 def test_of_many_runs_those_that_have_begun_last_are_drawn_until_others_are_chosen(chromium):
-    board = Board(scenario(seeds=range(30)))
+    board = RunMonitor(scenario(seeds=range(30)))
     for number in range(40):
         board.saw(number, snapshot(rounds=[1, 2], values=[5.0, 4.0]))
     with in_thread(page_of(board, 0)) as address, new_page(chromium) as (opened, _):

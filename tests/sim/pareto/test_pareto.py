@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from p2pfl.pareto_metrics import hypervolume, non_dominated
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.cli.pareto import begin
 from p2pfl.sim.pareto.evaluation import Candidates, Job, Solved, candidate, front_of_search, solve
@@ -115,10 +115,11 @@ def test_the_front_is_that_of_all_candidates_and_its_models_do_what_is_said(whol
                 about = json.loads(opened.metadata()["p2pfl"])
             assert about["preference"] == dict(zip(("treasure", "time"), run["preferences"][k], strict=True))
             task = make_task("deep-sea-treasure", {"preference": run["preferences"][k]}, Part(0, 1), 0)
-            returns = task.learner(Draws(0, "any")).returns(task.layout.join(load_file(file)))
+            returns = task.learner(RandomStreams(0, "any")).returns(task.layout.flatten(load_file(file)))
             assert returns.tolist() == points[k].tolist() == list(about["test"].values())
 
 
+@pytest.mark.slow
 def test_the_table_has_means_over_seeds_beside_the_papers_figure(whole):
     summary = summary_of(whole)
     for row in summary["table"]:
@@ -138,7 +139,7 @@ def test_each_candidate_is_the_training_that_its_preference_stands_for():
     task = job.scenario.task
     assert sum(task["preference"]) == pytest.approx(1)
     nodes = [make_task("deep-sea-treasure", {k: v for k, v in task.items() if k != "name"}, Part(k, 2), 1) for k in (0, 1)]
-    learners = [node.learner(Draws(1, f"node-{k}")) for k, node in enumerate(nodes)]
+    learners = [node.learner(RandomStreams(1, f"node-{k}")) for k, node in enumerate(nodes)]
     params = nodes[0].initial(1)
     for round in (1, 2, 3):
         both = [learner.train(params, round=round) for learner in learners]
@@ -310,6 +311,7 @@ def test_a_search_and_a_run_do_not_go_on_with_each_other(capsys):
 # The report
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_fronts_and_how_they_grew(whole):
     page = (whole / "report.html").read_text()
     assert '<th scope="col">hypervolume</th>' in page

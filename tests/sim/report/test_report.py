@@ -60,7 +60,12 @@ def by_hand(tmp_path_factory):
         more = {"test": test, "groups": groups, "traffic": {"preparation": {"models": 1, "bytes": 50}}}
         made.append((entry("a", seed, 3, 2, **more), table(seed / 5), edges))
     alone = rounds_of(3, 2, merged_test_accuracy=0.5, bytes_out=0)
-    more = {"groups": groups, "judged": "merged", "test": {"mean": 0.55}, "traffic": {"bytes": 0, "control_bytes": 0}}
+    more = {
+        "groups": groups,
+        "reported_stage": "merged",
+        "test": {"mean": 0.55},
+        "traffic": {"bytes": 0, "control_bytes": 0},
+    }
     made += [(entry("b", seed, 3, 2, **more), alone, edges_of()) for seed in (0, 1)]
     scenario = {
         "seeds": [0, 1],
@@ -924,6 +929,7 @@ def test_a_page_bears_a_hundred_nodes_and_rounds_and_ten_runs(tmp_path):
     assert (found.problems, found.requests) == ([], [path.as_uri()])
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_fit_into_a_page(tmp_path):
     path = write_report([large(tmp_path / "large", nodes=1000, rounds=6, runs=2)])
     assert path.stat().st_size < 5e6

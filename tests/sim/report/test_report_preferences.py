@@ -104,6 +104,7 @@ def test_more_objectives_have_a_view_for_each_two(tmp_path):
     assert not any(view["fronts"]["stepped"] for view in found["views"])
 
 
+@pytest.mark.slow
 def test_measures_of_a_run_that_was_run_are_those_of_its_summary_and_the_known_front_is_there(ran):
     text = report([ran])
     summary = json.loads((ran / "summary.json").read_text())

@@ -21,6 +21,7 @@ def said(capsys, *arguments):
     return code, found.out, found.err
 
 
+@pytest.mark.slow
 def test_every_paper_table_and_row_is_listed(capsys):
     code, out, _ = said(capsys, "--json")
     listed = {each["scenario"]: each for each in json.loads(out)["scenarios"]}
@@ -34,6 +35,7 @@ def test_every_paper_table_and_row_is_listed(capsys):
         assert len(each["claims"]) == len(file.claims)
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_of_rows_that_there_are():
     for name, forms in measured.load(measured.FILE).items():
         file = load(name)
@@ -43,6 +45,7 @@ def test_what_was_measured_is_of_rows_that_there_are():
             assert bool(told.figures) == bool(told.version), name
 
 
+@pytest.mark.slow
 def test_the_readme_has_the_table_that_the_command_prints(capsys):
     code, out, _ = said(capsys, "--markdown")
     assert code == 0
@@ -92,6 +95,7 @@ def study(tmp_path, monkeypatch):
     return add
 
 
+@pytest.mark.slow
 def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
     study("study")
     code, out, _ = said(capsys, "--short", "--out", "again")
@@ -106,6 +110,7 @@ def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
     assert measured.load(measured.FILE) == {}
 
 
+@pytest.mark.slow
 def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
     study("study", old="above = 0.05", new="above = 1.05")
     code, out, _ = said(capsys, "--short", "--out", "again", "--json")
@@ -118,6 +123,7 @@ def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
     assert ">= 1.050: not held\n" in out
 
 
+@pytest.mark.slow
 def test_claims_are_of_the_short_form_where_there_is_one(study, capsys):
     study("study", old="above = 0.05", new="above = 1.05")
     assert said(capsys, "--full", "--out", "again")[0] == 0
@@ -125,6 +131,7 @@ def test_claims_are_of_the_short_form_where_there_is_one(study, capsys):
     assert said(capsys, "--short", "--out", "again")[0] == 1
 
 
+@pytest.mark.slow
 def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, monkeypatch):
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     study("a-broken-one", old='name = "digits"', new='name = "digits", lr = -1.0')
@@ -139,6 +146,7 @@ def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, mon
     assert out.endswith("1 done, 1 skipped, 1 failed\n")
 
 
+@pytest.mark.slow
 def test_figures_are_kept_when_asked_and_listed(study, capsys):
     study("study")
     assert said(capsys, "--short", "--out", "again", "--record")[0] == 0
@@ -170,6 +178,7 @@ def test_installed_without_measured_figures_it_lists_the_printed_ones(study, cap
         assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_figures_are_kept_in_another_file_when_one_is_named(study, capsys):
     study("study")
     assert said(capsys, "--short", "--out", "again", "--record", "--measured", "mine.json")[0] == 0
@@ -205,6 +214,7 @@ figure = "std"
     assert "| *std of alone below 1* |  |  |  |" in out
 
 
+@pytest.mark.slow
 def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys):
     study("study", STUDY + '\n[[run]]\nname = "together"\npolicy = { name = "random" }\n')
     for name, *options in (("one", "--only", "alone"), ("two", "--only", "together"), ("bent", "--set", "nodes=4")):
@@ -218,6 +228,7 @@ def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys
     assert said(capsys, "study", "--take", "one")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -32,7 +32,7 @@ description = "Three runs."
 nodes = {NODES}
 rounds = {ROUNDS}
 seeds = [0, 1]
-task = {{ name = "test_results:unequal" }}
+task = {{ name = "tests.sim.results.test_results:unequal" }}
 policy = {{ name = "random", neighbours = {PEERS} }}
 
 [[run]]
@@ -116,6 +116,7 @@ def columns(folder, table):
 # summary.json
 
 
+@pytest.mark.slow
 def test_all_files_are_there(folder):
     assert {path.name for path in folder.iterdir()} >= {"scenario.toml", "summary.json", "rounds.parquet", "edges.parquet"}
 
@@ -124,7 +125,7 @@ def test_the_keys_of_the_summary(folder):
     found = summary(folder)
     assert list(found) == ["scenario", "version", "versions", "seeds", "runs", "table", "notes"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
-    contract |= {"higher_is_better", "judged", "groups"}
+    contract |= {"higher_is_better", "reported_stage", "groups"}
     for each in found["runs"]:
         assert set(each) == contract | {"test_by_snapshot", "deadlines_expired", "batches", "topology_properties", "codec"}
         assert set(each["test"]) == {"mean", "std", "variance", "worst_decile", "nodes", "per_group"}
@@ -222,14 +223,16 @@ def test_groups_may_differ_from_seed_to_seed_and_in_type():
         for seed, means in enumerate(groups)
     ]
     assert results.summarise(file, given)["table"][0]["per_group"] == {"0": 1.0, "1": 4.0, "b": 7.0}
-    (found,) = p2pfl.simulate({"nodes": 4, "rounds": 1, "task": {"name": "test_results:mixed"}, "policy": {"name": "local"}})
+    (found,) = p2pfl.simulate(
+        {"nodes": 4, "rounds": 1, "task": {"name": "tests.sim.results.test_results:mixed"}, "policy": {"name": "local"}}
+    )
     assert list(found.summary["test"]["per_group"]) == ["1", "3", "even"]
 
 
 def mixed(part, seed):
     """Nodes in groups that have numbers and a word."""
     task = make_task("concept-shift", {}, part, seed)
-    return replace(task, about={"group": part.index if part.index % 2 else "even"})
+    return replace(task, public_info={"group": part.index if part.index % 2 else "even"})
 
 
 def test_json_has_null_for_what_is_no_number():
@@ -270,19 +273,23 @@ def test_of_few_nodes_the_worst_one_is_the_worst_decile():
 
 
 def test_a_run_says_which_snapshot_is_reported_and_what_of_its_metric_is_better(folder):
-    assert [entry(folder, name)["judged"] for name in RUNS] == ["trained", "merged", "trained"]  # who is alone has one only
+    assert [entry(folder, name)["reported_stage"] for name in RUNS] == [
+        "trained",
+        "merged",
+        "trained",
+    ]  # who is alone has one only
     assert {run["higher_is_better"] for run in summary(folder)["runs"]} == {False}
     small = {"nodes": 4, "rounds": 1, "evaluate_every": 0}
     found = p2pfl.simulate(
         small
         | {
             "run": [
-                {"name": "merged", "policy": {"name": "random", "judged": "merged"}},
+                {"name": "merged", "policy": {"name": "random", "reported_stage": "merged"}},
                 {"name": "trained", "policy": {"name": "random"}},
             ]
         }
     )
-    assert [result.summary["judged"] for result in found] == ["merged", "trained"]
+    assert [result.summary["reported_stage"] for result in found] == ["merged", "trained"]
     assert {result.summary["higher_is_better"] for result in found} == {True}  # the accuracy on digits
 
 
@@ -337,7 +344,7 @@ def test_a_nodes_result_is_that_of_the_round_that_was_best_on_validation(folder,
 
 
 def test_nodes_without_test_data_have_no_figure(tmp_path):
-    file = resolve({"nodes": 3, "rounds": 1, "task": {"name": "test_results:untested"}}, [], "study", ".")
+    file = resolve({"nodes": 3, "rounds": 1, "task": {"name": "tests.sim.results.test_results:untested"}}, [], "study", ".")
     found = summary(leave(file, tmp_path / "out"))
     none = {"mean": None, "std": None, "variance": None, "worst_decile": None, "nodes": [None] * 3, "per_group": {}}
     assert found["runs"][0]["test"] == none
@@ -356,8 +363,8 @@ def test_each_snapshot_is_reported_where_it_was_best_on_validation(folder):
             if best:
                 means[stage] = pytest.approx(float(np.mean(best)))
         assert found["test_by_snapshot"] == means
-        judged = "merged" if name == "alone" else "trained"  # who trains alone publishes nothing
-        assert found["test_by_snapshot"][judged] == pytest.approx(found["test"]["mean"])
+        reported = "merged" if name == "alone" else "trained"  # who trains alone publishes nothing
+        assert found["test_by_snapshot"][reported] == pytest.approx(found["test"]["mean"])
         assert len(means) == (1 if name == "alone" else 2)
 
 
@@ -529,7 +536,12 @@ class Fading(Random):
 
 def test_a_policy_that_stops_collaborating_has_no_late_links():
     (found,) = p2pfl.simulate(
-        {"nodes": 4, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "test_results:Fading"}}
+        {
+            "nodes": 4,
+            "rounds": 4,
+            "task": {"name": "concept-shift"},
+            "policy": {"name": "tests.sim.results.test_results:Fading"},
+        }
     )
     assert set(found.edges["round"].tolist()) == {1}
     late = found.summary["collaboration"]
@@ -581,7 +593,7 @@ def with_policy(name):
 
 
 def test_models_that_were_asked_for_in_two_goes_are_one_edge_each():
-    found = with_policy("test_results:InTwoGoes")
+    found = with_policy("tests.sim.results.test_results:InTwoGoes")
     edges = list(zip(*(found.edges[name].tolist() for name in ("round", "src", "dst", "weight", "bytes")), strict=True))
     assert sorted(edges) == [
         (r, src, dst, 0.25, MODEL) for r in (1, 2) for src in range(4) for dst in range(4) if src != dst
@@ -590,14 +602,14 @@ def test_models_that_were_asked_for_in_two_goes_are_one_edge_each():
 
 
 def test_a_model_that_counted_nothing_is_no_edge():
-    found = with_policy("test_results:Unmoved")
+    found = with_policy("tests.sim.results.test_results:Unmoved")
     assert len(found.edges["src"]) == 0
     assert found.summary["collaboration"] == {"edges": 0, "within_group": None}
     assert found.summary["traffic"]["models"] == found.rounds["models_in"].sum() == 4 * 3 * 2
 
 
 def test_the_trace_shows_who_has_received_what():
-    found = {name: with_policy(f"test_results:{name}") for name in ("Unmoved", "Deaf")}
+    found = {name: with_policy(f"tests.sim.results.test_results:{name}") for name in ("Unmoved", "Deaf")}
     assert found["Unmoved"].summary["test"] == found["Deaf"].summary["test"]  # the models are the same
     assert found["Unmoved"].summary["trace"] != found["Deaf"].summary["trace"]
 
@@ -623,6 +635,7 @@ def test_runs_with_other_metrics_are_in_one_table(tmp_path):
 # scenario.toml
 
 
+@pytest.mark.slow
 def test_the_scenario_left_behind_gives_the_same_again(folder, tmp_path):
     again = leave(load(str(folder / "scenario.toml"), trust=True), tmp_path / "again")
     first, second = summary(folder), summary(again)
@@ -720,7 +733,11 @@ SMALL = {"nodes": 12, "rounds": 4, "task": {"name": "concept-shift"}, "policy": 
 
 
 def test_a_fetch_that_brings_nothing_does_no_harm():
-    slow = {"mode": "asynchronous", "compute": {"slowdown": [1.0, 9.0]}, "policy": {"name": "test_results:InTwoGoes"}}
+    slow = {
+        "mode": "asynchronous",
+        "compute": {"slowdown": [1.0, 9.0]},
+        "policy": {"name": "tests.sim.results.test_results:InTwoGoes"},
+    }
     (found,) = p2pfl.simulate({"nodes": 4, "rounds": 3, "task": {"name": "concept-shift"}} | slow)
     assert found.summary["traffic"]["models"] >= len(found.edges["src"]) > 0
 
@@ -741,7 +758,7 @@ class Prepared(Random):
 
 
 def test_what_was_fetched_for_the_preparation_is_no_edge_of_round_1():
-    found = with_policy("test_results:Prepared")
+    found = with_policy("tests.sim.results.test_results:Prepared")
     first = (found.edges["round"] == 1) & (found.edges["dst"] == 0)
     assert found.edges["weight"][first].sum() == pytest.approx(0.75)
 

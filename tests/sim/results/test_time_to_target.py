@@ -12,7 +12,7 @@ from p2pfl.sim.results.time_to_target import mean_reached, reached
 from p2pfl.sim.scenario.scenario import resolve
 
 RUN = {
-    **{"metric": "accuracy", "judged": "trained", "higher_is_better": True},
+    **{"metric": "accuracy", "reported_stage": "trained", "higher_is_better": True},
     **{"traffic": {"preparation": {"bytes": 1000}}},
 }
 
@@ -37,7 +37,7 @@ def test_the_first_round_in_which_the_mean_is_good_enough():
     assert reached(ROUNDS, RUN, 0.7) == {"round": 2, "virtual_s": 5.0, "bytes": 1100}
     assert reached(ROUNDS, RUN, 0.3) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
     assert reached(ROUNDS, RUN, 0.71) is None
-    assert reached(ROUNDS, RUN | {"judged": "merged"}, 0.71) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
+    assert reached(ROUNDS, RUN | {"reported_stage": "merged"}, 0.71) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
 
 
 def test_where_less_is_better_the_target_is_reached_from_above():
@@ -87,6 +87,7 @@ target = 0.99
 """
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_took(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)

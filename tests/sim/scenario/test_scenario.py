@@ -149,6 +149,7 @@ def test_only_some_runs(file):
         load(file).only("x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped())
 def test_shipped_scenarios_name_what_exists(name):
     file = load(name)
@@ -228,7 +229,7 @@ def test_every_scenario_takes_every_common_key(name, change):
         ("network=3", "study: network must be a table such as { latency = 0.1 }, got 3"),
         ("budget=3", "study: budget must be a table such as { models = 3 }, got 3"),
         ("task={name=3}", "study: task.name must be a string, got 3"),
-        ("policy.tau=-1.0", "run 'alone': unknown key 'policy.tau'; did you mean 'policy.judged'?"),
+        ("policy.tau=-1.0", "run 'alone': unknown key 'policy.tau'; did you mean 'policy.epochs'?"),
         ("task.lr=fast", "run 'alone': task.lr is 'fast': Expected `float`"),
         ("task.lr=nan", "run 'alone': task: lr must be 0 or more, and finite, got nan"),
         ("device=tpu", "unknown device 'tpu'"),

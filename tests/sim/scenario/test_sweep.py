@@ -192,6 +192,7 @@ HERE = ("--engine", "local", "--no-report", "--out", "here")
 NEIGHBOURS = ("study.toml", "--vary", "policy.neighbours=1,2", "--vary", "budget.models=0,[1, 2]")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("study")
 def test_a_sweep_has_the_values_in_its_table_and_runs_again_by_itself(capsys):
     code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:2", *HERE)
@@ -214,6 +215,7 @@ def test_a_sweep_has_the_values_in_its_table_and_runs_again_by_itself(capsys):
     assert left_behind("there") == left_behind("here")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("study")
 def test_values_without_end_and_wide_tables_are_told_as_they_are(capsys):
     keys = ("deadline=inf,5", 'trainer="one-by-one"', "network.latency=[0.01, 0.1]", "policy.neighbours=1", "task.hidden=64")
@@ -231,6 +233,7 @@ def test_values_without_end_and_wide_tables_are_told_as_they_are(capsys):
     assert [row["varied"]["deadline"] for row in (*summary["runs"], *summary["table"])] == ["inf", 5] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("study")
 def test_the_front_is_not_marked_where_the_tasks_differ(capsys):
     code, out, _ = command(capsys, "study.toml", "--vary", "task.samples=20,30", *HERE)
@@ -239,6 +242,7 @@ def test_the_front_is_not_marked_where_the_tasks_differ(capsys):
     assert all("front" not in row for row in json.loads(Path("here/summary.json").read_text())["table"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("study")
 def test_runs_of_several_rows_are_named_in_the_table(capsys):
     rows = '[[run]]\nname = "alone"\npolicy = { name = "local" }\n[[run]]\nname = "two"\n'
@@ -249,6 +253,7 @@ def test_runs_of_several_rows_are_named_in_the_table(capsys):
     assert table == [["alone", ""], ["two", "1"], ["two", "2"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("study")
 def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(capsys):
     code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:100", "--dry-run", "--workers", "1")
@@ -288,6 +293,7 @@ def test_sweeps_that_cannot_be(capsys, arguments, message):
     assert err.startswith(message)
 
 
+@pytest.mark.slow
 def test_a_policy_beside_the_scenario_is_found(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "elsewhere"
     folder.mkdir()

@@ -129,7 +129,7 @@ def test_an_error_that_nobody_retrieved_ends_the_run():
 # Batching
 
 
-class Crew:
+class ComputeBackend:
     """Notes what was computed together; the result is (node, time)."""
 
     def __init__(self):
@@ -142,7 +142,7 @@ class Crew:
 
 
 def batched(main):
-    loop, crew = virtual_loop(), Crew()
+    loop, crew = virtual_loop(), ComputeBackend()
     return crew, run(main(Batcher(crew, loop)), loop)
 
 

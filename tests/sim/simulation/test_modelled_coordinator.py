@@ -13,7 +13,7 @@ from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.modelled_coordinator import Leader
 from p2pfl.sim.simulation.simulation import Simulation, run
 from p2pfl.task import Part, make_task
-from p2pfl.testing import rehearse
+from p2pfl.testing import run_in_memory
 
 NAMES = [f"node-{k}" for k in range(6)]
 TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
@@ -32,7 +32,9 @@ def scenario(policy="fedpref", **changes):
 
 
 def on_dictionaries(policy="fedpref", rounds=6, **options):
-    cast, _ = rehearse({name: make_policy(policy, POLICIES.get(policy, {})) for name in NAMES}, TASKS, rounds, **options)
+    cast, _ = run_in_memory(
+        {name: make_policy(policy, POLICIES.get(policy, {})) for name in NAMES}, TASKS, rounds, **options
+    )
     return {name: actor.params.tobytes() for name, actor in cast.items()}
 
 
@@ -55,6 +57,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_simulation_gives_what_dictionaries_give(policy, world):
@@ -63,6 +66,7 @@ def test_a_simulation_gives_what_dictionaries_give(policy, world):
     assert result.expired == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(policy):
     modelled, wire = (run(scenario(policy, fidelity=fidelity)) for fidelity in ("modelled", "wire"))
@@ -84,6 +88,7 @@ def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(p
     assert modelled.recorder.elections() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [{"name": "concept-shift"}, {"name": "digits", "labels": 3}], ids=["equal", "unequal"])
 @pytest.mark.parametrize("trainer", ["one-by-one", "stacked"])
 @pytest.mark.parametrize("policy", ["fedavg", "fedprox"])
@@ -102,6 +107,7 @@ def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph(policy, trainer
                 assert mine.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.slow
 def test_equal_runs_have_equal_traces_whatever_the_order_of_the_nodes():
     digests = {
         run(scenario(network={"latency": [0.01, 0.3]}), order=order).recorder.trace.digest()
@@ -168,6 +174,7 @@ def delayed(simulation, name, round, seconds):
     exchange.submit = late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["node-4", "node-0"])
 def test_who_is_too_late_for_the_coordinator_is_left_out_and_told(policy, name):
@@ -178,12 +185,14 @@ def test_who_is_too_late_for_the_coordinator_is_left_out_and_told(policy, name):
     assert params(result.nodes) == on_dictionaries(policy, absent={2: [name]})
 
 
+@pytest.mark.slow
 def test_who_is_late_by_less_is_waited_for():
     simulation = Simulation(scenario())
     delayed(simulation, "node-4", 2, 3.9)
     assert params(simulation.run().nodes) == on_dictionaries()
 
 
+@pytest.mark.slow
 def test_who_is_a_round_ahead_is_not_waited_for():
     simulation = Simulation(scenario("cfl"))
     delayed(simulation, "node-4", 2, None)
@@ -246,6 +255,7 @@ def test_a_successor_goes_on_from_what_the_participants_hold(policy):
     assert params(simulation.run().nodes) == on_dictionaries(policy)
 
 
+@pytest.mark.slow
 def test_without_a_coordinator_every_node_trains_alone():
     simulation = Simulation(scenario("coordinated-fedavg"))
     coordination_of(simulation).leader = lambda: None

@@ -83,6 +83,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_one_event_for_a_fetch_equals_message_by_message(world):
     options = {"trainer": "one-by-one"} | WORLDS[world]
@@ -129,6 +130,7 @@ def uncoded(world):
     return params(run(scenario(trainer="one-by-one", **CODED_WORLDS[world])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("codec", "world"), list(coded_pairs()))
 def test_with_a_codec_the_modelled_exchange_is_the_one_by_messages_too(codec, world):
     options = {"trainer": "one-by-one", "codec": CODECS[codec]} | CODED_WORLDS[world]
@@ -140,6 +142,7 @@ def test_with_a_codec_the_modelled_exchange_is_the_one_by_messages_too(codec, wo
     assert uncoded(world) != params(modelled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["instant", "asynchronous", "latency, slow nodes", "ring"])
 def test_both_take_the_same_virtual_time(world):
     options = {"trainer": "one-by-one"} | WORLDS[world]
@@ -152,6 +155,7 @@ def test_both_take_the_same_virtual_time(world):
     assert np.allclose(times[0] - times[0].min(), times[1] - times[1].min(), atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow", "latency", "schedule"),
     [
@@ -190,13 +194,13 @@ class Nosy(Random):
 
     async def round(self, me, peers):
         merged = await super().round(me, peers)
-        self.losses = await peers.scores(self.candidates(me, peers), me.params)
+        self.losses = await peers.remote_losses(self.candidates(me, peers), me.params)
         return merged
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_no_policy_has_models_of_those_that_the_topology_forbids(fidelity):
-    policy = {"name": "test_sim:Nosy", "neighbours": 13}
+    policy = {"name": "tests.sim.simulation.test_simulation:Nosy", "neighbours": 13}
     result = run(scenario(policy=policy, topology={"name": "ring"}, fidelity=fidelity))
     edges = result.recorder.edges_table()
     assert {*zip(edges["src"].tolist(), edges["dst"].tolist(), strict=True)} == {
@@ -236,6 +240,7 @@ def test_the_order_in_which_nodes_are_made_changes_nothing(options):
     assert params(straight) == params(shuffled)
 
 
+@pytest.mark.slow
 def test_node_speeds_do_not_change_what_synchronous_nodes_learn():
     single = {"trainer": "one-by-one"}  # a stack of another size may differ in its last bits
     equal, unequal = run(scenario(**single)), run(scenario(compute={"slowdown": [1.0, 5.0]}, **single))
@@ -264,6 +269,7 @@ def test_two_processes_give_the_same_trace():
     assert printed == [trace(run(scenario()))] * 2
 
 
+@pytest.mark.slow
 def test_engines_give_the_same_results():
     file = load("dac-synthetic", ["form=smoke"])
     file = replace(file.only("cosine"), seeds=(0, 1))
@@ -291,6 +297,7 @@ def test_synchronous_nodes_of_equal_speed_train_in_one_batch():
     assert result.batches["mean"] == (4, 48)
 
 
+@pytest.mark.slow
 def test_asynchronous_nodes_of_very_different_speeds_still_train_in_batches():
     result = run(
         scenario(nodes=100, rounds=6, mode="asynchronous", compute={"slowdown": [1.0, 10.0]}, policy={"name": "random"})
@@ -318,6 +325,7 @@ def test_stacked_runs_equal_one_by_one_runs(mode, task):
 # Faults of the network
 
 
+@pytest.mark.slow
 def test_lost_frames_are_survived():
     result = run(scenario(rounds=20, network={"loss": 0.02}))
     assert result.expired > 0
@@ -391,7 +399,7 @@ def own_layout(part, seed):
 
 def test_nodes_whose_tasks_differ_in_layout_are_refused():
     with pytest.raises(ConfigurationError, match=r"node-3 has another layout than that of node-0: 12 values .* 11"):
-        Simulation(scenario(nodes=4, task={"name": "test_sim:own_layout"}))
+        Simulation(scenario(nodes=4, task={"name": "tests.sim.simulation.test_simulation:own_layout"}))
 
 
 def test_a_run_that_diverges_says_who_and_when():
@@ -400,7 +408,11 @@ def test_a_run_that_diverges_says_who_and_when():
 
 
 def test_a_module_that_cannot_be_stacked_is_trained_one_by_one_with_a_note():
-    result = run(scenario(nodes=3, rounds=1, task={"name": "test_sim:dropping"}, policy={"name": "random"}))
+    result = run(
+        scenario(
+            nodes=3, rounds=1, task={"name": "tests.sim.simulation.test_simulation:dropping"}, policy={"name": "random"}
+        )
+    )
     assert result.notes == ["trained one by one: module Sequential cannot be stacked: " + result.notes[0].split(": ", 2)[2]]
 
 
@@ -414,7 +426,11 @@ def dropping(part, seed):
 
 
 def test_nodes_of_which_some_lack_a_split_are_trained_one_by_one_with_a_note():
-    result = run(scenario(nodes=3, rounds=2, task={"name": "test_sim:unvalidated"}, policy={"name": "random"}))
+    result = run(
+        scenario(
+            nodes=3, rounds=2, task={"name": "tests.sim.simulation.test_simulation:unvalidated"}, policy={"name": "random"}
+        )
+    )
     assert result.notes == ["trained one by one: some nodes lack a split that others have"]
     losses = [result.recorder.results[name].get("validation_loss") for name in result.nodes]
     assert [loss is None for loss in losses] == [True, False, False]
@@ -429,7 +445,7 @@ def unvalidated(part, seed):
 
 @pytest.mark.parametrize(("side", "stacked"), [(8, True), (32, False)])
 def test_large_convolutions_are_trained_one_by_one_on_a_cpu(side, stacked):
-    task = {"name": "test_sim:convolving", "side": side}
+    task = {"name": "tests.sim.simulation.test_simulation:convolving", "side": side}
     result = run(scenario(nodes=2, rounds=1, task=task, policy={"name": "random"}))
     assert result.notes == ([] if stacked else ["trained one by one: large convolutions are faster one by one on a CPU"])
 

@@ -15,11 +15,11 @@ from p2pfl.data.partition.partition import class_pools, clusters, dirichlet, gro
 from p2pfl.data.partition.shifts import concept, label_permutation
 from p2pfl.data.partition.splits import by_class, draw_test, histogram, hold_out
 from p2pfl.errors import ConfigurationError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 
 def rng(seed=0):
-    return Draws(seed, "test").generator(0, "partition")
+    return RandomStreams(seed, "test").generator(0, "partition")
 
 
 def labels_of(n, classes=10, seed=0):

@@ -16,7 +16,7 @@ from p2pfl.data.tabular import table as tables
 from p2pfl.data.tabular.sensitive_attributes import Grouping, groups_of
 from p2pfl.data.tabular.synthetic import COVARIANCES, MEANS, log_density, synthetic
 from p2pfl.errors import ConfigurationError
-from p2pfl.random_streams import Draws
+from p2pfl.random_streams import RandomStreams
 
 REAL = os.environ.get("P2PFL_DATA", "")
 
@@ -320,8 +320,11 @@ def test_synthetic_is_divided_as_in_the_paper():
 def test_stratified_parts_are_alike(n_nodes, seed):
     data = fairness_datasets.load("synthetic", "", 0, 400)
     cells = 2 * data.labels + data.groups("z")
-    for part in group_partition.dealt(
-        np.arange(400), group_partition.stratified(data, n_nodes, None, ("z",)), n_nodes, Draws(seed, "x").generator(0, "")
+    for part in group_partition.divide_rows(
+        np.arange(400),
+        group_partition.stratified(data, n_nodes, None, ("z",)),
+        n_nodes,
+        RandomStreams(seed, "x").generator(0, ""),
     ):
         for cell in range(4):
             exact = (cells == cell).sum() / n_nodes

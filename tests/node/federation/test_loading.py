@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
-from p2pfl.node.runtime import loading
 
 ROOT = Path(__file__).parents[3]
 TASK = """

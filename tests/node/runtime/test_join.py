@@ -15,9 +15,9 @@ import pytest
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.cli.main import main
-from p2pfl.node.federation import join as joining
 from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config
+from p2pfl.node.runtime import join as joining
 from p2pfl.system.failpoints import VARIABLE
 from tests.support import forked
 from tests.support.processes import PATIENCE, federate, free_ports

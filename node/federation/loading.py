@@ -23,7 +23,7 @@ from p2pfl.system.size_limit import TRAINING, check_size, within
 from p2pfl.task import Part, Task, make_task
 
 
-class Setup(NamedTuple):
+class LoadedNode(NamedTuple):
     """
     Attributes:
         config: with what the federation has agreed on.
@@ -36,7 +36,7 @@ class Setup(NamedTuple):
     agreement: Agreement | None
 
 
-def load(folder: Path, changes: Sequence[str] = ()) -> Setup:
+def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
     """Load a node's folder, with "key=value" changes of node.toml applied.
 
     Raises:
@@ -46,17 +46,17 @@ def load(folder: Path, changes: Sequence[str] = ()) -> Setup:
     own = config.load(folder, changes)
     membership = load_federation(folder)
     if membership is None:
-        return Setup(folder, own, None, None)
+        return LoadedNode(folder, own, None, None)
     agreed = agreement.read(membership.file)
     for change in changes:
         key = toml_config.parse_change(change)[0].partition(".")[0]
         if key in (*AGREED, "task", "policy"):
             raise ConfigurationError(f"{key} is what the federation {agreed.name} has agreed on; it cannot be changed here")
     with config.said_of(folder / config.CONFIG):
-        return Setup(folder, agreement.applied(own, agreed), membership, agreed)
+        return LoadedNode(folder, agreement.applied(own, agreed), membership, agreed)
 
 
-def policy_of(setup: Setup) -> Policy:
+def policy_of(setup: LoadedNode) -> Policy:
     """Make a node's policy.
 
     Raises:
@@ -71,7 +71,7 @@ def policy_of(setup: Setup) -> Policy:
     return policy
 
 
-def task_of(setup: Setup, memory: int | None = None, copies: int = TRAINING) -> Task:
+def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING) -> Task:
     """Make a node's task, if there is room for its model.
 
     Args:

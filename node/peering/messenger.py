@@ -6,12 +6,12 @@ from collections import Counter
 from itertools import count
 
 from p2pfl.node.peering.peer import Peer
-from p2pfl.node.peering.peer_view import Roster
+from p2pfl.node.peering.peer_view import PeerView
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m
-from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Payload, Sealer
+from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, FrameSigner, Payload
 
 
 class Messenger:
@@ -22,7 +22,7 @@ class Messenger:
         rejected: counts frames by the cause for which they were refused or lost.
     """
 
-    def __init__(self, sealer: Sealer, roster: Roster, traffic: Traffic) -> None:
+    def __init__(self, sealer: FrameSigner, roster: PeerView, traffic: Traffic) -> None:
         self.numbers = count(1)
         self.rejected: Counter[str] = Counter()
         self._sealer = sealer
