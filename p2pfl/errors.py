@@ -70,9 +70,16 @@ class DivergenceError(RunError):
         return f"the training of {name} diverged in round {round}; a lower learning rate may help"
 
 
+RENAMED = {"judged": "reported_stage"}
+"""Keys of earlier versions, and what they are called now."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
-    """Return the error for a `name` that is none of the `known` ones, with the nearest of them."""
+    """Return the error for a `name` that is none of the `known` ones, with its new name or the nearest of them."""
     names = sorted(known)
+    parent, dot, key = name.rpartition(".")
+    if (new := f"{parent}{dot}{RENAMED.get(key, key)}") in names:
+        return ConfigurationError(f"unknown {what} {name!r}; it is called {new!r} now")
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
     return ConfigurationError(f"unknown {what} {name!r}; {hint}")

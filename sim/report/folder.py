@@ -1,6 +1,6 @@
 """The folder that a run has left, read for a report: what is missing or damaged is said in one line.
 
-Only summary.json must be whole. A summary of an older version lacks keys: what depends on them is left out of the report.
+Only summary.json must be whole. What depends on keys that it lacks is left out of the report.
 """
 
 from __future__ import annotations
@@ -110,6 +110,10 @@ def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
         raise ConfigurationError(f"{file} is damaged, or no summary of a run: {error}") from error
     if not summary.runs:
         raise ConfigurationError(f"{file} names no run")
+    if any("judged" in run for run in raw["runs"]):
+        raise ConfigurationError(
+            f"{file} was written by an earlier version, whose keys had other names; run the scenario again"
+        )
     return raw, summary
 
 

@@ -718,6 +718,11 @@ def other_numbers(key, value):
     return change
 
 
+def of_before(folder):
+    file = folder / "summary.json"
+    file.write_text(file.read_text().replace('"reported_stage"', '"judged"'))
+
+
 def unfinished(folder):
     (folder / "summary.json").unlink()
     (folder / "parts").mkdir()
@@ -733,6 +738,7 @@ def unfinished(folder):
         (lambda folder: (folder / "summary.json").write_text("[]"), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[" * 100_000), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": []}'), "names no run"),
+        (of_before, "was written by an earlier version, whose keys had other names; run the scenario again"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": [{"name": 1}]}'), "$.runs[0]"),
         (other_numbers("traffic", {"bytes": "many"}), "$.runs[0].traffic.bytes"),
         (other_numbers("time", {"virtual_s": []}), "$.runs[0].time.virtual_s"),

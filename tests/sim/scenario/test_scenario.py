@@ -230,6 +230,7 @@ def test_every_scenario_takes_every_common_key(name, change):
         ("budget=3", "study: budget must be a table such as { models = 3 }, got 3"),
         ("task={name=3}", "study: task.name must be a string, got 3"),
         ("policy.tau=-1.0", "run 'alone': unknown key 'policy.tau'; did you mean 'policy.epochs'?"),
+        ("policy.judged=merged", "run 'alone': unknown key 'policy.judged'; it is called 'policy.reported_stage' now"),
         ("task.lr=fast", "run 'alone': task.lr is 'fast': Expected `float`"),
         ("task.lr=nan", "run 'alone': task: lr must be 0 or more, and finite, got nan"),
         ("device=tpu", "unknown device 'tpu'"),
