@@ -199,13 +199,13 @@ def alias(path: str) -> str:
 
 def scenarios(module: str) -> str:
     """The scenarios that are shipped: what they are about, how large they are, and their forms."""
-    from p2pfl.config import toml_config
+    from p2pfl.config import toml_reader
     from p2pfl.sim.scenario import scenario
 
     rows = []
     for name, path in scenario.shipped().items():
         file = scenario.load(name)
-        forms = ", ".join(f"`{form}`" for form in toml_config.read(path).get("forms", {}))
+        forms = ", ".join(f"`{form}`" for form in toml_reader.read(path).get("forms", {}))
         size = f"{len(file.runs)} runs of {file.runs[0].nodes} nodes, {file.runs[0].rounds} rounds"
         rows.append((f"`{name}`", f"{file.description}<br>*{size}; other forms: {forms}*"))
     return _table(("scenario", "about"), rows)

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from p2pfl.config.registry import build, resolve, takes
+from p2pfl.config.binding import build, takes
+from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.learner import Learner
 from p2pfl.parameters import Layout, Parameters

@@ -7,7 +7,7 @@ from hashlib import sha256
 from math import nan
 
 from p2pfl.compression.codecs import TopK, make_codec
-from p2pfl.config import toml_config
+from p2pfl.config.binding import split_name
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.config import ExchangeConfig, NeighbourRoles
 from p2pfl.node.exchange.losses import LossFunction
@@ -85,7 +85,7 @@ def message_exchange(
 
 def coding_of(task: Task, settings: Settings) -> ModelEncoder:
     """Return the encoding of models that the settings name."""
-    codec = make_codec(*toml_config.named("codec", settings.codec))
+    codec = make_codec(*split_name("codec", settings.codec))
     initial = task.layout.shared_of(task.initial(settings.seed)) if isinstance(codec, TopK) else None
     return ModelEncoder(codec, task.layout.shared, initial)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from p2pfl.compression.codecs import make_codec
-from p2pfl.config import toml_config
+from p2pfl.config.binding import bind, split_name
 from p2pfl.config.local_options import check_shared
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import NodeConfig
@@ -101,9 +101,9 @@ def read(federation: Federation) -> Agreement:
             business: a file of its machine, or its preference.
     """
     where = f"the federation {federation.name}"
-    agreement = toml_config.typed(where, federation.tables, Agreement)
+    agreement = bind(where, federation.tables, Agreement)
     for kind in ("task", "policy"):
-        toml_config.named(f"{where}: {kind}", getattr(agreement, kind))
+        split_name(f"{where}: {kind}", getattr(agreement, kind))
     msgspec.convert({key: getattr(agreement, key) for key in AGREED}, Settings, from_attributes=True).check()
     if agreement.model.values < 1:
         raise ConfigurationError(f"{where}: model.values must be 1 or more, got {agreement.model.values}")
@@ -115,9 +115,9 @@ def read(federation: Federation) -> Agreement:
 
 
 def _check_options(task: Mapping[str, Any], policy: Mapping[str, Any]) -> None:
-    name, options = toml_config.named("task", task)
+    name, options = split_name("task", task)
     check_shared("task", name, options)
-    check_shared("policy", "", toml_config.named("policy", policy)[1])
+    check_shared("policy", "", split_name("policy", policy)[1])
 
 
 def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
@@ -232,7 +232,7 @@ def terms(
         "round mode": settings.mode,
         "rounds": str(settings.rounds),
         "local submission trigger": "the end of a round's training, and a peer's request",
-        "local submission format": make_codec(*toml_config.named("codec", settings.codec)).words,
+        "local submission format": make_codec(*split_name("codec", settings.codec)).words,
         "local aggregation behaviour": "waits for models of its round" if synchronous else "takes the newest models",
         "joint aggregation behaviour": "none; every node aggregates for itself",
         "integration of a received model": "as the policy says, in place of the local model",

@@ -7,7 +7,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from p2pfl.config import toml_config
+from p2pfl.config.binding import split_name
 from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation.agreement import Agreement
@@ -41,7 +41,7 @@ def summary(agreement: Agreement) -> list[str]:
     """Return a federation's settings as lines for people."""
     lines = [f"the federation {agreement.name} asks for:"]
     for kind in _KINDS:
-        name, options = toml_config.named(kind, getattr(agreement, kind))
+        name, options = split_name(kind, getattr(agreement, kind))
         words = ", ".join(f"{printable(key)} = {value!r}" for key, value in options.items())
         lines.append(f"  {kind} {printable(name)}{': ' + words if words else ''}")
     values = agreement.model.values
@@ -56,8 +56,8 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
     """
     found = []
     for kind in _KINDS:
-        name, theirs = toml_config.named(kind, getattr(agreement, kind))
-        _, ours = toml_config.named(kind, getattr(own, kind))
+        name, theirs = split_name(kind, getattr(agreement, kind))
+        _, ours = split_name(kind, getattr(own, kind))
         if theirs == ours:
             continue
         find_own_modules(folder, own)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from p2pfl.config import toml_config
+from p2pfl.config import table_changes
+from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.federation import agreement
 from p2pfl.node.federation.agreement import AGREED, Agreement
@@ -49,7 +50,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
         return LoadedNode(folder, own, None, None)
     agreed = agreement.read(membership.file)
     for change in changes:
-        key = toml_config.parse_change(change)[0].partition(".")[0]
+        key = table_changes.parse_change(change)[0].partition(".")[0]
         if key in (*AGREED, "task", "policy"):
             raise ConfigurationError(f"{key} is what the federation {agreed.name} has agreed on; it cannot be changed here")
     with config.said_of(folder / config.CONFIG):
@@ -65,7 +66,7 @@ def policy_of(setup: LoadedNode) -> Policy:
     own = setup.config
     find_own_modules(setup.folder, own)
     with config.said_of(setup.folder / config.CONFIG):
-        policy = make_policy(*toml_config.named("policy", own.policy))
+        policy = make_policy(*split_name("policy", own.policy))
         if isinstance(policy, Coordinated):
             check_coordinated(own)
     return policy

@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from p2pfl.config import toml_config
+from p2pfl.config import table_changes, toml_reader
+from p2pfl.config.binding import bind, split_name
 from p2pfl.config.registry import locate
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder import incarnation
@@ -91,7 +92,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         for name in (self.name, *self.addresses):
             check_name(name)
         Part.parse(self.part)
-        locate("task", toml_config.named("task", self.task)[0], TASKS, "p2pfl.tasks")
+        locate("task", split_name("task", self.task)[0], TASKS, "p2pfl.tasks")
         if "preference" in self.task:
             raise ConfigurationError(
                 "task.preference would be told to the other members, as all of the task's options are; write"
@@ -102,7 +103,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "task.root is a folder of this machine, and the task's options are agreed on with the other members; write"
                 ' root = "..." outside of the table [task]'
             )
-        locate("policy", toml_config.named("policy", self.policy)[0], POLICIES, "p2pfl.policies")
+        locate("policy", split_name("policy", self.policy)[0], POLICIES, "p2pfl.policies")
         try:
             for address in (self.listen, *self.advertise, *self.addresses.values()):
                 split_address(address)
@@ -119,7 +120,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def task_options(self) -> dict[str, Any]:
         """Return the options of the task, with the node's own files and preference if it has them."""
-        _, options = toml_config.named("task", self.task)
+        _, options = split_name("task", self.task)
         own = {"data": self.data, "root": self.root, "initial": self.initial, "preference": self.preference}
         return options | {key: value for key, value in own.items() if value}
 
@@ -139,7 +140,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     path = folder / CONFIG
     if not path.exists():
         raise ConfigurationError(f"{folder} is not a node's folder: it has no {CONFIG}; make one with p2pfl-node init")
-    config = toml_config.typed(str(path), toml_config.changed(toml_config.read(path), changes), NodeConfig)
+    config = bind(str(path), table_changes.with_changes(toml_reader.read(path), changes), NodeConfig)
     with said_of(path):
         config.check()
     return config

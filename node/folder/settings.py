@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from p2pfl.compression.codecs import make_codec
-from p2pfl.config import toml_config
+from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Robust
 
@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for key in ("deadline", "max_staleness"):
             if not getattr(self, key) > 0:
                 raise ConfigurationError(f"{key} must be more than 0 seconds, got {getattr(self, key)}")
-        make_codec(*toml_config.named("codec", self.codec))
+        make_codec(*split_name("codec", self.codec))
 
 
 def check_coordinated(settings: Settings) -> None:

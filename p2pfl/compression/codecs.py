@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from p2pfl.config.registry import build
+from p2pfl.config.binding import build
 from p2pfl.errors import P2pflError, unknown
 from p2pfl.parameters import Layout, Parameters
 

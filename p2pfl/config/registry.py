@@ -10,14 +10,11 @@ import pkgutil
 import re
 import sys
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-
-from p2pfl.errors import ConfigurationError, none_of, unknown
+from p2pfl.errors import ConfigurationError, unknown
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
@@ -86,84 +83,3 @@ def _lacks(factory: Callable[..., Any], methods: Sequence[str]) -> list[str]:
 def root_of(path: str) -> str:
     """Return the top-level module of a "package.module:attribute"."""
     return path.partition(":")[0].partition(".")[0]
-
-
-def named(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what the `name` of a table such as { name = "iid" } stands for, and the table's other keys.
-
-    Raises:
-        ConfigurationError: there is no name, or none that is known.
-    """
-    name = table.get("name")
-    if not isinstance(name, str):
-        raise ConfigurationError(f'{where} must be a table with a name, such as {{ name = "{next(iter(known))}" }}')
-    if name not in known:
-        raise unknown(where, name, known)
-    return known[name], {key: value for key, value in table.items() if key != "name"}
-
-
-def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **given: Any) -> Any:
-    """Call `factory(**given, **options)` after checking the options against its signature.
-
-    Options are converted to the types that the factory's annotations name, so "wrong type" is said with the key.
-
-    Raises:
-        ConfigurationError: an unknown, missing or ill-typed option, or one that the factory itself refuses.
-    """
-    try:
-        signature, hints = (_known if isinstance(factory, Hashable) else _described)(factory)
-    except ValueError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    known = [name for name in signature.parameters if name not in given]
-    values = {}
-    for key, value in options.items():
-        if key not in known and not open_ended:
-            raise unknown("key", f"{what}.{key}", [f"{what}.{name}" for name in known])
-        values[key] = convert(f"{what}.{key}", value, hints.get(key, Any))
-    try:
-        signature.bind(**given, **values)
-    except TypeError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
-    try:
-        return factory(**given, **values)
-    except ValueError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
-
-
-def takes(factory: Callable[..., Any], option: str, given: Sequence[str] = ()) -> bool:
-    """Return whether `build` would take an option for a factory, beside the arguments that it is given anyway."""
-    parameters = (_known if isinstance(factory, Hashable) else _described)(factory)[0].parameters
-    return option not in given and (option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
-
-
-def _described(factory: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return a factory's signature, and the types of its arguments. Raises ValueError if there is none to be had."""
-    return inspect.signature(factory), _hints(factory)
-
-
-_known = lru_cache(maxsize=64)(_described)  # ten thousand nodes are made by one factory, and to look at it takes longer
-
-
-def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of a factory's arguments, as far as its annotations can be resolved."""
-    for source in (factory, factory.__init__) if inspect.isclass(factory) else (factory,):
-        try:
-            hints = typing.get_type_hints(source)
-        except NameError:  # a name that is imported for type checkers only
-            continue
-        if hints:
-            return hints
-    return {}
-
-
-def convert(where: str, value: Any, kind: Any) -> Any:
-    """Return `value` as `kind`, or say at which key it is of another one."""
-    if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-        raise none_of(where, value, typing.get_args(kind))
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{where} is {value!r}: {error}") from error
-    except TypeError:  # a type that msgspec does not know, such as a user's own class: the factory will judge
-        return value

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pfl.config.registry import build, named
+from p2pfl.config.binding import build, choose
 from p2pfl.errors import ConfigurationError
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
@@ -108,7 +108,7 @@ def preference_of(
     """
     if len(own):
         return checked("task.preference", own, objectives), None
-    make, options = named("task.preferences", distribution, DISTRIBUTIONS)
+    make, options = choose("task.preferences", distribution, DISTRIBUTIONS)
     rng = RandomStreams(seed, f"preference/{part.index}").generator(0, "preference")
     point: Preference = build("task.preferences", make, options, part=part, rng=rng, objectives=objectives)
     return point, _group(part, len(options["weights"])) if make is groups else None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2pfl.config.registry import build, named
+from p2pfl.config.binding import build, choose
 from p2pfl.errors import ConfigurationError
 
 LEAST_WEIGHT = 1e-6  # below which nothing is divided by a weight
@@ -58,7 +58,7 @@ SCALARISATIONS: Mapping[str, Callable[..., Scalarise]] = {"linear": _linear, "tc
 
 def scalarisation(table: Mapping[str, Any]) -> Scalarise:
     """Return what a table such as { name = "tchebycheff", gamma = 10.0 } stands for."""
-    factory, options = named("task.scalarisation", table, SCALARISATIONS)
+    factory, options = choose("task.scalarisation", table, SCALARISATIONS)
     made: Scalarise = build("task.scalarisation", factory, options)
     return made
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from p2pfl.config.registry import build, resolve
+from p2pfl.config.binding import build
+from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.policy import Policy
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from p2pfl.config.registry import build, named
+from p2pfl.config.binding import build, choose
 from p2pfl.data.images.registry import data_root
 from p2pfl.data.partition import group_partition
 from p2pfl.data.tabular import fairness_datasets
@@ -121,7 +121,7 @@ def fairness(
         division=(partition, validation, test, official),
     )
     losses = FairLosses(pool.counts, measure, kind, sharpness, share)
-    steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
+    steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
     losses = _divided(pool, losses, tuple(widths), seed) if normalise else losses
     attributes = tuple(attribute.name for attribute in pool.attributes)
     objectives = ("accuracy_loss", *(f"unfairness_{name}" for name in attributes))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.config.registry import build, named
+from p2pfl.config.binding import build, choose
 from p2pfl.data.images import registry as sets
 from p2pfl.data.images.registry import ImageSet
 from p2pfl.data.images.transforms import augment as augmented
@@ -118,10 +118,10 @@ def images(
     loaded = tuple(sets.load(name, root) for name in names)
     share = _plan(loaded, division, part.count, seed)[part.index]
     source = loaded[share.source]
-    make, options = named("task.model", model, MODELS)
+    make, options = choose("task.model", model, MODELS)
     module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=share.labels)
     make_module(module)  # reports what is wrong with it
-    steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
+    steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
     draws = RandomStreams(seed, f"images/{part.index}")
     splits: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}
     if not validation:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
-from p2pfl.config.registry import build
+from p2pfl.config.binding import build
 from p2pfl.errors import ConfigurationError, MissingRequirementError, unknown
 from p2pfl.multiobjective.preferences import preference_of
 from p2pfl.rl.morl import MorlTask

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from p2pfl.config.registry import build, named
+from p2pfl.config.binding import build, choose
 from p2pfl.data.tabular.table import Kind
 from p2pfl.errors import ConfigurationError
 from p2pfl.fairness.fair_classifier import FairClassifier, classifier
@@ -92,7 +92,7 @@ def praffl(
         division=division,
         columns=columns,
     )
-    steps, how = named("task.optimizer", optimizer, OPTIMIZERS)
+    steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
     made = build("task.optimizer", steps, how)
     samples = pool.samples(part.index, False)
     if not 0 <= penalty < inf:

@@ -97,11 +97,11 @@ def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
 
 
 def _nodes(scenario: Scenario) -> list[dict[str, Any]]:
-    from p2pfl.config import toml_config
+    from p2pfl.config.binding import split_name
     from p2pfl.sim.simulation.plan import names
     from p2pfl.task import Part, make_task
 
-    name, options = toml_config.named("task", scenario.task)
+    name, options = split_name("task", scenario.task)
     result = []
     for k, node in enumerate(names(scenario.nodes)):
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from p2pfl.config import toml_config
+from p2pfl.config.binding import bind
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.formatting import number
 
@@ -83,7 +83,7 @@ def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[s
     Raises:
         ConfigurationError: one has an unknown key or row, or does not compare.
     """
-    claims = tuple(toml_config.typed(f"{where}: claim", entry, Claim) for entry in entries)
+    claims = tuple(bind(f"{where}: claim", entry, Claim) for entry in entries)
     for claim in claims:
         if (claim.above is None) == (claim.below is None) or not claim.runs or not claim.others:
             raise ConfigurationError(f"{where}: a claim of {claim.run!r} must have `above` or `below`, and not both")

@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from p2pfl.config import toml_config
+from p2pfl.config import table_changes
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.scenario.file_keys import Changes, last
 from p2pfl.sim.scenario.topology import changes_with_files, with_files
@@ -27,7 +27,7 @@ def run_tables(where: str, base: Table, entries: Sequence[Table], folder: str) -
         base: keys of all runs; its `name` is that of a run whose entry has none.
         folder: see p2pfl.sim.scenario.topology.with_files.
     """
-    merged = [toml_config.merged(base, with_files(entry, folder)) for entry in entries or [{}]]
+    merged = [table_changes.merge(base, with_files(entry, folder)) for entry in entries or [{}]]
     return [run for one in merged for run in _each(where, one, folder)]
 
 
@@ -45,7 +45,7 @@ def select_entries(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> l
     for key in picked:
         if key not in known:
             raise ConfigurationError(f"{where}: a form has an {unknown('run', key, known)}")
-    return [toml_config.merged(row, picked[key]) for key, row in known.items() if key in picked]
+    return [table_changes.merge(row, picked[key]) for key, row in known.items() if key in picked]
 
 
 def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]
         given = list(zip(each, values, strict=True))
         run = deepcopy(entry)
         for key, value in changes_with_files(given, folder):
-            toml_config.apply(run, key, value)
+            table_changes.apply(run, key, value)
         words = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given]
         run["name"] = ", ".join([str(entry["name"]), *words]) if words else entry["name"]
         runs.append(run)
@@ -86,7 +86,7 @@ def change_runs(where: str, runs: Sequence[Table], changes: Changes) -> tuple[li
     changed = deepcopy(list(runs))
     for run in changed:
         for key, value in changes:
-            toml_config.apply(run, key, value)
+            table_changes.apply(run, key, value)
     kept = _distinct(runs, changed) if changes else range(len(runs))
     dropped = [str(run["name"]) for k, run in enumerate(changed) if k not in kept]
     named = _with_names(where, [changed[k] for k in kept], last(changes, "policy.name", None))

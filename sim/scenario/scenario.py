@@ -43,7 +43,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from p2pfl.config import toml_config
+from p2pfl.config import table_changes, toml_reader
+from p2pfl.config.binding import bind, split_name
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.node.folder.settings import Settings
 from p2pfl.sim.scenario.budgets import Budgets
@@ -126,7 +127,7 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.nodes < 1:
             raise ConfigurationError(f"nodes must be 1 or more, got {self.nodes}")
         for key in ("task", "policy", "topology"):
-            toml_config.named(key, getattr(self, key))
+            split_name(key, getattr(self, key))
         for group, changes in self.policy_by_group.items():
             if "name" in changes:
                 raise ConfigurationError(
@@ -261,7 +262,7 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
         if path.suffix == ".toml":
             raise ConfigurationError(f"there is no scenario file {name}")
         raise unknown("scenario", name, known)
-    return resolve(toml_config.read(path), changes, name=path.stem, folder=str(path.resolve().parent), trust=trust)
+    return resolve(toml_reader.read(path), changes, name=path.stem, folder=str(path.resolve().parent), trust=trust)
 
 
 def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str, trust: bool = True) -> ScenarioFile:
@@ -270,13 +271,13 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
     keys.check(name)
     called = name if keys.name is None else keys.name
-    given = changes_with_files([toml_config.parse_change(change) for change in changes], folder)
+    given = changes_with_files([table_changes.parse_change(change) for change in changes], folder)
     _check_not_varied(name, keys, given)
     form = select_form(name, keys, given, folder)
     rows = [str(row.get("name", called)) for row in keys.run or [{}]]
     if keys.against and keys.against not in rows:
         raise ConfigurationError(f"{name}: {unknown('run in against', keys.against, rows)}")
-    of_all = {"name": called} | toml_config.merged(base, form.base)
+    of_all = {"name": called} | table_changes.merge(base, form.base)
     entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
     kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
     runs = tuple(checked(name, run) for run in kept)
@@ -332,7 +333,7 @@ def checked(where: str, table: Mapping[str, Any]) -> Scenario:
     Raises:
         ConfigurationError: a key that is not known, or a value that makes no sense.
     """
-    scenario = toml_config.typed(where, table, Scenario)
+    scenario = bind(where, table, Scenario)
     try:
         scenario.check()
     except ConfigurationError as error:

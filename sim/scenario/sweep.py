@@ -18,8 +18,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from p2pfl.compression.codecs import CODECS
-from p2pfl.config import toml_config
-from p2pfl.config.registry import resolve, takes
+from p2pfl.config import table_changes
+from p2pfl.config.binding import takes
+from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
 from p2pfl.sim.scenario.scenario import ScenarioFile, checked
@@ -75,7 +76,7 @@ def _axis(text: str) -> Axis:
     if (first := key.partition(".")[0]) in NOT_VARIED:
         other = f"; use {NOT_VARIED[first]}" if NOT_VARIED[first] else ""
         raise ConfigurationError(f"--vary {key}: this is no key of a run that could be varied{other}")
-    values = tuple(toml_config.parse_change(f"{key}={one}")[1] for one in texts)
+    values = tuple(table_changes.parse_change(f"{key}={one}")[1] for one in texts)
     for k, value in enumerate(values):
         if _same(value) in map(_same, values[:k]):
             raise ConfigurationError(f"--vary {key}: the value {texts[k]} is given twice")
@@ -159,10 +160,10 @@ def _applied(run: Table, axes: Sequence[Axis], places: Sequence[int], folder: st
     options = [(key, value) for key, value in given if (key, value) not in names]
     table = deepcopy(run)
     for key, value in changes_with_files(names, folder):
-        toml_config.apply(table, key, value)
+        table_changes.apply(table, key, value)
     taken = [(key, value) for key, value in options if _takes(table, key)]
     for key, value in changes_with_files(taken, folder):
-        toml_config.apply(table, key, value)
+        table_changes.apply(table, key, value)
     kept = {key for key, _ in (*names, *taken)}
     table["varied"] = {**run.get("varied", {}), **{key: value for key, value in given if key in kept}}
     return table

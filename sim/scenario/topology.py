@@ -11,8 +11,8 @@ from typing import Any
 
 import networkx as nx
 
-from p2pfl.config import toml_config
-from p2pfl.config.registry import build
+from p2pfl.config import table_changes
+from p2pfl.config.binding import build, split_name
 from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.scenario.network import Network
 from p2pfl.system.available_memory import check_memory
@@ -29,7 +29,7 @@ def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
     Raises:
         ConfigurationError: there is no such graph, or it has another number of nodes.
     """
-    name, options = toml_config.named("topology", table)
+    name, options = split_name("topology", table)
     if name == FILE:
         graph: nx.Graph = build("topology", read, options)
         if len(graph) != nodes:
@@ -58,7 +58,7 @@ def from_file(table: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], in
     if FILE not in table or table.get("name", FILE) != FILE:
         return None
     whole = {"name": FILE, **table, FILE: path_of("topology.file", table[FILE], folder)}
-    graph: nx.Graph = build("topology", read, toml_config.named("topology", whole)[1])
+    graph: nx.Graph = build("topology", read, split_name("topology", whole)[1])
     return whole, len(graph)
 
 
@@ -199,7 +199,7 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     if nodes is not None and nodes < 1:
         raise ConfigurationError(f"nodes must be 1 or more, got {nodes}")
     is_file = name not in BUILDERS and ("." in name or "/" in name)
-    table = toml_config.changed({FILE: name} if is_file else {"name": name}, changes)
+    table = table_changes.with_changes({FILE: name} if is_file else {"name": name}, changes)
     if found := from_file(table, "."):
         table, count = found
         nodes = count if nodes is None else nodes

@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 
 from p2pfl.compression.codecs import Codec, make_codec
-from p2pfl.config import toml_config
+from p2pfl.config.binding import split_name
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.node.exchange.model_encoding import ModelEncoder
@@ -81,7 +81,7 @@ class RunPlan:
         Raises:
             ConfigurationError: it cannot run as the scenario asks.
         """
-        found = make_policy(*toml_config.named("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
+        found = make_policy(*split_name("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
         refuse(self.scenario, found)
         return found
 
@@ -105,7 +105,7 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     check_groups(scenario, tasks)
     start = tasks[0].initial(scenario.seed) if initial is None else initial
     check_starts(tasks, known_as, start, scenario.seed)
-    codec = make_codec(*toml_config.named("codec", scenario.codec))
+    codec = make_codec(*split_name("codec", scenario.codec))
     positions, notes = located(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
     return RunPlan(scenario, known_as, around, tasks, start, codec, positions, (*around.notes, *scarcity, *notes))
 
@@ -196,8 +196,8 @@ def check(scenario: Scenario) -> Task:
         if scenario.network.latency == "geography":
             located(mapped(scenario.network, graph), names(scenario.nodes))
         for group in (None, *scenario.policy_by_group):
-            refuse(scenario, make_policy(*toml_config.named("policy", scenario.policy_of(group))))
-        task = make_task(*toml_config.named("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
+            refuse(scenario, make_policy(*split_name("policy", scenario.policy_of(group))))
+        task = make_task(*split_name("task", scenario.task), Part(0, scenario.nodes), scenario.seed)
         _check_pool(scenario, task)
         choose_device(scenario.device)
     except ConfigurationError as error:

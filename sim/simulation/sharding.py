@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any
 
-from p2pfl.config import toml_config
+from p2pfl.config.binding import split_name
 from p2pfl.learner import Learner
 from p2pfl.queries import NodeQuery, R
 from p2pfl.random_streams import RandomStreams
@@ -24,7 +24,7 @@ from p2pfl.task import Part, Task, make_task
 
 def task_of(scenario: Scenario, node: int) -> Task:
     """Return what the node at a place learns."""
-    return make_task(*toml_config.named("task", scenario.task), Part(node, scenario.nodes), scenario.seed)
+    return make_task(*split_name("task", scenario.task), Part(node, scenario.nodes), scenario.seed)
 
 
 class ShardedBackend:

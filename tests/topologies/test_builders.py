@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pfl.config import registry as names
+from p2pfl.config import binding
 from p2pfl.errors import ConfigurationError
 from p2pfl.topologies import BUILDERS, build, neighbours
 
@@ -35,7 +35,7 @@ def edges(graph):
 def refusal(name, n, options):
     """What a scenario's user reads, without the word before it; the builder itself says the same."""
     with pytest.raises(ConfigurationError) as refused:
-        names.build("topology", BUILDERS[name], options, n=n, seed=0)
+        binding.build("topology", BUILDERS[name], options, n=n, seed=0)
     text = str(refused.value)
     assert "\n" not in text
     with pytest.raises(ValueError) as raised:  # noqa: PT011, the text is compared below
@@ -278,7 +278,7 @@ def test_a_graph_that_does_not_exist_is_refused_in_one_line(name, n, options, me
 )
 def test_an_option_that_a_graph_does_not_have_is_refused_in_one_line(name, options, message):
     with pytest.raises(ConfigurationError) as refused:
-        names.build("topology", BUILDERS[name], options, n=8, seed=0)
+        binding.build("topology", BUILDERS[name], options, n=8, seed=0)
     assert str(refused.value) == message
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.config.registry import build, named
+from p2pfl.config.binding import build, choose
 from p2pfl.data.images.registry import ImageSet
 from p2pfl.data.partition.partition import PARTITIONS, class_pools
 from p2pfl.data.partition.shifts import SHIFTS, Shift
@@ -103,7 +103,7 @@ def plan(
 
 
 def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: RandomStreams, table: Mapping[str, Any]) -> Shift:
-    factory, options = named("task.shift", table, SHIFTS)
+    factory, options = choose("task.shift", table, SHIFTS)
     given: dict[str, Any] = {"n_nodes": n_nodes, "n_classes": classes, "rng": draws.generator(0, "shift")}
     if factory is SHIFTS["domain"]:
         if len(sets) < 2:
@@ -124,7 +124,7 @@ def _partition(
     sets: Sequence[ImageSet], shift: Shift, n_nodes: int, draws: RandomStreams, table: Mapping[str, Any]
 ) -> list[np.ndarray]:
     """Return each node's indices into the training part of its data set."""
-    factory, options = named("task.partition", table, PARTITIONS)
+    factory, options = choose("task.partition", table, PARTITIONS)
     counts = np.array(shift.counts)
     pools: list[tuple[ImageSet, np.ndarray, int]] = []
     if shift.classes is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from p2pfl.config.registry import build, named
+from p2pfl.config.binding import build, choose
 from p2pfl.data.partition.largest_remainder import quotas
 from p2pfl.data.partition.splits import hold_out
 from p2pfl.data.tabular.fairness_datasets import LABEL, FairSet
@@ -50,7 +50,7 @@ def divide(
     if not (0 <= validation < 1 and 0 <= test < 1):
         raise ConfigurationError(f"task.validation and task.test must be from 0 to below 1, got {validation} and {test}")
     draws = RandomStreams(seed, "fair rows")
-    make, options = named("task.partition", partition, PARTITIONS)
+    make, options = choose("task.partition", partition, PARTITIONS)
     given = {"data": data, "n_nodes": n_nodes, "rng": draws.generator(0, "partition")}
     rule: Rule = build("task.partition", make, options, **given, **({"sensitive": sensitive} if make is stratified else {}))
     rest, tested = _parts(data, draws, test, official)

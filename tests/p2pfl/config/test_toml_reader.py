@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2pfl.config import toml_config, toml_reader
+from p2pfl.config import toml_reader
 from p2pfl.data.tabular.table import read_schema
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
@@ -22,7 +22,7 @@ DEEP = {
 def test_toml_that_is_nested_deep_is_refused(tmp_path, text):
     path = tmp_path / "deep.toml"
     path.write_text(text)
-    for read in (toml_config.read, read_schema, lambda path: load(str(path))):
+    for read in (toml_reader.read, read_schema, lambda path: load(str(path))):
         with pytest.raises(ConfigurationError, match=r"deep\.toml: tables and lists are nested more than 64 deep$"):
             read(path)
 
@@ -32,7 +32,7 @@ def test_toml_with_an_integer_of_many_digits_is_refused(tmp_path, number):
     path = tmp_path / "many.toml"
     path.write_text(f"a = [{{ b = {number} }}]")
     with pytest.raises(ConfigurationError, match=r"more than 64 bits|Exceeds the limit") as caught:
-        toml_config.read(path)
+        toml_reader.read(path)
     assert "\n" not in str(caught.value)
 
 
@@ -46,7 +46,7 @@ def test_toml_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
     path.write_bytes(b"#" * 101)
     monkeypatch.setattr(toml_reader, "LONGEST", 100)
     with pytest.raises(ConfigurationError, match="it has more than"):
-        toml_config.read(path)
+        toml_reader.read(path)
 
 
 @pytest.mark.parametrize("change", ["nodes=" + "[" * 100_000, "nodes=" + "9" * 20])

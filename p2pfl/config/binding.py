@@ -1,0 +1,192 @@
+"""Binding of TOML tables: to typed structs, and to the arguments of factories.
+
+Both check key by key, suggest the nearest known key, and convert values with msgspec.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from p2pfl.errors import ConfigurationError, none_of, unknown
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+EXAMPLES = {
+    "task": '{ name = "digits" }',
+    "policy": '{ name = "dac" }',
+    "topology": '{ name = "ring" }',
+    "network": "{ latency = 0.1 }",
+    "compute": "{ seconds = 2.0 }",
+    "budget": "{ models = 3 }",
+    "codec": '{ name = "int8" }',
+    "search": "{ iterations = 20 }",
+}
+
+
+def bind(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
+    """Return a table as the struct `kind`.
+
+    Args:
+        where: the table or its file, for the error.
+
+    Raises:
+        ConfigurationError: an unknown key or word, with the nearest known one, or a value of another type.
+    """
+    _check_fields(where, table, kind)
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def split_name(where: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Split a table such as `policy` into its name and its options.
+
+    Raises:
+        ConfigurationError: there is no name, or one that is no string.
+    """
+    if "name" not in table:
+        raise ConfigurationError(f"{where}.name is missing")
+    name = table["name"]
+    if not isinstance(name, str):
+        raise ConfigurationError(f"{where}.name must be a string, got {name!r}")
+    return name, {key: value for key, value in table.items() if key != "name"}
+
+
+def choose(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the entry of `known` that a table such as { name = "iid" } names, and the table's other keys.
+
+    Raises:
+        ConfigurationError: there is no name, or none that is known.
+    """
+    name = table.get("name")
+    if not isinstance(name, str):
+        raise ConfigurationError(f'{where} must be a table with a name, such as {{ name = "{next(iter(known))}" }}')
+    if name not in known:
+        raise unknown(where, name, known)
+    return known[name], {key: value for key, value in table.items() if key != "name"}
+
+
+def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **given: Any) -> Any:
+    """Call `factory(**given, **options)` after checking the options against its signature.
+
+    Options are converted to the types of the factory's annotations, so that errors name the key.
+
+    Args:
+        what: name of the table, for the error, such as "policy".
+        given: arguments that the table must not set.
+
+    Raises:
+        ConfigurationError: an unknown, missing or ill-typed option, or one that the factory itself refuses.
+    """
+    try:
+        signature, hints = (_cached_description if isinstance(factory, Hashable) else _describe)(factory)
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    known = [name for name in signature.parameters if name not in given]
+    values = {}
+    for key, value in options.items():
+        if not open_ended:
+            _check_key(f"{what}.", key, known)
+        values[key] = convert(f"{what}.{key}", value, hints.get(key, Any))
+    try:
+        signature.bind(**given, **values)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+    try:
+        return factory(**given, **values)
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+
+
+def takes(factory: Callable[..., Any], option: str, given: Sequence[str] = ()) -> bool:
+    """Return whether `build` accepts an option for a factory, apart from the arguments `given`."""
+    parameters = (_cached_description if isinstance(factory, Hashable) else _describe)(factory)[0].parameters
+    return option not in given and (option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
+
+
+def _describe(factory: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return a factory's signature, and the types of its arguments. Raises ValueError if there is none to be had."""
+    return inspect.signature(factory), _hints(factory)
+
+
+_cached_description = lru_cache(maxsize=64)(_describe)  # one factory builds ten thousand nodes; inspecting it takes longer
+
+
+def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a factory's arguments, as far as its annotations can be resolved."""
+    for source in (factory, factory.__init__) if inspect.isclass(factory) else (factory,):
+        try:
+            hints = typing.get_type_hints(source)
+        except NameError:  # a name that is imported for type checkers only
+            continue
+        if hints:
+            return hints
+    return {}
+
+
+def convert(where: str, value: Any, kind: Any) -> Any:
+    """Return `value` as `kind`.
+
+    Raises:
+        ConfigurationError: the value is of another type; the text begins with `where`, its key.
+    """
+    _check_literal(where, value, kind)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{where} is {value!r}: {error}") from error
+    except TypeError:  # msgspec does not know the type, such as a user's own class: the factory decides
+        return value
+
+
+def _check_key(prefix: str, key: str, known: Iterable[str]) -> None:
+    if key not in known:
+        raise unknown("key", prefix + key, [prefix + name for name in known])
+
+
+def _check_literal(where: str, value: Any, kind: Any) -> None:
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise none_of(where, value, get_args(kind))
+
+
+def _check_fields(where: str, table: Mapping[str, Any], kind: Any) -> None:
+    try:
+        _check_tables(table, kind)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
+    """Check keys, words and tables within tables; msgspec checks all other types, but suggests no key."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in table.items():
+        _check_key(prefix, key, fields)
+        inner, name = _unwrap_optional(fields[key]), prefix + key
+        _check_literal(name, value, inner)
+        if get_origin(inner) is tuple and _is_struct(get_args(inner)[0]) and not isinstance(value, Sequence):
+            raise ConfigurationError(f"{name} must be a list of tables, each headed [[{name}]], got {value!r}")
+        if not (_is_struct(inner) or get_origin(inner) is dict):
+            continue
+        if not isinstance(value, Mapping):
+            example = f" such as {EXAMPLES[name]}" if name in EXAMPLES else ""
+            raise ConfigurationError(f"{name} must be a table{example}, got {value!r}")
+        if _is_struct(inner):
+            _check_tables(value, inner, f"{name}.")
+
+
+def _unwrap_optional(kind: Any) -> Any:
+    """Return the type of a value that is set: for `Struct | None` the struct."""
+    kinds = [each for each in get_args(kind) if each is not type(None)]
+    return kinds[0] if len(kinds) == 1 and _is_struct(kinds[0]) and type(None) in get_args(kind) else kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

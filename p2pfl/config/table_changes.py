@@ -1,0 +1,58 @@
+"""Changes of TOML tables: "key=value" from a command line, and one table laid over another."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from p2pfl.config import toml_reader
+from p2pfl.errors import ConfigurationError
+
+
+def parse_change(change: str) -> tuple[str, Any]:
+    """Read "policy.tau=10": a key and a TOML value, or a word without quotes."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigurationError(f"change {change!r} is not of the form key=value")
+    try:
+        return key.strip(), toml_reader.parse(f"value = {text}".encode())["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), text
+    except ValueError as error:
+        raise ConfigurationError(f"{key.strip()}: {error}") from error
+
+
+def apply(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key such as `policy.tau` in place. To name another policy drops the options of the one before."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        table[first] = value
+        return
+    inner = table.setdefault(first, {})
+    if not isinstance(inner, dict):
+        raise ConfigurationError(f"{first} is not a table, so there is no {key}")
+    if rest == "name" and inner.get("name") != value:
+        inner.clear()
+    apply(inner, rest, value)
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the keys of `change`, table by table. A table that names another thing replaces the whole table."""
+    result = deepcopy(dict(base))
+    for key, value in change.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, dict) and value.get("name", old.get("name")) == old.get("name"):
+            result[key] = merge(old, value)
+        else:
+            result[key] = deepcopy(value)
+    return result
+
+
+def with_changes(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return a table with "key=value" changes applied."""
+    result = deepcopy(dict(table))
+    for change in changes:
+        apply(result, *parse_change(change))
+    return result
