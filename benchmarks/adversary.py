@@ -78,16 +78,16 @@ class Adversary:
             case m.Hello() | m.Welcome():
                 self._agreed[name] = m.decode_terms(payload)
                 if isinstance(message, m.Hello):
-                    self.say(link, m.Welcome(), self.terms(name))
+                    self.send(link, m.Welcome(), self.terms(name))
                 if (waiting := self._terms.pop(name, None)) is not None and not waiting.done():
                     waiting.set_result(self._agreed[name])
             case m.Ping():
-                self.say(link, m.Pong(message.request, self.round))
+                self.send(link, m.Pong(message.request, self.round))
             case m.RoundReached() if self.follows and message.round > self.round:
                 self.claim(message.round)
             case m.Leading():
                 self.term, self.coordinator = (message.epoch, message.term), name
-                self.say(link, m.Following(message.epoch, message.term, message.beat))
+                self.send(link, m.Following(message.epoch, message.term, message.beat))
             case m.Assigned() if message.given:
                 self.assigned = payload
             case m.Get():
@@ -115,7 +115,7 @@ class Adversary:
             await work
 
     async def _have_none(self, name: str, link: Link, get: m.Get) -> None:
-        self.say(link, m.NotAvailable(get.request, self.round, "gone"))
+        self.send(link, m.NotAvailable(get.request, self.round, "gone"))
 
     def terms(self, name: str, **changes: Any) -> bytes:
         theirs = self._agreed[name]
@@ -127,7 +127,7 @@ class Adversary:
         parts = self._sealer.seal(message, link.key, Payload.of(payload), link.session)
         return b"".join(bytes(part) for part in parts)
 
-    def say(self, link: Link, message: m.Message, payload: bytes = b"") -> None:
+    def send(self, link: Link, message: m.Message, payload: bytes = b"") -> None:
         link.send([self.frame(link, message, payload)])
 
     def claim(self, round: int) -> None:
@@ -135,13 +135,13 @@ class Adversary:
         self.round = round
         for link in list(self.links.values()):
             with suppress(TransportError):
-                self.say(link, m.RoundReached(round))
+                self.send(link, m.RoundReached(round))
 
     async def ask(self, link: Link, round: int, stage: m.Stage) -> bytes | None:
         """Return a model's payload, or None if there is none."""
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self.say(link, m.Get(number, round, stage))
+        self.send(link, m.Get(number, round, stage))
         message, payload = await asyncio.wait_for(answer, 10)
         return payload if isinstance(message, m.ModelUpdate) else None
 
@@ -149,7 +149,7 @@ class Adversary:
         """Submit a model for the claimed round to the coordinator, if there is one."""
         link = self.links.get(self.coordinator)
         if link is not None:
-            self.say(link, m.Submit(next(self._numbers), self.round, *self.term, self.n_samples, False), params)
+            self.send(link, m.Submit(next(self._numbers), self.round, *self.term, self.n_samples, False), params)
 
     async def introduce(self, name: str, address: str, **changes: Any) -> Link:
         """Dial a node, agree to whatever it agrees to, and return the link."""
@@ -163,7 +163,7 @@ class Adversary:
 
     async def _hello(self, name: str, link: Link, terms: bytes) -> None:
         told = self._terms[name] = asyncio.get_running_loop().create_future()
-        self.say(link, m.Hello(), terms)
+        self.send(link, m.Hello(), terms)
         await asyncio.wait_for(told, 10)
 
     async def stay(self, name: str, address: str) -> None:

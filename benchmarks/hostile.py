@@ -61,7 +61,7 @@ async def read_nothing(folder: Path, name: str, address: str) -> None:
     while True:
         for round in range(2):
             number += 1
-            adversary.say(link, m.Get(number, adversary.round + round, "trained"))
+            adversary.send(link, m.Get(number, adversary.round + round, "trained"))
         await asyncio.sleep(ASKING)
 
 

@@ -63,12 +63,12 @@ async def serve(kind: str, folder: Path, nodes: dict[str, str]) -> None:
     async def answer(name: str, link: Link, get: m.Get) -> None:
         payload = None if kind == "clean" else await adversary.ask(link, get.round, get.stage)
         if payload is None:
-            adversary.say(link, m.NotAvailable(get.request, adversary.round, "gone"))
+            adversary.send(link, m.NotAvailable(get.request, adversary.round, "gone"))
             return
         theirs = np.frombuffer(payload[: 4 * VALUES], "<f4")
         params = poison(kind, theirs, np.random.default_rng(get.round))
         said = m.ModelUpdate(get.request, get.round, get.stage, adversary.n_samples, False, 0.0)
-        adversary.say(link, said, params.tobytes())
+        adversary.send(link, said, params.tobytes())
 
     async def submit() -> None:
         """Submit once a round, where the policy has a coordinator: what was assigned last, poisoned."""

@@ -64,7 +64,7 @@ async def poison_all(folder: Path, nodes: dict[str, str]) -> None:
         kind = KINDS[1:][int(time.monotonic() / SPELL) % (len(KINDS) - 1)]
         params = poison(kind, np.frombuffer(payload[: 4 * VALUES], "<f4"), np.random.default_rng(get.round))
         said = m.ModelUpdate(get.request, get.round, get.stage, adversary.n_samples, False, 0.0)
-        adversary.say(link, said, params.tobytes())
+        adversary.send(link, said, params.tobytes())
 
     async def lie() -> None:
         while True:

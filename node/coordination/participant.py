@@ -127,7 +127,7 @@ class CoordinationClient:
         )
         payload = submission_payload(submission)
         try:
-            self._contacts.say(peer, message, payload)
+            self._contacts.send(peer, message, payload)
         except TransportError:
             self._contacts.rejected["link lost"] += 1
             return

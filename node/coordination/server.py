@@ -71,7 +71,7 @@ class CoordinationServer:
         message = m.Assigned(submit.request, submit.round, submit.epoch, submit.term, given)
         payload = EMPTY if assignment is None else assignment_payload(assignment)
         try:
-            self._contacts.say(peer, message, payload)
+            self._contacts.send(peer, message, payload)
         except TransportError:
             self._contacts.rejected["link lost"] += 1
             return

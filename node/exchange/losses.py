@@ -36,7 +36,7 @@ class LossClient:
         payload = Payload.of(params.data.cast("B"))
 
         def ask(peer: Peer, number: int) -> None:
-            self._contacts.say(peer, m.Score(number, round), payload)
+            self._contacts.send(peer, m.Score(number, round), payload)
             self._contacts.traffic.sent_score += OVERHEAD + payload.size
 
         return dict(await self._requests.ask(ids, round, ask))
@@ -101,11 +101,11 @@ class LossServer:
             value = await loss(params)
         finally:
             peer.scoring -= 1
-        self._contacts.say(peer, m.Scored(score.request, disclosed_loss(value, self._settings.robust)))
+        self._contacts.send(peer, m.Scored(score.request, disclosed_loss(value, self._settings.robust)))
         self._contacts.traffic.sent_scored += OVERHEAD
 
     def _refuse(self, peer: Peer, score: m.Score, reason: Literal["not allowed", "busy"]) -> None:
-        self._contacts.say(peer, m.NotAvailable(score.request, self._contacts.round, reason))
+        self._contacts.send(peer, m.NotAvailable(score.request, self._contacts.round, reason))
 
     def _round_of(self, score: m.Score) -> int:
         """Return the round that a request counts for."""

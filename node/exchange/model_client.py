@@ -53,7 +53,7 @@ class ModelClient:
             stage = stages if isinstance(stages, str) else stages[peer.name]
             copy = copies.get(peer.name)
             peer.asked[number] = Asked(round, stage, copy)
-            self._contacts.say(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
+            self._contacts.send(peer, m.Get(number, round, stage, WHOLE if copy is None else copy.tag))
             traffic.sent_get += OVERHEAD
             traffic.sent_preparation += 0 if round else OVERHEAD
 

@@ -91,14 +91,14 @@ class ModelServer:
         payload = self._payload(found, base)
         sent = self._outbox.as_sent(update, found.age(asyncio.get_running_loop().time()))
         answer = m.ModelUpdate(get.request, sent.round, sent.stage, sent.n_samples, sent.final, sent.age, base)
-        self._contacts.say(peer, answer, payload)
+        self._contacts.send(peer, answer, payload)
         traffic, size = self._contacts.traffic, OVERHEAD + payload.size
         traffic.sent_models += 1
         traffic.sent_update += size
         traffic.sent_preparation += 0 if update.round else size
 
     def _refuse(self, peer: Peer, get: m.Get, reason: Refusal) -> None:
-        self._contacts.say(peer, m.NotAvailable(get.request, self._contacts.round, reason))
+        self._contacts.send(peer, m.NotAvailable(get.request, self._contacts.round, reason))
 
     def _payload(self, model: Published, base: bytes) -> Payload:
         """Return the payload for all peers that know the model `base`; it is made once."""

@@ -212,7 +212,7 @@ class PeerManager:
         """Give the answer to a request, or None if there will be none, whether anybody still waits for it or not."""
         self._table.resolve(peer, number, answer)
 
-    def say(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
+    def send(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
         """Send a message to a peer that was introduced.
 
         Raises:

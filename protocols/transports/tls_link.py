@@ -191,7 +191,7 @@ class TlsLink(asyncio.BufferedProtocol):
             self.abort()  # without waiting for its consent
         self.fail(reason)
 
-    def _say(self, step: bytes) -> None:
+    def _send_step(self, step: bytes) -> None:
         """Send a step of the handshake."""
         if self._tls is not None:
             self._tls.write(len(step).to_bytes(PREFIX, "big") + step)
@@ -205,14 +205,14 @@ class TlsLink(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.owner.handler.refused(error.cause, f"{self.remote}: {error}")
             if not self.dialled:
-                self._say(refusal_of(error))
+                self._send_step(refusal_of(error))
             self.fail(str(error))
             return
         if progress.refusal:
             self.fail(f"keeps this node out: {progress.refusal}")
             return
         if progress.reply:
-            self._say(progress.reply)
+            self._send_step(progress.reply)
         if progress.proven is not None:
             self._stands(progress.proven)
 
@@ -253,7 +253,7 @@ class TlsLink(asyncio.BufferedProtocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
         if self.key is None:
             self._proof = proof = self.owner.server_proof()
-            self._say(proof.begin())
+            self._send_step(proof.begin())
             return
         self.host, port = tls.get_extra_info("peername")[:2]
         self.remote = join_address(self.host, port)

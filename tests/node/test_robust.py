@@ -176,7 +176,7 @@ def served(make):
         if isinstance(message, m.Get):
             params = make(liar, liar.federation.nodes[peer.name])
             answer = m.ModelUpdate(message.request, message.round, message.stage, liar.n_samples, False, 0.0)
-            liar.say(peer, answer, params.tobytes())
+            liar.send(peer, answer, params.tobytes())
 
     return on
 
@@ -343,7 +343,7 @@ def questions(policy, robust="median-clip", role="participant"):
         async with Liar(federation, "b", on) as liar:
             peer = liar.exchange.peers["a"]
             for number in range(3):
-                liar.say(peer, m.Score(number, node.round), node.me.params.tobytes())
+                liar.send(peer, m.Score(number, node.round), node.me.params.tobytes())
                 await liar.contacts.until(lambda number=number: len(answers) > number, 5.0)
             federation.answers = list(answers)
             await federation.kill("a")

@@ -135,16 +135,16 @@ class Cheat:
         for name in HONEST:
             self.links[name] = await self.transport.dial(f"memory:{name}", KEYS[name].public)
             terms = m.HelloParameters(AGREED, {"n_samples": SAMPLES["mallory"]}, 0, False)
-            self.say(name, m.Hello(), Payload.of(terms.encode()))
+            self.send(name, m.Hello(), Payload.of(terms.encode()))
 
-    def say(self, name, message, payload=Payload.of(b"")):  # noqa: B008
+    def send(self, name, message, payload=Payload.of(b"")):  # noqa: B008
         frame = b"".join(bytes(part) for part in self.sealer.seal(message, KEYS[name].public, payload))
         self.links[name].send([frame])
         return frame
 
     def tell_all(self, message, payload=Payload.of(b"")):  # noqa: B008
         for name in HONEST:
-            self.say(name, message, payload)
+            self.send(name, message, payload)
 
     def submit(self, round=1, params=None, start=None, extras=None, previous=None, rest=None, **changes):
         """Submit to whoever coordinates."""
@@ -157,7 +157,7 @@ class Cheat:
             if x is not None
         ]
         after = encode_submission(extras or {}, previous or {}) if rest is None else rest
-        return self.say(leader, m.Submit(**fields), Payload.of(*models, after))
+        return self.send(leader, m.Submit(**fields), Payload.of(*models, after))
 
 
 @asynccontextmanager

@@ -187,7 +187,7 @@ class Intruder:
         parts = self.sealer.seal(message, to or link.key, payload, link.session if session is None else session)
         return b"".join(bytes(part) for part in parts)
 
-    def say(self, link, message, payload=b""):
+    def send(self, link, message, payload=b""):
         frame = self.seal(link, message, payload)
         self.said.setdefault(link, []).append(frame)
         link.send([frame])
@@ -199,7 +199,7 @@ class Intruder:
         terms = m.HelloParameters(
             {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.epoch
         )
-        self.say(link, m.Hello(), terms.encode())
+        self.send(link, m.Hello(), terms.encode())
         await until(lambda: link in self.heard)
         return link
 

@@ -49,9 +49,9 @@ class Liar:
             await self.contacts.until(lambda: self.follows and newest() > self.contacts.round, 1e9)
             self.claim(newest())
 
-    def say(self, peer, message, *payload):
+    def send(self, peer, message, *payload):
         if peer.introduced:
-            self.contacts.say(peer, message, Payload.of(*payload))
+            self.contacts.send(peer, message, Payload.of(*payload))
 
     def claim(self, round):
         """Say to be in a round."""

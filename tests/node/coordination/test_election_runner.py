@@ -375,9 +375,9 @@ def test_what_belongs_to_a_lower_term_is_refused_and_counted():
         size = federation.tasks["a"].layout.size
         model = Payload.of(np.zeros(size, np.float32).data.cast("B"))
         contacts = federation.nodes["c"].exchange.contacts
-        contacts.say(contacts.peers["b"], m.Submit(1, 2, 1, 1, 50, start=False), model)
-        contacts.say(contacts.peers["a"], m.Assigned(1, 2, 1, 1, given=False))
-        contacts.say(contacts.peers["a"], m.Submit(1, 2, 2, 1, 50, start=False), model)
+        contacts.send(contacts.peers["b"], m.Submit(1, 2, 1, 1, 50, start=False), model)
+        contacts.send(contacts.peers["a"], m.Assigned(1, 2, 1, 1, given=False))
+        contacts.send(contacts.peers["a"], m.Submit(1, 2, 2, 1, 50, start=False), model)
         await federation.done()
 
     federation = play(test, NAMES, settings(), policy=CoordinatedFedAvg)
@@ -397,7 +397,7 @@ def test_an_assignment_that_nobody_has_asked_for_is_refused():
             await asyncio.sleep(LATENCY / 4)
         contacts = federation.nodes[other].exchange.contacts
         asked = exchange.coordination.client._pending
-        contacts.say(contacts.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
+        contacts.send(contacts.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
         await federation.done()
         federation.one = one
 

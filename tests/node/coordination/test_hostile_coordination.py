@@ -263,7 +263,7 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
                 for name in HONEST:
                     if (pending := here.nodes[name].coordination.client._pending) is not None:
                         said = m.Assigned(pending.number, 1, given=True, **number)
-                        mallory.say(name, said, assignment(np.zeros(SIZE)))
+                        mallory.send(name, said, assignment(np.zeros(SIZE)))
 
             asyncio.get_running_loop().call_later(1.0, guess)
             await here.round(1)  # the coordinator waits for mallory
@@ -294,7 +294,7 @@ def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause)
 
             def assign():
                 for name in HONEST:
-                    mallory.say(
+                    mallory.send(
                         name, m.Assigned(here.nodes[name].coordination.client._pending.number, 1, 1, number, True), said
                     )
 
@@ -332,7 +332,7 @@ def test_a_second_coordinator_of_a_term_is_a_lie_and_not_followed():
 
 def test_an_answer_to_a_beat_that_was_never_sent_does_not_prolong_a_lease():
     def follow(here, mallory, round):
-        mallory.say(here.leader(), m.Following(1, here.term.number, 2**32 - 1))
+        mallory.send(here.leader(), m.Following(1, here.term.number, 2**32 - 1))
 
     attack(CoordinatedFedAvg(), follow, follow, cause="election")
 

@@ -68,7 +68,7 @@ def seconds(federation):
 
 def answer(liar, peer, message, payload):
     if isinstance(message, m.Get):
-        liar.say(peer, m.NotAvailable(message.request, message.round, "gone"))
+        liar.send(peer, m.NotAvailable(message.request, message.round, "gone"))
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_member_is_sent_the_log_a_few_times_only(tmp_path):
                 link = await mallory.introduce(alice)
                 terms = m.HelloParameters({"size": "1000"}, {"n_samples": 50}, 1, False, 0).encode()
                 for _ in range(50):
-                    mallory.say(link, m.Hello(), terms)
+                    mallory.send(link, m.Hello(), terms)
                 frames = await mallory.settled(link, alice)
                 assert sum(b"entries" in frame[:256] for frame in frames) <= 4
 

@@ -94,7 +94,7 @@ def test_a_member_that_never_reads_costs_bounded_memory_and_nobody_else_a_model(
                 link = await mallory.introduce(alice)
                 link._tls.pause_reading()
                 for number in range(200):
-                    mallory.say(link, m.Get(number, 1, "trained"))
+                    mallory.send(link, m.Get(number, 1, "trained"))
                 await until(lambda: alice.exchange.traffic.received_get)
                 deaf = alice.exchange.peers["mallory"]
                 while deaf.introduced:

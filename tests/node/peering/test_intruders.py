@@ -262,10 +262,10 @@ def test_who_was_not_introduced_gets_no_answer(members):
             before = alice.state()
             link = await mallory.dial(alice)
             for message in (ask(), m.Score(2, 1), m.Ping(3), m.PingRequest(4, mallory.key), m.RoundReached(7)):
-                mallory.say(link, message)
+                mallory.send(link, message)
             await until(lambda: alice.rejected == {"not introduced": 5})
-            mallory.say(link, m.Hello(), m.HelloParameters({"size": "7"}, {}, 1, False).encode())
-            mallory.say(link, ask())
+            mallory.send(link, m.Hello(), m.HelloParameters({"size": "7"}, {}, 1, False).encode())
+            mallory.send(link, ask())
             await until(lambda: alice.rejected == {"not introduced": 5, "differs": 2})
             before["peers"]["mallory"] = 0, False, "size differs: ours is 1000, theirs 7"
             before["ids"] = ("carol",)
@@ -302,7 +302,7 @@ def test_what_was_said_before_is_refused_whatever_the_clock_says(members, monkey
             m.PingRequest(3, stage.carol.key),
             m.Bye(1, False),
         ):
-            mallory.say(stage.to_alice, message, bytes(4000) if isinstance(message, m.Score) else b"")
+            mallory.send(stage.to_alice, message, bytes(4000) if isinstance(message, m.Score) else b"")
         await mallory.settled(stage.to_alice, alice)
         began = time.time()
         monkeypatch.setattr(time, "time", lambda: began + clock)
@@ -327,7 +327,7 @@ def test_what_was_said_before_the_receiver_restarted_is_refused(members):
         async with Intruder(key(members, "mallory"), Membership(Federation.parse(file_of(members)))) as mallory:
             async with honest(members["alice"], addresses={}) as alice:
                 link = await mallory.introduce(alice)
-                mallory.say(link, ask())
+                mallory.send(link, ask())
                 await mallory.settled(link, alice)
                 said = mallory.said[link]
             async with honest(members["alice"], addresses={}) as alice:
@@ -363,7 +363,7 @@ def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_res
             spare = await mallory.introduce(alice)
             link = await mallory.introduce(alice)
             link._tls.pause_reading()
-            mallory.say(link, ask())
+            mallory.send(link, ask())
             await until(lambda: alice.exchange.traffic.sent_models == 1)
             assert alice.exchange.peers["mallory"].link.backlog > 1_000_000  # it is on its way
             alice.log.append(Identity.load(members["alice"] / "admission.pem"), "remove", "mallory", mallory.key)
@@ -530,7 +530,7 @@ def test_who_joins_may_do_nothing_else(members):
         async with honest(members["alice"]) as alice, Intruder(somebody(), gate(alice)) as eve:
             before = alice.state()
             link = await eve.dial(alice, joining=True)
-            eve.say(link, ask())
+            eve.send(link, ask())
             await until(lambda: link in eve.heard)
             assert msgspec.msgpack.decode(eve.heard[link][0])[0] == "refused"
             unharmed(alice, before, eve, {"malformed": 1})
