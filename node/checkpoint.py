@@ -8,7 +8,7 @@ before.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -18,9 +18,11 @@ import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.exchange.published_models import Published
+from p2pfl.node.log import LOG
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Stage, Update
 from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, reason, write_sealed
+from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
 _MAGIC = b"p2pfl checkpoint 1\n"
@@ -127,15 +129,15 @@ class FileStore:
     """Keeps the last three checkpoints in files: `path`, and before it `path`.1 and `path`.2.
 
     Args:
-        say: is told when a damaged one was set aside, when none can be written, and when they can be again.
+        log: receives an event when a damaged one was set aside, when none can be written, and when they can be again.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, path: Path, log: EventLogger = LOG) -> None:
         self.path = path
         self.round = 0
         self._lock = Lock()
-        self._say = say
-        self._tries = DiskErrorReporter(path, "checkpoints", say)
+        self._log = log
+        self._tries = DiskErrorReporter(path, "checkpoints", log)
         self._generations = [path, path.with_name(f"{path.name}.1"), path.with_name(f"{path.name}.2")]
 
     @property
@@ -179,7 +181,8 @@ class FileStore:
             for bad in damaged:
                 aside = bad.with_name(f"{bad.name}.damaged")
                 bad.replace(aside)
-                self._say(f"{bad} is damaged: kept as {aside.name}, and the checkpoint before it is used")
+                event = f"{bad} is damaged: kept as {aside.name}, and the checkpoint before it is used"
+                self._log.warning(event, path=str(bad))
             return checkpoint
         if damaged:
             raise ConfigurationError(f"{', '.join(map(str, damaged))}: damaged; move away to start from round 0")

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
 from p2pfl.system.console import FAILED, Parser, guarded
+from p2pfl.system.event_log import print_events
 from p2pfl.system.printable import printable
 from p2pfl.task import TASKS
 
@@ -186,8 +188,8 @@ def _init(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from p2pfl.node.folder.config import STATUS, open_to_others
+    from p2pfl.node.log import LOG
     from p2pfl.node.runtime import run as runtime
-    from p2pfl.node.status.event_log import printer
 
     given = {
         "data": options.data,
@@ -197,10 +199,10 @@ def _run(options: argparse.Namespace) -> int:
         "status_host": options.status_host,
     }
     changes = [*options.changes, *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)]
-    say = printer(options.log_format, options.folder.resolve().name, sys.stdout)
     if warning := open_to_others(options.folder):
         print(f"warning: {warning}", file=sys.stderr)
-    code = runtime.run(options.folder, changes, (lambda line: None) if options.json else say, options.until_done)
+    with nullcontext() if options.json else print_events(LOG, options.log_format, sys.stdout):
+        code = runtime.run(options.folder, changes, LOG, options.until_done)
     if options.json:
         print((options.folder / STATUS).read_text())
     return code

@@ -15,12 +15,14 @@ from typing import NamedTuple, NoReturn, Protocol
 import msgspec
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.log import LOG
 from p2pfl.protocols.election.raft import Election, Step
 from p2pfl.protocols.election.types import LAST, TIMING, Ballot, Electorate, Term, Timing
 from p2pfl.protocols.membership.log import Member
 from p2pfl.protocols.wire import messages as m
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl vote 1\n"
@@ -74,12 +76,12 @@ class FileVotes:
     """Keeps the ballot in a sealed file.
 
     Args:
-        say: is told when it is damaged.
+        log: receives an event when it is damaged.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, log: EventLogger = LOG) -> None:
         self._path = path
-        self._say = say
+        self._log = log
 
     def load(self, epoch: int) -> Ballot:
         """Return the ballot that was saved last.
@@ -105,9 +107,8 @@ class FileVotes:
             self.save(ballot)
         except OSError as error:
             self._fail("write", error)
-        self._say(
-            f"{self._path} is damaged: kept as {aside.name}; it takes no part in elections until the membership changes"
-        )
+        event = f"{self._path} is damaged: kept as {aside.name}; it takes no part in elections until the membership changes"
+        self._log.warning(event, path=str(self._path))
         return ballot
 
     def save(self, ballot: Ballot) -> None:
@@ -168,7 +169,7 @@ class ElectionRunner:
         boot: how often the node has started.
         seed: of the federation.
         clock: tells the time in seconds; see p2pfl.protocols.election.raft.Election.
-        say: prints a line.
+        log: receives an event when the vote cannot be written.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class ElectionRunner:
         boot: int,
         seed: int,
         clock: Callable[[], float] = awake,
-        say: Callable[[str], None] = lambda line: None,
+        log: EventLogger = LOG,
         timing: Timing = TIMING,
     ) -> None:
         self._me = me
@@ -188,7 +189,7 @@ class ElectionRunner:
         self._votes = votes
         self._draw = RandomStreams(seed, me).generator(boot, "election").random
         self._clock = clock
-        self._say = say
+        self._log = log
         self.timing = timing
         self.send: Callable[[str, m.ElectionMessage], None]
         self.on_change: Callable[[Elected], None] = lambda elected: None
@@ -232,7 +233,7 @@ class ElectionRunner:
             try:
                 self._votes.save(step.write)
             except OSError as error:  # nothing was promised, and nothing is said: as if the node had crashed before
-                self._say(f"cannot write this node's vote: {reason(error)}; it takes no part in this election")
+                self._log.warning(f"cannot write this node's vote: {reason(error)}; it takes no part in this election")
                 self._begin()
                 return
         for name, message in step.send:

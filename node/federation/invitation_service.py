@@ -12,6 +12,7 @@ from p2pfl.node.federation import admission_key, passphrases
 from p2pfl.node.federation.admission import adding
 from p2pfl.node.federation.invitations import Clock, boot_clock
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
+from p2pfl.node.log import LOG
 from p2pfl.node.peering.newcomers import JoinReply
 from p2pfl.protocols.addresses import network
 from p2pfl.protocols.errors import FederationError, IdentityError, ProtocolError
@@ -19,6 +20,7 @@ from p2pfl.protocols.membership.federation_file import NAME
 from p2pfl.protocols.membership.invitation import Join, Joined, JoinRefused, decode_join, encode_join
 from p2pfl.protocols.membership.log import LIMIT, Membership
 from p2pfl.protocols.rate_limit import TokenBucket
+from p2pfl.system.event_log import EventLogger
 
 AT_ONCE = 4  # requests of newcomers in work; with more, the others are refused as "busy"
 REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and how many more each second
@@ -97,12 +99,12 @@ def _refusal(error: ProtocolError) -> JoinReply:
 
 
 def open_service(
-    folder: Path, membership: Membership, passphrase_file: str, say: Callable[[str], None]
+    folder: Path, membership: Membership, passphrase_file: str, log: EventLogger = LOG
 ) -> InvitationService | None:
     """Return the service of a node, and let newcomers ask; None if it has no admission key, or cannot decrypt it.
 
     Args:
-        say: prints a line if the key cannot be decrypted.
+        log: receives an event if the key cannot be decrypted.
     """
     if not admission_key.may_admit(folder):
         return None
@@ -110,10 +112,10 @@ def open_service(
         passphrase = None
         if admission_key.is_encrypted(folder):
             passphrase = passphrases.present(folder / admission_key.ADMISSION, passphrase_file)
-            with adding(folder) as log:
-                admission_key.load(folder, log, passphrase)
+            with adding(folder) as entries:
+                admission_key.load(folder, entries, passphrase)
     except ConfigurationError as error:
-        say(f"this node cannot answer tokens: {error}; p2pfl-node admit still works")
+        log.warning(f"this node cannot answer tokens: {error}; p2pfl-node admit still works")
         return None
     membership.invites = True
     return InvitationService(TokenRedeemer(folder, passphrase), membership)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 
 from p2pfl.errors import ConfigurationError
@@ -11,9 +10,11 @@ from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.federation.loading import LoadedNode
 from p2pfl.node.federation.membership_file import MEMBERSHIP, MembershipFile
 from p2pfl.node.federation.neighbourhood import Neighbourhood
+from p2pfl.node.log import LOG
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.protocols.membership.log import LIMIT
 from p2pfl.system.atomic_files import DiskErrorReporter
+from p2pfl.system.event_log import EventLogger
 
 LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs, and between attempts to write
 
@@ -30,7 +31,7 @@ class MembershipSync:
         neighbourhood: derives from the log who is a peer, and who elects.
         contacts: the peers.
         electing: this node's part in elections, where its policy is coordinated.
-        say: prints a line about each member that comes or goes.
+        log: receives an event about each member that comes or goes.
     """
 
     def __init__(
@@ -41,19 +42,19 @@ class MembershipSync:
         contacts: PeerManager,
         electing: ElectionRunner | None = None,
         *,
-        say: Callable[[str], None],
+        log: EventLogger = LOG,
     ) -> None:
         assert ready.membership is not None
         self._key = key
-        self._log = ready.membership
+        self._membership = ready.membership
         self._neighbourhood = neighbourhood
         self._contacts = contacts
         self._electing = electing
         self._file = MembershipFile(ready.folder)
-        self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", say)
+        self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
         self._grown = asyncio.Event()
-        self._say = say
-        self._log.on_change.append(self._changed)
+        self._log = log
+        self._membership.on_change.append(self._changed)
 
     async def run(self) -> None:
         """Keep the log and its file alike, for ever: commands write to the file, and peers tell of entries.
@@ -65,9 +66,9 @@ class MembershipSync:
         """
         while True:
             self._grown.clear()
-            if self._file.changed() or self._file.epoch != self._log.epoch:
+            if self._file.changed() or self._file.epoch != self._membership.epoch:
                 await self._synchronise()
-            if self._log.refusal(self._key):
+            if self._membership.refusal(self._key):
                 raise RevokedError("this node was revoked: it is no member of its federation any more")
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKING):
@@ -75,26 +76,26 @@ class MembershipSync:
 
     async def _synchronise(self) -> None:
         """Take in what is in the file, and write what is not. The node does other things in the meantime."""
-        whole = self._log.copy()
+        whole = self._membership.copy()
         await asyncio.to_thread(self._file.merge, whole)
         if whole.epoch != self._file.epoch:
             with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
-        self._log.extend(whole.after(self._log.epoch, LIMIT))
+        self._membership.extend(whole.after(self._membership.epoch, LIMIT))
 
     def _changed(self) -> None:
         """Act on new entries of the log, pass them on to the peers, and have them written."""
-        contacts = self._contacts
+        contacts, epoch = self._contacts, self._membership.epoch
         self._grown.set()
         now = self._neighbourhood.members()
         for name, peer in list(contacts.peers.items()):
             if name not in now or now[name].key != peer.key:
                 contacts.remove(name, "revoked")
-                self._say(f"{name} is no member any more, since epoch {self._log.epoch} at the latest")
+                self._log.info(f"{name} is no member any more, since epoch {epoch} at the latest", peer=name, epoch=epoch)
         for name, member in now.items():
             if name not in contacts.peers:
                 contacts.add(name, member, self._neighbourhood.learned_from(name))
-                self._say(f"{name} is a member, since epoch {self._log.epoch} at the latest")
+                self._log.info(f"{name} is a member, since epoch {epoch} at the latest", peer=name, epoch=epoch)
         if self._electing is not None:
             self._electing.change(self._neighbourhood.electorate())
         contacts.gossip_membership()

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ from p2pfl.config.registry import locate
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.settings import Settings
+from p2pfl.node.log import LOG
 from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget, Robust
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.errors import AddressError, IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.system.atomic_files import PRIVATE, PRIVATE_FOLDER, replace_file
+from p2pfl.system.event_log import EventLogger
 from p2pfl.task import TASKS, Part
 
 CONFIG, KEY, CHECKPOINT, BOOT, STATUS = "node.toml", "key.pem", "checkpoint", "boot", "status.json"
@@ -208,9 +210,9 @@ def open_to_others(folder: Path) -> str:
     return f"other users of this machine can enter {folder} (mode {mode:04o}); run: chmod -R go= {folder}"
 
 
-def next_boot(folder: Path, say: Callable[[str], None] = lambda line: None) -> int:
+def next_boot(folder: Path, log: EventLogger = LOG) -> int:
     """Count a start of this node (see p2pfl.node.folder.incarnation.count_start)."""
-    return incarnation.count_start(folder / BOOT, say)
+    return incarnation.count_start(folder / BOOT, log)
 
 
 _TEMPLATE = """\

@@ -6,30 +6,31 @@ from a number far beyond what it can have held.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.log import LOG
 from p2pfl.system.atomic_files import DamagedFileError, read_sealed, reason, write_sealed
+from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl boot 1\n"
 JUMP = 2**20  # starts that a damaged file may have counted since the one before it
 
 
-def count_start(path: Path, say: Callable[[str], None] = lambda line: None) -> int:
+def count_start(path: Path, log: EventLogger = LOG) -> int:
     """Count a start and return how many there were, this one included; when it returns, the count is on the disk.
 
     Args:
         path: the newest count; the one before it is beside it.
-        say: is told when a damaged count was made up for.
+        log: receives an event when a damaged count was made up for.
 
     Raises:
         ConfigurationError: no count is whole, or it cannot be read or written.
     """
     before = path.with_name(f"{path.name}.1")
     try:
-        last = _last(path, before, say)
+        last = _last(path, before, log)
         _write(before, last)
         _write(path, last + 1)
     except OSError as error:
@@ -50,7 +51,7 @@ def count_past(path: Path, known: int) -> None:
         raise ConfigurationError(f"cannot write {path}: {reason(error)}") from error
 
 
-def _last(path: Path, before: Path, say: Callable[[str], None]) -> int:
+def _last(path: Path, before: Path, log: EventLogger) -> int:
     """Return a number that is not less than any that was counted; 0 if there was none."""
     try:
         return _read(path)
@@ -66,7 +67,7 @@ def _last(path: Path, before: Path, say: Callable[[str], None]) -> int:
             f"{path} is damaged, and there is no whole {before.name} beside it: nobody knows which numbers this node's"
             " messages have had. Make a new node with p2pfl-node init, with a key of its own"
         ) from None
-    say(f"{path} is damaged or missing: counting on from {last}, which is beyond it")
+    log.warning(f"{path} is damaged or missing: counting on from {last}, which is beyond it", path=str(path))
     return last
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from p2pfl.node.log import LOG
 from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.guard import Guard
 from p2pfl.node.peering.newcomers import AnswerJoin
 from p2pfl.node.peering.peer import Member
 from p2pfl.protocols.transport import AccessControl, Transport
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier
+from p2pfl.system.event_log import EventLogger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class PeeringOptions:
         discovery: reports where members may be.
         answer_join: answers the question of a newcomer; None where this node invites nobody.
         on_fault: receives the name of a part and its unexpected error; None: an error ends the node.
-        say: prints a line.
+        log: receives events about those who are kept out.
     """
 
     gate: AccessControl | None = None
@@ -35,7 +37,7 @@ class PeeringOptions:
     discovery: Discovery | None = None
     answer_join: AnswerJoin | None = None
     on_fault: Callable[[str, Exception], None] | None = None
-    say: Callable[[str], None] = lambda line: None
+    log: EventLogger = LOG
 
 
 @dataclass(frozen=True, kw_only=True)

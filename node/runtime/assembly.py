@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -34,9 +33,9 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.log import Membership
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.random_streams import RandomStreams
+from p2pfl.system.event_log import EventLogger
 from p2pfl.task import Task
 
-Say = Callable[[str], None]
 PROBING = 1.0  # seconds between probes of peers that are silent
 
 
@@ -66,7 +65,7 @@ class Assembly:
     """Makes the parts of a node; its event loop must run.
 
     Args:
-        say: prints a line.
+        log: receives the events of all parts.
         close: receives what must be closed when the node ends.
         supervisor: counts the faults of its parts.
 
@@ -75,10 +74,10 @@ class Assembly:
         IdentityError: the key cannot be used.
     """
 
-    def __init__(self, ready: LoadedNode, say: Say, close: ExitStack, supervisor: Supervisor) -> None:
+    def __init__(self, ready: LoadedNode, log: EventLogger, close: ExitStack, supervisor: Supervisor) -> None:
         self._ready = ready
         self._config = config = ready.config
-        self._say = say
+        self._log = log
         self._supervisor = supervisor
         self._identity = Identity.load(ready.folder / folders.KEY)
         self._task: Task = loading.task_of(ready)
@@ -93,13 +92,13 @@ class Assembly:
 
     def parts(self) -> Parts:
         """Return the parts of the node. To be called once: it counts a start."""
-        ready, config, say = self._ready, self._config, self._say
-        boot = folders.next_boot(ready.folder, say)
+        ready, config, log = self._ready, self._config, self._log
+        boot = folders.next_boot(ready.folder, log)
         if ready.membership is None or ready.agreement is None:
             exchange, reach, members = self._alone(boot)
         else:
             exchange, reach, members = self._connect(ready.membership, ready.agreement, boot)
-        board = StatusObserver(ready.folder / folders.STATUS, exchange, say, faults=self._supervisor.faults)
+        board = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
         node = Node(
             config.name,
             [config.name] if ready.membership is None else list(ready.membership.members),
@@ -108,7 +107,7 @@ class Assembly:
             trainer=self._trainer,
             exchange=exchange,
             settings=config,
-            store=FileStore(ready.folder / folders.CHECKPOINT, say),
+            store=FileStore(ready.folder / folders.CHECKPOINT, log),
             observer=board,
             budget=config.budget,
             lenient=True,
@@ -149,10 +148,10 @@ class Assembly:
             boot=boot,
             discovery=discovery,
             supervisor=self._supervisor,
-            say=self._say,
+            log=self._log,
         )
         neighbourhood = Neighbourhood(ready, reach.addresses, self._coordinated)
-        service = open_service(ready.folder, membership, config.passphrase_file, self._say)
+        service = open_service(ready.folder, membership, config.passphrase_file, self._log)
         options = PeeringOptions(
             gate=guard,
             guard=guard,
@@ -160,7 +159,7 @@ class Assembly:
             discovery=discovery,
             answer_join=None if service is None else service.answer,
             on_fault=self._supervisor.fault,
-            say=self._say,
+            log=self._log,
         )
         peers = neighbourhood.members()
         roles = NeighbourRoles(
@@ -183,7 +182,7 @@ class Assembly:
         )
         electing, key = exchange.electing, self._identity.public
         return _Connected(
-            exchange, reach, MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, say=self._say)
+            exchange, reach, MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, log=self._log)
         )
 
     def _electing(self, electorate: Electorate, boot: int) -> ElectionRunner:
@@ -191,10 +190,10 @@ class Assembly:
         return ElectionRunner(
             config.name,
             electorate,
-            FileVotes(self._ready.folder / folders.VOTE, self._say),
+            FileVotes(self._ready.folder / folders.VOTE, self._log),
             boot=boot,
             seed=config.seed,
-            say=self._say,
+            log=self._log,
             timing=timing_of(self._task.layout.shared.size, config.deadline),
         )
 

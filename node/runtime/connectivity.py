@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.log import LOG
 from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.runtime.supervisor import Supervisor
@@ -18,6 +18,7 @@ from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transport import AccessControl, Transport
 from p2pfl.protocols.transports.multi import MultiTransport
 from p2pfl.protocols.transports.tls import TlsTransport
+from p2pfl.system.event_log import EventLogger
 
 if TYPE_CHECKING:
     from p2pfl.protocols.mqtt.transport import MqttTransport
@@ -35,7 +36,7 @@ class Connectivity:
         boot: how often the node has started.
         discovery: receives reports about members and about the broker.
         supervisor: runs the link with the broker.
-        say: prints a line about each problem.
+        log: receives an event about each problem, and when it is over.
 
     Attributes:
         addresses: those that are the same for every member.
@@ -54,13 +55,13 @@ class Connectivity:
         boot: int,
         discovery: Discovery,
         supervisor: Supervisor,
-        say: Callable[[str], None],
+        log: EventLogger = LOG,
     ) -> None:
         self._config = config
         self._key = identity.public
         self._federation = gate.federation
         self._discovery = discovery
-        self._say = say
+        self._log = log
         self._tls = TlsTransport(config.listen, identity, gate, most)
         self.transport: Transport = self._tls
         self.addresses: tuple[str, ...] = ()
@@ -86,7 +87,10 @@ class Connectivity:
             raise ConfigurationError("a node with direct = false needs a broker, or it reaches nobody")
 
     def _report_broker(self, problem: str) -> None:
-        self._say(problem or "the broker delivers again")
+        if problem:
+            self._log.warning(problem, part="broker")
+        else:
+            self._log.info("the broker delivers again", part="broker")
         self._discovery.broker_changed(problem)
 
     def _own_addresses(self) -> list[str]:
@@ -110,13 +114,17 @@ class Connectivity:
                 await mdns.close()
 
     async def _report(self, mdns: MdnsFinder) -> None:
-        """Say when nobody can be found on the local network, and when that is over."""
-        said = ""
+        """Log when nobody can be found on the local network, and when that is over."""
+        reported = ""
         while True:
             await asyncio.sleep(REPORTING)
-            if mdns.problem != said:
-                said = mdns.problem
-                self._say(f"local network: {said or 'members can be found again'}")
+            if mdns.problem == reported:
+                continue
+            reported = mdns.problem
+            if reported:
+                self._log.warning(f"local network: {reported}", part="mdns")
+            else:
+                self._log.info("local network: members can be found again", part="mdns")
 
 
 def through_broker(url: str, identity: Identity, gate: AccessControl, most: int, **options: Any) -> MqttTransport:

@@ -20,6 +20,7 @@ from p2pfl.node.federation.membership_file import load_federation
 from p2pfl.node.folder import config as folders
 from p2pfl.node.folder import incarnation
 from p2pfl.node.folder.config import NodeConfig
+from p2pfl.node.log import LOG
 from p2pfl.node.node import Node, first_error
 from p2pfl.node.peering.links.incarnations import IncarnationConflictError
 from p2pfl.node.runtime.assembly import Assembly, Parts
@@ -29,29 +30,31 @@ from p2pfl.node.status.observer import StatusObserver
 from p2pfl.protocols.errors import AddressError, FederationError, IdentityError, TransportError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.system.console import INTERRUPTED
+from p2pfl.system.event_log import EventLogger
 from p2pfl.web.http_server import PageServer
 
-Say = Callable[[str], None]
 FRESH = 10.0  # seconds; not so often that it wears out the card of a small machine
 
 
-def run(folder: Path, changes: Sequence[str], say: Say, until_done: bool = False) -> int:
+def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done: bool = False) -> int:
     """Run the node of a folder, until it is told to stop; return the exit code.
 
     Args:
+        log: receives the events of the node, with the name of its folder as the field `node`.
         until_done: end when its rounds are done and no peer needs it any more.
 
     Raises:
         ConfigurationError: the configuration is wrong, the key is readable by others, the port is in use.
     """
+    log = log.bind(node=folder.resolve().name)
     loading.load(folder, changes)  # errors in it come before the lock
     with lock_folder(folder):
         try:
-            return _run_once(folder, changes, say, until_done)
+            return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
-            _renumber(folder, conflict.boot, say)
+            _renumber(folder, conflict.boot, log)
         try:
-            return _run_once(folder, changes, say, until_done)
+            return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError:
             raise ConfigurationError(
                 f"another process uses the key of this node: {folder}, or a copy of it, runs elsewhere. Stop one of them;"
@@ -59,7 +62,7 @@ def run(folder: Path, changes: Sequence[str], say: Say, until_done: bool = False
             ) from None
 
 
-def _run_once(folder: Path, changes: Sequence[str], say: Say, until_done: bool) -> int:
+def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done: bool) -> int:
     loop_factory = None
     with suppress(ImportError):  # not on Windows
         import uvloop
@@ -68,32 +71,32 @@ def _run_once(folder: Path, changes: Sequence[str], say: Say, until_done: bool) 
     ready = loading.load(folder, changes)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
-            return runner.run(_run(ready, say, until_done))
+            return runner.run(_run(ready, log, until_done))
         except (IdentityError, AddressError, FederationError, TransportError) as error:  # of the last: cannot listen
             raise ConfigurationError(str(error)) from error
 
 
-def _renumber(folder: Path, known: int, say: Say) -> None:
+def _renumber(folder: Path, known: int, log: EventLogger) -> None:
     """Go on after a conflict of incarnations, with numbers that no frame of this key has had."""
     incarnation.count_past(folder / folders.BOOT, known)
     membership = load_federation(folder)
     if membership is not None and (folder / folders.VOTE).exists():
-        FileVotes(folder / folders.VOTE, say).distrust(membership.epoch)
-    say(
+        FileVotes(folder / folders.VOTE, log).distrust(membership.epoch)
+    log.warning(
         f"peers know messages of this node that are later than its folder: {folder} was restored from an older copy, or"
         " another process uses its key. The node starts again with new message numbers"
     )
 
 
-async def _run(ready: LoadedNode, say: Say, until_done: bool) -> int:
-    supervisor = Supervisor(say)
+async def _run(ready: LoadedNode, log: EventLogger, until_done: bool) -> int:
+    supervisor = Supervisor(log)
     asyncio.get_running_loop().set_exception_handler(supervisor.stray)
     with ExitStack() as close:
-        parts = Assembly(ready, say, close, supervisor).parts()
+        parts = Assembly(ready, log, close, supervisor).parts()
         node, board = parts.node, parts.board
-        page = await _show(ready.config, parts, say)
+        page = await _show(ready.config, parts, log)
         board.begin(node, parts.about)
-        leave = _on_signals(node, board, say)
+        leave = _on_signals(node, board, log)
         try:
             async with asyncio.TaskGroup() as beside:
                 tasks = [beside.create_task(work) for work in _beside(parts, page, ready.folder, supervisor)]
@@ -114,21 +117,23 @@ async def _run(ready: LoadedNode, say: Say, until_done: bool) -> int:
                 await supervisor.clean_up("page", page.close())
         if leave.is_set() and not node.done:
             board.ended("stopped")
-            say(f"stopped after round {node.round}; run again to go on")
+            log.info(f"stopped after round {node.round}; run again to go on", round=node.round)
             return INTERRUPTED
         board.ended("finished")
         return 0
 
 
-async def _show(config: NodeConfig, parts: Parts, say: Say) -> PageServer | None:
+async def _show(config: NodeConfig, parts: Parts, log: EventLogger) -> PageServer | None:
     """Start the status page for browsers and Prometheus, if it is configured."""
     if config.status_port < 0:
         return None
     page = status_page(parts.board, config.status_host, config.status_port)
     address = await page.start()
     parts.about["page"] = address
-    warning = " (not on loopback: whoever reaches this address sees it)" if open_to_others(config.status_host) else ""
-    say(f"status page: {address}{warning}")
+    if open_to_others(config.status_host):
+        log.warning(f"status page: {address} (not on loopback: whoever reaches this address sees it)", address=address)
+    else:
+        log.info(f"status page: {address}", address=address)
     return page
 
 
@@ -184,20 +189,20 @@ async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
     await leave.wait()
 
 
-def _on_signals(node: Node, board: StatusObserver, say: Say) -> asyncio.Event:
+def _on_signals(node: Node, board: StatusObserver, log: EventLogger) -> asyncio.Event:
     """Stop after the round in progress on the first Ctrl-C or SIGTERM, at once on the second."""
     leave = asyncio.Event()
 
     def stop() -> None:
         if leave.is_set():
             board.ended("stopped")
-            say("stopped at once; run again to go on after the last finished round")
+            log.info("stopped at once; run again to go on after the last finished round", round=node.round)
             sys.stdout.flush()
             os._exit(INTERRUPTED)  # Python itself would wait for the thread that trains
         leave.set()
         node.stop()
         if not node.done:
-            say("stopping after this round (once more to stop at once)")
+            log.info("stopping after this round (once more to stop at once)", round=node.round)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

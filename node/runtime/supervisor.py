@@ -10,7 +10,9 @@ from pathlib import PurePath
 from traceback import extract_tb
 from typing import Any
 
+from p2pfl.node.log import LOG
 from p2pfl.node.node import first_error
+from p2pfl.system.event_log import EventLogger
 from p2pfl.system.printable import printable
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a part starts again; each time twice as long
@@ -21,16 +23,16 @@ class Supervisor:
     """Restarts parts that fail, and counts their errors.
 
     Args:
-        say: prints a line.
+        log: receives the first error of each kind.
 
     Attributes:
         faults: errors that escaped a part, by its name.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, log: EventLogger = LOG) -> None:
         self.faults: Counter[str] = Counter()
-        self._say = say
-        self._said: set[tuple[str, str]] = set()
+        self._log = log
+        self._logged: set[tuple[str, str]] = set()
 
     async def run(self, part: str, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work of a part; do it again, after a growing pause, as long as it ends with an error.
@@ -62,13 +64,14 @@ class Supervisor:
             self.fault(part, error)
 
     def fault(self, part: str, error: BaseException) -> None:
-        """Count an error that escaped a part; say it, if it is the first of its kind."""
+        """Count an error that escaped a part; log it if it is the first of its kind."""
         self.faults[part] += 1
         error = first_error(error)
         kind = type(error).__name__
-        if (part, kind) not in self._said:
-            self._said.add((part, kind))
-            self._say(f"fault of {part}, which the node survives: {kind}: {printable(str(error))}{_place(error)}")
+        if (part, kind) not in self._logged:
+            self._logged.add((part, kind))
+            event = f"fault of {part}, which the node survives: {kind}: {printable(str(error))}{_place(error)}"
+            self._log.error(event, part=part, error=kind)
 
     def stray(self, loop: AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count an error that the event loop would only log (see asyncio's set_exception_handler)."""

@@ -1,4 +1,4 @@
-"""Status of a running node: observer, status file and socket, HTTP endpoints, Prometheus metrics, event log.
+"""Status of a running node: observer, status file and socket, HTTP endpoints, Prometheus metrics, changes among peers.
 
 Observation never changes a result.
 """

@@ -1,4 +1,4 @@
-"""Observer of a node: it logs a line for each round, and keeps the status that files, pages and commands show."""
+"""Observer of a node: it logs each round, and keeps the status that files, pages and commands show."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import Any
 
 from p2pfl.node.coordination.election_runner import UNKNOWN, Elected
 from p2pfl.node.exchange.message_exchange import MessageExchange
+from p2pfl.node.log import LOG
 from p2pfl.node.node import Node
 from p2pfl.node.status import snapshot as snapshot
 from p2pfl.node.status import status_socket
 from p2pfl.node.status.peer_changes import PeerChanges
 from p2pfl.node.status.reader import read_history
 from p2pfl.node.status.status_file import StatusFile
-from p2pfl.node.status.text import describe_result, describe_round
+from p2pfl.node.status.text import describe_result, describe_round, round_fields
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
+from p2pfl.system.event_log import EventLogger
 
 ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file for rounds, or for peers that come and go
 MOST_ROUNDS = 1000  # that are kept
@@ -32,7 +34,7 @@ class StatusObserver:
 
     Args:
         path: the file to keep up to date.
-        say: prints a line.
+        log: receives an event for each round, and for what happens to the node and its peers.
         clock: seconds of a monotonic clock, for durations.
         wall: seconds since 1970, for moments that are shown.
         faults: errors that the node has survived, by part; see p2pfl.node.runtime.supervisor.
@@ -42,19 +44,19 @@ class StatusObserver:
         self,
         path: Path,
         exchange: MessageExchange,
-        say: Callable[[str], None],
+        log: EventLogger = LOG,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         faults: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._file = StatusFile(path, say, clock, self.fresh)
+        self._file = StatusFile(path, log, clock, self.fresh)
         self._clock = clock
         self._wall = wall
         self._faults = faults
-        self._changes = PeerChanges(say)
+        self._changes = PeerChanges(log)
         self._exchange = exchange
-        self._say = say
+        self._log = log
         self._before = (0, 0)
         self._refused = 0
         self._discarded: Counter[str] = Counter()
@@ -92,9 +94,9 @@ class StatusObserver:
         """Report that the node goes forward or back to the round of most participants."""
         where = f"round {following}, where most members are"
         if following > finished:
-            self._say(f"skips from round {finished} to {where}")
+            self._log.info(f"skips from round {finished} to {where}", round=following)
         else:
-            self._say(f"goes back from round {finished} to {where}")
+            self._log.warning(f"goes back from round {finished} to {where}", round=following)
             self.state["history"] = [row for row in self.state["history"] if row["round"] < following]
             self.state["round"] = following - 1
         self.write()
@@ -102,7 +104,7 @@ class StatusObserver:
     def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
         """Report a model that was discarded, and count the peers whose models went into it."""
         self._discarded.update(senders or [id])
-        self._say(f"round {round}: {reason}; the model of before is kept")
+        self._log.warning(f"round {round}: {reason}; the model of before is kept", round=round)
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
 
@@ -113,9 +115,10 @@ class StatusObserver:
     def elected(self, node: Node, elected: Elected) -> None:
         """Log the coordinator's name; or, where there was one, why there is none."""
         if elected.coordinator is not None:
-            self._say(f"{elected.coordinator} coordinates, in term {elected.term}")
+            event = f"{elected.coordinator} coordinates, in term {elected.term}"
+            self._log.info(event, coordinator=elected.coordinator, term=str(elected.term))
         elif elected.problem != UNKNOWN and not node.done:
-            self._say(elected.problem)
+            self._log.warning(elected.problem, term=str(elected.term))
         self.write()
 
     def merged(self, node: Node, merge: Merge) -> None:
@@ -130,36 +133,41 @@ class StatusObserver:
             bytes_in=self._before[0] - before[0],
             bytes_out=self._before[1] - before[1],
         )
-        self._say_refused(node)
+        self._log_refused(node)
         self.state["round"] = node.round
         self.state["history"] = [*self.state["history"], row][-MOST_ROUNDS:]
         if not node.settings.evaluate_every:
-            self._say(describe_round(row, node.settings.rounds, node.task.metric))
+            self._log_round(node, row)
         self._file.write(ROUNDS_APART)
 
-    def _say_refused(self, node: Node) -> None:
+    def _log_round(self, node: Node, row: Mapping[str, Any]) -> None:
+        metric = node.task.metric
+        self._log.info(describe_round(row, node.settings.rounds, metric), metric=metric, **round_fields(row))
+
+    def _log_refused(self, node: Node) -> None:
         """Log how many models of this round the budget has kept out, and why."""
         ledger = node.peers.ledger
         if ledger.refused > self._refused:
-            self._say(f"{ledger.refused - self._refused} models left out by the budget: {ledger.refusal}")
+            count = ledger.refused - self._refused
+            self._log.info(f"{count} models left out by the budget: {ledger.refusal}", round=node.round, left_out=count)
         self._refused = ledger.refused
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
         shown = (row for row in reversed(self.state["history"]) if row["round"] == round)
         row: dict[str, Any] = next(shown, {"round": round})
         row |= snapshot.evaluation(node, stages)
-        self._say(describe_round(row, node.settings.rounds, node.task.metric))
+        self._log_round(node, row)
         self._file.write(ROUNDS_APART)
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
         self.state |= {"state": "finished", "result": dict(result), "best_round": node.judge.round}
-        self._say(describe_result(result, node.judge.round))
+        self._log.bind(**result).info(describe_result(result, node.judge.round), best_round=node.judge.round)
         self.write()
 
     def serving(self) -> None:
         """Note that all rounds are done, and that the node answers its peers until it is stopped."""
         self.state |= {"state": "serving"}
-        self._say("all rounds are done; serving until stopped (Ctrl-C)")
+        self._log.info("all rounds are done; serving until stopped (Ctrl-C)")
         self.write()
 
     def ended(self, state: str, reason: str = "") -> None:

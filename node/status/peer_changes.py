@@ -1,4 +1,4 @@
-"""Log lines about peers that leave and come back: each change at once, and for a peer that flaps a summary now and then."""
+"""Events about peers that leave and come back: each change at once, and for a peer that flaps a summary now and then."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from p2pfl.system.event_log import EventLogger
+
 PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most where it goes on
 
 
 @dataclass
 class _Lately:
-    """The state of a peer about which a line was printed recently.
+    """The state of a peer about which an event was logged recently.
 
     Attributes:
         reason: why it is missing; None if it is there.
-        changes: how often that has changed since something was said.
-        pause: seconds until something is said again.
+        changes: how often that has changed since the last event.
+        pause: seconds until the next event.
     """
 
     reason: str | None
@@ -28,18 +30,18 @@ class _Lately:
 class PeerChanges:
     """
     Args:
-        say: prints a line.
+        log: receives the events.
         later: calls a function after so many seconds; by default on the loop that runs.
     """
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        log: EventLogger,
         later: Callable[[float, Callable[[], None]], Any] = lambda seconds, do: asyncio.get_running_loop().call_later(
             seconds, do
         ),
     ) -> None:
-        self._say = say
+        self._log = log
         self._later = later
         self._lately: dict[str, _Lately] = {}
 
@@ -56,26 +58,29 @@ class PeerChanges:
             lately.reason = reason
             lately.changes += 1
             return
-        self._say(_line(name, reason))
+        self._report(name, reason)
         self._lately[name] = _Lately(reason)
         self._later(PAUSE, lambda: self._look(name))
 
     def _look(self, name: str) -> None:
-        """Say what has become of a peer since something was said of it."""
+        """Log what has become of a peer since the last event about it."""
         lately = self._lately[name]
         if not lately.changes:
             del self._lately[name]
             return
         if lately.changes == 1:
-            self._say(_line(name, lately.reason))
+            self._report(name, lately.reason)
         else:
             now = "is there now" if lately.reason is None else f"is missing now: {lately.reason}"
             times = f"{lately.changes // 2} time{'s' * (lately.changes > 3)}"
-            self._say(f"{name} left and came back {times} in {lately.pause:.0f} s; it {now}")
+            log = self._log.info if lately.reason is None else self._log.warning
+            log(f"{name} left and came back {times} in {lately.pause:.0f} s; it {now}", peer=name)
         lately.changes = 0
         lately.pause = min(2 * lately.pause, LONGEST)
         self._later(lately.pause, lambda: self._look(name))
 
-
-def _line(name: str, reason: str | None) -> str:
-    return f"with {name} again" if reason is None else f"without {name}: {reason}"
+    def _report(self, name: str, reason: str | None) -> None:
+        if reason is None:
+            self._log.info(f"with {name} again", peer=name)
+        else:
+            self._log.warning(f"without {name}: {reason}", peer=name)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl.system.atomic_files import PRIVATE, DiskErrorReporter, replace_file
+from p2pfl.system.event_log import EventLogger
 
 SHOWN = 200  # rounds in the file, which is written again and again; the node's page shows more
 
@@ -17,16 +18,16 @@ SHOWN = 200  # rounds in the file, which is written again and again; the node's 
 class StatusFile:
     """
     Args:
-        say: is told when it cannot be written, and when it can be again.
+        log: receives an event when it cannot be written, and when it can be again.
         clock: seconds of a monotonic clock.
         make: returns the status as it is now.
     """
 
     def __init__(
-        self, path: Path, say: Callable[[str], None], clock: Callable[[], float], make: Callable[[], Mapping[str, Any]]
+        self, path: Path, log: EventLogger, clock: Callable[[], float], make: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._path = path
-        self._tries = DiskErrorReporter(path, "its status", say)
+        self._tries = DiskErrorReporter(path, "its status", log)
         self._clock = clock
         self._make = make
         self._written = float("-inf")

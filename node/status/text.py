@@ -109,6 +109,13 @@ def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
     return ", ".join(parts)
 
 
+def round_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that `describe_round` shows, by name."""
+    return {
+        name: row[name] for name in ("round", "validation", "models", "bytes_in", "bytes_out") if row.get(name) is not None
+    }
+
+
 def describe_result(result: Mapping[str, float], best_round: int) -> str:
     """Return one line about a node's result.
 

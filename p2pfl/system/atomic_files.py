@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from p2pfl.errors import ConfigurationError, P2pflError
+from p2pfl.system.event_log import EventLogger
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what only its owner can read
 LOCK = "lock"  # the file in a folder that is locked
@@ -187,17 +188,17 @@ class DiskErrorReporter:
     Args:
         path: what is written.
         what: it in a word or two.
-        say: is told.
+        log: receives these reports.
 
     Attributes:
         problem: why the last try failed; "" if it did not.
     """
 
-    def __init__(self, path: Path, what: str, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, what: str, log: EventLogger) -> None:
         self.problem = ""
         self._path = path
         self._what = what
-        self._say = say
+        self._log = log
 
     @contextmanager
     def tolerate(self) -> Iterator[None]:
@@ -207,11 +208,11 @@ class DiskErrorReporter:
         except OSError as error:
             before, self.problem = self.problem, reason(error)
             if not before:
-                self._say(f"cannot write {self._path}: {self.problem}; going on from memory")
+                self._log.warning(f"cannot write {self._path}: {self.problem}; going on from memory", path=str(self._path))
             return
         before, self.problem = self.problem, ""
         if before:
-            self._say(f"writes {self._what} again")
+            self._log.info(f"writes {self._what} again", path=str(self._path))
 
 
 def reason(error: OSError) -> str:

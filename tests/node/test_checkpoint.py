@@ -24,6 +24,7 @@ from p2pfl.sim.simulation.clock import run
 from p2pfl.system.atomic_files import replace_file, write_sealed
 from p2pfl.task import Part, make_task
 from tests.support.federation import Federation
+from tests.support.logs import log_to
 
 LAYOUT = bytes(range(16))
 PARAMS = np.array([1.5, -0.0, 3e38, 1e-40], np.float32)
@@ -357,7 +358,7 @@ def test_three_generations_are_kept(store):
 
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_loaded(tmp_path):
     said = []
-    store = FileStore(tmp_path / "checkpoint", said.append)
+    store = FileStore(tmp_path / "checkpoint", log_to(said))
     for round in (1, 2, 3):
         store.save(checkpoint(round))
     damaged = store.path.read_bytes()[:-1]

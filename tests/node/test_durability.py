@@ -16,12 +16,14 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import Checkpoint, FileStore
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder import config, incarnation
+from p2pfl.node.log import LOG
 from p2pfl.node.status.reader import current
 from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.system import failpoints
 from p2pfl.system.atomic_files import DamagedFileError, DiskErrorReporter, read_sealed, replace_file, write_sealed
 from tests.support.limits import limited
+from tests.support.logs import log_to
 from tests.support.processes import processes
 
 resource = pytest.importorskip("resource", reason="there are no file size limits")
@@ -112,9 +114,9 @@ def test_a_damaged_count_is_noticed_whatever_bit_it_is_and_no_number_comes_twice
         path.write_bytes(changed)
         before.write_bytes(older)
         said = []
-        assert incarnation.count_start(path, said.append) == 2 + incarnation.JUMP + 1
+        assert incarnation.count_start(path, log_to(said)) == 2 + incarnation.JUMP + 1
         assert said == [f"{path} is damaged or missing: counting on from {2 + incarnation.JUMP}, which is beyond it"]
-        assert incarnation.count_start(path, said.append) == 2 + incarnation.JUMP + 2
+        assert incarnation.count_start(path, log_to(said)) == 2 + incarnation.JUMP + 2
         assert len(said) == 1
 
 
@@ -132,7 +134,7 @@ def test_a_damaged_count_before_the_newest_does_no_harm(tmp_path):
         incarnation.count_start(path)
     before.write_bytes(b"")
     said = []
-    assert incarnation.count_start(path, said.append) == 4
+    assert incarnation.count_start(path, log_to(said)) == 4
     assert said == []
     path.write_bytes(b"")
     assert incarnation.count_start(path) > incarnation.JUMP  # it was mended
@@ -182,7 +184,7 @@ def test_the_private_key_as_pem_is_the_one_in_the_file(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_written_is_said_once_and_the_one_before_it_stays(tmp_path):
     said = []
-    store = FileStore(tmp_path / "checkpoint", said.append)
+    store = FileStore(tmp_path / "checkpoint", log_to(said))
     store.save(checkpoint(1))
     assert store.problem == ""
     with limited(40):
@@ -201,7 +203,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_once_and_the_one_before_it_
 
 def test_each_time_that_the_disk_is_full_is_said(tmp_path):
     said = []
-    tries = DiskErrorReporter(tmp_path / "file", "files", said.append)
+    tries = DiskErrorReporter(tmp_path / "file", "files", log_to(said))
     for full in (True, True, False, False, True, False):
         with tries.tolerate():
             if full:
@@ -211,7 +213,7 @@ def test_each_time_that_the_disk_is_full_is_said(tmp_path):
 
 
 def test_what_is_no_fault_of_the_disk_is_not_swallowed(tmp_path):
-    tries = DiskErrorReporter(tmp_path / "file", "files", print)
+    tries = DiskErrorReporter(tmp_path / "file", "files", LOG)
     with pytest.raises(ValueError, match="other"), tries.tolerate():
         raise ValueError("other")
     assert tries.problem == ""
@@ -343,7 +345,7 @@ def test_a_node_that_was_killed_at_a_crash_point_ends_as_if_it_had_not_been(tmp_
 def test_a_node_that_is_killed_twenty_times_at_random_moments_loses_nothing(tmp_path):
     draw, said, rounds = random.Random(20), [], []
     with processes(tmp_path / "killed", ("alice",), LONG) as federation:
-        store = FileStore(federation.folders["alice"] / config.CHECKPOINT, said.append)
+        store = FileStore(federation.folders["alice"] / config.CHECKPOINT, log_to(said))
         kept = 0
         for life in range(1, 21):
             federation.start()

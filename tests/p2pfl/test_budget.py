@@ -25,6 +25,7 @@ from p2pfl.sim.simulation.simulation import run
 from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 from tests.support.federation import play
+from tests.support.logs import log_to
 
 NAMES = ("a", "b", "c", "d")
 
@@ -378,7 +379,7 @@ def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
     async def test(federation):
         federation.start("b", "c", "d")
         node = federation.make("a")
-        board = StatusObserver(tmp_path / "status.json", node.exchange, said.append)
+        board = StatusObserver(tmp_path / "status.json", node.exchange, log_to(said))
         board.begin(node)
         node._observer = node.peers.observer = board
         federation.running["a"] = asyncio.create_task(node.run(node.exchange.others_done))

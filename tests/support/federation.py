@@ -23,6 +23,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.sim.simulation.batching import BatchedTrainer, Batcher
 from p2pfl.sim.simulation.clock import run
 from p2pfl.task import Part, make_task
+from tests.support.logs import log_to
 
 LATENCY = 0.01
 
@@ -152,10 +153,10 @@ class Federation:
         return electorate(epoch, [MemberEntry(name, self.keys[name].public, role) for name, role in roles.items()])
 
     def electing(self, name):
-        votes = FileVotes(self.folder / f"{name}.vote", self.said[name].append) if self.folder else self.votes[name]
+        votes = FileVotes(self.folder / f"{name}.vote", log_to(self.said[name])) if self.folder else self.votes[name]
         clock = asyncio.get_running_loop().time
         boot, seed = self.boots[name], self.settings.seed
-        return ElectionRunner(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, say=self.said[name].append)
+        return ElectionRunner(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, log=log_to(self.said[name]))
 
     def make(self, name, task=None, agreed=None):
         self.boots[name] += 1

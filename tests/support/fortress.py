@@ -100,7 +100,7 @@ class Honest:
         coding = ModelEncoder(Float32(), Layout((("model", (size,)),), size))
         self.exchange = MessageExchange(exchange_config, coding, self._loss)
         self.contacts = self.exchange.contacts
-        self.members = MembershipSync(ready, self.key, neighbourhood, self.contacts, say=lambda line: None)
+        self.members = MembershipSync(ready, self.key, neighbourhood, self.contacts)
 
     async def _answer(self, *question):
         return await self.service.answer(*question)

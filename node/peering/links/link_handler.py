@@ -76,10 +76,10 @@ class LinkHandler:
             self._table.disconnect(peer, reason)
 
     def refused(self, cause: str, detail: str) -> None:
-        """Count somebody who was kept out; print the first one of each cause."""
+        """Count somebody who was kept out; log the first one of each cause."""
         self._rejected[cause] += 1
         if self._rejected[cause] == 1:  # the status counts the rest
-            self._options.say(f"refused, {detail}")
+            self._options.log.warning(f"refused, {detail}", cause=cause)
 
     def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run the work that a frame of a link has asked for; an error in it ends that link only."""

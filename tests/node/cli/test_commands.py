@@ -1,6 +1,7 @@
 """The commands as a user calls them: what they print, what they leave behind, how they end."""
 
 import json
+import logging
 import os
 import pickle
 import re
@@ -693,8 +694,31 @@ def test_a_log_for_machines(capsys):
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--log-format", "json")
     assert code == 0
     events = [json.loads(line) for line in out.splitlines()]
-    assert {event["node"] for event in events} == {"alice"}
+    assert {(event["node"], event["level"]) for event in events} == {("alice", "info")}
+    (finished,) = [event for event in events if "round" in event]
+    assert finished["round"] == 1
+    assert finished["event"].startswith("round 1 of 1, validation accuracy ")
+    assert 0 <= finished["validation"] <= 1
+    assert finished["metric"] == "accuracy"
     assert events[-1]["event"].startswith("finished; the model of round")
+    assert events[-1]["best_round"] == 1
+    assert not logging.getLogger("p2pfl.node").isEnabledFor(logging.INFO)  # it is as it was before
+
+
+def test_a_log_of_lines_has_messages_only(capsys):
+    init(capsys)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1")
+    assert code == 0
+    first, last = out.splitlines()
+    assert first.startswith("round 1 of 1, validation ")
+    assert last.startswith("finished; the model of round")
+
+
+def test_a_status_for_machines_has_no_log_before_it(capsys):
+    init(capsys)
+    code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--json")
+    assert code == 0
+    assert json.loads(out)["state"] == "finished"
 
 
 def test_a_node_that_is_a_member_does_what_was_agreed(capsys):

@@ -1,7 +1,4 @@
-"""What stands around a node: its exported model, its log, its figures."""
-
-import io
-import json
+"""What stands around a node: its exported model, its figures."""
 
 import numpy as np
 import pytest
@@ -15,7 +12,6 @@ from p2pfl.node.cli.export import export, newest, write
 from p2pfl.node.early_stopping import EarlyStopping
 from p2pfl.node.federation import admission, agreement
 from p2pfl.node.folder import config
-from p2pfl.node.status import event_log
 from p2pfl.node.status import prometheus as metrics
 from p2pfl.node.status.text import describe
 from p2pfl.parameters import Layout
@@ -108,29 +104,6 @@ def test_the_file_of_a_member_names_its_federation(tmp_path):
         assert file.metadata()["federation"] == f"home ({federation.id.hex()})"
 
 
-# Log
-
-
-def test_an_event_is_a_line_of_text():
-    stream = io.StringIO()
-    event_log.printer("text", "alice", stream)("round 1 of 3\nsecond line")
-    assert stream.getvalue() == "round 1 of 3 second line\n"
-
-
-def test_an_event_is_a_json_object_with_its_time_and_node():
-    stream = io.StringIO()
-    say = event_log.printer("json", "alice", stream, now=lambda: 1_600_000_000.25)
-    say('without "bob":\nsilent, ä')
-    say("with bob again")
-    first, second = stream.getvalue().splitlines()
-    assert json.loads(first) == {
-        "time": "2020-09-13T12:26:40.250+00:00",
-        "node": "alice",
-        "event": 'without "bob":\nsilent, ä',
-    }
-    assert json.loads(second)["event"] == "with bob again"
-
-
 # Figures
 
 STATE = {
@@ -183,27 +156,6 @@ def read(state):
     """Return {(name, labels): value} of what Prometheus would read."""
     families = text_string_to_metric_families(metrics.text(state).decode())
     return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
-
-
-BAD = [
-    *map(chr, range(0x20)),
-    "\x7f",
-    *map(chr, range(0x80, 0xA0)),
-    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e",
-]
-BAD += "\u2066\u2067\u2068\u2069"
-
-
-@pytest.mark.parametrize("format", ["text", "json"])
-@pytest.mark.parametrize("bad", BAD, ids=ascii)
-def test_nothing_that_a_terminal_obeys_reaches_the_log(format, bad):
-    stream = io.StringIO()
-    event_log.printer(format, "alice", stream)(f"refused, {bad}[2Jgrüße")
-    line = stream.getvalue().removesuffix("\n")
-    event = json.loads(line)["event"] if format == "json" else line
-    assert event.replace("\n", "").isprintable()
-    assert event.startswith("refused, ")
-    assert event.endswith("[2Jgrüße")
 
 
 def test_nothing_that_a_terminal_obeys_is_in_a_status_in_words():

@@ -32,6 +32,7 @@ from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.simulation.clock import run as clock_run
 from p2pfl.sim.simulation.simulation import run
 from tests.support.federation import LATENCY, play
+from tests.support.logs import log_to
 from tests.support.processes import federate
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -171,7 +172,7 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
     assert set(Neighbourhood(ready, ()).members()) == {"b"}  # where nobody coordinates
     electing = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), boot=1, seed=0)
     contacts = Address(around)
-    MembershipSync(ready, key, neighbourhood, contacts, electing, say=print)
+    MembershipSync(ready, key, neighbourhood, contacts, electing)
     assert electing.votes("c")
     admission.revoke(tmp_path / "a", "c")
     MembershipFile(tmp_path / "a").merge(ready.membership)
@@ -498,7 +499,7 @@ def test_what_a_coordinated_federation_cannot_do_is_said_before_it_is_made(tmp_p
 
 
 def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
-    votes = FileVotes(tmp_path / "vote", print)
+    votes = FileVotes(tmp_path / "vote")
     assert votes.load(1) == Ballot()
 
     async def test(federation):
@@ -550,7 +551,7 @@ def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
 
 def test_where_the_vote_is_damaged_a_node_votes_no_more_in_that_epoch(tmp_path):
     said = []
-    votes = FileVotes(tmp_path / "vote", said.append)
+    votes = FileVotes(tmp_path / "vote", log_to(said))
     votes.save(Ballot(Term(3, 7), "b"))
     content = bytearray((tmp_path / "vote").read_bytes())
     content[-1] ^= 1
@@ -596,7 +597,7 @@ def test_a_vote_that_cannot_be_written_is_not_given(tmp_path):
         def electing(name):
             made = make(name)
             if name == "b":
-                made._votes = Full(tmp_path / "b.vote", federation.said["b"].append)
+                made._votes = Full(tmp_path / "b.vote", log_to(federation.said["b"]))
             return made
 
         federation.electing = electing

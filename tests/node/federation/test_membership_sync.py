@@ -14,6 +14,7 @@ from p2pfl.protocols.membership.invitation import Request
 from p2pfl.system.atomic_files import exclusive
 from tests.support.fortress import folders, until
 from tests.support.limits import limited
+from tests.support.logs import log_to
 
 
 class Peers:
@@ -43,7 +44,7 @@ class Node:
         self.log, key = ready.membership, Identity.load(self.folder / "key.pem").public
         neighbourhood = Neighbourhood(ready, ())
         self.contacts = Peers(neighbourhood.members())
-        self.members = MembershipSync(ready, key, neighbourhood, self.contacts, say=self.said.append)
+        self.members = MembershipSync(ready, key, neighbourhood, self.contacts, log=log_to(self.said))
 
     def news(self, name):
         """Entries that say that somebody was revoked, as a peer has them."""

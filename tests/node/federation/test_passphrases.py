@@ -20,6 +20,7 @@ from p2pfl.node.folder import config
 from p2pfl.protocols import key_files
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.membership.invitation import Join, Joined, decode_answer, encode_join
+from tests.support.logs import log_to
 from tests.support.processes import processes
 
 WORDS, MORE = "correct horse battery staple", "another one of four words"
@@ -193,7 +194,7 @@ def serve(home, **changes):
     said = []
     own = msgspec.structs.replace(config.load(home.alice), **changes)
     log = load_federation(home.alice)
-    service = open_service(home.alice, log, own.passphrase_file, said.append)
+    service = open_service(home.alice, log, own.passphrase_file, log_to(said))
     assert log.invites == (service is not None)
     return said, service
 

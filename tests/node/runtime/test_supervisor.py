@@ -24,6 +24,7 @@ from p2pfl.sim.simulation.clock import run
 from p2pfl.web import http_server as pages
 from tests.support import brokers
 from tests.support.federation import play
+from tests.support.logs import log_to
 from tests.support.loops import LOOPS, run_on
 from tests.support.processes import Processes
 
@@ -48,7 +49,7 @@ def test_a_part_that_fails_starts_again_after_pauses_that_grow():
             if len(starts) < 13:
                 fail()
 
-        watched = Supervisor(said.append)
+        watched = Supervisor(log_to(said))
         await watched.run("part", work)
         return watched
 
@@ -70,7 +71,7 @@ def test_a_part_that_fails_as_it_is_ended_ends():
             finally:
                 fail()
 
-        watched = Supervisor(lambda line: None)
+        watched = Supervisor()
         task = asyncio.create_task(watched.run("part", work))
         await asyncio.sleep(1)
         task.cancel()
@@ -103,7 +104,7 @@ class Live:
         self.said = []
 
     async def __aenter__(self):
-        self.task = asyncio.create_task(runtime._run(loading.load(self.folder, self.changes), self.said.append, False))
+        self.task = asyncio.create_task(runtime._run(loading.load(self.folder, self.changes), log_to(self.said), False))
         await self.until(lambda status: status["round"] >= 2)
         return self
 
@@ -255,7 +256,7 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
 
 @pytest.mark.slow
 def test_a_fault_at_a_message_costs_its_link_and_no_more():
-    watched = Supervisor(lambda line: None)
+    watched = Supervisor()
 
     async def main(federation):
         federation.start()

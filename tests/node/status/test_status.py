@@ -18,6 +18,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.folder import config
 from p2pfl.node.folder.settings import Settings
+from p2pfl.node.log import LOG
 from p2pfl.node.status import status_socket
 from p2pfl.node.status.observer import StatusObserver
 from p2pfl.node.status.peer_changes import PeerChanges
@@ -29,6 +30,7 @@ from p2pfl.sim.simulation.clock import run
 from p2pfl.system.atomic_files import lock_folder
 from tests.support.federation import play
 from tests.support.limits import limited
+from tests.support.logs import log_records_to, log_to
 
 NAMES = ("a", "b", "c")
 SETTINGS = Settings(rounds=6, deadline=10.0)
@@ -37,7 +39,7 @@ SETTINGS = Settings(rounds=6, deadline=10.0)
 def watched(federation, name, path, said, **clocks):
     """Start a node that a board watches; return the board."""
     node = federation.make(name)
-    board = StatusObserver(path, node.exchange, said.append, clock=asyncio.get_running_loop().time, **clocks)
+    board = StatusObserver(path, node.exchange, log_to(said), clock=asyncio.get_running_loop().time, **clocks)
     board.begin(node)
     node._observer = node.peers.observer = board
     federation.nodes[name], federation.running[name] = node, asyncio.create_task(node.run(node.exchange.others_done))
@@ -70,6 +72,15 @@ def agenda():
     return Agenda()
 
 
+def test_a_missing_peer_is_a_warning_and_one_that_is_back_is_none(agenda):
+    records = []
+    changes = PeerChanges(log_records_to(records), agenda.later)
+    changes.left("bob", "no answer")
+    agenda.until(5.0)
+    changes.back("bob")
+    assert records == [("WARNING", {"peer": "bob"}), ("INFO", {"peer": "bob"})]
+
+
 def flap(changes, agenda, name, seconds, per_second):
     for _ in range(seconds * per_second):
         changes.left(name, "closed by the other side")
@@ -79,7 +90,7 @@ def flap(changes, agenda, name, seconds, per_second):
 
 def test_peer_that_leaves_is_said_at_once_and_its_return_too(agenda):
     said = []
-    changes = PeerChanges(said.append, agenda.later)
+    changes = PeerChanges(log_to(said), agenda.later)
     changes.left("bob", "no answer")
     assert said == ["without bob: no answer"]
     agenda.until(5)
@@ -89,7 +100,7 @@ def test_peer_that_leaves_is_said_at_once_and_its_return_too(agenda):
 
 def test_peer_that_returns_within_a_second_is_said_after_it(agenda):
     said = []
-    changes = PeerChanges(said.append, agenda.later)
+    changes = PeerChanges(log_to(said), agenda.later)
     changes.left("bob", "no answer")
     changes.back("bob")
     assert len(said) == 1
@@ -99,7 +110,7 @@ def test_peer_that_returns_within_a_second_is_said_after_it(agenda):
 
 def test_peer_that_flaps_is_summed_up_ever_more_rarely(agenda):
     said = []
-    changes = PeerChanges(said.append, agenda.later)
+    changes = PeerChanges(log_to(said), agenda.later)
     flap(changes, agenda, "bob", 300, 100)
     assert said[0] == "without bob: closed by the other side"
     assert said[1] == "bob left and came back 99 times in 1 s; it is there now"
@@ -115,7 +126,7 @@ def test_peer_that_flaps_is_summed_up_ever_more_rarely(agenda):
 
 def test_peer_that_is_missing_after_flapping_is_said_so(agenda):
     said = []
-    changes = PeerChanges(said.append, agenda.later)
+    changes = PeerChanges(log_to(said), agenda.later)
     flap(changes, agenda, "bob", 1, 2)
     changes.left("bob", "no answer")
     agenda.until(100)
@@ -125,7 +136,7 @@ def test_peer_that_is_missing_after_flapping_is_said_so(agenda):
 
 def test_peers_that_flap_do_not_keep_each_other_quiet(agenda):
     said = []
-    changes = PeerChanges(said.append, agenda.later)
+    changes = PeerChanges(log_to(said), agenda.later)
     flap(changes, agenda, "bob", 5, 100)
     changes.left("carol", "no answer")
     assert said[-1] == "without carol: no answer"
@@ -176,7 +187,7 @@ def test_file_is_written_at_once_and_then_after_a_pause(tmp_path):
 
     async def main():
         loop = asyncio.get_running_loop()
-        file = StatusFile(tmp_path / "status.json", print, loop.time, lambda: times.append(loop.time()) or {"history": []})
+        file = StatusFile(tmp_path / "status.json", LOG, loop.time, lambda: times.append(loop.time()) or {"history": []})
         file.write(1.0)
         for _ in range(25):
             file.write(1.0)
@@ -192,7 +203,7 @@ def test_file_is_written_at_once_and_then_after_a_pause(tmp_path):
 
 def test_file_holds_the_newest_rounds(tmp_path):
     history = [{"round": k} for k in range(1, 2 * SHOWN)]
-    StatusFile(tmp_path / "status.json", print, lambda: 0.0, lambda: {"state": "running", "history": history}).write(1.0)
+    StatusFile(tmp_path / "status.json", LOG, lambda: 0.0, lambda: {"state": "running", "history": history}).write(1.0)
     kept = json.loads((tmp_path / "status.json").read_text())["history"]
     assert kept == history[-SHOWN:]
 

@@ -30,6 +30,7 @@ from p2pfl.sim.simulation.simulation import Simulation
 from p2pfl.task import Part, goals_of, group_of, make_task
 from p2pfl.tasks.teachers import favourites, squared_errors
 from tests.support.federation import play
+from tests.support.logs import log_to
 
 NODES = 6
 CREWS = ("one by one", "dense", "vmap")
@@ -412,7 +413,7 @@ def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
         for name in names:
             federation.watch[name] = Forwarded()
             federation.nodes[name] = made = federation.make(name)
-            board = federation.watch[name].to = StatusObserver(tmp_path / name, made.exchange, said.append)
+            board = federation.watch[name].to = StatusObserver(tmp_path / name, made.exchange, log_to(said))
             board.begin(made)
             federation.running[name] = asyncio.create_task(made.run(made.exchange.others_done))
         await federation.done()

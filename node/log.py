@@ -1,0 +1,7 @@
+"""Logger of nodes, for those that are given no other: `p2pfl.node` of the standard library's loggers."""
+
+from __future__ import annotations
+
+from p2pfl.system.event_log import package_logger
+
+LOG = package_logger("p2pfl.node")

@@ -1,0 +1,128 @@
+"""Event log: log records with a message for people and fields for machines, printed as text or as JSON.
+
+Objects receive an `EventLogger`. A command prints the events of one logger with `print_events`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any, Literal, TextIO
+
+from p2pfl.system.printable import printable
+
+Format = Literal["text", "json"]
+_OPTIONS = ("exc_info", "stack_info", "stacklevel")  # keywords of the methods of a logger that are no fields
+
+
+class EventLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logger of events: `log.warning(f"without {name}", peer=name)` logs a message with a field.
+
+    The fields are the attribute `fields` of the log record. Their values are strings, numbers, or None.
+
+    Args:
+        fields: those of every event.
+    """
+
+    def __init__(self, logger: logging.Logger, fields: Mapping[str, object] | None = None) -> None:
+        super().__init__(logger, dict(fields or {}))
+
+    def bind(self, **fields: object) -> EventLogger:
+        """Return a logger that adds fields to every event."""
+        return EventLogger(self.logger, {**(self.extra or {}), **fields})
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Collect the keywords that are fields under one attribute of the record."""
+        options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+        return msg, {**options, "extra": {"fields": {**(self.extra or {}), **kwargs}}}
+
+
+def package_logger(name: str) -> EventLogger:
+    """Return the logger of a package, which prints nothing unless the program that uses the package configures logging."""
+    logger = logging.getLogger(name)
+    logger.addHandler(logging.NullHandler())
+    return EventLogger(logger)
+
+
+class TextFormatter(logging.Formatter):
+    """Formats an event as its message on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(_lines(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats an event as one JSON object on one line: `time` (ISO 8601 in UTC), `level`, `node`, `event`, and its fields.
+
+    Args:
+        now: returns seconds since 1970; by default the time of an event is that of its record.
+    """
+
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        super().__init__()
+        self._now = now
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {name: _json_value(value) for name, value in getattr(record, "fields", {}).items()}
+        at = datetime.fromtimestamp(record.created if self._now is None else self._now(), UTC)
+        event = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "node": fields.get("node"),
+            "event": "\n".join(_lines(record)),
+        }
+        return json.dumps(event | fields | event)
+
+
+@contextmanager
+def print_events(log: EventLogger, format: Format, stream: TextIO) -> Iterator[None]:
+    """Print the events of a logger during this block, each at once and on one line.
+
+    Raises:
+        BrokenPipeError: by the methods of the logger, if nobody reads the stream any more.
+    """
+    logger, handler = log.logger, _StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        handler.close()
+
+
+class _StreamHandler(logging.StreamHandler[TextIO]):
+    """Stream handler that raises the error of a closed pipe, so that it ends a command, and reports another one once."""
+
+    _reported = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is that of the standard library)
+        error = sys.exc_info()[1]
+        if isinstance(error, BrokenPipeError):
+            raise
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._reported:
+            self._reported = True
+            with suppress(OSError):
+                print(f"cannot write the log: {error.strerror or error}", file=sys.stderr)
+
+
+def _lines(record: logging.LogRecord) -> list[str]:
+    """Return the lines of a message, which may quote others, with nothing in them that a terminal obeys."""
+    return [printable(line) for line in record.getMessage().splitlines()]
+
+
+def _json_value(value: object) -> object:
+    """Return a field as JSON can hold it: text as of `_lines`, and None for a number that is not finite."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if value is None or isinstance(value, int) else printable(str(value))

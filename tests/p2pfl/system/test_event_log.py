@@ -1,0 +1,180 @@
+"""Event logs: fields of events, lines for people, objects for machines."""
+
+import errno
+import io
+import json
+import logging
+
+import pytest
+
+from p2pfl.system.event_log import EventLogger, JsonFormatter, TextFormatter, package_logger, print_events
+from tests.support.logs import log_records_to, log_to
+
+
+@pytest.fixture
+def log():
+    return EventLogger(logging.Logger("test"))
+
+
+def output(log, format, *messages, **fields):
+    """Return the output of messages in a format."""
+    stream = io.StringIO()
+    with print_events(log, format, stream):
+        for message in messages:
+            log.info(message, **fields)
+    return stream.getvalue()
+
+
+def new_record(message, level=logging.INFO, **fields):
+    """Return a log record with fields."""
+    record = logging.LogRecord("test", level, __file__, 1, message, (), None)
+    record.fields = fields
+    return record
+
+
+# Loggers
+
+
+def test_fields_are_those_of_the_event_and_of_the_logger():
+    records = []
+    log = log_records_to(records).bind(node="alice", round=1)
+    log.warning("without bob", peer="bob")
+    log.bind(round=2).info("with bob again")
+    assert records == [("WARNING", {"node": "alice", "round": 1, "peer": "bob"}), ("INFO", {"node": "alice", "round": 2})]
+
+
+def test_percent_signs_and_braces_are_text():
+    lines = []
+    log_to(lines).info("100 % of {models}, %s")
+    assert lines == ["100 % of {models}, %s"]
+
+
+def test_options_of_the_standard_library_are_no_fields():
+    records = []
+    log = log_records_to(records)
+    try:
+        raise ValueError("chaos")
+    except ValueError:
+        log.exception("fault", part="page")
+    assert records == [("ERROR", {"part": "page"})]
+
+
+def test_package_prints_nothing_by_itself(capsys):
+    package_logger("p2pfl.test").error("nobody reads this")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_program_that_configures_logging_has_the_events_of_a_package(caplog):
+    with caplog.at_level(logging.INFO, "p2pfl.test"):
+        package_logger("p2pfl.test").info("with bob again", peer="bob")
+    assert caplog.messages == ["with bob again"]
+    assert caplog.records[0].fields == {"peer": "bob"}
+
+
+# Formats
+
+
+def test_event_is_a_line_of_text(log):
+    assert output(log, "text", "round 1 of 3\nsecond line", "100 %", round=1) == "round 1 of 3 second line\n100 %\n"
+
+
+def test_event_is_an_object_with_its_time_level_node_and_fields():
+    formatter = JsonFormatter(now=lambda: 1_600_000_000.25)
+    record = new_record('without "bob":\nsilent, ä', logging.WARNING, node="alice", peer="bob", round=3, loss=0.5)
+    line = formatter.format(record)
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "2020-09-13T12:26:40.250+00:00",
+        "level": "warning",
+        "node": "alice",
+        "event": 'without "bob":\nsilent, ä',
+        "peer": "bob",
+        "round": 3,
+        "loss": 0.5,
+    }
+
+
+def test_each_event_is_an_object(log):
+    first, second = map(json.loads, output(log.bind(node="alice"), "json", "a", "b").splitlines())
+    assert (first["event"], second["event"]) == ("a", "b")
+    assert first["time"] <= second["time"]
+
+
+def test_time_is_that_of_the_record_where_no_clock_is_given():
+    record = new_record("a")
+    record.created = 1_600_000_000.25
+    assert json.loads(JsonFormatter().format(record))["time"] == "2020-09-13T12:26:40.250+00:00"
+
+
+def test_record_of_another_logger_has_no_node_and_no_fields():
+    record = logging.LogRecord("other", logging.ERROR, __file__, 1, "%d models", (3,), None)
+    event = json.loads(JsonFormatter().format(record))
+    assert (event["level"], event["node"], event["event"]) == ("error", None, "3 models")
+    assert TextFormatter().format(record) == "3 models"
+
+
+def test_field_takes_the_place_of_no_key():
+    event = json.loads(JsonFormatter().format(new_record("a", time=1, event="b")))
+    assert event["event"] == "a"
+    assert event["time"] != 1
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, None), (True, True), (3, 3), (0.5, 0.5), (float("nan"), None), (float("inf"), None), ((1, 2), "(1, 2)")],
+)
+def test_field_is_a_value_of_json(value, shown):
+    assert json.loads(JsonFormatter().format(new_record("a", value=value)))["value"] == shown
+
+
+BAD = [
+    *map(chr, range(0x20)),
+    "\x7f",
+    *map(chr, range(0x80, 0xA0)),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e",
+]
+BAD += "\u2066\u2067\u2068\u2069"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
+@pytest.mark.parametrize("bad", BAD, ids=ascii)
+def test_nothing_that_a_terminal_obeys_reaches_the_log(formatter, bad):
+    line = formatter.format(new_record(f"refused, {bad}[2Jgrüße", peer=f"{bad}[2J"))
+    assert line.isprintable()
+    event = json.loads(line) if line.startswith("{") else {"event": line, "peer": ""}
+    assert event["event"].replace("\n", "").isprintable()
+    assert event["event"].startswith("refused, ")
+    assert event["event"].endswith("[2Jgrüße")
+    assert event["peer"].isprintable()
+
+
+# Printing
+
+
+def test_logger_is_afterwards_as_it_was(log):
+    log.logger.setLevel(logging.ERROR)
+    assert output(log, "text", "a") == "a\n"
+    assert (log.logger.handlers, log.logger.level) == ([], logging.ERROR)
+
+
+class Broken(io.StringIO):
+    """Stream that cannot be written."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+
+def test_closed_pipe_ends_a_command(log):
+    with pytest.raises(BrokenPipeError), print_events(log, "text", Broken(BrokenPipeError())):
+        log.info("a")
+
+
+def test_full_disk_ends_no_command_and_is_reported_once(log, capsys):
+    with print_events(log, "text", Broken(OSError(errno.ENOSPC, "No space left on device"))):
+        log.info("a")
+        log.info("b")
+    assert capsys.readouterr().err == "cannot write the log: No space left on device\n"

@@ -1,0 +1,23 @@
+"""Event loggers that keep what they receive, for tests of objects that log."""
+
+import logging
+
+from p2pfl.system.event_log import EventLogger
+
+
+def log_to(lines):
+    """Return a logger that appends the text of each event to a list."""
+    return _logger(lambda record: lines.append(record.getMessage()))
+
+
+def log_records_to(records):
+    """Return a logger that appends the level and the fields of each event to a list."""
+    return _logger(lambda record: records.append((record.levelname, record.fields)))
+
+
+def _logger(emit):
+    handler = logging.Handler()
+    handler.emit = emit
+    logger = logging.Logger("test")  # which no other logger is above
+    logger.addHandler(handler)
+    return EventLogger(logger)
