@@ -262,7 +262,7 @@ async def hold_frames(folder: Path, name: str, address: str, size: int) -> None:
     while True:
         with suppress(TransportError, TimeoutError):
             link = await adversary.introduce(name, address)
-            tls = link._tls  # type: ignore[attr-defined]
+            tls = link.connection  # type: ignore[attr-defined]
             tls.write(size.to_bytes(4, "big") + bytes(size - 1))
         await asyncio.sleep(AGAIN)
 

@@ -56,7 +56,7 @@ async def read_nothing(folder: Path, name: str, address: str) -> None:
     """Ask for every model, and read none."""
     adversary = Adversary(folder)
     link = await adversary.introduce(name, address, stopped=True)
-    link._tls.pause_reading()  # type: ignore[attr-defined]
+    link.connection.pause_reading()  # type: ignore[attr-defined]
     number = 0
     while True:
         for round in range(2):

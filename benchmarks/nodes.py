@@ -99,8 +99,8 @@ class BenchNode:
         """Bytes that TCP has carried for this node in both directions, TLS included, without TCP's own headers."""
         total = 0
         for link in self.transport.links:
-            assert link._tls is not None
-            info = link._tls.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            assert link.connection is not None
+            info = link.connection.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             total += sum(struct.unpack_from("Q", info, at)[0] for at in (_BYTES_ACKED, _BYTES_RECEIVED))
         return total
 

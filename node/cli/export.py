@@ -40,10 +40,10 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
     federation = "" if membership is None else f"{membership.file.name} ({membership.federation.hex()})"
     task = loading.task_of(ready, copies=READING)
     onnx = (format or target.suffix.removeprefix(".").lower()) == "onnx"
-    return write(target, checkpoint, task.layout, federation, force=force, encode=_encoder(task, onnx, preference))
+    return write(target, checkpoint, task.layout, federation, force=force, encode=encoder_for(task, onnx, preference))
 
 
-def _encoder(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:
+def encoder_for(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:
     """Return the function that encodes a model as a file; None stands for the layout's tensors."""
     if preference:
         if not isinstance(task, PreferenceConditioned):

@@ -92,6 +92,11 @@ class Coordinator:
         self._working: dict[str, PendingSubmission] | None = None  # submissions of the step that is running
         self._given: Mapping[str, Assignment] = {}  # in the round that was closed last
 
+    @property
+    def waiting(self) -> int:
+        """Number of submissions that are kept for rounds that still take them."""
+        return sum(len(opened.entries) for opened in self._open.values())
+
     def take(self, term: Term, entry: PendingSubmission) -> None:
         """Keep a submission of a term in which this node coordinates, or answer that it is too late.
 

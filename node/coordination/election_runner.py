@@ -170,6 +170,9 @@ class ElectionRunner:
         seed: of the federation.
         clock: tells the time in seconds; see p2pfl.protocols.election.raft.Election.
         log: receives an event when the vote cannot be written.
+
+    Attributes:
+        election: the rules as this node follows them; None while it takes no part.
     """
 
     def __init__(
@@ -195,20 +198,19 @@ class ElectionRunner:
         self.on_change: Callable[[Elected], None] = lambda elected: None
         self.seen = Elected(None, Term(0, 0), UNKNOWN)
         self._lost = -1.0  # when there was a coordinator last
-        self._election: Election | None = None  # while it takes no part
+        self.election: Election | None = None  # while it takes no part
         self._running = False
 
     async def run(self) -> None:
         """Take part, for ever."""
-        self._running = True
-        self._begin()
+        self.begin()
         self._lost = self._clock()
         while True:
             wait = self.timing.beat  # not longer: that nobody is heard any more is noticed although nothing happens
-            if self._election is not None:
-                self._do(self._election.tick(self._clock()))
-            if self._election is not None:
-                wait = min(self._election.next_tick() - self._clock(), wait)
+            if self.election is not None:
+                self._do(self.election.tick(self._clock()))
+            if self.election is not None:
+                wait = min(self.election.next_tick() - self._clock(), wait)
             await asyncio.sleep(max(0.0, wait))
 
     def receive(self, sender: str, message: m.ElectionMessage) -> None:
@@ -217,16 +219,16 @@ class ElectionRunner:
         Raises:
             ProtocolError: it breaks the rules.
         """
-        if self._election is not None:
-            self._do(self._election.receive(sender, message, self._clock()))
+        if self.election is not None:
+            self._do(self.election.receive(sender, message, self._clock()))
 
     def change(self, electorate: Electorate) -> None:
         """Follow a change of the membership, which is on the disk already."""
         self._electorate = electorate
-        if self._election is not None:
-            self._do(self._election.change(electorate, self._clock()))
+        if self.election is not None:
+            self._do(self.election.change(electorate, self._clock()))
         elif self._running:
-            self._begin()
+            self.begin()
 
     def _do(self, step: Step) -> None:
         if step.write is not None:
@@ -234,26 +236,27 @@ class ElectionRunner:
                 self._votes.save(step.write)
             except OSError as error:  # nothing was promised, and nothing is said: as if the node had crashed before
                 self._log.warning(f"cannot write this node's vote: {reason(error)}; it takes no part in this election")
-                self._begin()
+                self.begin()
                 return
         for name, message in step.send:
             self.send(name, message)
         self._look()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Begin with the saved ballot; or stay silent where it was damaged.
 
         A node that only withheld its vote would still spread its term, the last one, and so end the elections of the others.
         """
+        self._running = True
         ballot = self._votes.load(self._electorate.epoch)
         silent = ballot.term == Term(self._electorate.epoch, LAST)
         fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), timing=self.timing)
-        self._election = None if silent else fresh()
+        self.election = None if silent else fresh()
         self._look()
 
     def _look(self) -> None:
         """Report the coordinator if it has changed."""
-        now, election = self._clock(), self._election
+        now, election = self._clock(), self.election
         if election is None:
             seen = Elected(None, self.seen.term, SILENT)
         else:
@@ -269,7 +272,7 @@ class ElectionRunner:
 
     @property
     def term(self) -> Term:
-        return self.seen.term if self._election is None else self._election.term
+        return self.seen.term if self.election is None else self.election.term
 
     def votes(self, name: str) -> bool:
         """Return whether a member has a vote; an observer has none."""
@@ -277,21 +280,21 @@ class ElectionRunner:
 
     @property
     def coordinator(self) -> str | None:
-        return None if self._election is None else self._election.coordinator(self._clock())
+        return None if self.election is None else self.election.coordinator(self._clock())
 
     @property
     def patience(self) -> float:
         """Seconds for which it is worth waiting for an election."""
-        return max(0.0, self._lost + PATIENCE * self.timing.patience - self._clock()) if self._election is not None else 0.0
+        return max(0.0, self._lost + PATIENCE * self.timing.patience - self._clock()) if self.election is not None else 0.0
 
     def coordinates(self, term: Term) -> bool:
         """Return whether this node is the coordinator of a term."""
-        return self._election is not None and self._election.role == "coordinator" and self._election.term == term
+        return self.election is not None and self.election.role == "coordinator" and self.election.term == term
 
     def leads(self, term: Term) -> bool:
         """Return whether this node may act as the coordinator of a term now. Ask just before it acts."""
-        return self.coordinates(term) and self._election is not None and self._election.leads(self._clock())
+        return self.coordinates(term) and self.election is not None and self.election.leads(self._clock())
 
     def obeys(self, sender: str, term: Term) -> bool:
         """Return whether to follow a member as the coordinator of a term."""
-        return self._election is not None and self._election.obeys(sender, term)
+        return self.election is not None and self.election.obeys(sender, term)

@@ -24,7 +24,7 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
 
 
-class _Pending(NamedTuple):
+class UnansweredSubmission(NamedTuple):
     """A submission that waits for its answer."""
 
     number: int
@@ -43,6 +43,7 @@ class CoordinationClient:
 
     Attributes:
         expired: number of deadlines that have passed.
+        pending: the submission that waits for its answer; None if there is none.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class CoordinationClient:
         self._deadline = deadline
         self._check = check
         self.expired = 0
-        self._pending: _Pending | None = None
+        self.pending: UnansweredSubmission | None = None
         self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
 
     async def submit(self, submission: Submission) -> Assignment | None:
@@ -82,7 +83,7 @@ class CoordinationClient:
                         self._assigned_in = None if assignment is None else pending.term
                         return assignment
         finally:
-            self._pending = None
+            self.pending = None
         self.expired += 1
         return None
 
@@ -91,19 +92,19 @@ class CoordinationClient:
         name = self._electing.coordinator
         return name == self._contacts.name or (name in self._contacts.peers and self._contacts.peers[name].introduced)
 
-    def _submit_once(self, submission: Submission, known: Term | None) -> _Pending:
+    def _submit_once(self, submission: Submission, known: Term | None) -> UnansweredSubmission:
         name, term = self._electing.coordinator, self._electing.term
         assert name is not None
         submission = without_known_start(submission, known, term)
         number, loop = next(self._contacts.numbers), asyncio.get_running_loop()
-        pending = self._pending = _Pending(number, submission.round, name, term, loop.create_future())
+        pending = self.pending = UnansweredSubmission(number, submission.round, name, term, loop.create_future())
         if name == self._contacts.name:
             self._coordinator.take(term, PendingSubmission(submission, partial(self._take_own, pending)))
         else:
             self._send(self._contacts.peers[name], pending, submission)
         return pending
 
-    async def _answered(self, pending: _Pending, seconds: float) -> bool:
+    async def _answered(self, pending: UnansweredSubmission, seconds: float) -> bool:
         """Wait until a submission is answered. Return False when that will not happen, or may not."""
         contacts, name = self._contacts, pending.coordinator
         link = None if name == contacts.name else contacts.peers[name].link
@@ -116,7 +117,7 @@ class CoordinationClient:
         await contacts.until(over, seconds)
         return pending.answer.done()
 
-    def _send(self, peer: Peer, pending: _Pending, submission: Submission) -> None:
+    def _send(self, peer: Peer, pending: UnansweredSubmission, submission: Submission) -> None:
         message = m.Submit(
             request=pending.number,
             round=pending.round,
@@ -134,12 +135,12 @@ class CoordinationClient:
         self._contacts.traffic.sent_models += 1
         self._contacts.traffic.sent_submit += OVERHEAD + payload.size
 
-    def _take_own(self, pending: _Pending, assignment: Assignment | None) -> None:
+    def _take_own(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         """Take an assignment that this node has made for itself."""
         if self._electing.leads(pending.term):
             self._resolve(pending, assignment)
 
-    def _resolve(self, pending: _Pending, assignment: Assignment | None) -> None:
+    def _resolve(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         if not pending.answer.done():
             pending.answer.set_result(assignment)
             self._contacts.moved()
@@ -153,7 +154,7 @@ class CoordinationClient:
         traffic = self._contacts.traffic
         traffic.received_assigned += OVERHEAD + len(opened.payload)
         traffic.received_models += message.given
-        term, pending = Term(message.epoch, message.term), self._pending
+        term, pending = Term(message.epoch, message.term), self.pending
         if term < self._electing.term:
             raise ProtocolError("lower term", f"an assignment of term {term}, which is over")
         if pending is None or message.request != pending.number:

@@ -68,7 +68,7 @@ def check_multicast(addresses: Sequence[str] | None = None) -> Finding:
     Args:
         addresses: IPv4 addresses of the interfaces to try; all by default.
     """
-    problems = {address: _multicast_problem(address) for address in (_own_addresses() if addresses is None else addresses)}
+    problems = {address: _multicast_problem(address) for address in (own_addresses() if addresses is None else addresses)}
     works = [address for address, problem in problems.items() if not problem]
     failed = [f"{address}: {problem}" for address, problem in problems.items() if problem]
     mend = "turn multicast on for the interface and let UDP port 5353 through, or give peers' addresses in the configuration"
@@ -82,7 +82,8 @@ def check_multicast(addresses: Sequence[str] | None = None) -> Finding:
     return Finding("multicast", True, f"works at {', '.join(works)}, as far as this machine can tell")
 
 
-def _own_addresses() -> list[str]:
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine's interfaces."""
     import ifaddr
 
     return [ip.ip for adapter in ifaddr.get_adapters() for ip in adapter.ips if isinstance(ip.ip, str)]

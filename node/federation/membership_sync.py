@@ -31,6 +31,7 @@ class MembershipSync:
         neighbourhood: derives from the log who is a peer, and who elects.
         contacts: the peers.
         electing: this node's part in elections, where its policy is coordinated.
+        file: of the log; by default that in the node's folder.
         log: receives an event about each member that comes or goes.
     """
 
@@ -42,6 +43,7 @@ class MembershipSync:
         contacts: PeerManager,
         electing: ElectionRunner | None = None,
         *,
+        file: MembershipFile | None = None,
         log: EventLogger = LOG,
     ) -> None:
         assert ready.membership is not None
@@ -50,7 +52,7 @@ class MembershipSync:
         self._neighbourhood = neighbourhood
         self._contacts = contacts
         self._electing = electing
-        self._file = MembershipFile(ready.folder)
+        self._file = file or MembershipFile(ready.folder)
         self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
         self._grown = asyncio.Event()
         self._log = log

@@ -71,7 +71,7 @@ def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done
     ready = loading.load(folder, changes)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
-            return runner.run(_run(ready, log, until_done))
+            return runner.run(run_loaded(ready, log, until_done))
         except (IdentityError, AddressError, FederationError, TransportError) as error:  # of the last: cannot listen
             raise ConfigurationError(str(error)) from error
 
@@ -88,7 +88,17 @@ def _renumber(folder: Path, known: int, log: EventLogger) -> None:
     )
 
 
-async def _run(ready: LoadedNode, log: EventLogger, until_done: bool) -> int:
+async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> int:
+    """Run a loaded node on the current event loop until it ends, and return the exit code.
+
+    The folder is not locked, and a conflict of incarnations is not mended: see `run`.
+
+    Args:
+        until_done: as of `run`.
+
+    Raises:
+        IncarnationConflictError: peers know later messages of this node's key.
+    """
     supervisor = Supervisor(log)
     asyncio.get_running_loop().set_exception_handler(supervisor.stray)
     with ExitStack() as close:

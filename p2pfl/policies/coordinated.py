@@ -29,7 +29,7 @@ class CoordinatedFedAvg(FedAvg):
     needs_start: ClassVar[bool] = False  # whether the step asks for the model that a round began from
     previous: Extras = field(default_factory=dict, init=False, repr=False)
 
-    async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
+    async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
         start = self._start(me) if self.needs_start else None
         assignment = await peers.submit(trained, extras=self._extras(), previous=self.previous, start=start)
         if assignment is None:

@@ -73,7 +73,7 @@ class Dac:
 
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
-        await peers.publish(trained, self._lent())
+        await peers.publish(trained, similarity_extras(self.met))
 
         known = self.estimated | self.met
         p = selection.probabilities(np.array([known.get(id, 0.0) for id in peers.ids]), self.tau)
@@ -82,7 +82,7 @@ class Dac:
 
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         self.met |= await self._measure(me, peers, trained, updates)
-        self._estimate(peers.ids, updates, me.robust)
+        self.estimate(peers.ids, updates, me.robust)
 
         if self.aggregation == "fedavg":
             weights = aggregation.fedavg(samples(me, updates))
@@ -91,7 +91,7 @@ class Dac:
             weights = aggregation.fedsim(me.id, {u.sender: scores.get(u.sender, 0.0) for u in updates})
         merged = await merge(me, trained, updates, weights)
         if self.schedule == "sequential":
-            await peers.publish(merged.params, self._lent(), stage="merged")
+            await peers.publish(merged.params, similarity_extras(self.met), stage="merged")
         return merged
 
     async def _measure(self, me: Me, peers: Peers, own: Parameters, updates: Sequence[Update]) -> dict[str, float]:
@@ -116,8 +116,8 @@ class Dac:
             values = similarity.inverse_loss([max(losses[id], least) if losses[id] >= 0 else losses[id] for id in senders])
         return dict(zip(senders, values.tolist(), strict=True))
 
-    def _estimate(self, ids: Sequence[str], updates: Sequence[Update], robust: Robust = "none") -> None:
-        """Take over the similarities that the sampled peers lend, for peers that I have not met."""
+    def estimate(self, ids: Sequence[str], updates: Sequence[Update], robust: Robust = "none") -> None:
+        """Take over the similarities that the sampled peers lend, for peers of `ids` that this node has not met."""
         if self.two_hop == "none":
             return
         unmet = {short_id(id): id for id in ids if id not in self.met}
@@ -135,13 +135,6 @@ class Dac:
             least, most = 0.0, max(0.0, min(own, most))
         return {id: min(max(value, least), most) for id, value in _read(extras, names).items()}
 
-    def _lent(self) -> Extras:
-        """What I have measured myself, to travel with my update."""
-        return {
-            "peers": np.array([short_id(name) for name in self.met], np.uint64),
-            "similarities": np.array(list(self.met.values()), np.float32),
-        }
-
     @property
     def asks_scores(self) -> bool:
         return self.similarity == "inverse-loss" and self.score_on == "peer"
@@ -157,6 +150,14 @@ class Dac:
 def short_id(name: str) -> int:
     """Return 8 bytes that stand for a name in an update, as an integer."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+
+
+def similarity_extras(met: Mapping[str, float]) -> Extras:
+    """Return measured similarities, by name, as they travel with an update."""
+    return {
+        "peers": np.array([short_id(name) for name in met], np.uint64),
+        "similarities": np.array(list(met.values()), np.float32),
+    }
 
 
 def _read(extras: Extras, names: Mapping[int, str]) -> dict[str, float]:

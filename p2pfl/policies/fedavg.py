@@ -51,7 +51,7 @@ class FedAvg:
         last = me.round >= me.rounds
         if self.ft == "replace-last" and last:
             return Merge(trained, {me.id: 1.0})
-        merged = await self._aggregate(me, peers, trained)
+        merged = await self.aggregate(me, peers, trained)
         if self.ft == "from-best":
             await self._remember(me, merged.params)
             if last:
@@ -62,7 +62,8 @@ class FedAvg:
     async def _train(self, me: Me) -> Parameters:
         return await me.train(epochs=self.epochs, proximal=self._proximal(me), rule=self._rule(me))
 
-    async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
+    async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
+        """Return the merge of a round in which this node has trained this model; a subclass may merge otherwise."""
         await peers.publish(trained)
         updates = await peers.models(peers.within_budget(peers.ids))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))

@@ -109,7 +109,7 @@ class LftEnsemble(LocalFair):
     def memory(self) -> ModelEnsemble:
         return ModelEnsemble(self.others, self.shares)
 
-    async def _aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
+    async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
         await peers.publish(trained)
         updates = await peers.models(peers.within_budget(peers.ids))
         all_samples = sum(samples(me, updates).values())

@@ -109,6 +109,11 @@ class PageServer:
         """Return "host:port", with an IPv6 host in brackets."""
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
+    @property
+    def connections(self) -> int:
+        """Number of open connections, while the server runs."""
+        return len(self._handler.connections)
+
     async def failed(self) -> None:
         """Wait until the server fails, and raise its error."""
         await asyncio.wait([self._sweeper])

@@ -68,7 +68,7 @@ class Invitation:
     def encode(self) -> str:
         """Return the token as a word."""
         fields = _Invitation(**vars(self))
-        return INVITATION + _pack(msgspec.msgpack.encode(fields))
+        return INVITATION + pack_word(msgspec.msgpack.encode(fields))
 
     @classmethod
     def parse(cls, text: str) -> Invitation:
@@ -169,7 +169,7 @@ class Request:
         content = _content(name, identity.public, replaces)
         old_signature = None if old is None else old.sign(content)
         fields = _Request(name, identity.public, replaces, identity.sign(content), old_signature)
-        return REQUEST + _pack(msgspec.msgpack.encode(fields))
+        return REQUEST + pack_word(msgspec.msgpack.encode(fields))
 
     @classmethod
     def parse(cls, text: str) -> Request:
@@ -192,7 +192,7 @@ class Request:
 
 def encode_admission(joined: Joined) -> str:
     """Return what a node that was admitted by hand joins with, as one line."""
-    return ADMISSION + _pack(msgspec.msgpack.encode(joined)) + "\n"
+    return ADMISSION + pack_word(msgspec.msgpack.encode(joined)) + "\n"
 
 
 def decode_admission(text: str) -> Joined:
@@ -208,7 +208,8 @@ def _content(name: str, key: bytes, replaces: bytes | None) -> bytes:
     return _LABEL + key + (replaces or bytes(32)) + name.encode()
 
 
-def _pack(data: bytes) -> str:
+def pack_word(data: bytes) -> str:
+    """Return bytes and their checksum as a word that can be copied: the part after its prefix."""
     return base64.urlsafe_b64encode(data + sha256(data).digest()[:4]).decode().rstrip("=")
 
 

@@ -160,7 +160,7 @@ class AiomqttBus:
                 listener.connected()
                 await self._serve(client, listener)
         except (aiomqtt.MqttError, OSError, ValueError) as error:  # the last: a packet or a topic that cannot be
-            raise TransportError(f"the broker at {self.name} {_words(error, stood)}") from None
+            raise TransportError(f"the broker at {self.name} {describe_failure(error, stood)}") from None
         finally:
             client.abandon()
             self.connected = False
@@ -264,7 +264,7 @@ def _silent() -> logging.Logger:
     return logger
 
 
-def _words(error: Exception, stood: bool) -> str:
+def describe_failure(error: Exception, stood: bool) -> str:
     """Say what an error of the client means. Its own texts contain no credentials, but sometimes only a code."""
     text = printable(" ".join(str(error).split()).lower()) or type(error).__name__
     if stood:

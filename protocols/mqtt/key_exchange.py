@@ -32,8 +32,8 @@ VERSION = 1
 OPENING_LIMIT = 4096  # bytes of an Opening, signature included
 ANSWER_LIMIT = 1024  # bytes of what answers it
 DATA, CONTROL = 0, 1  # kinds of sealed packets; each counts its own numbers
-_OPENING = b"p2pfl broker opening 1\0"
-_ANSWER = b"p2pfl broker answer 1\0"
+OPENING_LABEL = b"p2pfl broker opening 1\0"
+ANSWER_LABEL = b"p2pfl broker answer 1\0"
 _KEYS = b"p2pfl broker keys 1\0"
 
 T = TypeVar("T")
@@ -149,6 +149,8 @@ class Dialler:
     Args:
         key: that is dialled.
         after: the entries of the membership log that follow this epoch are brought along.
+        id: 16 bytes that name the link; random ones by default.
+        private: X25519 key of this link; a fresh one by default.
 
     Attributes:
         id: of the link that is to be.
@@ -156,15 +158,23 @@ class Dialler:
     """
 
     def __init__(
-        self, identity: Identity, gate: AccessControl, key: bytes, joining: bool = False, after: int | None = None
+        self,
+        identity: Identity,
+        gate: AccessControl,
+        key: bytes,
+        joining: bool = False,
+        after: int | None = None,
+        *,
+        id: bytes | None = None,
+        private: X25519PrivateKey | None = None,
     ) -> None:
-        self.id = os.urandom(16)
+        self.id = id or os.urandom(16)
         self._key = key
-        self._private = X25519PrivateKey.generate()
+        self._private = private or X25519PrivateKey.generate()
         public = self._private.public_key().public_bytes_raw()
         entries = b"" if after is None else gate.after(after, ENTRIES_LIMIT)
         opening = Opening(*(VERSION, self.id, gate.federation, identity.public, key, public, joining, gate.epoch, entries))
-        self.packet = _sign(identity, _OPENING, opening)
+        self.packet = sign(identity, OPENING_LABEL, opening)
 
     def finish(self, packet: Part) -> Sealing | Refusing:
         """Return the keys that were agreed on, or why the other side keeps this one out.
@@ -173,14 +183,25 @@ class Dialler:
             ProtocolError: "malformed", "other session" for an answer to something else, or "wrong proof": it does not come
                 from the one who was dialled.
         """
-        answer = decode_answer(packet)
-        if answer.id != self.id or answer.opening != sha256(self.packet).digest():
-            raise ProtocolError("other session", "answers something else")
-        _check(self._key, _ANSWER, packet)
-        if isinstance(answer, Refusing):
-            return answer
-        there, back, session = _agree(self._private, answer.ephemeral, self.packet, packet)
-        return Sealing(there, back, session)
+        return finish_exchange(packet, self.packet, self._key, self._private)
+
+
+def finish_exchange(packet: Part, opening: Part, key: bytes, private: X25519PrivateKey) -> Sealing | Refusing:
+    """Read what answers an Opening; see `Dialler.finish`.
+
+    Args:
+        opening: the packet that is answered.
+        key: that was dialled.
+        private: X25519 key of the Opening.
+    """
+    answer = decode_answer(packet)
+    if answer.id != decode_opening(opening).id or answer.opening != sha256(opening).digest():
+        raise ProtocolError("other session", "answers something else")
+    _check(key, ANSWER_LABEL, packet)
+    if isinstance(answer, Refusing):
+        return answer
+    there, back, session = agree_on_keys(private, answer.ephemeral, opening, packet)
+    return Sealing(there, back, session)
 
 
 class Accepted(NamedTuple):
@@ -211,26 +232,35 @@ def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
             gate.extend(opening.entries)
         if cause := gate.refusal(opening.dialler):
             raise ProtocolError(cause, f"{opening.dialler.hex()} is no member at epoch {gate.epoch}")
-    _check(opening.dialler, _OPENING, packet)
+    _check(opening.dialler, OPENING_LABEL, packet)
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
-    answer = _sign(identity, _ANSWER, Accepting(opening.id, sha256(packet).digest(), public, gate.epoch))
-    there, back, session = _agree(private, opening.ephemeral, packet, answer)
+    answer = sign(identity, ANSWER_LABEL, Accepting(opening.id, sha256(packet).digest(), public, gate.epoch))
+    there, back, session = agree_on_keys(private, opening.ephemeral, packet, answer)
     return Accepted(answer, Sealing(back, there, session))
 
 
 def refuse(packet: Part, opening: Opening, identity: Identity, gate: AccessControl, error: ProtocolError) -> bytes:
     """Return the packet that says why an Opening is not accepted."""
     detail = str(error).removeprefix(error.cause).removeprefix(": ")
-    return _sign(
+    return sign(
         identity,
-        _ANSWER,
+        ANSWER_LABEL,
         Refusing(opening.id, sha256(packet).digest(), gate.epoch, error.cause[:64], detail[:256]),
     )
 
 
-def _agree(private: X25519PrivateKey, public: bytes, opening: Part, answer: Part) -> tuple[bytes, bytes, bytes]:
-    """Return the key for what the dialler sends, the key for what the listener sends, and the session."""
+def agree_on_keys(private: X25519PrivateKey, public: bytes, opening: Part, answer: Part) -> tuple[bytes, bytes, bytes]:
+    """Return the key for what the dialler sends, the key for what the listener sends, and the session.
+
+    Args:
+        private: the own X25519 key of this link.
+        public: the other side's.
+        opening, answer: the packets of the exchange, signatures included.
+
+    Raises:
+        ProtocolError("malformed"): the other side's key is unusable.
+    """
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:  # a point of which the secret would be known to everyone
@@ -240,7 +270,8 @@ def _agree(private: X25519PrivateKey, public: bytes, opening: Part, answer: Part
     return keys[:32], keys[32:64], keys[64:]
 
 
-def _sign(identity: Identity, label: bytes, message: _Message) -> bytes:
+def sign(identity: Identity, label: bytes, message: Opening | Accepting | Refusing) -> bytes:
+    """Return a message as a packet: the signature, which covers the label of its kind as well, and the message."""
     content = msgspec.msgpack.encode(message)
     return identity.sign(label + content) + content
 

@@ -37,9 +37,9 @@ STALLED = 30.0  # seconds without an acknowledgement of what was sent
 PROBE = 6.0  # seconds for an answer when there is a reason to doubt that the other side knows the link
 PING_AGAIN = 1.5  # seconds between questions meanwhile
 _PING, _CLOSE = 1, 2  # flags
-_HEADER = Struct(">B16sQ")
-_DATA_HEADER = Struct(">B16sQII")
-_CONTROL = Struct(">BQI")
+CONTROL_HEADER = Struct(">B16sQ")
+DATA_HEADER = Struct(">B16sQII")
+CONTROL_CONTENT = Struct(">BQI")
 _DIGEST = 32
 
 
@@ -143,7 +143,7 @@ class ReliableStream:
 
     def _cut(self, now: float) -> bytes:
         size, index, chunk, length = self._outgoing.cut()
-        header = _DATA_HEADER.pack(DATA_PACKET, self.id, self._next_out, size, index)
+        header = DATA_HEADER.pack(DATA_PACKET, self.id, self._next_out, size, index)
         packet = header + self._sealing.seal(DATA, self._next_out, chunk, header)
         if not self._sent:
             self._progress = now
@@ -152,9 +152,9 @@ class ReliableStream:
         return packet
 
     def _control(self) -> bytes:
-        header = _HEADER.pack(CONTROL_PACKET, self.id, self._next_control)
+        header = CONTROL_HEADER.pack(CONTROL_PACKET, self.id, self._next_control)
         came = sum(1 << (number - self._next_in - 1) for number in self._early if number > self._next_in)
-        content = _CONTROL.pack(self._flags, self._next_in, came)
+        content = CONTROL_CONTENT.pack(self._flags, self._next_in, came)
         packet = header + self._sealing.seal(CONTROL, self._next_control, content, header)
         self._next_control += 1
         self._flags, self._owes = 0, False
@@ -178,7 +178,7 @@ class ReliableStream:
         """
         self._came = now
         data = packet[0] == DATA_PACKET
-        header = packet[: (_DATA_HEADER if data else _HEADER).size]
+        header = packet[: (DATA_HEADER if data else CONTROL_HEADER).size]
         if len(packet) <= len(header):
             raise ProtocolError("malformed", f"a packet of {len(packet)} bytes")
         sealed = memoryview(packet)[len(header) :]
@@ -188,7 +188,7 @@ class ReliableStream:
             self._control_in(header, sealed, now)
 
     def _data_in(self, header: Part, sealed: memoryview) -> None:
-        _, _, number, size, index = _DATA_HEADER.unpack(header)
+        _, _, number, size, index = DATA_HEADER.unpack(header)
         if number < self._next_in or number in self._early:
             self._owes = True  # what was said before is lost
             return
@@ -224,15 +224,15 @@ class ReliableStream:
         return None
 
     def _control_in(self, header: Part, sealed: memoryview, now: float) -> None:
-        _, _, number = _HEADER.unpack(header)
+        _, _, number = CONTROL_HEADER.unpack(header)
         if number <= self._newest_control:
             return  # repeated, or overtaken by one that says more
         content = self._sealing.open(CONTROL, number, sealed, header)
-        if len(content) != _CONTROL.size:
+        if len(content) != CONTROL_CONTENT.size:
             raise ProtocolError("malformed", "a control packet of another length")
         self._newest_control = number
         self._alive()
-        flags, missing, came = _CONTROL.unpack(content)
+        flags, missing, came = CONTROL_CONTENT.unpack(content)
         self._owes |= bool(flags & _PING)
         self.ended |= bool(flags & _CLOSE)
         self._acknowledged(missing, came, now)

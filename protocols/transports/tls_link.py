@@ -79,6 +79,9 @@ class TlsLink(asyncio.BufferedProtocol):
     """
     Args:
         key: that was dialled; None for a connection that was accepted.
+
+    Attributes:
+        connection: the asyncio transport that it runs over; None before there is one.
     """
 
     def __init__(self, owner: LinkOwner, key: bytes | None = None, joining: bool = False) -> None:
@@ -92,7 +95,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self.direct = True
         self.joining = joining
         self.owner = owner
-        self._tls: asyncio.Transport | None = None
+        self.connection: asyncio.Transport | None = None
         self._closed = False
         self._proof: ServerProof | ClientProof | None = None
         loop = asyncio.get_running_loop()
@@ -113,12 +116,12 @@ class TlsLink(asyncio.BufferedProtocol):
 
     @property
     def backlog(self) -> int:
-        if self._tls is None or self._closed:
+        if self.connection is None or self._closed:
             return self._pieces.waiting
-        return self._pieces.waiting + self._tls.get_write_buffer_size()
+        return self._pieces.waiting + self.connection.get_write_buffer_size()
 
     def send(self, parts: Sequence[Part]) -> None:
-        if self._tls is None or self._closed or self._tls.is_closing():
+        if self.connection is None or self._closed or self.connection.is_closing():
             raise TransportError(f"the connection to {self.remote} is closed")
         if self.backlog > BACKLOG_FRAMES * self.owner.max_frame:
             raise TransportError(f"{self.remote} does not read what it is sent")
@@ -139,13 +142,13 @@ class TlsLink(asyncio.BufferedProtocol):
             timer.cancel()
         if not self.proven.done():
             self.proven.set_exception(TransportError("closed"))
-        if self._tls is None and self._beginning is not None:
+        if self.connection is None and self._beginning is not None:
             self._beginning.cancel()
-        if self._tls is not None:
+        if self.connection is not None:
             if self._pieces:
-                self._tls.abort()
+                self.connection.abort()
             else:
-                self._tls.close()
+                self.connection.close()
         self._pieces.clear()
         if self._reception is not None:
             self._reception.forget(self)
@@ -153,8 +156,8 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """End the connection without a word."""
-        if self._tls is not None:
-            self._tls.abort()
+        if self.connection is not None:
+            self.connection.abort()
 
     def fail(self, reason: str) -> None:
         """End the connection for a reason that is not this side's wish."""
@@ -193,8 +196,8 @@ class TlsLink(asyncio.BufferedProtocol):
 
     def _send_step(self, step: bytes) -> None:
         """Send a step of the handshake."""
-        if self._tls is not None:
-            self._tls.write(len(step).to_bytes(PREFIX, "big") + step)
+        if self.connection is not None:
+            self.connection.write(len(step).to_bytes(PREFIX, "big") + step)
 
     def _prove(self, step: memoryview) -> None:
         """Take in a step of the handshake."""
@@ -232,25 +235,25 @@ class TlsLink(asyncio.BufferedProtocol):
     # What asyncio calls. An error here must end this link only.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._tls = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self.connection = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self.owner.opened(self)
-        self._tls.set_write_buffer_limits(high=PIECES)
+        self.connection.set_write_buffer_limits(high=PIECES)
         if self._closed:
-            self._tls.abort()
+            self.connection.abort()
             return
         try:
-            self._set_up(self._tls)
+            self._set_up(self.connection)
         except (TypeError, OSError):  # the other side is gone already
             self.fail("closed by the other side")
         except Exception as error:
             self._fault(error)
 
     def _set_up(self, tls: asyncio.Transport) -> None:
-        connection = tls.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tcp = tls.get_extra_info("socket")
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # what a slow network does not take, waits here, where it is seen
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
+            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
         if self.key is None:
             self._proof = proof = self.owner.server_proof()
             self._send_step(proof.begin())
@@ -286,9 +289,9 @@ class TlsLink(asyncio.BufferedProtocol):
         if not self.session_made:
             self._prove(frame)
             return
-        if self._reception is not None and (seconds := self._reception.complete(self)) and self._tls is not None:
-            self._tls.pause_reading()  # the other side then sends no more than fits on the way
-            self._rest.start(seconds, self._tls.resume_reading)
+        if self._reception is not None and (seconds := self._reception.complete(self)) and self.connection is not None:
+            self.connection.pause_reading()  # the other side then sends no more than fits on the way
+            self._rest.start(seconds, self.connection.resume_reading)
         self.owner.handler.received(self, frame)
 
     def _begin(self, size: int) -> None:
@@ -327,7 +330,7 @@ class TlsLink(asyncio.BufferedProtocol):
             self._fault(error)
 
     def _pump(self) -> None:
-        tls = self._tls
+        tls = self.connection
         while self._pieces and not self._paused and tls is not None:
             tls.write(self._pieces.next())
 

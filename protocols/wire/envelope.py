@@ -93,14 +93,19 @@ SESSIONS = 4096  # of the links that a node had last
 
 
 class FrameSigner:
-    """Maker of one node's frames."""
+    """Maker of one node's frames.
 
-    def __init__(self, identity: Identity, federation: bytes, layout: bytes, boot: int) -> None:
+    Args:
+        boot: how often the node has started.
+        sequence: number of the frame before the first one.
+    """
+
+    def __init__(self, identity: Identity, federation: bytes, layout: bytes, boot: int, *, sequence: int = 0) -> None:
         self._identity = identity
         self._federation = federation
         self._layout = layout
         self._boot = boot
-        self._sequence = 0
+        self._sequence = sequence
         self._sessions: dict[bytes, None] = {}  # the oldest first
         self._all_sessions = True  # whether none was forgotten
 
@@ -117,7 +122,7 @@ class FrameSigner:
         used = len(msgspec.msgpack.encode(Header(*fields, b"")))
         header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
         assert len(header) == HEADER_SIZE, "a message that does not fit into the header"
-        return [header, self._identity.sign(_signed(header, payload.digest)), *payload.parts]
+        return [header, self._identity.sign(signed_content(header, payload.digest)), *payload.parts]
 
     def _note(self, session: bytes) -> None:
         if session not in self._sessions:
@@ -144,7 +149,7 @@ class FrameSigner:
         header = _decode(header_bytes)
         if header.federation != self._federation:
             raise ProtocolError("other federation")
-        signed = _signed(header_bytes, header.digest)
+        signed = signed_content(header_bytes, header.digest)
         if header.sender != self._identity.public or not Verifier(header.sender).valid(signature, signed):
             raise ProtocolError("wrong signature", "evidence that this node has not signed")
         if header.boot == self._boot:
@@ -210,7 +215,7 @@ class FrameVerifier:
         window = self._windows[header.sender]
         window.check(header.boot, header.sequence)
         signature = bytes(view[HEADER_SIZE:OVERHEAD])
-        if not self._verifiers[header.sender].valid(signature, _signed(header_bytes, header.digest)):
+        if not self._verifiers[header.sender].valid(signature, signed_content(header_bytes, header.digest)):
             raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
         if blake3(payload).digest() != header.digest:
             raise ProtocolError("wrong signature", "the payload is not the one that was signed")
@@ -259,5 +264,6 @@ def _is_array(first: int) -> bool:
     return first & 0xF0 == 0x90
 
 
-def _signed(header: bytes | memoryview, payload_digest: bytes) -> bytes:
+def signed_content(header: bytes | memoryview, payload_digest: bytes) -> bytes:
+    """Return the bytes that the signature of a frame covers."""
     return _LABEL + sha256(header).digest() + payload_digest

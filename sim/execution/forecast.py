@@ -96,11 +96,11 @@ def forecast(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> F
         RunError: one of them cannot be run.
     """
     processes = max(1, min(processes, len(jobs)))
-    different = list({_kind(job): job for job in reversed(jobs)}.values())[::-1]
+    different = list({kind_of(job): job for job in reversed(jobs)}.values())[::-1]
     tried = [different[k * len(different) // TRIED] for k in range(TRIED)] if len(different) > TRIED else different
     ready, trials = _try(tried, path, processes)
     return estimate(
-        jobs, {_kind(job): trial for job, trial in zip(tried, trials, strict=True)}, processes, ready, status("VmRSS:")
+        jobs, {kind_of(job): trial for job, trial in zip(tried, trials, strict=True)}, processes, ready, status("VmRSS:")
     )
 
 
@@ -112,18 +112,20 @@ def estimate(
     A job that was not tried takes per node what those took on average that have the same policy, or else all.
 
     Args:
-        trials: by `_kind` of their job; those without a round count for nothing.
+        trials: by `kind_of` of their job; those without a round count for nothing.
         ready: seconds until a process can begin.
         own_memory: bytes that the process has which the others work for.
     """
     sizes = [job.nodes for job in jobs], [job.rounds for job in jobs]
     nodes, rounds = ((min(size), max(size)) for size in sizes)
-    there = {_kind(job): (job, trials[_kind(job)]) for job in jobs if _kind(job) in trials and trials[_kind(job)].seconds}
+    there = {
+        kind_of(job): (job, trials[kind_of(job)]) for job in jobs if kind_of(job) in trials and trials[kind_of(job)].seconds
+    }
     if not there:
         return Forecast(len(jobs), nodes, rounds, processes, None, None)
     seconds, peaks, kept = [], [], 0.0
     for job in jobs:
-        alike = [there[_kind(job)]] if _kind(job) in there else []
+        alike = [there[kind_of(job)]] if kind_of(job) in there else []
         alike = (
             alike or [one for one in there.values() if one[0].policy["name"] == job.policy["name"]] or list(there.values())
         )
@@ -217,8 +219,8 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 600 and minutes % 60 else f"{round(minutes / 60)} h"
 
 
-def _kind(job: Scenario) -> str:
-    """What runs of one kind have in common: all but the seed."""
+def kind_of(job: Scenario) -> str:
+    """Return what runs of one kind have in common: all but the seed."""
     return str(replace(job, seed=0))
 
 

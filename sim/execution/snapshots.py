@@ -79,7 +79,7 @@ class SnapshotCollector:
         self._look()
         recorder, task = self._simulation.recorder, self._simulation.plan.tasks[0]
         curve = {round: float(np.mean(values)) for round, values in self._tests.items() if len(values) >= self._half}
-        rounds = _thinned(sorted(curve))
+        rounds = thin_rounds(sorted(curve))
         ended = [round for round, models in self._models.items() if len(models) >= self._half]
         return Snapshot(
             node_rounds=recorder.rounds_done,
@@ -156,7 +156,7 @@ def of_result(result: Result) -> Snapshot:
             values = values[~np.isnan(values)]
             if len(values) * 2 >= run["nodes"]:
                 curve[int(round)] = float(values.mean())
-    kept = _thinned(sorted(curve))
+    kept = thin_rounds(sorted(curve))
     budget = run["traffic"].get("budget", {}).get("models")
     return Snapshot(
         node_rounds=len(rounds["round"]),
@@ -175,7 +175,7 @@ def of_result(result: Result) -> Snapshot:
     )
 
 
-def _thinned(rounds: list[int]) -> list[int]:
+def thin_rounds(rounds: list[int]) -> list[int]:
     """Return at most so many rounds as a curve has points: the last one, and others at equal distances."""
     step = -(-len(rounds) // POINTS) or 1
     return rounds[::-1][::step][::-1]

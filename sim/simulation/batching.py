@@ -156,10 +156,10 @@ class BatchedTrainer:
     def __init__(self, batcher: Batcher, node: int, seconds: float) -> None:
         self._batcher = batcher
         self._node = node
-        self._seconds = seconds
+        self.seconds = seconds
 
     def submit(self, query: Query[R]) -> Future[R]:
-        return self._batcher.ask(NodeQuery(self._node, query), query.passes * self._seconds)
+        return self._batcher.ask(NodeQuery(self._node, query), query.passes * self.seconds)
 
     async def run(self, work: Callable[[], T]) -> T:
         return work()

@@ -71,13 +71,14 @@ class ModelledParticipant:
 
     Attributes:
         expired: number of deadlines that have passed.
+        assigned_in: term of the last assignment, if the last submission was answered by one.
     """
 
     def __init__(self, coordination: ModelledCoordination, peer: ModelledPeer) -> None:
         self.coordination = coordination
         self.expired = 0
         self._peer = peer
-        self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
+        self.assigned_in: Term | None = None
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return what the coordinator assigns; None without one, or if nothing has come by the deadline."""
@@ -85,7 +86,7 @@ class ModelledParticipant:
         if submission.round > peer.round:
             peer.reach(submission.round)
         leader = self.coordination.leader()
-        known, self._assigned_in = self._assigned_in, None
+        known, self.assigned_in = self.assigned_in, None
         if leader is None:
             return None
         submission = without_known_start(submission, known, leader.term)
@@ -99,7 +100,7 @@ class ModelledParticipant:
             return None
         assignment: Assignment | None = answer.items[leader.id]
         if assignment is not None:
-            self._assigned_in = leader.term
+            self.assigned_in = leader.term
         return assignment
 
     def _send(self, submission: Submission, coordinator: ModelledPeer) -> float | None:

@@ -13,7 +13,7 @@ from hashlib import sha256
 import msgpack
 import pytest
 
-from p2pfl.protocols.membership.invitation import _pack
+from p2pfl.protocols.membership.invitation import pack_word
 from tests.conformance import wire_project, wire_reader
 from tests.conformance.test_golden import vectors
 from tests.conformance.wire_keys import BY_KEY, KEYS
@@ -122,7 +122,7 @@ class Changer:
             content = self.changed(wire_reader.word(text, prefix))
         except RefusedError:
             return text
-        return prefix + _pack(content)
+        return prefix + pack_word(content)
 
     def frame(self, frame):
         """Change the second half of a header, and sign it anew."""

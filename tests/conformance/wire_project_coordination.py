@@ -9,7 +9,7 @@ import numpy as np
 from p2pfl.compression.codecs import Float32
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.coordination.participant import _Pending
+from p2pfl.node.coordination.participant import UnansweredSubmission
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.model_encoding import ModelEncoder
@@ -89,9 +89,10 @@ def exchange_of(given):
     coordination = Coordination(electing, CoordinatedFedAvg().step)
     exchange = MessageExchange(config, ModelEncoder(Float32(), layout), coordination=coordination)
     exchange.limit.own = given["norm"]
-    everyone = Electorate(term.epoch, frozenset({"alice", "bob"}), ("alice", "bob"))
-    electing._election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
-    return exchange, electing._election
+    names = ("alice", "bob", "carol")
+    everyone = Electorate(term.epoch, frozenset(names), names)
+    electing.election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
+    return exchange, electing.election
 
 
 def check_submit(given):
@@ -100,10 +101,8 @@ def check_submit(given):
     if given["coordinates"]:
         election.role = "coordinator"
     exchange.peers["alice"].about = given["about"]
-    answers, taken = [], []
-    coordination = exchange.coordination
-    coordination.server._reply = lambda peer, message, assignment: answers.append(assignment)
-    coordination.coordinator.take = lambda term, entry: taken.append(entry.submission)
+    taken = []
+    exchange.coordination.coordinator.take = lambda term, entry: taken.append(entry.submission)
     handle(exchange, m.Submit(**given["message"]), given)
     return {"taken": bool(taken)}
 
@@ -112,9 +111,10 @@ def check_assigned(given):
     """Have bob, who waits for an assignment, take what alice says."""
     asked, answers = given["asked"], []
     exchange, election = exchange_of(given)
-    election._coordinator = given["follows"]
+    if given["follows"]:
+        election.receive(given["follows"], m.Leading(*given["term"], 1), 0.0)
     waiting = SimpleNamespace(done=lambda: bool(answers), set_result=answers.append)
-    exchange.coordination.client._pending = _Pending(
+    exchange.coordination.client.pending = UnansweredSubmission(
         asked["request"], asked["round"], asked["of"], Term(*asked["term"]), waiting
     )
     try:

@@ -5,6 +5,7 @@ cause of a refusal is stated here, by hand.
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -21,9 +22,9 @@ from p2pfl.protocols.membership.invitation import (
     Joined,
     JoinRefused,
     Request,
-    _pack,
     encode_admission,
     encode_join,
+    pack_word,
 )
 from p2pfl.protocols.mqtt import key_exchange, presence, reliable_stream
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK, ReliableStream
@@ -167,7 +168,8 @@ def upper(text):
 def entry(log, action="add", name="dave", key=DAVE.public, role="participant", by=ADMISSION, **changes):
     """Return a signed entry that follows a log, with some fields changed; `extra` are more of them."""
     extra = changes.pop("extra", [])
-    last = sha256(log._log[-1]).digest() if log.epoch else bytes(32)
+    entries = msgspec.msgpack.decode(log.encode(), type=list[msgspec.Raw])
+    last = sha256(entries[-1]).digest() if entries else bytes(32)
     fields = {
         "federation": ID,
         "epoch": log.epoch + 1,
@@ -309,7 +311,7 @@ def joining_vectors() -> Vectors:
 
     def invitation(**changes):
         names = ("federation", "name", "admission", "inviter", "addresses", "secret", "expires", "member")
-        return "p2pfl-invite-" + _pack(pack([*(dict(zip(names, fields, strict=True)) | changes).values()]))
+        return "p2pfl-invite-" + pack_word(pack([*(dict(zip(names, fields, strict=True)) | changes).values()]))
 
     def bad(check, name, cause, why, text):
         v.bad(name, check, cause, why, text=text)
@@ -323,15 +325,15 @@ def joining_vectors() -> Vectors:
         word[:30] + ("A" if word[30] != "A" else "B") + word[31:],
     )
     bad("invitation", "cut off", "damaged", "the four bytes at the end differ", word[:-3])
-    bad("invitation", "nothing in it", "damaged", "no value", "p2pfl-invite-" + _pack(b""))
+    bad("invitation", "nothing in it", "damaged", "no value", "p2pfl-invite-" + pack_word(b""))
     bad("invitation", "a letter that is none", "damaged", "no base64", word[:-1] + "!")
-    bad("invitation", "a field less", "malformed", "seven fields", "p2pfl-invite-" + _pack(pack(fields[:-1])))
+    bad("invitation", "a field less", "malformed", "seven fields", "p2pfl-invite-" + pack_word(pack(fields[:-1])))
     bad(
         "invitation",
         "trailing bytes",
         "malformed",
         "one byte after the structure",
-        "p2pfl-invite-" + _pack(pack(fields) + b"\0"),
+        "p2pfl-invite-" + pack_word(pack(fields) + b"\0"),
     )
     bad("invitation", "a short secret", "malformed", "15 bytes", invitation(secret=bytes(15)))
     bad("invitation", "nine addresses", "malformed", "at most 8", invitation(addresses=["a:1"] * 9))
@@ -351,7 +353,7 @@ def joining_vectors() -> Vectors:
     mine = DAVE.sign(content)
 
     def request(*values):
-        return "p2pfl-request-" + _pack(pack([*values]))
+        return "p2pfl-request-" + pack_word(pack([*values]))
 
     bad("request", "an invitation", "other kind", "another prefix", word)
     bad(
@@ -378,13 +380,13 @@ def joining_vectors() -> Vectors:
 
     joined = Joined(FILE.data, LOG.encode())
     v.good("an admission", "admission", text=encode_admission(joined))
-    bad("admission", "of another kind", "malformed", "refused", "p2pfl-admission-" + _pack(pack(["refused", "no"])))
+    bad("admission", "of another kind", "malformed", "refused", "p2pfl-admission-" + pack_word(pack(["refused", "no"])))
     bad(
         "admission",
         "without its kind",
         "malformed",
         "the structure has a kind",
-        "p2pfl-admission-" + _pack(pack([FILE.data, b""])),
+        "p2pfl-admission-" + pack_word(pack([FILE.data, b""])),
     )
 
     join = encode_join(Join(secret, "dave"))
@@ -601,7 +603,8 @@ def broker_vectors() -> Vectors:
         "where alice publishes for bob", "topic", federation=ID.hex(), sender=ALICE.public.hex(), recipient=BOB.public.hex()
     )
     with nothing_random("broker"):
-        dialler = key_exchange.Dialler(ALICE, LOG, BOB.public)
+        link, ephemeral = os.urandom(16), key_exchange.X25519PrivateKey.generate()
+        dialler = key_exchange.Dialler(ALICE, LOG, BOB.public, id=link, private=ephemeral)
         opening = key_exchange.decode_opening(dialler.packet)
         accepted = key_exchange.accept(dialler.packet, opening, BOB, LOG)
         newcomer = key_exchange.Dialler(DAVE, LOG, BOB.public, joining=True)
@@ -609,7 +612,7 @@ def broker_vectors() -> Vectors:
         news = key_exchange.Dialler(DAVE, newer, BOB.public, after=3)
         stranger = key_exchange.Dialler(DAVE, LOG, BOB.public)
     opening_vectors(v, dialler, newcomer, news, stranger)
-    answer_vectors(v, dialler, opening, accepted.packet)
+    answer_vectors(v, dialler, ephemeral, opening, accepted.packet)
     packet_vectors(v)
     presence_vectors(v)
     return v
@@ -627,7 +630,7 @@ def opening_vectors(v, dialler, newcomer, news, stranger):
 
     def changed(identity=ALICE, **changes):
         message = msgspec.structs.replace(key_exchange.decode_opening(dialler.packet), **changes)
-        return key_exchange._sign(identity, key_exchange._OPENING, message)
+        return key_exchange.sign(identity, key_exchange.OPENING_LABEL, message)
 
     good("a member", dialler.packet)
     good("a new member, with news of itself", news.packet, **dave)
@@ -651,7 +654,7 @@ def opening_vectors(v, dialler, newcomer, news, stranger):
     bad("too long", "malformed", "4,097 bytes", dialler.packet + bytes(4097 - len(dialler.packet)))
     forged = pack([entry(LOG, by=MALLORY)])
     message = msgspec.structs.replace(key_exchange.decode_opening(stranger.packet), entries=forged)
-    packet = key_exchange._sign(DAVE, key_exchange._OPENING, message)
+    packet = key_exchange.sign(DAVE, key_exchange.OPENING_LABEL, message)
     bad("forged news of itself", "membership", "not signed by the admission key", packet, **dave)
 
 
@@ -660,11 +663,11 @@ def changed_byte_of_epoch(packet):
     return packet[:-3] + bytes([packet[-3] + 1]) + packet[-2:]
 
 
-def answer_vectors(v, dialler, opening, packet):
+def answer_vectors(v, dialler, ephemeral, opening, packet):
     base = {
         "dialled": BOB.public.hex(),
         "opening": dialler.packet.hex(),
-        "ephemeral": dialler._private.private_bytes_raw().hex(),
+        "ephemeral": ephemeral.private_bytes_raw().hex(),
     }
     reason = key_exchange.ProtocolError("stranger", "no member at epoch 2")
     refusing = key_exchange.refuse(dialler.packet, opening, BOB, grown(*ADDED[:2]), reason)
@@ -672,13 +675,13 @@ def answer_vectors(v, dialler, opening, packet):
     v.good("refusing", "answer", **base, packet=refusing.hex())
 
     def changed(identity=BOB, **changes):
-        return key_exchange._sign(
-            identity, key_exchange._ANSWER, msgspec.structs.replace(key_exchange.decode_answer(packet), **changes)
+        return key_exchange.sign(
+            identity, key_exchange.ANSWER_LABEL, msgspec.structs.replace(key_exchange.decode_answer(packet), **changes)
         )
 
     def refusal(cause, detail):
         message = key_exchange.Refusing(opening.id, sha256(dialler.packet).digest(), 2, cause, detail)
-        return key_exchange._sign(BOB, key_exchange._ANSWER, message)
+        return key_exchange.sign(BOB, key_exchange.ANSWER_LABEL, message)
 
     v.good("refusing in the longest words", "answer", **base, packet=refusal("x" * 64, "x" * 256).hex())
     for name, cause, why, wrong in [
@@ -703,13 +706,13 @@ def packet_vectors(v):
         return ReliableStream(key_exchange.Sealing(key, bytes(32), bytes(16)), link, 0, 0.0)
 
     def data(number, size, index, content, seal=None):
-        header = reliable_stream._DATA_HEADER.pack(1, link, number, size, index)
+        header = reliable_stream.DATA_HEADER.pack(1, link, number, size, index)
         return header + (seal or key_exchange.Sealing(key, key, bytes(16))).seal(
             reliable_stream.DATA, number, content, header
         )
 
     def control(number, content):
-        header = reliable_stream._HEADER.pack(2, link, number)
+        header = reliable_stream.CONTROL_HEADER.pack(2, link, number)
         return header + key_exchange.Sealing(key, key, bytes(16)).seal(reliable_stream.CONTROL, number, content, header)
 
     def whole(number, content):
@@ -857,8 +860,7 @@ def envelope_vectors() -> Vectors:
     model = Payload.of(np.arange(8, dtype="<f4").tobytes(), encode_extras({"x": np.ones(2, np.float32)}))
 
     def frame(message=None, payload=EMPTY, boot=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
-        sealer = FrameSigner(by, of, LAYOUT, boot)
-        sealer._sequence = number - 1
+        sealer = FrameSigner(by, of, LAYOUT, boot, sequence=number - 1)
         return b"".join(bytes(p) for p in sealer.seal(message or m.Ping(9), to.public, payload, session))
 
     def good(name, frame, **changes):

@@ -234,15 +234,20 @@ def test_a_node_that_is_killed_in_its_first_round_does_not_prepare_again(tmp_pat
 
 
 def test_a_node_resumes_from_its_last_finished_round(tmp_path):
+    restored = []
+
     async def test(federation):
         federation.start()
         await federation.round("d", 4)
         params = federation.nodes["d"].me.params
         await federation.kill("d")
-        restarted = federation.make("d")
-        restarted._restore()
-        assert restarted.round == 4
-        assert (restarted.me.params == params).all()
+        federation.watch["d"].restored = lambda node: restored.append((node.round, node.me.params))
+        federation.start("d")
+        while not restored:
+            await asyncio.sleep(0.001)
+        ((round, found),) = restored
+        assert round == 4
+        assert (found == params).all()
         for name in NAMES:
             federation.running[name].cancel()
 
@@ -470,10 +475,10 @@ def test_nodes_slow_once_are_in_one_round_again_within_ten(slow):
         federation.start()
         await federation.round("a", 5)
         for name in slow:
-            federation.trainers[name]._seconds = 25.0
+            federation.trainers[name].seconds = 25.0
         await asyncio.sleep(25)
         for name in slow:
-            federation.trainers[name]._seconds = 1.0
+            federation.trainers[name].seconds = 1.0
         await asyncio.sleep(25)
         federation.rounds_apart = await in_one_round(federation, NAMES)
         for task in federation.running.values():

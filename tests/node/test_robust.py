@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from p2pfl.algorithms.robust_aggregation import MedianClip, cap_samples, coarse, distances_from, protect_submissions
 from p2pfl.errors import ConfigurationError, DivergenceError
+from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.folder.settings import Settings
 from p2pfl.policies.coordinated import CoordinatedFedAvg
-from p2pfl.policies.dac import Dac
+from p2pfl.policies.dac import Dac, similarity_extras
 from p2pfl.policies.fedavg import FedAvg
 from p2pfl.policies.local import Local
 from p2pfl.policies.random import Random
-from p2pfl.policy import Merge, Submission
+from p2pfl.policy import Merge, Submission, Update
 from p2pfl.protocols.wire import messages as m
 from tests.support.federation import play
 from tests.support.liars import Liar
@@ -147,23 +148,25 @@ def test_losses_are_told_with_three_digits():
 # Similarities that are lent
 
 
+def lending(similarity):
+    """Return an update of a's that lends a similarity to b."""
+    return Update("a", 1, "trained", ZERO, 1, similarity_extras({"b": similarity}))
+
+
 def test_dac_bounds_lent_similarities_by_the_own_one():
-    policy = Dac()
-    policy.met = {"b": 0.7}
-    extras = policy._lent()
-    names = {int(extras["peers"][0]): "b"}
     for lent, borrowed in ((3e38, 0.7), (-3e38, 0.0), (0.5, 0.5)):
-        lie = extras | {"similarities": np.array([lent], np.float32)}
-        assert policy._borrow(lie, names, 0.7, "median-clip") == {"b": pytest.approx(borrowed)}
+        policy = Dac()
+        policy.met = {"a": 0.7}
+        policy.estimate(("a", "b"), [lending(lent)], "median-clip")
+        assert policy.estimated == {"b": pytest.approx(borrowed)}
 
 
 @pytest.mark.parametrize(("measure", "most"), [("cosine-weights", 1.0), ("l2", 1e6), ("inverse-loss", 1e6)])
 def test_dac_bounds_lent_similarities_by_the_measure(measure, most):
     policy = Dac(similarity=measure)
-    policy.met = {"b": 0.7}
-    extras = policy._lent()
-    lie = extras | {"similarities": np.array([3e38], np.float32)}
-    assert policy._borrow(lie, {int(extras["peers"][0]): "b"}, 0.7, "none") == {"b": most}
+    policy.met = {"a": 0.7}
+    policy.estimate(("a", "b"), [lending(3e38)], "none")
+    assert policy.estimated == {"b": most}
 
 
 # Federations with a member that lies
@@ -311,15 +314,19 @@ def test_training_that_diverges_ends_a_simulation():
 
 
 def test_checkpoint_that_is_not_finite_is_not_taken_up(tmp_path):
+    restored = []
+
     async def test(federation):
         federation.start("a")
         await federation.done()
-        store = federation.nodes["a"]._store
+        store = FileStore(tmp_path / "a")
         checkpoint = store.load()
         store.save(replace(checkpoint, params=(federation.nodes["a"].me.params * np.float32(np.nan)).tobytes()))
-        node = federation.make("a")
-        node._restore()
-        assert np.isfinite(node.me.params).all()
+        federation.watch["a"].restored = lambda node: restored.append(node.me.params)
+        federation.start("a")
+        await federation.done()
+        (params,) = restored
+        assert np.isfinite(params).all()
         assert "not finite" in federation.watch["a"].discards[0][1]
 
     play(test, ("a",), Settings(rounds=2, deadline=10.0), folder=tmp_path)
@@ -385,8 +392,8 @@ def test_coordinator_clips_what_is_submitted():
         pass
 
     class Poisoner(CoordinatedFedAvg):
-        async def _aggregate(self, me, peers, trained):
-            return await super()._aggregate(me, peers, trained * np.float32(100) if me.id == "e" else trained)
+        async def aggregate(self, me, peers, trained):
+            return await super().aggregate(me, peers, trained * np.float32(100) if me.id == "e" else trained)
 
     def error(robust):
         settings = Settings(rounds=6, deadline=10.0, robust=robust)

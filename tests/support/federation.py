@@ -136,6 +136,7 @@ class Federation:
         self.keys = {name: Identity.from_seed(RandomStreams(0, name).digest(0, "key")) for name in self.names}
         self.watch = {name: Watch() for name in self.names}
         self.boots = dict.fromkeys(self.names, 0)
+        self.policies = {}
         self.nodes = {}
         self.running = {}
 
@@ -152,17 +153,21 @@ class Federation:
         roles = {name: self.roles.get(name, "participant") for name in self.names}
         return electorate(epoch, [MemberEntry(name, self.keys[name].public, role) for name, role in roles.items()])
 
+    def ballots(self, name):
+        """Return what keeps a node's ballot."""
+        return FileVotes(self.folder / f"{name}.vote", self.said[name].append) if self.folder else self.votes[name]
+
     def electing(self, name):
-        votes = FileVotes(self.folder / f"{name}.vote", log_to(self.said[name])) if self.folder else self.votes[name]
         clock = asyncio.get_running_loop().time
         boot, seed = self.boots[name], self.settings.seed
+        votes = self.ballots(name)
         return ElectionRunner(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, log=log_to(self.said[name]))
 
-    def make(self, name, task=None, agreed=None):
+    def exchange(self, name, task=None, agreed=None):
+        """Return the exchange of a node that starts once more."""
         self.boots[name] += 1
-        task = task or self.tasks[name]
-        policy = self.policy()
-        exchange = message_exchange(
+        self.policies[name] = policy = self.policy()
+        return message_exchange(
             name,
             NeighbourRoles(
                 members={other: Member(self.keys[other].public, (f"memory:{other}",)) for other in self.neighbours(name)},
@@ -172,7 +177,7 @@ class Federation:
             transport=self.network.transport(name),
             boot=self.boots[name],
             federation=federation_id("test"),
-            task=task,
+            task=task or self.tasks[name],
             trainer=self.trainers[name],
             settings=self.settings,
             agreed=agreed or {},
@@ -180,17 +185,21 @@ class Federation:
             coordination=Coordination(self.electing(name), policy.step) if self.coordinated else None,
             scores=asks_scores(policy),
         )
+
+    def make(self, name, task=None, agreed=None, exchange=None, observer=None):
+        """Return a node; with `exchange`, one made for it, and with `observer` one in place of its watch."""
+        exchange = exchange or self.exchange(name, task, agreed)
         store = FileStore(self.folder / name) if self.folder else None
         return Node(
             name,
             self.names,
-            task=task,
-            policy=policy,
+            task=task or self.tasks[name],
+            policy=self.policies[name],
             trainer=self.trainers[name],
             exchange=exchange,
             settings=self.settings,
             store=store,
-            observer=self.watch[name],
+            observer=observer or self.watch[name],
             **self.node_options,
         )
 

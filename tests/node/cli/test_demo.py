@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.node.cli import demo as node_demo
+from p2pfl.node.cli import local_broker
 from p2pfl.policies import POLICIES
 from tests.support.processes import PATIENCE
 
@@ -98,24 +99,29 @@ def test_with_json_one_object_says_it_all(tmp_path):
         assert set(node["history"][-1]["weights"]) == {"alice", "bob"}
 
 
-@pytest.mark.parametrize("installed", ["Mosquitto", "amqtt"])
-def test_through_a_broker_all_is_the_same(tmp_path, monkeypatch, installed):
-    from p2pfl.node.cli import local_broker as broker
+@pytest.fixture
+def on_sigterm():
+    """Keep this process's own answer to SIGTERM, in whose place the demo puts another one."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
+
+@pytest.mark.parametrize("installed", ["Mosquitto", "amqtt"])
+def test_through_a_broker_all_is_the_same(tmp_path, monkeypatch, capsys, on_sigterm, installed):
     if installed == "Mosquitto" and not (shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")):
         pytest.skip("Mosquitto is not installed")
     if installed == "amqtt":
-        monkeypatch.setattr(broker.shutil, "which", lambda name: None)
+        monkeypatch.setattr(local_broker.shutil, "which", lambda name: None)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    with broker.local_broker() as url:
-        names = ("alice", "bob")
-        folders = node_demo._federation(tmp_path / "together", names, 2, "random", url)
-        states = node_demo._run(folders, "together", quiet=True)
-        for name in names:
-            assert states[name]["state"] == "finished", states[name]["output"]
-            assert set(states[name]["history"][-1]["weights"]) == set(names)
-            assert {peer["link"] for peer in states[name]["peers"]} <= {"broker", ""}  # "": it has left
+    assert node_demo.demo(2, 2, "random", as_json=True, through_broker=True) == 0
+    states = json.loads(capsys.readouterr().out)["nodes"]
+    assert set(states) == {"alice", "bob"}
+    for state in states.values():
+        assert state["state"] == "finished", state["output"]
+        assert set(state["history"][-1]["weights"]) == set(states)
+        assert {peer["link"] for peer in state["peers"]} <= {"broker", ""}  # "": it has left
 
 
 @pytest.mark.parametrize(

@@ -394,10 +394,10 @@ def test_an_assignment_that_nobody_has_asked_for_is_refused():
         one, other = (name for name in ("a", "b", "c") if name != coordinator)
         await federation.round(one, 1)
         exchange = federation.nodes[one].exchange
-        while exchange.coordination.client._pending is None:
+        while exchange.coordination.client.pending is None:
             await asyncio.sleep(LATENCY / 4)
         contacts = federation.nodes[other].exchange.contacts
-        asked = exchange.coordination.client._pending
+        asked = exchange.coordination.client.pending
         contacts.send(contacts.peers[one], m.Assigned(asked.number, asked.round, *asked.term, given=False))
         await federation.done()
         federation.one = one
@@ -417,9 +417,9 @@ class Nonsense(Preferring):
         super().__init__()
         self.said, self.factor = said, factor
 
-    async def _aggregate(self, me, peers, trained):
+    async def aggregate(self, me, peers, trained):
         if me.id != "e" or me.round < 3:
-            return await super()._aggregate(me, peers, trained)
+            return await super().aggregate(me, peers, trained)
         assert await peers.submit(trained * np.float32(self.factor), previous=self.said or {}, start=me.params) is None
         self.previous = {}
         return alone(me, trained)
@@ -440,9 +440,8 @@ NONSENSE = {
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 def test_a_bad_submission_costs_the_others_nothing(cause):
     async def test(federation):
+        federation.electorate = lambda: Electorate(1, frozenset(NAMES), ("a",))
         federation.start()
-        for node in federation.nodes.values():
-            node.exchange.electing._electorate = Electorate(1, frozenset(NAMES), ("a",))
         await federation.done()
 
     federation = play(test, NAMES, settings(), policy=NONSENSE[cause])
@@ -505,7 +504,7 @@ def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
     async def test(federation):
         federation.start()
         first = await elected(federation)
-        kept = {name: federation.electing(name)._votes.load(1) for name in NAMES}
+        kept = {name: federation.ballots(name).load(1) for name in NAMES}
         assert {ballot.term for ballot in kept.values()} == {Term(1, 1)}
         assert list({ballot.vote for ballot in kept.values()} - {""}) == [first]
         voter = next(name for name in NAMES if kept[name].vote and name != first)
@@ -513,7 +512,7 @@ def test_a_vote_is_on_the_disk_and_is_kept_through_a_restart(tmp_path):
         federation.start(voter)
         await federation.round(voter, 2)
         assert federation.nodes[voter].exchange.electing.term == Term(1, 1)  # it has not begun anew
-        assert federation.electing(voter)._votes.load(1) == kept[voter]
+        assert federation.ballots(voter).load(1) == kept[voter]
         for task in federation.running.values():
             task.cancel()
 
@@ -592,15 +591,8 @@ def test_a_vote_that_cannot_be_written_is_not_given(tmp_path):
             raise OSError(28, "No space left on device")
 
     async def test(federation):
-        make = federation.electing
-
-        def electing(name):
-            made = make(name)
-            if name == "b":
-                made._votes = Full(tmp_path / "b.vote", log_to(federation.said["b"]))
-            return made
-
-        federation.electing = electing
+        kept, full = federation.ballots, Full(tmp_path / "b.vote")
+        federation.ballots = lambda name: full if name == "b" else kept(name)
         federation.start()
         await asyncio.sleep(20)
         assert elections(federation) == {None}  # a's own vote is not enough

@@ -149,7 +149,7 @@ def test_submissions_for_many_rounds_take_bounded_memory():
                 mallory.submit(round)
             await asyncio.sleep(0.01)
             desk = here.nodes[here.leader()].coordination.coordinator
-            assert sum(len(opened.entries) for opened in desk._open.values()) == AT_ONCE
+            assert desk.waiting == AT_ONCE
             await here.round(1)
             assert_joint(here, 1)
 
@@ -261,7 +261,7 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
 
             def guess():
                 for name in HONEST:
-                    if (pending := here.nodes[name].coordination.client._pending) is not None:
+                    if (pending := here.nodes[name].coordination.client.pending) is not None:
                         said = m.Assigned(pending.number, 1, given=True, **number)
                         mallory.send(name, said, assignment(np.zeros(SIZE)))
 
@@ -295,7 +295,7 @@ def test_nonsense_of_a_coordinator_costs_the_round_and_nothing_else(said, cause)
             def assign():
                 for name in HONEST:
                     mallory.send(
-                        name, m.Assigned(here.nodes[name].coordination.client._pending.number, 1, 1, number, True), said
+                        name, m.Assigned(here.nodes[name].coordination.client.pending.number, 1, 1, number, True), said
                     )
 
             asyncio.get_running_loop().call_later(0.1, assign)

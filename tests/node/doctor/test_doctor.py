@@ -240,7 +240,7 @@ def test_multicast_where_no_interface_has_the_address_does_not_work():
 
 
 def test_the_interfaces_of_this_machine_are_tried_by_themselves():
-    assert "127.0.0.1" in network._own_addresses()
+    assert "127.0.0.1" in network.own_addresses()
     assert check_multicast().check == "multicast"
 
 

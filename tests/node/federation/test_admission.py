@@ -667,7 +667,7 @@ def test_join_with_a_token_for_another_name_is_refused_before_it_dials(home):
 def test_join_asks_again_while_the_inviter_is_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(joining, "PAUSE", 0.01)
     alice_folder = folders(tmp_path, "alice", "carol")["alice"]
-    config.create(tmp_path / "bob", "bob", "127.0.0.1:0")
+    config.create(tmp_path / "bob", "bob", "127.0.0.1:0", task="concept-shift")
     busy = [encode_join(JoinRefused("busy: too many questions")) for _ in range(3)]
 
     async def main():
@@ -679,10 +679,10 @@ def test_join_asks_again_while_the_inviter_is_busy(tmp_path, monkeypatch):
 
             alice.service.answer = sometimes
             token = invite(alice_folder, "bob", [alice.transport.address], now=alice.now, booted=alice.now)
-            key = Identity.load(tmp_path / "bob" / config.KEY)
-            return await joining._ask(token, key, config.load(tmp_path / "bob"))
+            return await asyncio.to_thread(joining.join, tmp_path / "bob", token.encode())
 
-    assert isinstance(asyncio.run(main()), Joined)
+    assert asyncio.run(main()) == load_federation(alice_folder).file.name
+    assert list(load_federation(tmp_path / "bob").members) == ["alice", "bob", "carol"]
     assert busy == []
 
 

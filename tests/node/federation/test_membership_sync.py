@@ -36,7 +36,7 @@ class Peers:
 class Node:
     """Bob's, of a federation of alice, bob and carol."""
 
-    def __init__(self, root, monkeypatch):
+    def __init__(self, root, monkeypatch, **options):
         monkeypatch.setattr(membership_sync, "LOOKING", 0.01)
         self.folders = folders(root, "alice", "bob", "carol")
         self.folder, self.said = self.folders["bob"], []
@@ -44,7 +44,8 @@ class Node:
         self.log, key = ready.membership, Identity.load(self.folder / "key.pem").public
         neighbourhood = Neighbourhood(ready, ())
         self.contacts = Peers(neighbourhood.members())
-        self.members = MembershipSync(ready, key, neighbourhood, self.contacts, log=log_to(self.said))
+        self.file = MembershipFile(self.folder, **options)
+        self.members = MembershipSync(ready, key, neighbourhood, self.contacts, file=self.file, log=log_to(self.said))
 
     def news(self, name):
         """Entries that say that somebody was revoked, as a peer has them."""
@@ -58,7 +59,7 @@ class Node:
         async def main():
             running = asyncio.create_task(self.members.run())
             try:
-                await until(lambda: self.members._file.epoch == self.log.epoch)
+                await until(lambda: self.file.epoch == self.log.epoch)
                 await test()
             finally:
                 running.cancel()
@@ -100,8 +101,8 @@ def test_members_write_a_change_when_the_disk_has_room_again(bob):
     assert len(about_disk) == 2  # each is said once, however often it is tried
 
 
-def test_members_wait_for_a_lock_and_the_node_does_not(bob):
-    bob.members._file = MembershipFile(bob.folder, patience=0.02)
+def test_members_wait_for_a_lock_and_the_node_does_not(tmp_path, monkeypatch):
+    bob = Node(tmp_path, monkeypatch, patience=0.02)
     news, path = bob.news("carol"), bob.folder / "membership"
 
     async def test():

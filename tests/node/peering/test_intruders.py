@@ -362,14 +362,14 @@ def test_a_member_that_is_revoked_in_the_middle_of_a_transfer_never_gets_the_res
             await until(lambda: alice.exchange.peers["carol"].introduced and carol.exchange.peers["alice"].introduced)
             spare = await mallory.introduce(alice)
             link = await mallory.introduce(alice)
-            link._tls.pause_reading()
+            link.connection.pause_reading()
             mallory.send(link, ask())
             await until(lambda: alice.exchange.traffic.sent_models == 1)
             assert alice.exchange.peers["mallory"].link.backlog > 1_000_000  # it is on its way
             alice.log.append(Identity.load(members["alice"] / "admission.pem"), "remove", "mallory", mallory.key)
             assert alice.rejected == {"revoked": 1}
             assert "mallory" not in alice.exchange.peers
-            link._tls.resume_reading()
+            link.connection.resume_reading()
             await until(lambda: link in mallory.lost_links)
             assert max(len(frame) for frame in mallory.heard[link]) < 4 * size
             await until(lambda: spare in mallory.lost_links)

@@ -12,12 +12,12 @@ import pytest
 from p2pfl.node.federation import loading
 from p2pfl.node.folder import config
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.node import Node
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.node.runtime import run as runtime
 from p2pfl.node.runtime import supervisor
 from p2pfl.node.runtime.supervisor import FIRST_PAUSE, LONGEST_PAUSE, STRAY, Supervisor
 from p2pfl.node.status import status_socket
+from p2pfl.policies.random import Random
 from p2pfl.protocols.discovery import mdns
 from p2pfl.protocols.mqtt.transport import MqttTransport
 from p2pfl.sim.simulation.clock import run
@@ -104,7 +104,7 @@ class Live:
         self.said = []
 
     async def __aenter__(self):
-        self.task = asyncio.create_task(runtime._run(loading.load(self.folder, self.changes), log_to(self.said), False))
+        self.task = asyncio.create_task(runtime.run_loaded(loading.load(self.folder, self.changes), log_to(self.said), False))
         await self.until(lambda status: status["round"] >= 2)
         return self
 
@@ -225,10 +225,10 @@ def test_a_broker_that_talks_nonsense_costs_a_live_node_nothing(tmp_path, monkey
 
 @pytest.mark.slow
 def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_path, monkeypatch, on_loop):
-    async def broken(self):
-        if self.me.round == 2:
+    async def broken(self, me, peers):
+        if me.round == 3:
             raise RuntimeError("the first error")
-        await real(self)
+        return await real(self, me, peers)
 
     def closing(close):
         async def late(self):
@@ -243,8 +243,8 @@ def test_the_reason_of_an_end_is_the_first_error_not_one_of_the_cleaning_up(tmp_
                 await live.goes_on()
         return live
 
-    real = Node._round
-    monkeypatch.setattr(Node, "_round", broken)
+    real = Random.round
+    monkeypatch.setattr(Random, "round", broken)
     for kind in (pages.PageServer, MqttTransport, PeerManager):
         monkeypatch.setattr(kind, "close", closing(kind.close))
     status = on_loop(main()).status()

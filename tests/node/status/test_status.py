@@ -38,10 +38,10 @@ SETTINGS = Settings(rounds=6, deadline=10.0)
 
 def watched(federation, name, path, said, **clocks):
     """Start a node that a board watches; return the board."""
-    node = federation.make(name)
-    board = StatusObserver(path, node.exchange, log_to(said), clock=asyncio.get_running_loop().time, **clocks)
+    exchange = federation.exchange(name)
+    board = StatusObserver(path, exchange, log_to(said), clock=asyncio.get_running_loop().time, **clocks)
+    node = federation.make(name, exchange=exchange, observer=board)
     board.begin(node)
-    node._observer = node.peers.observer = board
     federation.nodes[name], federation.running[name] = node, asyncio.create_task(node.run(node.exchange.others_done))
     return board
 
@@ -143,17 +143,24 @@ def test_peers_that_flap_do_not_keep_each_other_quiet(agenda):
 
 
 def test_flapping_peer_costs_few_lines_and_writes(tmp_path):
-    said, written = [], []
+    said, written, path = [], [], tmp_path / "status.json"
+
+    def version():
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
 
     async def test(federation):
         federation.start("b")
-        board = watched(federation, "a", tmp_path / "status.json", said)
+        watched(federation, "a", path, said)
         await federation.done()
-        make, board._file._make = board._file._make, lambda: written.append(1) or make()
+        roster, last = federation.nodes["a"].exchange.roster, version()
         for _ in range(1000):  # ten seconds
-            board._exchange.roster.suspect("b", "closed by the other side")
-            board._exchange.roster.heard("b")
+            roster.suspect("b", "closed by the other side")
+            roster.heard("b")
             await asyncio.sleep(0.01)
+            if last != version():
+                last = version()
+                written.append(last)
 
     before = len(said)
     play(test, ("a", "b"), Settings(rounds=1, deadline=10.0))
@@ -165,12 +172,13 @@ def test_member_that_is_removed_while_it_is_missing_is_not_said_to_be_back(tmp_p
     said = []
 
     async def test(federation):
-        board = watched(federation, "a", tmp_path / "status.json", said)
+        watched(federation, "a", tmp_path / "status.json", said)
         await asyncio.sleep(0.1)
-        roster = board._exchange.roster
+        exchange = federation.nodes["a"].exchange
+        roster = exchange.roster
         roster.suspect("c", "no answer")
         await asyncio.sleep(5)
-        board._exchange.contacts.peers.pop("c")
+        exchange.contacts.peers.pop("c")
         roster.remove("c")
         await asyncio.sleep(5)
         federation.running.pop("a").cancel()
@@ -213,7 +221,7 @@ def test_last_word_is_in_the_file_whatever_was_to_be_written(tmp_path):
         board = watched(federation, "a", tmp_path / "status.json", [])
         federation.start("b", "c")
         await federation.done()
-        board._exchange.roster.suspect("b", "gone")
+        federation.nodes["a"].exchange.roster.suspect("b", "gone")
         board.ended("finished")
 
     play(test, NAMES, SETTINGS)
@@ -308,8 +316,8 @@ def test_checkpoints_saved_at_the_same_time_are_whole(tmp_path):
         federation.start()
         await federation.done()
 
-    federation = play(main, NAMES, SETTINGS, folder=tmp_path)
-    store = federation.nodes["a"]._store
+    play(main, NAMES, SETTINGS, folder=tmp_path)
+    store = FileStore(tmp_path / "a")
     last = store.load()
     assert store.round == last.round == 6
     problems = []

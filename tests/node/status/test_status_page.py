@@ -205,7 +205,7 @@ def test_who_does_not_read_what_it_asked_for_keeps_neither_its_place_nor_the_pro
 
         async with asyncio.timeout(30):
             connections = [await deaf() for _ in range(2)]
-            while len(page._handler.connections) < 2:
+            while page.connections < 2:
                 await asyncio.sleep(0.01)
             await until_shown(address)
             monkeypatch.setattr(pages, "LONGEST", 600)

@@ -18,7 +18,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.fairness.metrics import covariance_loss, decided, demographic_parity
 from p2pfl.fairness.praffl_learner import PrafflLearner, losses, measured
 from p2pfl.fairness.praffl_model import HEAD_SHAPES, HEAD_SIZE, heads, spread
-from p2pfl.node.cli.export import _encoder
+from p2pfl.node.cli.export import encoder_for
 from p2pfl.node.cli.main import main
 from p2pfl.node.folder.settings import Settings
 from p2pfl.parameters import Layout
@@ -344,7 +344,7 @@ def test_a_preference_that_cannot_be_met_is_refused(node, tmp_path, file, option
 
 def test_a_task_with_one_model_has_no_preference():
     with pytest.raises(ConfigurationError, match="has one model, and none for each preference: leave --preference out"):
-        _encoder(make_task("digits", {}, Part(0, 1), 0), False, [0.3, 0.7])
+        encoder_for(make_task("digits", {}, Part(0, 1), 0), False, [0.3, 0.7])
 
 
 # The paper's table

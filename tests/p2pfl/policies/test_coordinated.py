@@ -177,7 +177,7 @@ def test_what_a_policy_says_with_its_model_reaches_the_step():
     class ByWish(CoordinatedFedAvg):
         """Everyone gets the model of whom it asks for."""
 
-        async def _aggregate(self, me, peers, trained):
+        async def aggregate(self, me, peers, trained):
             wish = (NAMES.index(me.id) + me.round) % len(NAMES)
             assignment = await peers.submit(trained, extras={"wish": np.array([wish])})
             return Merge(assignment.params, assignment.weights)

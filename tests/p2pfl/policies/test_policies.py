@@ -9,7 +9,7 @@ from p2pfl.algorithms.aggregation import fedavg
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.torch_learner import TorchLearner
 from p2pfl.policies import POLICIES, make_policy
-from p2pfl.policies.dac import Dac, short_id
+from p2pfl.policies.dac import Dac, short_id, similarity_extras
 from p2pfl.policies.local import Local
 from p2pfl.policies.oracle import Oracle
 from p2pfl.policies.random import Random
@@ -110,8 +110,8 @@ def test_dac_borrows_what_a_sampled_peer_has_measured():
     lender, borrower = Dac(), Dac()
     lender.met = {"c": 0.5, "me": 0.9, "d": -0.25, "stranger": 1.0}
     borrower.met = {"b": 0.7, "d": 0.1}
-    update = Update("b", 1, "trained", np.zeros(1, np.float32), 1, lender._lent())
-    borrower._estimate(("b", "c", "d", "e"), [update])
+    update = Update("b", 1, "trained", np.zeros(1, np.float32), 1, similarity_extras(lender.met))
+    borrower.estimate(("b", "c", "d", "e"), [update])
     assert borrower.estimated == {"c": 0.5}  # "d" was met, "e" is unknown to both, the others are out of reach
 
 
@@ -149,7 +149,7 @@ def test_dac_does_not_know_a_peer_of_which_there_is_no_proper_loss(monkeypatch, 
 )
 def test_dac_does_not_trust_what_peers_lend(extras):
     policy = Dac()
-    policy._estimate(("b",), [Update("a", 1, "trained", np.zeros(1, np.float32), 1, extras)])
+    policy.estimate(("b",), [Update("a", 1, "trained", np.zeros(1, np.float32), 1, extras)])
     assert policy.estimated == {}
 
 

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pfl.protocols.errors import ProtocolError
-from p2pfl.protocols.mqtt import key_exchange
 from p2pfl.protocols.mqtt.key_exchange import (
+    ANSWER_LIMIT,
     CONTROL,
     DATA,
+    OPENING_LABEL,
+    OPENING_LIMIT,
     Dialler,
     Refusing,
     Sealing,
@@ -20,8 +22,9 @@ from p2pfl.protocols.mqtt.key_exchange import (
     decode_answer,
     decode_opening,
     refuse,
+    sign,
 )
-from p2pfl.protocols.mqtt.reliable_stream import _DATA_HEADER, CHUNK, PROBE, STALLED, WINDOW, ReliableStream
+from p2pfl.protocols.mqtt.reliable_stream import CHUNK, DATA_HEADER, PROBE, STALLED, WINDOW, ReliableStream
 from p2pfl.protocols.rate_limit import MOST, TokenBucket
 from p2pfl.protocols.reception_limits import patience
 from tests.support.members import ALICE, BOB, CAROL, EVE, KnownMembers
@@ -120,7 +123,7 @@ def test_another_version_is_named():
 def resigned(identity, **changes):
     """Return an opening that its maker has changed."""
     opening = decode_opening(Dialler(identity, gate(), BOB.public).packet)
-    return key_exchange._sign(identity, key_exchange._OPENING, msgspec.structs.replace(opening, **changes))
+    return sign(identity, OPENING_LABEL, msgspec.structs.replace(opening, **changes))
 
 
 def test_an_opening_in_the_name_of_another_is_a_wrong_proof():
@@ -187,7 +190,7 @@ def test_noise_is_malformed(noise):
 
 
 def test_what_is_too_long_is_not_decoded():
-    for decode, limit in ((decode_opening, key_exchange.OPENING_LIMIT), (decode_answer, key_exchange.ANSWER_LIMIT)):
+    for decode, limit in ((decode_opening, OPENING_LIMIT), (decode_answer, ANSWER_LIMIT)):
         with pytest.raises(ProtocolError, match="before the other side is known"):
             decode(bytes(limit + 1))
 
@@ -265,12 +268,13 @@ def test_without_loss_nothing_is_sent_twice():
 
 
 def test_no_more_is_on_its_way_than_the_window():
-    channel = Channel(fate=lambda packet: [])
+    numbers = set()
+    channel = Channel(fate=lambda packet: numbers.add(packet[: DATA_HEADER.size]) or [])
     channel.ends[0].send([bytes(100 * CHUNK)])
     for _ in range(50):
         channel.pump()
         channel.now += 1.0
-    assert len(channel.ends[0]._sent) <= WINDOW
+    assert 0 < len(numbers) <= WINDOW
     assert channel.ends[0].backlog == 100 * CHUNK
 
 
@@ -284,7 +288,7 @@ def test_a_frame_above_the_limit_is_refused_when_it_is_announced():
 def test_a_frame_of_four_gigabytes_that_is_announced_costs_no_memory():
     alice, bob = pair()
     stream = ReliableStream(bob, bytes(16), 10**6, 0.0)
-    header = _DATA_HEADER.pack(1, bytes(16), 0, 2**32 - 1, 0)
+    header = DATA_HEADER.pack(1, bytes(16), 0, 2**32 - 1, 0)
     stream.packet_in(header + alice.seal(DATA, 0, bytes(100), header), 0.0)
     with pytest.raises(ProtocolError, match="too large"):
         stream.frame()
@@ -305,12 +309,16 @@ def test_the_limit_may_be_raised_between_two_frames_that_came_together():
 
 def test_before_a_link_is_trusted_little_is_kept_out_of_order():
     channel = Channel(limit=1000)
-    channel.ends[0]._window = WINDOW
-    channel.ends[0].send([bytes(WINDOW * CHUNK)])
-    packets = [channel.ends[0].packet_out(0.0) for _ in range(WINDOW)]
+    sender, receiver = channel.ends
+    for _ in range(WINDOW):  # each that is acknowledged lets one more be on its way
+        sender.send([b"x"])
+    channel.until(lambda: not sender.backlog)
+    sender.send([bytes(WINDOW * CHUNK)])
+    packets = [sender.packet_out(channel.now) for _ in range(WINDOW)]
     for packet in packets[1:]:
-        channel.ends[1].packet_in(packet, 0.0)
-    assert channel.ends[1]._early_size <= 1000 + CHUNK
+        receiver.packet_in(packet, channel.now)
+    sender.packet_in(receiver.packet_out(channel.now), channel.now)
+    assert 0 < WINDOW * CHUNK - sender.backlog <= 1000 + CHUNK  # what is kept is acknowledged
 
 
 def test_altered_and_made_up_packets_change_nothing():
@@ -406,4 +414,6 @@ def test_an_allowance_is_each_ones_own_and_grows_with_time():
     assert [allowance.take(b"a", 100.0) for _ in range(4)] == [True, True, True, False]
     for k in range(3 * MOST):
         allowance.take(k.to_bytes(4, "big"), 100.0)
-    assert len(allowance._left) == MOST
+    assert allowance.left((2 * MOST).to_bytes(4, "big"), 100.0) == 2  # the last MOST are remembered
+    assert allowance.left((2 * MOST - 1).to_bytes(4, "big"), 100.0) == 3
+    assert allowance.left(b"a", 100.0) == 3

@@ -15,6 +15,7 @@ import ssl
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from unittest import mock
 
 import pytest
 from cryptography import x509
@@ -26,7 +27,7 @@ from p2pfl.protocols.errors import AddressError, ProtocolError, TransportError
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.mqtt import delivery, presence
 from p2pfl.protocols.mqtt import transport as mqtt
-from p2pfl.protocols.mqtt.broker_client import AiomqttBus, Message, _words
+from p2pfl.protocols.mqtt.broker_client import AiomqttBus, Message, describe_failure
 from p2pfl.protocols.mqtt.key_exchange import Dialler
 from p2pfl.protocols.mqtt.link import REQUEST
 from p2pfl.protocols.mqtt.link_table import LINKS_PER_KEY, STRANGERS
@@ -826,15 +827,28 @@ def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
 # Real brokers
 
 
+def shown_password(*options):
+    """Return the password that a bus shows its broker."""
+    shown = []
+
+    def client(*args, password, **more):
+        shown.append(password)
+        raise ConnectionRefusedError
+
+    with mock.patch("p2pfl.protocols.mqtt.hardened_client.Client", client), suppress(ConnectionRefusedError):
+        asyncio.run(AiomqttBus(*options).run(Message("will", b""), (), None))
+    return shown[0]
+
+
 def test_a_broker_is_named_without_its_password(tmp_path):
     bus = AiomqttBus("mqtts://alice:geheim@broker.local", environment={})
     assert repr(bus) == "AiomqttBus(broker.local:8883)"
     file = tmp_path / "password"
     file.write_text("from a file\n")
     environment = {"P2PFL_MQTT_PASSWORD": "from the environment"}
-    assert AiomqttBus("mqtt://a:b@h", file, environment)._password == "from a file"
-    assert AiomqttBus("mqtt://a:b@h", None, environment)._password == "from the environment"
-    assert AiomqttBus("mqtt://a:b@h", None, {})._password == "b"
+    assert shown_password("mqtt://a:b@h", file, environment) == "from a file"
+    assert shown_password("mqtt://a:b@h", None, environment) == "from the environment"
+    assert shown_password("mqtt://a:b@h", None, {}) == "b"
     for url in (
         "mqtt://alice:geheim@h:port",
         "http://alice:geheim@h",
@@ -850,8 +864,8 @@ def test_a_broker_is_named_without_its_password(tmp_path):
 
 
 def test_a_nodes_credentials_that_are_wrong_are_told_apart_from_silence():
-    assert _words(OSError("Not authorized"), stood=False).startswith("does not let this node in")
-    assert _words(OSError("Connection refused"), stood=False) == "does not answer: connection refused"
+    assert describe_failure(OSError("Not authorized"), stood=False).startswith("does not let this node in")
+    assert describe_failure(OSError("Connection refused"), stood=False) == "does not answer: connection refused"
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])

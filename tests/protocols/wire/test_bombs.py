@@ -152,7 +152,7 @@ def test_a_chunk_that_announces_a_frame_of_4_gigabytes_is_refused_before_memory_
     opening = key_exchange.Dialler(BOB, LOG, ALICE.public)
     accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, LOG)
     theirs, limit = opening.finish(accepted.packet), 1 << 20
-    header = reliable_stream._DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), 0, 2**32 - 1, 0)
+    header = reliable_stream.DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), 0, 2**32 - 1, 0)
     packet = header + theirs.seal(reliable_stream.DATA, 0, b"x", header)
 
     def refused():
@@ -171,7 +171,7 @@ def test_chunks_that_come_before_their_turn_are_kept_up_to_a_limit():
     stream = ReliableStream(accepted.sealing, bytes(16), limit, 0.0)
 
     def send(number):
-        header = reliable_stream._DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), number, 1 << 30, 1)
+        header = reliable_stream.DATA_HEADER.pack(reliable_stream.DATA_PACKET, bytes(16), number, 1 << 30, 1)
         stream.packet_in(header + theirs.seal(reliable_stream.DATA, number, bytes(reliable_stream.CHUNK), header), 0.0)
 
     assert peak(lambda: [send(number) for number in range(1, 200)]) < 4 * (limit + reliable_stream.CHUNK)
@@ -190,7 +190,7 @@ def test_a_member_that_announces_too_much_loses_its_link_and_nothing_else_happen
                 announced = alice.transport.max_frame + 1 if isinstance(size, str) else size
                 before = alice.state()
                 tracemalloc.start()
-                link._tls.write(announced.to_bytes(4, "big") + bytes(1000))
+                link.connection.write(announced.to_bytes(4, "big") + bytes(1000))
                 await until(lambda: mallory.lost_links)
                 assert tracemalloc.get_traced_memory()[1] < 2 * alice.transport.max_frame
                 tracemalloc.stop()

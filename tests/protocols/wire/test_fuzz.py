@@ -15,7 +15,6 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from hashlib import sha256
-from math import inf
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,7 @@ from p2pfl.compression.codecs import BFloat16, DecodeError, Float16, Int8, TopK
 from p2pfl.compression.sparse_updates import Copy, decode_entries, encode_entries, tag
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.coordination.participant import _Pending
+from p2pfl.node.coordination.participant import UnansweredSubmission
 from p2pfl.node.exchange.config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
@@ -56,6 +55,8 @@ from p2pfl.sim.simulation import clock
 P = 8  # values of a model
 GROWTH = 50 << 20  # bytes of memory that may be taken and not given back
 SESSION = bytes(range(16))
+LATER = 1e9  # seconds; a lease or a promise of then lasts as long as a test
+KEYS = bytes(32), bytes([1]) * 32  # of a link through a broker, in each direction
 ADMISSION, ALICE, BOB, CAROL = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
 FILE = Federation.sign({"name": "test", "rounds": 3, "edges": [["a", "b"]], "task": {"name": "digits"}}, ADMISSION)
 
@@ -222,18 +223,19 @@ class Frames:
 
     def __init__(self, mutator):
         self.mutator = mutator
-        self.sealer = FrameSigner(BOB, FILE.id, bytes(16), 1)
-        self.corpus = [b"".join(self.sealer.seal(*said[:1], ALICE.public, said[1], SESSION)) for said in MESSAGES]
+        sealer = FrameSigner(BOB, FILE.id, bytes(16), 1)
+        self.corpus = [b"".join(sealer.seal(*said[:1], ALICE.public, said[1], SESSION)) for said in MESSAGES]
         self.sequence = 1000
         self.recent = deque(maxlen=64)
         self.seen = Counter()
+        self.votes = MemoryVotes()
 
     async def start(self, tasks):
         others = {"bob": Member(BOB.public), "carol": Member(CAROL.public)}
         keys = {name: member.key for name, member in others.items()}
         everyone = ("alice", "bob", "carol")
         electing = ElectionRunner(
-            *("alice", Electorate(LOG.epoch, frozenset(everyone), everyone), MemoryVotes()),
+            *("alice", Electorate(LOG.epoch, frozenset(everyone), everyone), self.votes),
             boot=1,
             seed=0,
             clock=asyncio.get_running_loop().time,
@@ -257,11 +259,10 @@ class Frames:
         self.exchange = MessageExchange(config, ModelEncoder(TopK(0.5), SHAPES, START), self._loss, coordination)
         self.contacts = self.exchange.contacts
         await self.contacts.start(tasks)
-        electing._running = True
-        electing._begin()
+        electing.begin()
         await self.exchange.publish(1, "trained", np.ones(P, np.float32), {})
         self.wire = Wire()
-        self.sequence, self.sealer._sequence = 1000, 0
+        self.sequence = 1000
 
     async def _loss(self, params):
         await asyncio.sleep(0)
@@ -270,10 +271,8 @@ class Frames:
     def greet(self):
         """Have bob introduced, whatever he has said before; return whether that is still possible."""
         self.sequence += 1
-        self.sealer._sequence = self.sequence - 1
-        self.contacts.links.received(
-            self.wire, memoryview(b"".join(self.sealer.seal(m.Hello(), ALICE.public, TERMS, SESSION)))
-        )
+        sealer = FrameSigner(BOB, FILE.id, bytes(16), 1, sequence=self.sequence - 1)
+        self.contacts.links.received(self.wire, memoryview(b"".join(sealer.seal(m.Hello(), ALICE.public, TERMS, SESSION))))
         # What was asked of him, so that his answers are looked at.
         peer = self.exchange.peers["bob"]
         peer.requests = {k: asyncio.get_running_loop().create_future() for k in (1, 2)}
@@ -285,17 +284,23 @@ class Frames:
         """Have alice coordinate, or wait for what bob assigns to her."""
         exchange, rng = self.exchange, self.mutator.rng
         exchange.contacts.final = True  # so that what bob submits makes a round
-        exchange.electing._votes.ballot = Ballot(Term(LOG.epoch, 1))
-        exchange.electing._begin()
-        election = exchange.electing._election
+        self.votes.ballot = Ballot(Term(LOG.epoch, 0))
+        exchange.electing.begin()
+        election = exchange.electing.election
         if rng.random() < 0.5:
-            election.role, election._since = "coordinator", 0.0
-            election._beat(0.0)
-            election._supported = {"carol": inf}
+            election.tick(LATER)
+            for said in (
+                m.Voted(LOG.epoch, 1, True, True),
+                m.Voted(LOG.epoch, 1, False, True),
+                m.Following(LOG.epoch, 1, 1),
+            ):
+                election.receive("carol", said, LATER)
+            assert election.leads(LATER)
         else:
-            election._coordinator = "bob"
+            election.receive("bob", m.Leading(LOG.epoch, 1, 1), LATER)
+            assert election.obeys("bob", Term(LOG.epoch, 1))
         answer = asyncio.get_running_loop().create_future()
-        exchange.coordination.client._pending = _Pending(1, 1, "bob", election.term, answer)
+        exchange.coordination.client.pending = UnansweredSubmission(1, 1, "bob", election.term, answer)
 
     def frame(self):
         rng, mutator = self.mutator.rng, self.mutator
@@ -320,7 +325,7 @@ class Frames:
         used = len(packed([*fields, b""]))
         header = packed([*fields, bytes(max(0, HEADER_SIZE - used))])[:HEADER_SIZE]
         digest = envelope.Payload.of(content).digest
-        return header + BOB.sign(envelope._signed(header, digest)) + content
+        return header + BOB.sign(envelope.signed_content(header, digest)) + content
 
     def one(self):
         frame = self.frame()
@@ -412,13 +417,9 @@ class Stones:
         return [key_exchange.accept(self.dialler.packet, opening, BOB, self.log).packet, refused]
 
     def _packets(self):
-        opening = key_exchange.Dialler(BOB, self.log, ALICE.public)
-        accepted = key_exchange.accept(opening.packet, key_exchange.decode_opening(opening.packet), ALICE, self.log)
-        self.sealing, self.opened = accepted.sealing, opening.finish(accepted.packet)
-        self.number = 0
         return [
-            reliable_stream._DATA_HEADER.pack(1, SESSION, 0, 100, 0) + bytes(132),
-            reliable_stream._HEADER.pack(2, SESSION, 0) + bytes(13),
+            reliable_stream.DATA_HEADER.pack(1, SESSION, 0, 100, 0) + bytes(132),
+            reliable_stream.CONTROL_HEADER.pack(2, SESSION, 0) + bytes(13),
         ]
 
     def _presences(self):
@@ -458,14 +459,13 @@ class Stones:
 
     def chunk(self, data):
         """Sealed as it is by the other side, for half of the inputs; the rest is what a broker makes up."""
-        stream = ReliableStream(self.opened, SESSION, 1 << 16, 0.0)
+        ours, theirs = key_exchange.Sealing(*KEYS, SESSION), key_exchange.Sealing(*KEYS[::-1], SESSION)
+        stream = ReliableStream(ours, SESSION, 1 << 16, 0.0)
         if self.mutator.rng.random() < 0.5:
-            self.number += 1
-            stream._next_in = self.number
-            kind, header = (1, reliable_stream._DATA_HEADER) if data[:1] == b"\1" else (2, reliable_stream._HEADER)
+            kind, header = (1, reliable_stream.DATA_HEADER) if data[:1] == b"\1" else (2, reliable_stream.CONTROL_HEADER)
             head = bytearray(data[: header.size].ljust(header.size, b"\0"))
-            head[0], head[17:25] = kind, self.number.to_bytes(8, "big")
-            sealed = self.sealing.seal(kind - 1, self.number, data[header.size :], bytes(head))
+            head[0], head[17:25] = kind, bytes(8)
+            sealed = theirs.seal(kind - 1, 0, data[header.size :], bytes(head))
             data = bytes(head) + sealed
         if not data or data[0] not in (1, 2) or len(data) < 17:
             return  # the transport does not take it for a packet of the link

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from p2pfl.errors import RunError
 from p2pfl.sim.execution.forecast import EDGE, ROW, TABLE_EDGE, TABLE_ROW, Trial, duration, estimate, forecast
-from p2pfl.sim.execution.forecast import _kind as kind
+from p2pfl.sim.execution.forecast import kind_of as kind
 from p2pfl.sim.scenario.scenario import resolve
 
 GIB = 2**30

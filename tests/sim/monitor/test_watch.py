@@ -126,9 +126,9 @@ def test_the_matrix_of_many_nodes_puts_neighbours_of_a_group_together(monkeypatc
 
 def test_a_long_curve_keeps_its_last_point_and_not_all_others(monkeypatch):
     monkeypatch.setattr(snapshots, "POINTS", 4)
-    assert snapshots._thinned(list(range(1, 5))) == [1, 2, 3, 4]
-    assert snapshots._thinned(list(range(1, 11))) == [1, 4, 7, 10]
-    assert snapshots._thinned([]) == []
+    assert snapshots.thin_rounds(list(range(1, 5))) == [1, 2, 3, 4]
+    assert snapshots.thin_rounds(list(range(1, 11))) == [1, 4, 7, 10]
+    assert snapshots.thin_rounds([]) == []
 
 
 # The board

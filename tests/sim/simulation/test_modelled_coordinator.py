@@ -164,7 +164,7 @@ def delayed(simulation, name, round, seconds):
         if submission.round == round:
             if seconds is None:
                 exchange.peer.reach(round)
-                exchange.participant._assigned_in = None
+                exchange.participant.assigned_in = None
                 return None
             future = simulation.loop.create_future()
             simulation.loop.call_later(seconds, future.set_result, None)

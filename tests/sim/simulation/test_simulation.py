@@ -173,7 +173,7 @@ def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
     models = []
     for fidelity in ("modelled", "wire"):
         simulation = Simulation(scenario(fidelity=fidelity, trainer="one-by-one", **options))
-        simulation.trainers[slow]._seconds = 20.0
+        simulation.trainers[slow].seconds = 20.0
         result = simulation.run()
         assert result.expired == 8  # each of the others: one for its model, one for its pace
         table = result.recorder.rounds_table()
