@@ -42,6 +42,7 @@ class BudgetTracker:
     Attributes:
         models, bytes: of the round so far. (`bytes` only where there is a budget.)
         round_models, round_bytes: of all rounds so far.
+        preparing: whether no round has begun yet.
         preparation_models: of the preparation.
         most_held: the most models that were held at once; only counted where there is a budget.
         refused: how many models were asked for beyond the budget.
@@ -61,12 +62,12 @@ class BudgetTracker:
         self.refusal = ""
         self.refuses = refuse
         self.oversized: Counter[str] = Counter()
-        self._preparing = True
+        self.preparing = True
         self._places = self._place_bytes = 0  # kept for what was asked for and has not come yet
         self._held: dict[int, ref[np.ndarray]] = {}
 
     def begin_round(self) -> None:
-        self._preparing = False
+        self.preparing = False
         self.models = self.bytes = 0
 
     def reserve(self, ids: Sequence[str], size: Callable[[str], int]) -> Reservation:
@@ -122,7 +123,7 @@ class BudgetTracker:
 
     def take(self, updates: list[Update]) -> list[Update]:
         """Charge models that have come; return them so that it is known for how long they are held."""
-        if self._preparing:
+        if self.preparing:
             self.preparation_models += len(updates)
         else:
             self.models += len(updates)
@@ -131,7 +132,7 @@ class BudgetTracker:
             return updates
         if self.refuses and self.budget.bytes:
             updates = self._fitting(updates)
-        if not self._preparing:
+        if not self.preparing:
             size = sum(update.size for update in updates)
             self.bytes += size
             self.round_bytes += size
@@ -176,7 +177,7 @@ class BudgetTracker:
 
     def _room(self, count: int, sizes: Sequence[int]) -> tuple[int, str]:
         """Return how many of `count` models, in their order, there is room for, and what is in the way of the rest."""
-        budget, span = self.budget, "step of the preparation" if self._preparing else "round"
+        budget, span = self.budget, "step of the preparation" if self.preparing else "round"
         models, used, held = self.models + self._places, self.bytes + self._place_bytes, self.held + self._places
         room, reason = count, ""
         if budget.models and models + room > budget.models:

@@ -49,6 +49,9 @@ class SequentialLearner:
 class BatchedLearner:
     """TorchLearners of one architecture, computed together.
 
+    Attributes:
+        kernel: computes their gradients; see p2pfl.learning.batched_gradients.
+
     Raises:
         ConfigurationError: the learners' tasks differ in more than their data, or their module cannot be stacked, or would
             be slower so.
@@ -63,7 +66,7 @@ class BatchedLearner:
         self._device = learners[0].device
         own = [learner.task.weights(self._device) for learner in learners]
         self._weights = None if self._task.objectives is None else torch.stack([w for w in own if w is not None])
-        self._kernel = kernel_for(self._task, dense)
+        self.kernel = kernel_for(self._task, dense)
         self._shared = shared_values(self._task.layout, self._device)
         splits = dict.fromkeys(split for learner in learners for split in learner.data)
         self._data = {split: StackedData([learner.data.get(split) for learner in learners]) for split in splits}
@@ -116,7 +119,7 @@ class BatchedLearner:
             queries,
             start,
             n_trained=task.layout.n_trained,
-            kernel=self._kernel,
+            kernel=self.kernel,
             optimizer=optimizer,
             steps=epochs * -(-most // batch_size),
             weights=self._weights_of(nodes, queries),
@@ -207,7 +210,7 @@ class BatchedLearner:
                 picked = chunk.tolist()
                 flat = torch.from_numpy(self._trained.stack([params[r] for r in picked])).to(self._device)
                 x, y = shelf.whole([nodes[r] for r in picked], count)
-                figures = self._figures_of([nodes[r] for r in picked], self._kernel.outputs(flat, x), y)
+                figures = self._figures_of([nodes[r] for r in picked], self.kernel.outputs(flat, x), y)
                 for row, *values in zip(picked, *(column.tolist() for column in figures.values()), strict=True):
                     yield row, dict(zip(figures, values, strict=True))
 

@@ -162,7 +162,7 @@ class TorchLearner(Learner):
             ConfigurationError: the samples have no groups.
         """
         x, y = self.data["train"]
-        found: GroupCounts = self._of_groups("tally")(self._outputs(query.params, x), y)
+        found: GroupCounts = self._of_groups("tally")(self.outputs(query.params, x), y)
         return found
 
     def _of_groups(self, method: str) -> Any:
@@ -178,7 +178,7 @@ class TorchLearner(Learner):
         if isinstance(company, ModelEnsemble):
             mixed, shares = self._of_groups("mixed"), [1 - sum(company.shares), *company.shares]
             models = [params, *company.models]
-            return lambda split: mixed([self._outputs(model, self.data[split][0]) for model in models], shares)
+            return lambda split: mixed([self.outputs(model, self.data[split][0]) for model in models], shares)
         assert isinstance(company, KnnDatastore)
         if self.task.objectives is not None or self.task.loss is not cross_entropy:
             raise ConfigurationError("a memory of samples needs a classification with cross-entropy")
@@ -194,7 +194,7 @@ class TorchLearner(Learner):
         features: list[Tensor] = []
         hook = linear[-1].register_forward_pre_hook(lambda _, given: features.append(given[0].flatten(1)))
         try:
-            outputs = self._outputs(params, self.data[split][0])
+            outputs = self.outputs(params, self.data[split][0])
         finally:
             hook.remove()
         return outputs, features[-1]
@@ -244,10 +244,11 @@ class TorchLearner(Learner):
         x, y = self.data[split]
         if not len(x):
             return {}
-        figures = self.task.figures(self._outputs(params, x), y, self._weights)
+        figures = self.task.figures(self.outputs(params, x), y, self._weights)
         return {f"{split}_{name}": value.item() for name, value in figures.items()}
 
-    def _outputs(self, params: Parameters, x: Tensor) -> Tensor:
+    def outputs(self, params: Parameters, x: Tensor) -> Tensor:
+        """Return the outputs of a model, float32 [P], for inputs `x`, [n, ...]."""
         vector = torch.tensor(params, device=self.device)
         tensors = self._views(vector, self._trained) | self._views(vector, self._rest) | self._local
         self._module.eval()

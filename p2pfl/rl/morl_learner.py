@@ -156,15 +156,13 @@ class MorlLearner(JudgedByReturns):
                 self._tensors[name].copy_(torch.from_numpy(np.array(array)))
 
     def _exploration(self, round: int, steps: int) -> Callable[[float], float]:
-        """Return the probability of a random action: it depends on the round, and on the step within it."""
-        settings, rounds, begun = self.task.settings, self.task.rounds, self._algorithm.num_timesteps
+        """Return the schedule of random actions in a round of so many steps."""
+        settings, begun = self.task.settings, self._algorithm.num_timesteps
         assert isinstance(settings, DQN)
-        fraction, least = settings.exploration_fraction, settings.exploration_final_eps
 
         def chance(_: float) -> float:  # of stable-baselines3's own progress, which begins anew at each call of `learn`
             within = min((self._algorithm.num_timesteps - begun) / steps, 1.0)
-            done = (max(round - 1, 0) + within) / rounds
-            return max(1 - (1 - least) * done / fraction, least)
+            return exploration_rate(settings, self.task.rounds, round, within)
 
         return chance
 
@@ -188,3 +186,14 @@ class MorlLearner(JudgedByReturns):
                 for optimizer in optimizers_of(self._algorithm).values():
                     close.callback(optimizer.register_step_pre_hook(pull).remove)
             yield
+
+
+def exploration_rate(settings: DQN, rounds: int, round: int, within: float) -> float:
+    """Return the probability of a random action in a round, once a share `within` of its steps is done.
+
+    Args:
+        rounds: in all.
+    """
+    done = (max(round - 1, 0) + within) / rounds
+    least = settings.exploration_final_eps
+    return max(1 - (1 - least) * done / settings.exploration_fraction, least)

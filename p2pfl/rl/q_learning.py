@@ -115,7 +115,7 @@ class QLearner(JudgedByReturns):
         task, n, proximal = self.task, query.epochs * self.task.steps, query.proximal
         q: list[list[float]] = self._table(query.params)
         mu, anchor = (0.0, q) if proximal is None else (proximal[0], self._table(proximal[1]))
-        random = self._random_actions(query.round, query.purpose, n)
+        random = random_actions(task, self.draws.generator(query.round, query.purpose), query.round, n)
         state, length = task.environment.start, 0
         for wanted in random:
             row = q[state]
@@ -156,11 +156,11 @@ class QLearner(JudgedByReturns):
         table: list[list[float]] = params.reshape(states, actions).tolist()
         return table
 
-    def _random_actions(self, round: int, purpose: str, n: int) -> list[int]:
-        """Return for each of n steps a random action, or -1 where the best is taken."""
-        task, rng = self.task, self.draws.generator(round, purpose)
-        done = max(round - 1, 0) + np.arange(n) / n
-        chance = np.maximum(1 - (1 - task.explore_least) * done / task.explore_rounds, task.explore_least)
-        actions = rng.integers(task.environment.next.shape[1], size=n)
-        chosen: list[int] = np.where(rng.random(n) < chance, actions, -1).tolist()
-        return chosen
+
+def random_actions(task: TabularTask, rng: np.random.Generator, round: int, n: int) -> list[int]:
+    """Return for each of the n steps of a round a random action, or -1 where the best is taken."""
+    done = max(round - 1, 0) + np.arange(n) / n
+    chance = np.maximum(1 - (1 - task.explore_least) * done / task.explore_rounds, task.explore_least)
+    actions = rng.integers(task.environment.next.shape[1], size=n)
+    chosen: list[int] = np.where(rng.random(n) < chance, actions, -1).tolist()
+    return chosen

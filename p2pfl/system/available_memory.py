@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from p2pfl.errors import ConfigurationError
 
+ROOT = Path("/")  # of the system's files
 GROUPS = "/sys/fs/cgroup"
 VERSIONS = {  # of control groups: where they are, and the names of the limit, of what is used, and of caches that give way
     2: ("", "memory.max", "memory.current", "inactive_file "),
@@ -77,6 +78,6 @@ def _numbers(path: str, key: str) -> list[int]:
 
 def _lines(path: str) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        return (ROOT / path.lstrip("/")).read_text().splitlines()
     except OSError:
         return []

@@ -56,12 +56,12 @@ def digits(
     tested = tuple(range(CLASSES)) if judged_on == "all" else own
     if shared and not samples:
         raise ConfigurationError("task.shared needs task.samples, the number of images that each node draws")
-    x, y, _ = _images(seed)
+    x, y, _ = digit_images(seed)
     if shared:
         pool = _pool_of(seed, "train", own)
         train = RandomStreams(seed, f"digits {part.index}").generator(0, "images").permutation(pool)[:samples]
     else:
-        train = _shares(seed, part.count, labels)[part.index][: samples or None]
+        train = digit_shares(seed, part.count, labels)[part.index][: samples or None]
     if not len(train):
         raise ConfigurationError(
             f"{part.count} nodes are too many for the digits: node {part.index} has no image to train on; with"
@@ -80,7 +80,7 @@ def digits(
 
 
 @lru_cache(maxsize=8)
-def _images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray]]:
+def digit_images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray]]:
     """All images (pixels from 0 to 1), their labels, and the indices of each split."""
     pixels, labels = read()
     order = RandomStreams(seed, "digits").generator(0, "splits").permutation(len(labels))
@@ -103,9 +103,9 @@ def node_labels(seed: int, count: int, labels: int) -> list[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=8)
-def _shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
+def digit_shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
     """The training images of each node: the share of each of its labels is as large as the least frequent allows."""
-    _, y, splits = _images(seed)
+    _, y, splits = digit_images(seed)
     train = splits["train"]
     if labels == CLASSES:  # no label to keep apart: equal parts of a random order
         size = len(train) // count
@@ -124,7 +124,7 @@ def _shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
 @lru_cache(maxsize=512)
 def _pool(seed: int, split: str, labels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """The validation or test images of some labels: one pair of tensors, held once for all nodes with these labels."""
-    x, y, _ = _images(seed)
+    x, y, _ = digit_images(seed)
     index = _pool_of(seed, split, labels)
     return x[index], y[index]
 
@@ -132,5 +132,5 @@ def _pool(seed: int, split: str, labels: tuple[int, ...]) -> tuple[torch.Tensor,
 @lru_cache(maxsize=512)
 def _pool_of(seed: int, split: str, labels: tuple[int, ...]) -> np.ndarray:
     """Which images of a split have one of some labels."""
-    _, y, splits = _images(seed)
+    _, y, splits = digit_images(seed)
     return splits[split][np.isin(y.numpy()[splits[split]], labels)]

@@ -285,7 +285,7 @@ def test_a_budget_of_bytes_holds_in_every_round_and_step(monkeypatch, fidelity, 
     steps = []
 
     def take(ledger, updates):
-        steps.append((ledger._preparing, sum(update.size for update in updates)))
+        steps.append((ledger.preparing, sum(update.size for update in updates)))
         return taken(ledger, updates)
 
     taken = BudgetTracker.take
@@ -378,10 +378,10 @@ def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
 
     async def test(federation):
         federation.start("b", "c", "d")
-        node = federation.make("a")
-        board = StatusObserver(tmp_path / "status.json", node.exchange, log_to(said))
+        exchange = federation.exchange("a")
+        board = StatusObserver(tmp_path / "status.json", exchange, log_to(said))
+        node = federation.make("a", exchange=exchange, observer=board)
         board.begin(node)
-        node._observer = node.peers.observer = board
         federation.running["a"] = asyncio.create_task(node.run(node.exchange.others_done))
         await federation.done()
 

@@ -423,7 +423,7 @@ def test_a_checkpoint_of_another_private_part_is_refused(tmp_path):
         await federation.done()
         again = federation.make("a", task=headed(Part(0, 4), 0, private=()))
         with pytest.raises(ConfigurationError, match="the checkpoint has layout"):
-            again._restore()
+            await again.run()
 
     play(test, NAMES, settings(rounds=2), folder=tmp_path, task="tests.p2pfl.test_private_parameters:headed")
 

@@ -100,7 +100,7 @@ def _load(name: str, root: Path) -> ImageSet:
         raise type(error)(f"{error}{where}") from error
     except OSError as error:
         raise ConfigurationError(f"{folder}: {error.strerror}") from error
-    mean, std = _moments(train.x)
+    mean, std = moments(train.x)
     return ImageSet(name, int(max(train.y.max(), test.y.max())) + 1, 255, mean, std, train, test)
 
 
@@ -150,7 +150,7 @@ def _digits() -> ImageSet:
     return ImageSet("digits", 10, 16, (0.3053,), (0.3760,), Images(x[train], y[train]), Images(x[test], y[test]))
 
 
-def _moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the deviation of each channel, from how often each value occurs; rounded to four places."""
     mean, std = [], []
     values = np.arange(256) / 255

@@ -322,7 +322,7 @@ def test_real_images(name):
     data, known = sets.load(name, REAL), KNOWN[name]
     assert data.train.x.shape[1:] == known.shape
     assert set(data.train.y.tolist()) == set(range(10))
-    mean, std = sets._moments(data.train.x)
+    mean, std = sets.moments(data.train.x)
     assert mean == pytest.approx(known.mean, abs=0.01)  # of CIFAR-10 there may be a part only
     assert std == pytest.approx(known.std, abs=0.01)
 

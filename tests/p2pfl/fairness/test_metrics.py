@@ -243,7 +243,7 @@ def test_what_is_reported_is_exact():
 def test_nodes_are_stacked_as_if_alone(kind, options):
     tasks = [node(k, **options) for k in range(NODES)]
     alone, together = crew("one by one", tasks), crew(kind, tasks)
-    assert isinstance(together._kernel, DenseKernel) == (kind == "dense")
+    assert isinstance(together.kernel, DenseKernel) == (kind == "dense")
     start = tasks[0].initial(0)
     jobs = [NodeQuery(k, Train(start, 1, 1)) for k in range(NODES)]
     models = alone.compute(jobs)

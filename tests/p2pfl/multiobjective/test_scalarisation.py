@@ -122,7 +122,7 @@ def test_nodes_of_different_preferences_are_stacked_as_if_alone(kind, name):
         teachers(k, scalarisation=SCALARISATIONS[name], preferences={"name": "gaussian"}, lr=0.01) for k in range(NODES)
     ]
     alone, together = crew("one by one", tasks), crew(kind, tasks)
-    assert isinstance(together._kernel, DenseKernel if kind == "dense" else VmapKernel)
+    assert isinstance(together.kernel, DenseKernel if kind == "dense" else VmapKernel)
     models = alone.compute(jobs(tasks))
     assert difference(models, together.compute(jobs(tasks))) < 1e-5
     some = [jobs(tasks)[k] for k in (4, 1)]

@@ -264,9 +264,7 @@ def test_an_ensemble_trains_alone_and_predicts_together():
         assert history[-1][id].weights == {id: 1.0}
     x, y = TASKS["node-0"].data["test"]
     with torch.no_grad():
-        means = [
-            share * torch.sigmoid(learner._outputs(cast[id].params, x)) for id, share in zip(NAMES, shares, strict=True)
-        ]
+        means = [share * torch.sigmoid(learner.outputs(cast[id].params, x)) for id, share in zip(NAMES, shares, strict=True)]
     right = ((sum(means)[:, 0] > 0.5) == (y[:, 0] == 1)).double().mean().item()
     (found,) = learner.evaluate([cast["node-0"].params], ("test",), policies["node-0"].memory)
     assert found["test_accuracy"] == pytest.approx(right)

@@ -1,5 +1,7 @@
 """Tests of free memory, as the system's files report it."""
 
+import shutil
+
 import pytest
 
 from p2pfl.errors import ConfigurationError
@@ -8,12 +10,33 @@ from p2pfl.system import available_memory
 MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"]
 
 
+class SystemFiles:
+    """The system's files below another root, each of some lines."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def __setitem__(self, name, lines):
+        path = self.root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines))
+
+    def __ior__(self, files):
+        for name, lines in files.items():
+            self[name] = lines
+        return self
+
+    def clear(self):
+        shutil.rmtree(self.root)
+
+
 @pytest.fixture
-def files(monkeypatch):
-    """The system's files, by path; others do not exist."""
-    found = {"/proc/meminfo": MEMINFO}
-    monkeypatch.setattr(available_memory, "_lines", lambda path: found.get(path, []))
-    monkeypatch.setattr(available_memory, "_left_by_ulimit", lambda: [])
+def files(monkeypatch, tmp_path):
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(available_memory, "ROOT", tmp_path / "system")
+    found = SystemFiles(tmp_path / "system")
+    found["/proc/meminfo"] = MEMINFO
     return found
 
 

@@ -70,7 +70,7 @@ def test_an_mlp_has_the_hand_written_gradient():
         task.learner(RandomStreams(0, f"node-{k}"))
         for k, task in enumerate(nodes(2, model={"name": "mlp", "hidden": [8, 8]}))
     ]
-    assert isinstance(BatchedLearner(learners)._kernel, DenseKernel)
+    assert isinstance(BatchedLearner(learners).kernel, DenseKernel)
 
 
 def test_no_image_is_at_two_nodes_or_in_two_splits():

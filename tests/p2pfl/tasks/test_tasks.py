@@ -13,7 +13,7 @@ from p2pfl.learning.torch_task import classification
 from p2pfl.protocols.wire.messages import HelloParameters, decode_terms
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import MOST_FACTS, Part, check_public_info, make_task
-from p2pfl.tasks.digits import _images, _shares, node_labels
+from p2pfl.tasks.digits import digit_images, digit_shares, node_labels
 
 
 def no_task(part, seed):
@@ -37,8 +37,8 @@ def make(name, index=0, count=4, seed=0, **options):
 @pytest.mark.parametrize("labels", [1, 3, 10])
 @pytest.mark.parametrize("count", [3, 20])
 def test_digits_are_divided_without_overlap_or_leak(count, labels):
-    shares = _shares(0, count, labels)
-    splits = _images(0)[2]
+    shares = digit_shares(0, count, labels)
+    splits = digit_images(0)[2]
     held = np.concatenate(shares)
     assert len(set(held.tolist())) == len(held)
     assert set(held.tolist()) <= set(splits["train"].tolist())
@@ -192,7 +192,7 @@ def test_what_a_task_may_say_is_what_a_peer_can_be_told():
 
 def test_nodes_that_share_the_digits_draw_each_for_themselves():
     tasks = [make("digits", k, 5000, labels=3, samples=40, shared=True) for k in (0, 1, 4999)]
-    pool = {tuple(image.tolist()) for image in _images(0)[0][_images(0)[2]["train"]]}
+    pool = {tuple(image.tolist()) for image in digit_images(0)[0][digit_images(0)[2]["train"]]}
     for task, own in zip(tasks, (node_labels(0, 5000, 3)[k] for k in (0, 1, 4999)), strict=True):
         images = {tuple(image.tolist()) for image in task.data["train"].x}
         assert len(images) == task.n_samples == 40  # no image twice at a node
