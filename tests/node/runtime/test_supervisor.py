@@ -104,7 +104,9 @@ class Live:
         self.said = []
 
     async def __aenter__(self):
-        self.task = asyncio.create_task(runtime.run_loaded(loading.load(self.folder, self.changes), log_to(self.said), False))
+        self.task = asyncio.create_task(
+            runtime.run_loaded(loading.load(self.folder, self.changes), log_to(self.said), False)
+        )
         await self.until(lambda status: status["round"] >= 2)
         return self
 
