@@ -106,11 +106,11 @@ class Adversary:
     # What it says
 
     def begin(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(self._guarded(work))
+        task = asyncio.ensure_future(self._count_errors(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Awaitable[None]) -> None:
+    async def _count_errors(self, work: Awaitable[None]) -> None:
         with suppress(TransportError, TimeoutError):
             await work
 

@@ -133,7 +133,7 @@ async def idle_traffic(nodes: int, seconds: float) -> float:
                     node.exchange.contacts.found(identity(other).public, all_nodes[other].transport.address, "benchmark")
         for node in all_nodes.values():
             contacts = node.exchange.contacts
-            await contacts.until(lambda contacts=contacts: len(contacts.introduced()) == nodes - 1, 60.0)
+            await contacts.until(lambda contacts=contacts: len(contacts.introduced_peers()) == nodes - 1, 60.0)
         await asyncio.sleep(2.0)  # until nobody has more to say
         before = sum(node.wire_bytes() for node in all_nodes.values())
         await asyncio.sleep(seconds)

@@ -265,7 +265,7 @@ class Node:
     @property
     def result(self) -> Parameters:
         """All values of the model that was best on validation so far; before the first evaluation, of the newest; [P]."""
-        return self.judge.best if self.judge.best is not None else self._judged_now()
+        return self.judge.best if self.judge.best is not None else self._reported_parameters()
 
     def _metrics(self, models: Sequence[Parameters]) -> Awaitable[list[dict[str, float]]]:
         memory = memory_of(self.policy)
@@ -273,7 +273,7 @@ class Node:
             memory = memory.complete(self.me.border.whole)
         return self.trainer.submit(Evaluate(models, SPLITS, memory))
 
-    def _judged_now(self) -> Parameters:
+    def _reported_parameters(self) -> Parameters:
         return self.peers.published.get(self.policy.reported_stage, self.me.whole)
 
     # For the exchange (see p2pfl.node.exchange.base.ExchangeHost)
@@ -304,12 +304,12 @@ class Node:
             unjudged={} if unjudged is None else {s: p.tobytes() for s, p in unjudged.snapshots.items()},
             unjudged_round=0 if unjudged is None else unjudged.round,
             policy=policy_name(self.policy),
-            policy_state=packed_state(self.policy),
+            policy_state=encode_state(self.policy),
             outbox=[],
             final=False,
             codec=self.settings.codec,
             prepared=self._prepared,
-            learner=pack_arrays(self.trainer.kept()),
+            learner=pack_arrays(self.trainer.learner_state()),
         )
         await self._save_outbox()
 
@@ -369,7 +369,7 @@ def policy_name(policy: Policy) -> str:
     return f"{type(policy).__module__}:{type(policy).__qualname__}"
 
 
-def packed_state(policy: Policy) -> bytes:
+def encode_state(policy: Policy) -> bytes:
     """Return a policy's state as MessagePack.
 
     Raises:

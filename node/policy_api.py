@@ -220,7 +220,7 @@ class NodePeers:
             self.observer.published(self._me.id, self._me.round, stage, params)
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
-        places = self.ledger.reserve(ids, self._expected)
+        places = self.ledger.reserve(ids, self._expected_bytes)
         if not places.ids:
             return []
         try:
@@ -228,7 +228,7 @@ class NodePeers:
         finally:
             self.ledger.release(places)
         if self.clip is not None and updates:
-            updates = await self._protected(self.clip, updates)
+            updates = await self._clip_updates(self.clip, updates)
         if self.ledger.refuses and self._me.budget.bytes:
             self._note_sizes(updates)
         updates = self.ledger.take(updates)
@@ -236,7 +236,7 @@ class NodePeers:
             self.observer.received(self._me.id, self._me.round, updates)
         return updates
 
-    async def _protected(self, clip: MedianClip, updates: Sequence[Update]) -> list[Update]:
+    async def _clip_updates(self, clip: MedianClip, updates: Sequence[Update]) -> list[Update]:
         """Return updates with clipped models and capped numbers of samples."""
         me, own = self._me, self.own
         capped = cap_updates(me.n_samples, updates)
@@ -247,7 +247,7 @@ class NodePeers:
         return [u if params is u.params else replace(u, params=params) for u, params in zip(capped, kept, strict=True)]
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
-        return self.ledger.within_budget(self._me.rng, ids, self._expected)
+        return self.ledger.within_budget(self._me.rng, ids, self._expected_bytes)
 
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
         if not self._asks_scores:
@@ -267,7 +267,7 @@ class NodePeers:
         if self.observer is not None:
             self.observer.published(me.id, me.round, "trained", params)
         if not self.ledger.admits(
-            self._expected(me.id)
+            self._expected_bytes(me.id)
         ):  # it learns alone, as it must not receive what it would be assigned
             return None
         submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
@@ -285,8 +285,8 @@ class NodePeers:
     def _note_sizes(self, updates: Sequence[Update]) -> None:
         """Expect of peers what they sent last, if it was more than they were expected to send."""
         for update in updates:
-            self._beyond[update.sender] = max(0, update.size - self._exchange.expected(update.sender, self._me.round))
+            self._beyond[update.sender] = max(0, update.size - self._exchange.expected_bytes(update.sender, self._me.round))
 
-    def _expected(self, id: str) -> int:
+    def _expected_bytes(self, id: str) -> int:
         """Bytes of a peer's model, if its extras are as long as the own ones, or as its last ones."""
-        return self._exchange.expected(id, self._me.round) + max(self._extras, self._beyond.get(id, 0))
+        return self._exchange.expected_bytes(id, self._me.round) + max(self._extras, self._beyond.get(id, 0))

@@ -31,7 +31,7 @@ class Trainer(Protocol):
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run other work with models, and return its result."""
 
-    def kept(self) -> Mapping[str, np.ndarray]:
+    def learner_state(self) -> Mapping[str, np.ndarray]:
         """Return the learner's state (see p2pfl.task.StatefulLearner), while it is not training."""
 
     def restore(self, kept: Mapping[str, np.ndarray]) -> None:
@@ -51,7 +51,7 @@ class ThreadTrainer:
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def kept(self) -> Mapping[str, np.ndarray]:
+    def learner_state(self) -> Mapping[str, np.ndarray]:
         return self._learner.state() if isinstance(self._learner, StatefulLearner) else {}
 
     def restore(self, kept: Mapping[str, np.ndarray]) -> None:

@@ -195,10 +195,10 @@ class BudgetTracker:
     def _lease(self, update: Update) -> Update:
         """Return an update with an array of its own, as others may hold the same one: the lease ends with this array."""
         params = update.params.view()
-        lease = ref(params, self._returned)
+        lease = ref(params, self._release)
         self._held[id(lease)] = lease
         self.most_held = max(self.most_held, len(self._held))
         return replace(update, params=params)
 
-    def _returned(self, lease: ref[np.ndarray]) -> None:
+    def _release(self, lease: ref[np.ndarray]) -> None:
         del self._held[id(lease)]

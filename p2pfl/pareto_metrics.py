@@ -31,7 +31,7 @@ class Solutions(NamedTuple):
     points: Points
 
 
-def maximised(figures: Sequence[Mapping[str, float]], goals: Mapping[str, bool], split: str = "test") -> Points:
+def to_maximisation(figures: Sequence[Mapping[str, float]], goals: Mapping[str, bool], split: str = "test") -> Points:
     """Return the objectives of each node's model, [nodes, m], so that more is better.
 
     Args:

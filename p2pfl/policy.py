@@ -315,7 +315,7 @@ class Coordinated(Policy, Protocol):
 class SupportsPreselection(Protocol):
     """A policy that selects peers once, in the preparation (DPFL). Reports show the graph of these selections."""
 
-    def preselected(self) -> Sequence[str]:
+    def preselection(self) -> Sequence[str]:
         """Return the ids of the peers that were selected in the preparation."""
 
 

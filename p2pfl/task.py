@@ -194,7 +194,7 @@ def solutions_of(task: Task, params: Parameters) -> Solutions | None:
     return found
 
 
-def left_out_of(task: Task, points: np.ndarray) -> list[int]:
+def excluded_solutions(task: Task, points: np.ndarray) -> list[int]:
     """Return which of the solutions [n, m] (more is better) do not count in measures of the front."""
     which = getattr(task, "counts_for_front", None)
     return [] if which is None else np.flatnonzero(~which(points)).tolist()

@@ -135,20 +135,20 @@ _NULL = b"\5\0"
 
 
 def _algorithm(salt: bytes, start: bytes) -> bytes:
-    iterations = _tagged(2, ITERATIONS.to_bytes(4, "big").lstrip(b"\0"))
+    iterations = _encode_der(2, ITERATIONS.to_bytes(4, "big").lstrip(b"\0"))
     derivation = _sequence(_PBKDF2, _sequence(_octets(salt), iterations, _sequence(_HMAC_SHA256, _NULL)))
     return _sequence(_PBES2, _sequence(derivation, _sequence(_AES_256_CBC, _octets(start))))
 
 
 def _sequence(*parts: bytes) -> bytes:
-    return _tagged(0x30, b"".join(parts))
+    return _encode_der(0x30, b"".join(parts))
 
 
 def _octets(content: bytes) -> bytes:
-    return _tagged(4, content)
+    return _encode_der(4, content)
 
 
-def _tagged(tag: int, content: bytes) -> bytes:
+def _encode_der(tag: int, content: bytes) -> bytes:
     """Return content of less than 256 bytes with its tag and length."""
     length = [len(content)] if len(content) < 128 else [0x81, len(content)]
     return bytes([tag, *length]) + content

@@ -20,7 +20,7 @@ class TokenBucket:
         self._burst = burst
         self._left: dict[bytes, tuple[float, float]] = {}  # how often still, and when that was so
 
-    def left(self, who: bytes, now: float) -> float:
+    def remaining(self, who: bytes, now: float) -> float:
         """Return how often `who` may do it at `now`, in seconds."""
         left, before = self._left.get(who, (float(self._burst), now))
         return min(left + (now - before) * self._rate, float(self._burst))

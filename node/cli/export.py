@@ -67,9 +67,9 @@ def _answer(
     module = task.model_for(params, preference)
     told = {**about, "preference": ",".join(map(str, preference))}
     if onnx:
-        from p2pfl.learning.onnx_export import exported
+        from p2pfl.learning.onnx_export import to_onnx_bytes
 
-        return exported(module, task.data["train"][0][:1], told)
+        return to_onnx_bytes(module, task.data["train"][0][:1], told)
     return save({name: tensor.numpy() for name, tensor in module.state_dict().items()}, told)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from p2pfl._version import __version__
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
-from p2pfl.system.console import FAILED, Parser, guarded
+from p2pfl.system.console import FAILED, Parser, run_command
 from p2pfl.system.event_log import print_events
 from p2pfl.system.printable import printable
 from p2pfl.task import TASKS
@@ -29,7 +29,7 @@ POLICY_HELP = f"with whom, and how: {', '.join(POLICIES)}, or package.module:fac
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
-    return guarded(lambda: _main(arguments))
+    return run_command(lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:

@@ -181,7 +181,7 @@ def _create(options: argparse.Namespace) -> int:
     from p2pfl.node.folder import config
 
     own = config.load(options.folder, options.changes)
-    passphrase = passphrases.chosen(options.passphrase_file, options.passphrase)
+    passphrase = passphrases.choose(options.passphrase_file, options.passphrase)
     pairs = [edge.split("-", 1) if edge.count("-") == 1 else edge.split(" - ", 1) for edge in options.edges]
     if options.edge_list is not None:
         pairs += agreement.read_edges(options.edge_list)
@@ -227,7 +227,7 @@ def _rotate(options: argparse.Namespace) -> int:
     from p2pfl.node.federation import admission, passphrases
 
     old = _unlock(options)
-    new = passphrases.chosen(options.passphrase_file, options.passphrase)
+    new = passphrases.choose(options.passphrase_file, options.passphrase)
     if new is None and not options.no_passphrase:
         new = old
     admission.rotate(options.folder, options.backup, old, new)

@@ -47,16 +47,16 @@ class MessageCoordinatorBackend:
         if seconds < inf:
             asyncio.get_running_loop().call_later(seconds, callback)
 
-    def expected(self) -> AbstractSet[str]:
+    def known_participants(self) -> AbstractSet[str]:
         contacts = self._contacts
         there = {
             peer.name
-            for peer in contacts.introduced()
+            for peer in contacts.introduced_peers()
             if not peer.stopped and peer.name not in contacts.roster.suspected and self._electing.votes(peer.name)
         }
         return there if contacts.final else there | {contacts.name}
 
-    def reached(self) -> int:
+    def credible_round(self) -> int:
         return max(self._contacts.round, self._newest())
 
     def coordinates(self, term: Term) -> bool:

@@ -36,10 +36,10 @@ class CoordinatorBackend(Protocol):
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         """Call back after so many seconds."""
 
-    def expected(self) -> AbstractSet[str]:
+    def known_participants(self) -> AbstractSet[str]:
         """Return the names of the participants known here: members that are connected and have not stopped."""
 
-    def reached(self) -> float:
+    def credible_round(self) -> float:
         """Return the latest round that is credible: this node is in it, or enough of the participants are."""
 
     def coordinates(self, term: Term) -> bool:
@@ -151,7 +151,7 @@ class Coordinator:
         if not self._office.coordinates(self.term):
             self._give_up()
             return
-        near = {round: opened for round, opened in self._open.items() if round <= self._office.reached() + 1}
+        near = {round: opened for round, opened in self._open.items() if round <= self._office.credible_round() + 1}
         for round, opened in near.items():
             if not opened.timed:
                 opened.timed = True
@@ -162,7 +162,7 @@ class Coordinator:
     def _missing(self, round: int) -> AbstractSet[str]:
         """Return the members whose submission for a round may still come: not away, and at no later round."""
         ahead = {sender for other, opened in self._open.items() if other >= round for sender in opened.entries}
-        return self._office.expected() - self.away - ahead
+        return self._office.known_participants() - self.away - ahead
 
     def _expire(self, round: int, opened: _OpenRound) -> None:
         if self._open.get(round) is opened:

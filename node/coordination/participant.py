@@ -78,7 +78,7 @@ class CoordinationClient:
                     return None  # no coordinator is elected: the round goes on alone
                 if self._can_submit():
                     pending = self._submit_once(submission, known)
-                    if await self._answered(pending, expires - loop.time()):
+                    if await self._wait_for_answer(pending, expires - loop.time()):
                         assignment = pending.answer.result()
                         self._assigned_in = None if assignment is None else pending.term
                         return assignment
@@ -104,7 +104,7 @@ class CoordinationClient:
             self._send(self._contacts.peers[name], pending, submission)
         return pending
 
-    async def _answered(self, pending: UnansweredSubmission, seconds: float) -> bool:
+    async def _wait_for_answer(self, pending: UnansweredSubmission, seconds: float) -> bool:
         """Wait until a submission is answered. Return False when that will not happen, or may not."""
         contacts, name = self._contacts, pending.coordinator
         link = None if name == contacts.name else contacts.peers[name].link
@@ -143,7 +143,7 @@ class CoordinationClient:
     def _resolve(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
         if not pending.answer.done():
             pending.answer.set_result(assignment)
-            self._contacts.moved()
+            self._contacts.notify()
 
     def take_assigned(self, peer: Peer, opened: Opened, message: m.Assigned) -> None:
         """Take the coordinator's answer.

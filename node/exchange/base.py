@@ -76,7 +76,7 @@ class Exchange(Protocol):
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         """Return the models of (round, stage) at `ids`, sorted by id."""
 
-    def expected(self, id: str, round: int) -> int:
+    def expected_bytes(self, id: str, round: int) -> int:
         """Return the bytes that a peer's model of a round is expected to take.
 
         See p2pfl.node.exchange.model_encoding.ModelEncoder.expected..

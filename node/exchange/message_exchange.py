@@ -142,21 +142,23 @@ class MessageExchange:
             contacts.begin(self.electing.run(), f"{self.name} takes part in elections")
         if contacts.round == 0:  # the members that must be there before anyone begins
             needed = self._settings.members - 1
-            await contacts.until(lambda: pacer.leaving or len(contacts.introduced()) >= needed or kept_out(self.peers), inf)
+            await contacts.until(
+                lambda: pacer.leaving or len(contacts.introduced_peers()) >= needed or all_incompatible(self.peers), inf
+            )
         await contacts.until(
             lambda: pacer.leaving or all(p.introduced or p.problem for p in self.peers.values()), self._settings.deadline
         )
         for peer in self.peers.values():
             if not peer.introduced:
                 contacts.suspect(peer, peer.problem or self.roster.suspected.get(peer.name, "not there at the start"))
-        if kept_out(self.peers):
+        if all_incompatible(self.peers):
             problems = "; ".join(f"{name}: {peer.problem}" for name, peer in self.peers.items())
             raise ConfigurationError(f"no peer can be learned with: {problems}")
 
     def finish(self) -> None:
         self.outbox.final = self.contacts.final = True
         self.models.serve_waiting()
-        for peer in self.contacts.introduced():
+        for peer in self.contacts.introduced_peers():
             self.contacts.tell(peer, m.Bye(self.round, leaving=False))
 
     def leave(self) -> None:
@@ -200,8 +202,8 @@ class MessageExchange:
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
         return await self._model_client.fetch(ids, round, stages)
 
-    def expected(self, id: str, round: int) -> int:
-        return self.coding.expected(id, round)
+    def expected_bytes(self, id: str, round: int) -> int:
+        return self.coding.expected_bytes(id, round)
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         return await self._loss_client.score(ids, round, params)
@@ -239,7 +241,7 @@ class MessageExchange:
 
     def _elected(self, elected: Elected) -> None:
         self._host.elected(elected)
-        self.contacts.moved()
+        self.contacts.notify()
 
     # News of peers (see p2pfl.node.peering.peer_table.PeerEvents)
 
@@ -278,14 +280,14 @@ class MessageExchange:
         return not self._probation.owes(peer.name)
 
     def late(self, peer: Peer) -> None:
-        self._probation.answered(peer.name)
+        self._probation.record_answer(peer.name)
 
-    def moved(self) -> None:
+    def peers_changed(self) -> None:
         if self.coordination is not None:
             self.coordination.coordinator.review()
 
 
-def kept_out(peers: Mapping[str, Peer]) -> bool:
+def all_incompatible(peers: Mapping[str, Peer]) -> bool:
     """Return whether a node has peers, and all have other settings than it has."""
     return bool(peers) and all(peer.problem for peer in peers.values())
 

@@ -64,7 +64,7 @@ class ModelClient:
     def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
         """Ask the peers for a model that are on probation, without waiting for it."""
         contacts = self._contacts
-        for peer in contacts.introduced():
+        for peer in contacts.introduced_peers():
             if self._probation.owes(peer.name) and peer.name in contacts.roster.neighbours and peer.name not in ids:
                 number = next(contacts.numbers)
                 peer.note_overdue(number)
@@ -89,7 +89,7 @@ class ModelClient:
         self._coding.keep(peer.name, answer.round, update.params)
         peer.age = answer.age
         if answer.round == self._contacts.round:
-            self._pacing.exchanged()
+            self._pacing.record_exchange()
         if answer.final:
             peer.stopped = True
         peer.resolve(answer.request, update)

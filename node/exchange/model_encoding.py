@@ -130,7 +130,7 @@ class ModelEncoder:
         if self._copies is not None:
             self._copies.keep(id, Copy(known or tag(params), params, round))
 
-    def expected(self, id: str, round: int) -> int:
+    def expected_bytes(self, id: str, round: int) -> int:
         """Return the bytes of the frame that will bring a peer's model of a round, without extras.
 
         With `top-k` it is at most so many where peers publish once a round, and often so many where they do not.

@@ -58,7 +58,7 @@ class ModelServer:
 
     def serve_waiting(self) -> None:
         """Answer requests that waited for what was just published."""
-        for peer in self._contacts.introduced():
+        for peer in self._contacts.introduced_peers():
             for key in list(peer.waiting):
                 found = self._outbox.find(*key)
                 if found != "wait":

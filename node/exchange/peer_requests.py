@@ -66,13 +66,13 @@ class PeerRequests:
 
     def _miss(self, peer: Peer, number: int, round: int) -> None:
         """Suspect a peer that has not answered in time."""
-        self._deadlines.missed(peer.name)
+        self._deadlines.record_timeout(peer.name)
         if self._probation.strict:
-            self._probation.missed(peer.name, len(self._contacts.peers))
+            self._probation.record_timeout(peer.name, len(self._contacts.peers))
             peer.note_overdue(number)
         self._contacts.suspect(peer, late_answer(round))
 
     def _measure(self, name: str, begun: float, answer: Future[Any]) -> None:
         if not answer.cancelled() and answer.result() is not None:
-            self._probation.answered(name)
-            self._deadlines.answered(name, asyncio.get_running_loop().time() - begun)
+            self._probation.record_answer(name)
+            self._deadlines.record_answer(name, asyncio.get_running_loop().time() - begun)

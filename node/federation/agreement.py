@@ -127,11 +127,11 @@ def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
         ConfigurationError: as `read` and `applied`.
     """
     agreement = read(federation)
-    applied(own, agreement)
+    apply_agreement(own, agreement)
     return agreement
 
 
-def applied(config: NodeConfig, agreement: Agreement) -> NodeConfig:
+def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
     """Return a node's configuration with the values of the federation's agreement.
 
     Raises:
@@ -222,7 +222,7 @@ def terms(
     synchronous = settings.mode == "synchronous"
     waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
     topology = "everyone with everyone" if edges == "all" else f"{len(edges)} edges ({_hash(repr(sorted(edges)))})"
-    coordinated = {} if timing is None else _coordinated(timing)
+    coordinated = {} if timing is None else _coordination_settings(timing)
     return {
         "system topology": f"no server; {topology}",
         "coordinator": "none",
@@ -243,7 +243,7 @@ def terms(
     } | coordinated
 
 
-def _coordinated(timing: Timing) -> dict[str, str]:
+def _coordination_settings(timing: Timing) -> dict[str, str]:
     """Return the settings that differ where the policy has a coordinator."""
     times = f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
     return {

@@ -65,7 +65,7 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
         for key in sorted({*theirs, *ours}):
             here, there = (options.get(key, default.get(key, Parameter.empty)) for options in (ours, theirs))
             if here != there:
-                found.append(Difference(printable(f"{kind}.{key}"), _shown(there), _shown(here)))
+                found.append(Difference(printable(f"{kind}.{key}"), _format_value(there), _format_value(here)))
     return found
 
 
@@ -78,5 +78,5 @@ def _defaults(kind: str, name: str) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.default is not Parameter.empty}
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return NOTHING if value is Parameter.empty else repr(value)

@@ -57,7 +57,7 @@ class InvitationService:
             host: an IP address; or, as of a broker, any other text for those whose address is not known.
         """
         who, now = network(host), self._booted()
-        if self._working >= AT_ONCE or self._refusals.left(who, now) < 1:
+        if self._working >= AT_ONCE or self._refusals.remaining(who, now) < 1:
             return _refusal(ProtocolError("busy", "too many questions of newcomers; try again in a while"))
         self._working += 1
         try:

@@ -53,8 +53,8 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
         key = table_changes.parse_change(change)[0].partition(".")[0]
         if key in (*AGREED, "task", "policy"):
             raise ConfigurationError(f"{key} is what the federation {agreed.name} has agreed on; it cannot be changed here")
-    with config.said_of(folder / config.CONFIG):
-        return LoadedNode(folder, agreement.applied(own, agreed), membership, agreed)
+    with config.name_in_errors(folder / config.CONFIG):
+        return LoadedNode(folder, agreement.apply_agreement(own, agreed), membership, agreed)
 
 
 def policy_of(setup: LoadedNode) -> Policy:
@@ -65,7 +65,7 @@ def policy_of(setup: LoadedNode) -> Policy:
     """
     own = setup.config
     find_own_modules(setup.folder, own)
-    with config.said_of(setup.folder / config.CONFIG):
+    with config.name_in_errors(setup.folder / config.CONFIG):
         policy = make_policy(*split_name("policy", own.policy))
         if isinstance(policy, Coordinated):
             check_coordinated(own)
@@ -87,7 +87,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
     if setup.agreement is not None:
         check_size(f"the model of the federation {setup.agreement.name}", setup.agreement.model.values, memory, copies)
     find_own_modules(setup.folder, own)
-    with config.said_of(setup.folder / config.CONFIG), within(memory, copies):
+    with config.name_in_errors(setup.folder / config.CONFIG), within(memory, copies):
         try:
             task = make_task(own.task["name"], own.task_options(), Part.parse(own.part), own.seed)
             task.layout  # noqa: B018  made here, where its size is looked at first

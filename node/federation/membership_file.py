@@ -99,7 +99,7 @@ class MembershipFile:
         except ProtocolError as error:
             raise ConfigurationError(f"{self._path}: {error}") from error
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether the file may hold what this object has neither read nor written."""
         return self._stamp() != self._seen
 

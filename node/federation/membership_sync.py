@@ -56,7 +56,7 @@ class MembershipSync:
         self._tries = DiskErrorReporter(ready.folder / MEMBERSHIP, "the membership log", log)
         self._grown = asyncio.Event()
         self._log = log
-        self._membership.on_change.append(self._changed)
+        self._membership.on_change.append(self._process_entries)
 
     async def run(self) -> None:
         """Keep the log and its file alike, for ever: commands write to the file, and peers tell of entries.
@@ -68,7 +68,7 @@ class MembershipSync:
         """
         while True:
             self._grown.clear()
-            if self._file.changed() or self._file.epoch != self._membership.epoch:
+            if self._file.has_changed() or self._file.epoch != self._membership.epoch:
                 await self._synchronise()
             if self._membership.refusal(self._key):
                 raise RevokedError("this node was revoked: it is no member of its federation any more")
@@ -85,7 +85,7 @@ class MembershipSync:
                 await asyncio.to_thread(self._file.save, whole)
         self._membership.extend(whole.after(self._membership.epoch, LIMIT))
 
-    def _changed(self) -> None:
+    def _process_entries(self) -> None:
         """Act on new entries of the log, pass them on to the peers, and have them written."""
         contacts, epoch = self._contacts, self._membership.epoch
         self._grown.set()
@@ -96,7 +96,7 @@ class MembershipSync:
                 self._log.info(f"{name} is no member any more, since epoch {epoch} at the latest", peer=name, epoch=epoch)
         for name, member in now.items():
             if name not in contacts.peers:
-                contacts.add(name, member, self._neighbourhood.learned_from(name))
+                contacts.add(name, member, self._neighbourhood.may_learn_from(name))
                 self._log.info(f"{name} is a member, since epoch {epoch} at the latest", peer=name, epoch=epoch)
         if self._electing is not None:
             self._electing.change(self._neighbourhood.electorate())

@@ -38,7 +38,7 @@ class Neighbourhood:
             found[name] = Member(self._log.members[name].key, (*known, *self._addresses))
         return found
 
-    def learned_from(self, name: str) -> bool:
+    def may_learn_from(self, name: str) -> bool:
         """Return whether this node may learn from a member's models; not from those of an observer."""
         near = name in neighbours(self._edges, self._name, self._log.members)
         return near and self._log.members[name].role != "observer"

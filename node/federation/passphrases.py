@@ -31,7 +31,7 @@ def present(key: Path, file: str | Path = "") -> bytes:
     return getpass.getpass(f"passphrase of {key}: ").encode()
 
 
-def chosen(file: Path | None, asked: bool) -> bytes | None:
+def choose(file: Path | None, asked: bool) -> bytes | None:
     """Return the passphrase for a new key: in a file, or typed twice; None where neither is wanted.
 
     Raises:

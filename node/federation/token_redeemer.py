@@ -47,7 +47,7 @@ class TokenRedeemer:
 
     def has_news(self) -> bool:
         """Return whether the log on the disk may have entries that were not read yet."""
-        return self._file.changed()
+        return self._file.has_changed()
 
     def read_news(self, log: Membership) -> None:
         """Add the new entries on the disk to a log.

@@ -143,13 +143,13 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     if not path.exists():
         raise ConfigurationError(f"{folder} is not a node's folder: it has no {CONFIG}; make one with p2pfl-node init")
     config = bind(str(path), table_changes.with_changes(toml_reader.read(path), changes), NodeConfig)
-    with said_of(path):
+    with name_in_errors(path):
         config.check()
     return config
 
 
 @contextmanager
-def said_of(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """Name the file in a ConfigurationError that its content raises."""
     try:
         yield

@@ -99,7 +99,7 @@ class FailureDetector:
         self._probed.pop(name, None)
         return was_out
 
-    def vouched(self, name: str, now: float) -> bool:
+    def record_indirect_ack(self, name: str, now: float) -> bool:
         """Note that another peer has just heard this one, which ends a suspicion; return whether it was suspected.
 
         The dead stay dead: for this node they are out of reach.

@@ -117,7 +117,7 @@ class Peer:
         self.untried = True
         return True
 
-    def reached_at(self, address: str) -> None:
+    def record_proof(self, address: str) -> None:
         """Note that the peer has proven its key at an address."""
         self.proven.pop(address, None)
         self.proven[address] = None

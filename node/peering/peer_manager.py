@@ -109,7 +109,7 @@ class PeerManager:
 
     async def close(self) -> None:
         """Take leave of all peers, and close their links."""
-        for peer in self.introduced():
+        for peer in self.introduced_peers():
             self.tell(peer, m.Bye(self.round, leaving=True))
         self._tasks.cancel()
         await self.transport.close()
@@ -139,9 +139,9 @@ class PeerManager:
         """The neighbours by name, sorted."""
         return self._table.peers
 
-    def introduced(self) -> list[Peer]:
+    def introduced_peers(self) -> list[Peer]:
         """Return the peers that are connected and introduced."""
-        return self._table.introduced()
+        return self._table.introduced_peers()
 
     def add(self, name: str, member: Member, source: bool = True) -> None:
         """Get in touch with a member from now on. Nothing happens if it is a peer already.
@@ -168,11 +168,11 @@ class PeerManager:
         self.transport.expel(peer.key)  # it may have more links than the one in use
         peer.problem = reason
         peer.give_up()
-        self.moved()
+        self.notify()
 
     def gossip_membership(self) -> None:
         """Send the peers the entries of the membership log that they lack."""
-        for peer in self.introduced():
+        for peer in self.introduced_peers():
             self._gossip.send(peer)
 
     # Reports about members (see p2pfl.node.peering.discovery.DiscoveryEvents)
@@ -226,7 +226,7 @@ class PeerManager:
 
     # Waiting
 
-    def moved(self) -> None:
+    def notify(self) -> None:
         """Report a change that somebody may wait for."""
         self._table.changes.notify()
 

@@ -35,7 +35,7 @@ class PeerEvents(Protocol):
     def drained(self, peer: Peer) -> None:
         """Note that a peer has read most of what it was sent."""
 
-    def moved(self) -> None:
+    def peers_changed(self) -> None:
         """Note a change that somebody may wait for: of the peers that are there, or of their rounds."""
 
 
@@ -56,7 +56,7 @@ class PeerTable:
         self.detector = FailureDetector(
             RandomStreams(config.seed, config.name).generator(0, "probing"), period if period < inf else 1.0
         )
-        self.changes = ChangeNotifier(events.moved)
+        self.changes = ChangeNotifier(events.peers_changed)
         self._names = {peer.key: peer.name for peer in self.peers.values()}
         self._local = local
         self._events = events
@@ -64,7 +64,7 @@ class PeerTable:
 
     # Who there is
 
-    def introduced(self) -> list[Peer]:
+    def introduced_peers(self) -> list[Peer]:
         """Return the peers that are connected and introduced."""
         return [peer for peer in self.peers.values() if peer.introduced]
 

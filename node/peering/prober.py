@@ -31,7 +31,7 @@ class Prober:
         loop, detector = asyncio.get_running_loop(), self._table.detector
         while True:
             await asyncio.sleep(max(0.0, detector.next_tick(loop.time()) - loop.time()))
-            for peer in self._table.introduced():
+            for peer in self._table.introduced_peers():
                 if peer.link is not None and peer.link.progress != peer.progress:  # a part of a frame, which may take long
                     peer.progress = peer.link.progress
                     detector.heard(peer.name, loop.time())
@@ -119,4 +119,4 @@ class Prober:
         subject = self._table.with_key(vouch.subject)
         if subject is not None and self._asked_after.get(vouch.request) == (peer.name, vouch.subject):
             del self._asked_after[vouch.request]
-            self._table.detector.vouched(subject.name, asyncio.get_running_loop().time())
+            self._table.detector.record_indirect_ack(subject.name, asyncio.get_running_loop().time())

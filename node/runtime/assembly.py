@@ -86,7 +86,7 @@ class Assembly:
             agreement.same_model(ready.agreement, self._task, self._initial)
         self._policy = loading.policy_of(ready)
         self._coordinated = isinstance(self._policy, Coordinated)
-        with folders.said_of(ready.folder / folders.CONFIG):
+        with folders.name_in_errors(ready.folder / folders.CONFIG):
             self._trainer = ThreadTrainer(self._task.learner(RandomStreams(config.seed, config.name), config.device))
         close.callback(self._trainer.close)
 
@@ -164,7 +164,7 @@ class Assembly:
         peers = neighbourhood.members()
         roles = NeighbourRoles(
             members=peers,
-            sources=[name for name in peers if neighbourhood.learned_from(name)],
+            sources=[name for name in peers if neighbourhood.may_learn_from(name)],
             askers=neighbourhood.askers() if self._coordinated else None,
             observer=config.name in membership.members and membership.members[config.name].role == "observer",
             sparse=agreed.edges != "all",

@@ -108,7 +108,7 @@ class Connectivity:
             await mdns.start(lambda key, address: self._discovery.found(key, address, "mdns"))
             reporting = asyncio.create_task(self._report(mdns))
             try:
-                await mdns.failed()
+                await mdns.wait_until_failed()
             finally:
                 reporting.cancel()
                 await mdns.close()

@@ -173,7 +173,7 @@ def _page_again(page: PageServer, supervisor: Supervisor) -> Callable[[], Awaita
             await supervisor.clean_up("page", page.close())
             await page.start()
         started = False
-        await page.failed()
+        await page.wait_until_failed()
 
     return work
 

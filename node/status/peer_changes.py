@@ -47,13 +47,13 @@ class PeerChanges:
 
     def left(self, name: str, reason: str) -> None:
         """A peer is missing."""
-        self._changed(name, reason)
+        self._note_change(name, reason)
 
     def back(self, name: str) -> None:
         """A peer that was missing is there."""
-        self._changed(name, None)
+        self._note_change(name, None)
 
-    def _changed(self, name: str, reason: str | None) -> None:
+    def _note_change(self, name: str, reason: str | None) -> None:
         if (lately := self._lately.get(name)) is not None:
             lately.reason = reason
             lately.changes += 1

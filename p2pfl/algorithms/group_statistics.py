@@ -109,12 +109,12 @@ def agnostic_step(weights: np.ndarray, tally: GroupCounts, rate: float) -> np.nd
     return np.where(there, raised / mean, weights) if mean > 0 else weights
 
 
-def packed(tally: GroupCounts, *names: str) -> dict[str, np.ndarray]:
+def to_extras(tally: GroupCounts, *names: str) -> dict[str, np.ndarray]:
     """Return some of a tally as extras, beside its counts."""
     return {"counts": tally.counts} | {name: getattr(tally, name) for name in names}
 
 
-def unpacked(extras: Mapping[str, np.ndarray], n_samples: int) -> GroupCounts:
+def from_extras(extras: Mapping[str, np.ndarray], n_samples: int) -> GroupCounts:
     """Return the tally that a participant's extras say; what they do not say is 0.
 
     Raises:

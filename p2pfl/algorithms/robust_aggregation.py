@@ -63,7 +63,7 @@ class MedianClip:
         radius = _lower_median(known if len(known) >= FEW or not moved else [*known, moved])
         self.outliers.update([id for id, far in zip(senders, distances, strict=True) if far > FAR * radius])
         radii = radii_of(radius, samples or [1] * len(models))
-        return [clipped(model, own, far, most) for model, far, most in zip(models, distances, radii, strict=True)]
+        return [clip_towards(model, own, far, most) for model, far, most in zip(models, distances, radii, strict=True)]
 
     def forget(self, known: Sequence[str]) -> None:
         """Forget the distances of all but the known peers."""
@@ -76,7 +76,7 @@ def radii_of(radius: float, samples: Sequence[int]) -> list[float]:
     return [radius * min(1.0, usual / n) if n else radius for n in samples]
 
 
-def clipped(model: Parameters, own: Parameters, far: float, radius: float) -> Parameters:
+def clip_towards(model: Parameters, own: Parameters, far: float, radius: float) -> Parameters:
     """Return a model at the distance `far` from the own one, moved towards that until it is no further than `radius`.
 
     An outlier, beyond three times the radius, is moved nearer still: to three times the square of the radius by `far`.
@@ -159,6 +159,6 @@ def protect_submissions(submissions: Sequence[Submission], own: str) -> list[Sub
     radius = _lower_median([far for id, far in others.items() if id != centre.sender])
     radii = radii_of(radius, [capped[s.sender] for s in submissions])
     return [
-        replace(s, params=clipped(s.params, centre.params, others[s.sender], most), n_samples=capped[s.sender])
+        replace(s, params=clip_towards(s.params, centre.params, others[s.sender], most), n_samples=capped[s.sender])
         for s, most in zip(submissions, radii, strict=True)
     ]

@@ -104,7 +104,7 @@ def entries_size(count: int, size: int) -> int:
 
 def encode_entries(params: Parameters, indices: Indices) -> bytes:
     """Return the bytes of some entries of a model."""
-    if _listed(len(indices), len(params)):
+    if _uses_list(len(indices), len(params)):
         which = indices.astype("<u4", copy=False).tobytes()
     else:
         bits = np.zeros(len(params), bool)
@@ -126,22 +126,22 @@ def decode_entries(data: Data, base: Parameters) -> tuple[Parameters, int]:
     end = entries_size(count, size)
     which, values = data[4 : end - 4 * count], finite(np.frombuffer(data[end - 4 * count : end], "<f4"))
     params = base.copy()
-    params[_listed_indices(which, size) if _listed(count, size) else _marked_indices(which, count, size)] = values
+    params[_indices_from_list(which, size) if _uses_list(count, size) else _indices_from_bitmap(which, count, size)] = values
     return params, end
 
 
-def _listed(count: int, size: int) -> bool:
+def _uses_list(count: int, size: int) -> bool:
     return 4 * count <= -(-size // 8)
 
 
-def _listed_indices(data: Data, size: int) -> Indices:
+def _indices_from_list(data: Data, size: int) -> Indices:
     indices = np.frombuffer(data, "<u4")
     if len(indices) and (indices[-1] >= size or (indices[1:] <= indices[:-1]).any()):
         raise DecodeError("malformed", "indices that do not ascend, or are beyond the model")
     return indices
 
 
-def _marked_indices(data: Data, count: int, size: int) -> NDArray[np.intp]:
+def _indices_from_bitmap(data: Data, count: int, size: int) -> NDArray[np.intp]:
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     indices = np.flatnonzero(bits)
     if len(indices) != count or indices[-1] >= size:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2pfl.algorithms.group_statistics import GroupCounts
-from p2pfl.fairness.metrics import covariance_loss, decided, demographic_parity, mixed, tally_of
+from p2pfl.fairness.metrics import covariance_loss, decide, demographic_parity, mix_logits, tally_of
 from p2pfl.fairness.praffl_model import ALSO
 from p2pfl.learning.torch_problem import Samples
 from p2pfl.learning.torch_task import TorchTask
-from p2pfl.multiobjective.preferences import checked
+from p2pfl.multiobjective.preferences import validate_preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.queries import Split
 
@@ -65,7 +65,7 @@ class FairClassifier(TorchTask):
         return {}
 
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        decisions, labels = decided(torch.sigmoid(outputs[:, 0])), targets[:, 0]
+        decisions, labels = decide(torch.sigmoid(outputs[:, 0])), targets[:, 0]
         error = (decisions != labels).to(outputs.dtype).mean()
         disparity = demographic_parity(decisions, labels, targets[:, 1], self.groups, "mean")
         volume = (1 - error) * (1 - disparity)
@@ -76,9 +76,9 @@ class FairClassifier(TorchTask):
         """Return how a model with these outputs treats each label in each group."""
         return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.groups)
 
-    def mixed(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    def mix_logits(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
         """Return the logits of several models together; see p2pfl.fairness.metrics."""
-        return mixed(outputs, shares)
+        return mix_logits(outputs, shares)
 
 
 def classifier(
@@ -96,7 +96,7 @@ def classifier(
         data,
         metric="hypervolume",
         objectives=objectives,
-        preference=checked("preference", [1.0], 1),
+        preference=validate_preference("preference", [1.0], 1),
         groups=groups,
         **options,
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from p2pfl.algorithms.group_statistics import GroupCounts
-from p2pfl.fairness.metrics import MEASURES, Against, converged, covariance_loss, decided, mixed, relaxed, tally_of
+from p2pfl.fairness.metrics import MEASURES, Against, covariance_loss, decide, has_converged, mix_logits, relax, tally_of
 from p2pfl.learning.torch_task import TorchTask
 from p2pfl.pareto_metrics import Points
 
@@ -59,7 +59,7 @@ class FairLosses:
     def _unfairness(self, probabilities: Tensor, labels: Tensor, groups: Tensor, count: int) -> Tensor:
         if self.kind == "covariance":
             return covariance_loss(probabilities, groups, count)
-        return MEASURES[self.measure](relaxed(probabilities, self.sharpness), labels, groups, count, "groups")
+        return MEASURES[self.measure](relax(probabilities, self.sharpness), labels, groups, count, "groups")
 
 
 @dataclass
@@ -91,19 +91,19 @@ class FairTask(TorchTask):
 
     def counts_for_front(self, points: Points) -> NDArray[np.bool_]:
         """Return which solutions count, [n]: those that are not too fair to have learned anything."""
-        return converged(points[:, 1:])
+        return has_converged(points[:, 1:])
 
     def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
         """Return how a model with these outputs treats each label in each group of the first attribute."""
         return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
 
-    def mixed(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    def mix_logits(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
         """Return the logits of several models together; see p2pfl.fairness.metrics."""
-        return mixed(outputs, shares)
+        return mix_logits(outputs, shares)
 
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         loss = self.batch_loss(outputs, targets, weights)
-        decisions, labels = decided(torch.sigmoid(outputs[:, 0])), targets[:, 0]
+        decisions, labels = decide(torch.sigmoid(outputs[:, 0])), targets[:, 0]
         found = {"loss": loss, self.metric: -loss, "accuracy": (decisions == labels).to(loss.dtype).mean()}
         for column, (name, count) in enumerate(zip(self.attributes, self.counts, strict=True), 1):
             difference = MEASURES[self.measured](decisions, labels, targets[:, column], count, self.against)

@@ -25,7 +25,7 @@ Against = Literal["groups", "mean"]
 CONVERGED = 1e-3  # by which a fairness must miss 1
 
 
-def relaxed(probabilities: Tensor, sharpness: float = 3.0) -> Tensor:
+def relax(probabilities: Tensor, sharpness: float = 3.0) -> Tensor:
     """tanh(c max(0, 2f - 1)) / 2 + .5: near 1 for a positive decision, .5 for a negative one.
 
     Equation 5.5 of Hartmann, Multi-objective learning in federation (chapter 5), after Padh et al. 2021, where a decision is
@@ -34,7 +34,7 @@ def relaxed(probabilities: Tensor, sharpness: float = 3.0) -> Tensor:
     return torch.tanh(sharpness * (2 * probabilities - 1).clamp_min(0)) / 2 + 0.5
 
 
-def decided(probabilities: Tensor) -> Tensor:
+def decide(probabilities: Tensor) -> Tensor:
     """1 where the probability is above .5, else 0."""
     return (probabilities > 0.5).to(probabilities.dtype)
 
@@ -90,11 +90,11 @@ def tally_of(logits: Tensor, labels: Tensor, groups: Tensor, count: int) -> Grou
         own = None if values is None else values.double().cpu().numpy()
         return np.bincount(cells, own, 2 * count).reshape(2, count).astype(np.float64)
 
-    positive = by_cell(decided(torch.sigmoid(logits)))
+    positive = by_cell(decide(torch.sigmoid(logits)))
     return GroupCounts(by_cell(None).astype(np.int64), positive.astype(np.int64), by_cell(losses))
 
 
-def mixed(outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+def mix_logits(outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     """Return the logits of the mean probability of several classifiers.
 
     Args:
@@ -105,7 +105,7 @@ def mixed(outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     return torch.logit(mean, 1e-7)
 
 
-def converged(fairness: NDArray[np.float64], tolerance: float = CONVERGED) -> NDArray[np.bool_]:
+def has_converged(fairness: NDArray[np.float64], tolerance: float = CONVERGED) -> NDArray[np.bool_]:
     """Return for each solution whether it counts: a fairness above 1 - tolerance is that of a model that learned nothing.
 
     (Hartmann, appendix A.3.5: "excluding all solutions with a fairness value greater than 1 - epsilon".)

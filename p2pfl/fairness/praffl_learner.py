@@ -137,7 +137,7 @@ class PrafflLearner(Learner):
         members = functional.one_hot(groups, self.task.groups).to(inputs.dtype)
         step = max(1, CHUNK // len(x))
         found = [
-            measured(inputs @ w.t() + b, y, members)
+            error_and_disparity(inputs @ w.t() + b, y, members)
             for w, b in (heads(tensors, p) for p in torch.split(self._measured, step))
         ]
         return torch.cat(found).double().cpu().numpy()
@@ -183,7 +183,7 @@ def losses(logits: Tensor, labels: Tensor, members: Tensor) -> Tensor:
     return torch.stack([entropy, away @ (probabilities - probabilities.mean(0)).square() / len(labels)], 1)
 
 
-def measured(logits: Tensor, labels: Tensor, members: Tensor) -> Tensor:
+def error_and_disparity(logits: Tensor, labels: Tensor, members: Tensor) -> Tensor:
     """Return error and disparity (eq. 2, against the mean of all samples) of K models, [K, 2]; arguments as of `losses`."""
     decisions = (logits > 0).to(members.dtype)
     sizes = members.sum(0)

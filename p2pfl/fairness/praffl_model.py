@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.learning.optimizers import Adam, Optimizer
-from p2pfl.multiobjective.preferences import checked
+from p2pfl.multiobjective.preferences import validate_preference
 from p2pfl.multiobjective.scalarisation import Scalarise, SmoothTchebycheff
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Split
@@ -129,7 +129,7 @@ def answer(layout: Layout, params: Parameters, preference: Sequence[float]) -> n
     Raises:
         ConfigurationError: they are not two weights of 0 or more with the sum 1.
     """
-    point = torch.tensor(checked("the preference", preference, OBJECTIVES), dtype=torch.float32)
+    point = torch.tensor(validate_preference("the preference", preference, OBJECTIVES), dtype=torch.float32)
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in layout.unflatten(params).items()}
     weight, bias = tensors[f"{PRIVATE}.weight"], tensors[f"{PRIVATE}.bias"]
     flat = functional.linear(point, weight, bias)

@@ -60,10 +60,10 @@ def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:
     if not trained:
         raise ConfigurationError(f"module {name} has nothing to train")
     n_trained = sum(prod(shape) for _, shape in trained)
-    return Layout(tuple(trained + rest), n_trained, _named([key for key, _ in trained + rest], private))
+    return Layout(tuple(trained + rest), n_trained, _select_tensors([key for key, _ in trained + rest], private))
 
 
-def _named(tensors: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
+def _select_tensors(tensors: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
     """Return which of the tensors are meant by names of tensors or submodules, in their order."""
     found = {part: [key for key in tensors if key == part or key.startswith(f"{part}.")] for part in parts}
     for part, keys in found.items():

@@ -46,10 +46,10 @@ def to_onnx(task: Task, params: Parameters, about: Mapping[str, str]) -> bytes:
     with torch.no_grad():
         for name, array in task.layout.unflatten(params).items():
             tensors[name].copy_(torch.from_numpy(array.copy()))
-    return exported(module.eval(), data["train"][0][:1].cpu(), about)
+    return to_onnx_bytes(module.eval(), data["train"][0][:1].cpu(), about)
 
 
-def exported(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -> bytes:
+def to_onnx_bytes(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -> bytes:
     """Return a module as the bytes of an ONNX file.
 
     Args:

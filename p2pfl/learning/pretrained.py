@@ -43,7 +43,7 @@ def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) ->
             needed = {name: shape for name, shape in layout.shapes if name not in without}
             for name, shape in needed.items():
                 if name not in names:
-                    raise ConfigurationError(f"{path} lacks the tensor {name}; it has {_listed(names)}")
+                    raise ConfigurationError(f"{path} lacks the tensor {name}; it has {_format_names(names)}")
                 found = file.get_slice(name)
                 if found.get_dtype() != "F32" or tuple(found.get_shape()) != shape:
                     raise ConfigurationError(
@@ -61,7 +61,7 @@ def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) ->
     return params
 
 
-def _listed(names: Collection[str]) -> str:
+def _format_names(names: Collection[str]) -> str:
     """Return names in words; of many, the first."""
     shown = sorted(names)[:MOST_LISTED]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""

@@ -176,7 +176,7 @@ class TorchLearner(Learner):
         """Return what makes the outputs of a model for a split, mixed with those of its company."""
 
         if isinstance(company, ModelEnsemble):
-            mixed, shares = self._of_groups("mixed"), [1 - sum(company.shares), *company.shares]
+            mixed, shares = self._of_groups("mix_logits"), [1 - sum(company.shares), *company.shares]
             models = [params, *company.models]
             return lambda split: mixed([self.outputs(model, self.data[split][0]) for model in models], shares)
         assert isinstance(company, KnnDatastore)

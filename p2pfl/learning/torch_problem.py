@@ -14,7 +14,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.learning.losses import PerSample, accuracy, cross_entropy
 from p2pfl.learning.modules import flatten, layout_of, make_module
 from p2pfl.learning.optimizers import SGD, Optimizer
-from p2pfl.multiobjective.preferences import Preference, checked
+from p2pfl.multiobjective.preferences import Preference, validate_preference
 from p2pfl.multiobjective.scalarisation import Objectives
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.queries import Split
@@ -80,7 +80,7 @@ class TorchProblem:
         if (self.objectives is None) != (self.preference is None):
             raise ConfigurationError("a task has objectives and a preference, or neither")
         if self.objectives is not None and self.preference is not None:
-            self.preference = checked("preference", self.preference.tolist(), len(self.objectives.names))
+            self.preference = validate_preference("preference", self.preference.tolist(), len(self.objectives.names))
 
     @property
     def goals(self) -> Mapping[str, bool]:

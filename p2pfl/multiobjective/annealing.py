@@ -112,7 +112,7 @@ class Annealing:
             if other is None or self.iteration == 1:
                 self.weights[k] = drawn[k]
             else:
-                self.weights[k] = moved_apart(self.weights[k], scaled[k], scaled[other], self._schedule.alpha)
+                self.weights[k] = spread_weights(self.weights[k], scaled[k], scaled[other], self._schedule.alpha)
             taken.append(bool(chance[k] < acceptance(scaled[k], value / scale, self.weights[k], self.temperature)))
             if taken[-1]:
                 self.preferences[k], self.values[k] = proposed[k], value
@@ -135,7 +135,7 @@ def closest(values: Points, k: int) -> int | None:
     return int(incomparable[np.linalg.norm(values[incomparable] - own, axis=1).argmin()])
 
 
-def moved_apart(
+def spread_weights(
     weights: NDArray[np.float64], own: NDArray[np.float64], other: NDArray[np.float64], alpha: float
 ) -> NDArray[np.float64]:
     """Return weights that count more where a solution is as good as the closest other one, and less where it is worse."""

@@ -28,7 +28,7 @@ MOST_DRAWS = 10_000
 MOST = 1e6  # of what a distribution is drawn with: far beyond it draws overflow
 
 
-def checked(where: str, weights: Sequence[float], objectives: int) -> Preference:
+def validate_preference(where: str, weights: Sequence[float], objectives: int) -> Preference:
     """Return weights as a preference, with the sum exactly as near to 1 as floats are.
 
     Raises:
@@ -85,7 +85,7 @@ def equidistant(part: Part, rng: np.random.Generator, objectives: int) -> Prefer
 
 def groups(part: Part, rng: np.random.Generator, objectives: int, *, weights: list[list[float]]) -> Preference:
     """Return the preference of the node's group: blocks of (nearly) equal size, one for each row of `weights`."""
-    rows = [checked(f"task.preferences.weights[{k}]", row, objectives) for k, row in enumerate(weights)]
+    rows = [validate_preference(f"task.preferences.weights[{k}]", row, objectives) for k, row in enumerate(weights)]
     if not rows:
         raise ConfigurationError("task.preferences.weights must have a row for each group")
     return rows[_group(part, len(rows))]
@@ -107,7 +107,7 @@ def preference_of(
         ConfigurationError: either makes no sense.
     """
     if len(own):
-        return checked("task.preference", own, objectives), None
+        return validate_preference("task.preference", own, objectives), None
     make, options = choose("task.preferences", distribution, DISTRIBUTIONS)
     rng = RandomStreams(seed, f"preference/{part.index}").generator(0, "preference")
     point: Preference = build("task.preferences", make, options, part=part, rng=rng, objectives=objectives)

@@ -7,7 +7,7 @@ from math import inf, isfinite
 from typing import Any
 
 from p2pfl.parameters import Parameters
-from p2pfl.policies.personal import Personal, packed, unpacked
+from p2pfl.policies.personal import Personal, from_bytes, to_bytes
 from p2pfl.policy import Me, Merge, Peers
 from p2pfl.update_rules import Mixture
 
@@ -48,7 +48,7 @@ class Apfl(Personal):
         self.mixed = self.alpha
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        shared, own = self._shared(me), me.initial if self.own is None else self.own
+        shared, own = self._shared_values(me), me.initial if self.own is None else self.own
         if self.alpha_lr:
             slope = await self._slope(me, own, shared)
             self.mixed = min(max(self.mixed - self.alpha_lr * slope, 0.0), 1.0)
@@ -67,8 +67,8 @@ class Apfl(Personal):
         return await me.mean([own, shared], [alpha, 1 - alpha])
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "own": packed(self.own), "mixed": self.mixed}
+        return {**super().state(), "own": to_bytes(self.own), "mixed": self.mixed}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self.own, self.mixed = unpacked(state["own"]), state["mixed"]
+        self.own, self.mixed = from_bytes(state["own"]), state["mixed"]

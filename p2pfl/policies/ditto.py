@@ -33,7 +33,7 @@ class Ditto(Personal):
             raise ValueError(f"weight must be 0 or more, and finite, got {self.weight}")
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        shared = self._shared(me)
+        shared = self._shared_values(me)
         own = await me.train(epochs=self.epochs, proximal=(self.weight, shared))
         _, weights = await self._share(me, peers, await me.train(shared, epochs=self.epochs))
         return Merge(own, weights)

@@ -63,7 +63,7 @@ class Dpfl:
         selection = await bggc(
             _own(me, trained),
             peers.ids,
-            _prepared(peers),
+            _fetch_prepared(peers),
             loss=me.loss,
             rng=me.rng("greedy"),
             limit=self._limit(me, room),
@@ -86,7 +86,7 @@ class Dpfl:
             updates = await peers.models(peers.within_budget([id for id in self.chosen if id in there]))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
-    def preselected(self) -> tuple[str, ...]:
+    def preselection(self) -> tuple[str, ...]:
         """Return Omega (line 5 of algorithm 1); see p2pfl.policy.SupportsPreselection."""
         return self.omega
 
@@ -105,5 +105,5 @@ def _own(me: Me, params: Parameters) -> Update:
     return Update(me.id, me.round, "trained", params, me.n_samples)
 
 
-def _prepared(peers: Peers) -> Fetch:
+def _fetch_prepared(peers: Peers) -> Fetch:
     return lambda ids: peers.models(ids, "prepared")

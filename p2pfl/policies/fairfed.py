@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from p2pfl.algorithms.group_statistics import GroupCounts, disparity, packed, total, unpacked
+from p2pfl.algorithms.group_statistics import GroupCounts, disparity, from_extras, to_extras, total
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import sender, together
 from p2pfl.policies.lft import LftFedAvg, check_step
@@ -49,11 +49,11 @@ class FairFed(LftFedAvg):
 
     def _extras(self) -> Extras:
         assert self.began is not None
-        return packed(self.began, "positive")
+        return to_extras(self.began, "positive")
 
     def _credible(self, extras: Extras, round: int) -> bool:
         try:
-            said(extras)
+            previous_weight(extras)
         except ValueError:
             return False
         return True
@@ -67,12 +67,12 @@ class FairFed(LftFedAvg):
             ValueError: what a submission says of its groups or its weight cannot be.
         """
         there = sorted(submissions, key=sender)
-        gaps = gaps_of([unpacked(s.extras, s.n_samples) for s in there])
+        gaps = gaps_of([from_extras(s.extras, s.n_samples) for s in there])
         known: dict[str, float] = dict(state)
         everyone = sum(s.n_samples for s in there)
         for s in there:
             if s.sender not in known:
-                known[s.sender] = said(s.previous) if s.previous else s.n_samples / everyone
+                known[s.sender] = previous_weight(s.previous) if s.previous else s.n_samples / everyone
         moved = np.array([known[s.sender] for s in there]) - self.beta * (gaps - gaps.mean())
         moved = moved.clip(0, MOST)
         if not moved.sum():
@@ -100,7 +100,7 @@ def gaps_of(tallies: Sequence[GroupCounts]) -> np.ndarray:
     )
 
 
-def said(previous: Extras) -> float:
+def previous_weight(previous: Extras) -> float:
     """Return the weight that a participant was assigned last, as it says.
 
     Raises:

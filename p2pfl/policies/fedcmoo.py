@@ -112,7 +112,7 @@ class FedCmoo(CoordinatedFedAvg):
         weights = fedavg({s.sender: s.n_samples for s in there})
         shares = np.array(list(weights.values()))
         mean = weighted_mean([s.params for s in there], list(weights.values()))
-        losses, gradients = _submitted(there)
+        losses, gradients = _stack_submissions(there)
         summed = np.einsum("n,nmk->mk", shares, gradients)
         extras = {"losses": shares @ losses, "gram": summed @ summed.T}
         model = mean if self.global_lr == 1 else self._further(there, state, mean)
@@ -134,7 +134,7 @@ def _within(values: np.ndarray, least: float, most: float) -> bool:
     return bool(((values >= least) & (values <= most)).all())
 
 
-def _submitted(there: Sequence[Submission]) -> tuple[np.ndarray, np.ndarray]:
+def _stack_submissions(there: Sequence[Submission]) -> tuple[np.ndarray, np.ndarray]:
     """Return the losses of all, [n, m], and their compressed gradients, [n, m, size]."""
     for s in there:
         losses, gradients = s.extras.get("losses"), s.extras.get("gradients")

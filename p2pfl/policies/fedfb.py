@@ -17,9 +17,9 @@ from p2pfl.algorithms.group_statistics import (
     agnostic_step,
     even,
     fedfb_step,
-    packed,
+    from_extras,
+    to_extras,
     total,
-    unpacked,
 )
 from p2pfl.parameters import Layout, Parameters
 from p2pfl.policies.coordinated import CoordinatedFedAvg, sender, together
@@ -44,23 +44,23 @@ class Weighing(CoordinatedFedAvg):
 
     async def _train(self, me: Me) -> Parameters:
         self.began = await me.compute(CountGroups(me.params))
-        _, weights = said(self.previous, self.began, me.round)
+        _, weights = previous_weights(self.previous, self.began, me.round)
         return await me.train(epochs=self.epochs, rule=Weighted(weights))
 
     def _extras(self) -> Extras:
         assert self.began is not None
-        return packed(self.began, "losses")
+        return to_extras(self.began, "losses")
 
     def _credible(self, extras: Extras, round: int) -> bool:
         assert self.began is not None
         try:
-            said(extras, self.began, round + 1)
+            previous_weights(extras, self.began, round + 1)
         except ValueError:
             return False
         return True
 
     @abstractmethod
-    def moved(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
+    def next_weights(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
         """Return the weights for the next round.
 
         Args:
@@ -78,10 +78,10 @@ class Weighing(CoordinatedFedAvg):
             ValueError: what a submission says of its groups or the weights cannot be.
         """
         there = sorted(submissions, key=sender)
-        tallies = [unpacked(s.extras, s.n_samples) for s in there]
-        used = [said(s.previous, each, s.round) for s, each in zip(there, tallies, strict=True)]
+        tallies = [from_extras(s.extras, s.n_samples) for s in there]
+        used = [previous_weights(s.previous, each, s.round) for s, each in zip(there, tallies, strict=True)]
         number, weights = (state["number"], state["weights"]) if state else max(used, key=_number)
-        moved = self.moved(weights, total(tallies), number + 1)
+        moved = self.next_weights(weights, total(tallies), number + 1)
         sizes = {s.sender: float((own * t.counts).sum()) for s, t, (_, own) in zip(there, tallies, used, strict=True)}
         shares = fedavg(sizes) if sum(sizes.values()) else None
         extras = {"weights": moved, "number": np.array([number + 1])}
@@ -113,7 +113,7 @@ class FedFB(Weighing):
         super().__post_init__()
         check_step("alpha", self.alpha)
 
-    def moved(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
+    def next_weights(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
         return fedfb_step(weights, everyone, self.alpha / sqrt(number))
 
 
@@ -145,11 +145,11 @@ class AgnosticFair(Weighing):
         super().__post_init__()
         check_step("rate", self.rate)
 
-    def moved(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
+    def next_weights(self, weights: np.ndarray, everyone: GroupCounts, number: int) -> np.ndarray:
         return agnostic_step(weights, everyone, self.rate)
 
 
-def said(previous: Extras, tally: GroupCounts, round: int) -> tuple[int, np.ndarray]:
+def previous_weights(previous: Extras, tally: GroupCounts, round: int) -> tuple[int, np.ndarray]:
     """Return how often the weights had moved that a participant trains with in a round, and these, [2, A].
 
     Args:

@@ -37,6 +37,6 @@ class PerFedAvg(Personal):
             raise ValueError(f"lr must be 0 or more, and finite, got {self.lr}")
 
     async def round(self, me: Me, peers: Peers) -> Merge:
-        trained = await me.train(self._shared(me), epochs=self.epochs, rule=Lookahead(self.lr))
+        trained = await me.train(self._shared_values(me), epochs=self.epochs, rule=Lookahead(self.lr))
         shared, weights = await self._share(me, peers, trained)
         return Merge(await me.train(shared, rule=Descent(self.lr)), weights)

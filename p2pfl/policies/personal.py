@@ -36,7 +36,7 @@ class Personal:
     async def prepare(self, me: Me, peers: Peers) -> Merge:
         return Merge(me.params, {me.id: 1.0})
 
-    def _shared(self, me: Me) -> Parameters:
+    def _shared_values(self, me: Me) -> Parameters:
         return me.initial if self.shared is None else self.shared
 
     async def _share(self, me: Me, peers: Peers, trained: Parameters) -> tuple[Parameters, Mapping[str, float]]:
@@ -55,16 +55,16 @@ class Personal:
         return together(sorted(submissions, key=sender)), {}
 
     def state(self) -> dict[str, Any]:
-        return {"shared": packed(self.shared)}
+        return {"shared": to_bytes(self.shared)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.shared = unpacked(state["shared"])
+        self.shared = from_bytes(state["shared"])
 
 
-def packed(params: Parameters | None) -> bytes:
+def to_bytes(params: Parameters | None) -> bytes:
     """Return a model as bytes for a state; none as b""."""
     return b"" if params is None else params.tobytes()
 
 
-def unpacked(data: bytes) -> Parameters | None:
+def from_bytes(data: bytes) -> Parameters | None:
     return np.frombuffer(data, np.float32) if data else None

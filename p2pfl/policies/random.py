@@ -45,7 +45,7 @@ class Random:
     async def round(self, me: Me, peers: Peers) -> Merge:
         trained = await me.train(epochs=self.epochs)
         await peers.publish(trained)
-        chosen = peers.within_budget(self._drawn_before(peers) if self.graph == "fixed" else self._draw(me, peers))
+        chosen = peers.within_budget(self._previous_draw(peers) if self.graph == "fixed" else self._draw(me, peers))
         updates = await peers.models(chosen, stages(self.schedule, me, peers, chosen))
         merged = await merge(me, trained, updates, fedavg(samples(me, updates)))
         if self.schedule == "sequential":
@@ -59,7 +59,7 @@ class Random:
     def _draw(self, me: Me, peers: Peers) -> list[str]:
         return uniform(me.rng("peers"), self.candidates(me, peers), me.budget.cap(self.neighbours))
 
-    def _drawn_before(self, peers: Peers) -> list[str]:
+    def _previous_draw(self, peers: Peers) -> list[str]:
         there = set(peers.ids)
         return [id for id in self.drawn if id in there]
 

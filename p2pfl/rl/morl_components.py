@@ -35,7 +35,7 @@ def layout(id: str, settings: DQN | DDPG) -> Layout:
 def initial(id: str, settings: DQN | DDPG, seed: int) -> Parameters:
     """Return the networks that a federation of this seed starts from."""
     online = online_networks(_fresh(id, settings, federation_draws(seed).torch_seed(0, "initial model")))
-    return flattened(dict(online.named_parameters()), layout(id, settings))
+    return flatten_tensors(dict(online.named_parameters()), layout(id, settings))
 
 
 def _fresh(id: str, settings: DQN | DDPG, seed: int) -> OffPolicyAlgorithm:
@@ -110,7 +110,7 @@ def optimizers_of(algorithm: Any) -> dict[str, torch.optim.Optimizer]:
     return {"actor": algorithm.actor.optimizer, "critic": algorithm.critic.optimizer}
 
 
-def flattened(tensors: Mapping[str, Tensor], layout: Layout) -> Parameters:
+def flatten_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> Parameters:
     """Return tensors by name as one flat vector."""
     return layout.flatten({name: tensors[name].detach().cpu().numpy() for name, _ in layout.shapes})
 

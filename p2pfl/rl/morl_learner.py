@@ -25,7 +25,7 @@ from p2pfl.queries import Train
 from p2pfl.random_streams import RandomStreams
 from p2pfl.rl.evaluation import JudgedByReturns
 from p2pfl.rl.morl_components import (
-    flattened,
+    flatten_tensors,
     layout,
     make_algorithm,
     make_environment,
@@ -68,7 +68,7 @@ class MorlLearner(JudgedByReturns):
             query: its `proximal`, (mu, anchor), adds mu (w - anchor) to every gradient, after it was clipped.
         """
         algorithm, steps = self._algorithm, query.epochs * self.task.steps
-        with own_randomness(), self._pulled(query.proximal):
+        with own_randomness(), self._add_proximal_term(query.proximal):
             self._load(query.params)
             if not algorithm.num_timesteps:  # stable-baselines3 made the target network of its own initial values
                 target_networks(algorithm).load_state_dict(online_networks(algorithm).state_dict())
@@ -80,7 +80,7 @@ class MorlLearner(JudgedByReturns):
                 algorithm.exploration_schedule = self._exploration(query.round, steps)
                 algorithm.exploration_rate = algorithm.exploration_schedule(1.0)
             algorithm.learn(steps, reset_num_timesteps=False)
-        trained = flattened(self._tensors, self._layout)
+        trained = flatten_tensors(self._tensors, self._layout)
         if not np.isfinite(trained).all():
             raise DivergenceError(self.draws.name, query.round)
         return trained
@@ -167,7 +167,7 @@ class MorlLearner(JudgedByReturns):
         return chance
 
     @contextmanager
-    def _pulled(self, proximal: tuple[float, Parameters] | None) -> Iterator[None]:
+    def _add_proximal_term(self, proximal: tuple[float, Parameters] | None) -> Iterator[None]:
         """Add FedProx's term to the gradients meanwhile."""
         with ExitStack() as close:
             if proximal is not None:

@@ -21,7 +21,7 @@ def free_memory() -> int | None:
     It is the least of what the machine has, of what each control group leaves, and of the limit of `ulimit -v`.
     """
     found = [number * 1024 for number in _numbers("/proc/meminfo", "MemAvailable:")]
-    found += [*_left_by_groups(), *_left_by_ulimit()]
+    found += [*_cgroup_headroom(), *_ulimit_headroom()]
     return min(found, default=None)
 
 
@@ -42,7 +42,7 @@ def status(key: str) -> int:
     return next((number * 1024 for number in _numbers("/proc/self/status", key)), 0)
 
 
-def _left_by_groups() -> Iterator[int]:
+def _cgroup_headroom() -> Iterator[int]:
     """Yield what each control group that this process is in leaves of its limit."""
     for line in _lines("/proc/self/cgroup"):
         number, _, rest = line.partition(":")
@@ -62,7 +62,7 @@ def _left_by_groups() -> Iterator[int]:
                 yield max(0, int(most[0]) - int(taken[0]) + gives_way)
 
 
-def _left_by_ulimit() -> Iterator[int]:
+def _ulimit_headroom() -> Iterator[int]:
     try:
         from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
     except ImportError:  # not on Windows

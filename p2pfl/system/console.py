@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(WRONG_USAGE)
 
 
-def guarded(command: Callable[[], int]) -> int:
+def run_command(command: Callable[[], int]) -> int:
     """Run a command; turn errors that the user can correct into one line on standard error and an exit code."""
     try:
         return command()

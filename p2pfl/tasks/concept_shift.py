@@ -55,8 +55,8 @@ def concept_shift(
     return regression(
         lambda: nn.Linear(dimensions, 1),
         own,
-        _shared(seed, cluster, "validation", validation, dimensions=dimensions, noise=noise),
-        _shared(seed, cluster, "test", test, dimensions=dimensions, noise=noise),
+        _draw_held_out(seed, cluster, "validation", validation, dimensions=dimensions, noise=noise),
+        _draw_held_out(seed, cluster, "test", test, dimensions=dimensions, noise=noise),
         optimizer=SGD(lr),
         batch_size=batch_size,
         public_info={"group": cluster},
@@ -64,7 +64,7 @@ def concept_shift(
 
 
 @lru_cache(maxsize=64)
-def _shared(seed: int, cluster: int, split: str, n: int, *, dimensions: int, noise: float) -> Arrays:
+def _draw_held_out(seed: int, cluster: int, split: str, n: int, *, dimensions: int, noise: float) -> Arrays:
     """The validation or test set of a cluster: one pair of tensors, so that it is held once for all of its nodes."""
     draws = RandomStreams(seed, f"concept-shift/{cluster}")
     theta = draws.generator(0, "theta").uniform(-10, 10, dimensions)

@@ -122,7 +122,7 @@ def fairness(
     )
     losses = FairLosses(pool.counts, measure, kind, sharpness, share)
     steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
-    losses = _divided(pool, losses, tuple(widths), seed) if normalise else losses
+    losses = _normalise(pool, losses, tuple(widths), seed) if normalise else losses
     attributes = tuple(attribute.name for attribute in pool.attributes)
     objectives = ("accuracy_loss", *(f"unfairness_{name}" for name in attributes))
     point, group = preference_of(part, seed, len(objectives), preference, preferences)
@@ -267,7 +267,7 @@ def _source(
 
 
 @lru_cache(maxsize=8)
-def _divided(pool: Pool, losses: FairLosses, widths: tuple[int, ...], seed: int) -> FairLosses:
+def _normalise(pool: Pool, losses: FairLosses, widths: tuple[int, ...], seed: int) -> FairLosses:
     """Return losses that are 1 for the initial model, on all nodes' training samples together."""
     samples = pool.of(pool.trained)
     module = _initial(pool.features, widths, seed)

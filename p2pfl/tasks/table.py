@@ -119,11 +119,11 @@ def _read_npz(path: Path, classes: int, features: int) -> dict[Split, Arrays]:
         for name in (x_name, y_name):
             if name not in arrays:
                 raise ConfigurationError(f"{path} has no array {name}")
-        splits[split] = _checked(path, arrays, (x_name, y_name), classes, features)
+        splits[split] = _validate(path, arrays, (x_name, y_name), classes, features)
     return splits
 
 
-def _checked(
+def _validate(
     path: Path, arrays: Mapping[str, np.ndarray], names: tuple[str, str], classes: int, features: int
 ) -> tuple[np.ndarray, np.ndarray]:
     x_name, y_name = names
@@ -142,7 +142,7 @@ def _checked(
         raise ConfigurationError(f"{path}: {x_name}[{bad[0]}] has a value that is not finite, or too large for float32")
     bad = np.flatnonzero(~_is_label(y, classes))
     if len(bad):
-        raise ConfigurationError(f"{path}: {y_name}[{bad[0]}] is {y[bad[0]]}, {_expected(classes)}")
+        raise ConfigurationError(f"{path}: {y_name}[{bad[0]}] is {y[bad[0]]}, {_label_error(classes)}")
     return x, y.astype(np.int64)
 
 
@@ -150,7 +150,7 @@ def _is_label(y: Any, classes: int) -> Any:
     return (y >= 0) & (y < classes) & (y == np.floor(y))
 
 
-def _expected(classes: int) -> str:
+def _label_error(classes: int) -> str:
     return f"a label must be a whole number from 0 to {classes - 1} (task.classes is {classes})"
 
 
@@ -169,7 +169,7 @@ def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
                     label = values.pop(column)
                     if not _is_label(label, classes):
                         raise ConfigurationError(
-                            f"{path}, line {lines.line_num}: {header[column]} is {label:g}, {_expected(classes)}"
+                            f"{path}, line {lines.line_num}: {header[column]} is {label:g}, {_label_error(classes)}"
                         )
                     x.extend(values)
                     y.append(int(label))

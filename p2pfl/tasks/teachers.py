@@ -69,7 +69,7 @@ def teachers(
         lambda: nn.Sequential(nn.Linear(INPUTS * teachers, hidden), nn.Tanh(), nn.Linear(hidden, 1)),
         _draw(own.generator(0, "train"), seed, teachers, samples, noise),
         _draw(own.generator(0, "validation"), seed, teachers, validation, noise) if validation else None,
-        _shared(seed, teachers, test, noise) if test else None,
+        _draw_test_set(seed, teachers, test, noise) if test else None,
         objectives=_objectives(teachers, scalarisation),
         preference=point,
         group=group,
@@ -95,13 +95,13 @@ def _objectives(teachers: int, table: Mapping[str, Any] | None) -> Objectives:
 
 
 @lru_cache(maxsize=4)
-def _shared(seed: int, teachers: int, test: int, noise: float) -> Arrays:
+def _draw_test_set(seed: int, teachers: int, test: int, noise: float) -> Arrays:
     """The test set: one pair of tensors, so that it is held once for all nodes."""
     return _draw(RandomStreams(seed, "teachers").generator(0, "test"), seed, teachers, test, noise)
 
 
 @lru_cache(maxsize=4)
-def _made(seed: int, teachers: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_teachers(seed: int, teachers: int) -> tuple[np.ndarray, np.ndarray]:
     """Return A [m, 3m, 6] and b [m, 6]."""
     rng = RandomStreams(seed, "teachers").generator(0, "teachers")
     first = np.zeros((teachers, INPUTS * teachers, UNITS))
@@ -111,7 +111,7 @@ def _made(seed: int, teachers: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _draw(rng: np.random.Generator, seed: int, teachers: int, n: int, noise: float) -> Arrays:
-    first, second = _made(seed, teachers)
+    first, second = _draw_teachers(seed, teachers)
     x = rng.normal(0, 1, (n, INPUTS * teachers))
     hidden = np.tanh(1.5 / sqrt(INPUTS * teachers) * np.einsum("ni,jiu->jnu", x, first))
     y = np.einsum("jnu,ju->nj", hidden, second) + rng.normal(0, noise, (n, teachers))

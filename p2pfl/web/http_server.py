@@ -114,7 +114,7 @@ class PageServer:
         """Number of open connections, while the server runs."""
         return len(self._handler.connections)
 
-    async def failed(self) -> None:
+    async def wait_until_failed(self) -> None:
         """Wait until the server fails, and raise its error."""
         await asyncio.wait([self._sweeper])
         self._sweeper.result()

@@ -97,7 +97,7 @@ def interface_networks() -> list[Network]:
     return found
 
 
-def announced(listening: Iterable[str], local: Iterable[str]) -> list[str]:
+def addresses_to_announce(listening: Iterable[str], local: Iterable[str]) -> list[str]:
     """Return the IP addresses to announce of a machine that has `local`.
 
     "0.0.0.0" and "::" are all of their kind but loopback. Scopes are left out: they mean nothing elsewhere.
@@ -159,7 +159,7 @@ class MdnsFinder:
         self._found = found
         self._task = asyncio.create_task(self._keep_on(), name="looks for nodes on the local network")
 
-    async def failed(self) -> None:
+    async def wait_until_failed(self) -> None:
         """Wait until the search has ended with an error that is none of the network, and raise it."""
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -191,7 +191,7 @@ class MdnsFinder:
             OSError, zeroconf.Error: there is no network, or none with multicast.
         """
         local = interface_hosts()
-        hosts = announced(self._addresses, local)
+        hosts = addresses_to_announce(self._addresses, local)
         if not hosts:
             raise OSError("no network is connected")
         loopback = all(map(is_loopback, hosts))
@@ -236,7 +236,7 @@ class MdnsFinder:
         """Ask who is there, with a browser that is told first what was heard before, and is done after a minute."""
 
         def changed(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-            self._changed(zeroconf, look_ups, name, state_change is ServiceStateChange.Removed)
+            self._on_service_change(zeroconf, look_ups, name, state_change is ServiceStateChange.Removed)
 
         browser = AsyncServiceBrowser(zeroconf, SERVICE, handlers=[changed])
         try:
@@ -244,13 +244,13 @@ class MdnsFinder:
         finally:
             await browser.async_cancel()
 
-    def _changed(self, zeroconf: Zeroconf, look_ups: TaskGroup, name: str, removed: bool) -> None:
+    def _on_service_change(self, zeroconf: Zeroconf, look_ups: TaskGroup, name: str, removed: bool) -> None:
         """A service has come, changed or gone."""
         if removed:
             task = self._services.pop(name, None)
             if task is not None:
                 task.cancel()
-        elif not self._wanted(name) or (name not in self._services and len(self._services) >= MAX_SERVICES):
+        elif not self._may_be_member(name) or (name not in self._services and len(self._services) >= MAX_SERVICES):
             # zeroconf repeats what it has cached in each of its questions. These would make them long; and one name that
             # cannot be sent again, as those that are not valid UTF-8, would silence it.
             pointers = [
@@ -262,7 +262,7 @@ class MdnsFinder:
             if task is None or task.done():
                 self._services[name] = look_ups.create_task(self._look_up(zeroconf, name))
 
-    def _wanted(self, name: str) -> bool:
+    def _may_be_member(self, name: str) -> bool:
         """Return whether a service may be a member of the federation."""
         node = self._names.fullmatch(name)
         return node is not None and (name == self._own_name or self._expected(bytes.fromhex(node[1])))

@@ -158,14 +158,14 @@ class Election(Voter):
             match message:
                 case m.Vote():
                     self._expect_eligible(sender)
-                    self._asked(sender, term, message.trial, now)
+                    self._on_request(sender, term, message.trial, now)
                 case m.Voted():
-                    self._voted(sender, term, message, now)
+                    self._on_vote(sender, term, message, now)
                 case m.Leading():
                     self._expect_eligible(sender)
                     self._led(sender, term, message.beat, now)
                 case m.Following():
-                    self._followed(sender, term, message.beat, now)
+                    self._on_follow(sender, term, message.beat, now)
         return self._step(before)
 
     def change(self, electorate: Electorate, now: float) -> Step:
@@ -229,7 +229,7 @@ class Election(Voter):
             else:
                 self._lead(now)
 
-    def _voted(self, sender: str, term: Term, answer: m.Voted, now: float) -> None:
+    def _on_vote(self, sender: str, term: Term, answer: m.Voted, now: float) -> None:
         if not answer.granted and term > self.term:
             if self.role in ("standing", "candidate"):  # else nobody has asked
                 self._adopt(term, now)
@@ -287,7 +287,7 @@ class Election(Voter):
         self._timer = now + self._wait()
         self._send.append((sender, m.Following(term.epoch, term.number, beat)))
 
-    def _followed(self, sender: str, term: Term, beat: int, now: float) -> None:
+    def _on_follow(self, sender: str, term: Term, beat: int, now: float) -> None:
         if term > self.term:
             self._adopt(term, now)
         elif term == self.term and self.role == "coordinator":

@@ -82,11 +82,11 @@ class Voter:
 
     # Votes
 
-    def _bound(self, candidate: str, now: float) -> bool:
+    def _has_promised(self, candidate: str, now: float) -> bool:
         """Return whether this node has promised to support no such candidate now."""
         return self.leads(now) or (now < self._promised_until and self._promised_to != candidate)
 
-    def _asked(self, sender: str, term: Term, trial: bool, now: float) -> None:
+    def _on_request(self, sender: str, term: Term, trial: bool, now: float) -> None:
         granted = self._would_grant(sender, term, now) if trial else self._grant(sender, term, now)
         told = term if granted else self.term
         self._send.append((sender, m.Voted(told.epoch, told.number, trial, granted)))
@@ -97,10 +97,10 @@ class Voter:
     def _would_grant(self, sender: str, term: Term, now: float) -> bool:
         order = self.electorate.eligible
         rival = self.role == "standing" and order.index(self.me) < order.index(sender)
-        return term > self.term and not self._bound(sender, now) and not rival
+        return term > self.term and not self._has_promised(sender, now) and not rival
 
     def _grant(self, sender: str, term: Term, now: float) -> bool:
-        if self._stale(term) or self._bound(sender, now):
+        if self._stale(term) or self._has_promised(sender, now):
             return False
         if term > self.term:
             self._adopt(term, now)

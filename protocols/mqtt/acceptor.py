@@ -32,7 +32,7 @@ class LinkAcceptor:
             return
         link = table.links.get(opening.id)
         if link is not None:
-            link.opened_again(packet)
+            link.repeat_answer(packet)
             return
         if not self._limits.may_verify(sender):
             table.refused("too often", f"too many dials in the name of {key_name(sender)}")

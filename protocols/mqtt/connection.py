@@ -95,16 +95,16 @@ class BrokerConnection:
                 return
             except TransportError as error:
                 self._using = False
-                if self._ended(str(error), on_end):
+                if self._record_end(str(error), on_end):
                     pause = FIRST_PAUSE
             except Exception as error:
                 self._using = False
-                self._ended(f"the link with the broker at {self._bus.name} has failed: {type(error).__name__}", on_end)
+                self._record_end(f"the link with the broker at {self._bus.name} has failed: {type(error).__name__}", on_end)
                 raise
             await asyncio.sleep(pause * self._uniform(0.75, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _ended(self, reason: str, on_end: Callable[[], None]) -> bool:
+    def _record_end(self, reason: str, on_end: Callable[[], None]) -> bool:
         """Note why there is no connection; return whether the last one had stood for some time."""
         stood = asyncio.get_running_loop().time() - self._since >= STOOD
         made = self._since < inf

@@ -72,7 +72,7 @@ class DeliveryMonitor:
         """Return whether the content of a packet to this node is that of the newest one."""
         return echo == self._expected
 
-    def arrived(self, topic: str) -> bool:
+    def record_arrival(self, topic: str) -> bool:
         """Note that something came back; return whether everything has."""
         self.awaited.discard(topic)
         if self.awaited or not self._asked:

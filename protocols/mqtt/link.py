@@ -131,9 +131,9 @@ class MqttLink:
         self._opening, self._answer = opening, answer
         self._expire(CONFIRMATION, "has not confirmed its dialling")
         self._owner.enter(self)
-        self.opened_again(opening)
+        self.repeat_answer(opening)
 
-    def opened_again(self, opening: bytes) -> None:
+    def repeat_answer(self, opening: bytes) -> None:
         """Repeat the answer, if it was this link's: the first one may have been lost."""
         if opening == self._opening and not self.proven:
             self._owner.bus.publish(self._inbox, self._answer)

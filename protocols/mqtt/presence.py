@@ -57,7 +57,7 @@ class Directory:
         known = self._known.get(key)
         return known is not None and known.online
 
-    def gone(self, key: bytes) -> None:
+    def mark_gone(self, key: bytes) -> None:
         """Note that a member may not be there, until it says that it is."""
         known = self._known.get(key)
         if known is not None:

@@ -148,5 +148,5 @@ class PresenceObserver:
         """Take in that the broker takes the one who has `key` for gone."""
         known = key != self._own and not self._gate.refusal(key)
         if known and self._hints.take(key, asyncio.get_running_loop().time()):
-            self._directory.gone(key)
+            self._directory.mark_gone(key)
             self._hinted(key)

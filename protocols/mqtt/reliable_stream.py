@@ -138,11 +138,11 @@ class ReliableStream:
                 sent.due, sent.again, sent.when = False, True, now
                 return sent.packet
         if len(self._sent) < int(self._window) and self._outgoing and self._next_out < self._unacknowledged + WINDOW:
-            return self._cut(now)
+            return self._next_frame(now)
         return None
 
-    def _cut(self, now: float) -> bytes:
-        size, index, chunk, length = self._outgoing.cut()
+    def _next_frame(self, now: float) -> bytes:
+        size, index, chunk, length = self._outgoing.next_chunk()
         header = DATA_HEADER.pack(DATA_PACKET, self.id, self._next_out, size, index)
         packet = header + self._sealing.seal(DATA, self._next_out, chunk, header)
         if not self._sent:
@@ -235,9 +235,9 @@ class ReliableStream:
         flags, missing, came = CONTROL_CONTENT.unpack(content)
         self._owes |= bool(flags & _PING)
         self.ended |= bool(flags & _CLOSE)
-        self._acknowledged(missing, came, now)
+        self._on_acknowledgement(missing, came, now)
 
-    def _acknowledged(self, missing: int, came: int, now: float) -> None:
+    def _on_acknowledgement(self, missing: int, came: int, now: float) -> None:
         new = [n for n in self._sent if n < missing or (n > missing and came >> (n - missing - 1) & 1)]
         if not new:
             return
@@ -245,7 +245,7 @@ class ReliableStream:
             sent = self._sent.pop(number)
             self.backlog -= sent.size
             if not sent.again:
-                self._measured(now - sent.when)
+                self._update_round_trip(now - sent.when)
         self._unacknowledged = min(self._sent, default=self._next_out)
         self._window = min(self._window + len(new), WINDOW)
         self._progress = now
@@ -253,7 +253,7 @@ class ReliableStream:
             if number + OVERTAKEN <= new[-1] and not sent.again:
                 sent.due = True
 
-    def _measured(self, seconds: float) -> None:
+    def _update_round_trip(self, seconds: float) -> None:
         """Learn how long an acknowledgement takes (RFC 6298)."""
         if self._round_trip is None:
             self._round_trip, self._deviation = seconds, seconds / 2
@@ -319,7 +319,7 @@ class _Outgoing:
         self._frames.append((size, views))
         return size
 
-    def cut(self) -> tuple[int, int, Part, int]:
+    def next_chunk(self) -> tuple[int, int, Part, int]:
         """Return the first frame's size, and of its next chunk the index, the content to be sealed, and the length."""
         size, views = self._frames[0]
         length = min(CHUNK, self._left)

@@ -134,7 +134,7 @@ class MqttTransport:
     async def listen(self, handler: Handler) -> None:
         """Begin to connect with the broker, and to accept links; `problem` tells whether it answers."""
         self._table.use(handler)
-        self._connection.start(self, self._disconnected, self._keep)
+        self._connection.start(self, self._on_disconnect, self._keep)
 
     async def dial(self, address: str, key: bytes, joining: bool = False) -> MqttLink:
         self._table.handler  # noqa: B018 (raises)
@@ -170,7 +170,7 @@ class MqttTransport:
         self._delivery.start(self._announcer.refresh)
         self._table.resume()
 
-    def _disconnected(self) -> None:
+    def _on_disconnect(self) -> None:
         self._delivery.stop()
         self._table.pause()
 
@@ -209,7 +209,7 @@ class MqttTransport:
             if kind == ECHO_PACKET and self._delivery.is_newest(content[1:]):
                 self._came_back(self.topics.echo)
         elif kind in (DATA_PACKET, CONTROL_PACKET):
-            self._sealed(sender, content)
+            self._on_sealed_packet(sender, content)
         elif kind == OPENING_PACKET:
             self._acceptor.accept(sender, content[1:])
         elif kind == ANSWER_PACKET:
@@ -221,7 +221,7 @@ class MqttTransport:
         else:
             self._table.refused("malformed", f"{key_name(sender)}: a packet of kind {kind}")
 
-    def _sealed(self, sender: bytes, content: bytes) -> None:
+    def _on_sealed_packet(self, sender: bytes, content: bytes) -> None:
         id = content[1:17]
         link = self.links.get(id)
         if link is not None and link.key == sender:
@@ -234,7 +234,7 @@ class MqttTransport:
 
     def _came_back(self, topic: str) -> None:
         """Note that something came back that this node had published."""
-        if self._delivery.arrived(topic) and self._connection.confirm():
+        if self._delivery.record_arrival(topic) and self._connection.confirm():
             self._problem.set(self._delivery.denied)
 
     def _why_silent(self, key: bytes) -> str:

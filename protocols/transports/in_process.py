@@ -130,7 +130,7 @@ class MemoryLink:
     def receive(self, frame: memoryview | None) -> None:
         """Take in a frame from the other end, or (None) the news that it was closed."""
         if frame is None:
-            self._lost()
+            self._on_loss()
         elif self._open and self._transport.handler is not None:
             self._transport.handler.received(self, frame)
 
@@ -143,7 +143,7 @@ class MemoryLink:
             # The other side learns of it after what is still on its way, as it would from a socket.
             self._transport.network.deliver(self, None)
 
-    def _lost(self) -> None:
+    def _on_loss(self) -> None:
         if self._open:
             self._end()
             if self._transport.handler is not None:

@@ -53,7 +53,7 @@ class Listener:
         Raises:
             OSError: that cannot be done.
         """
-        self.sockets = await _bound(host, port)
+        self.sockets = await _bind(host, port)
 
     def close(self) -> None:
         for listening in self.sockets:
@@ -106,7 +106,7 @@ class Listener:
         return True
 
 
-async def _bound(host: str, port: int) -> list[socket.socket]:
+async def _bind(host: str, port: int) -> list[socket.socket]:
     """Return listening sockets: one for a host, and for none one for each of IPv4 and IPv6, if the machine has it."""
     loop = asyncio.get_running_loop()
     sockets: list[socket.socket] = []

@@ -75,7 +75,7 @@ class TlsTransport:
         self._clock = clock
         self._receptions: dict[bytes, Reception[TlsLink]] = {}
         self._look = Timer()
-        self._listener = Listener(self._accept, self._dropped, clock)
+        self._listener = Listener(self._accept, self._count_dropped, clock)
         self._accepting = server_context(identity, self.certificate)
         self._dialling = client_context()
         self._handler: Handler | None = None
@@ -163,7 +163,7 @@ class TlsTransport:
         beginning.add_done_callback(lambda task: connection.close() if task.cancelled() else None)
         link.accepted(remote, host, beginning)
 
-    def _dropped(self, remote: str) -> None:
+    def _count_dropped(self, remote: str) -> None:
         self.handler.refused("too many connections", f"{remote} connects too often")
 
     async def _begin_tls(self, link: TlsLink, connection: socket.socket) -> None:

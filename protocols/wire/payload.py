@@ -44,7 +44,7 @@ def encode_extras(extras: Mapping[str, np.ndarray]) -> bytes:
     Raises:
         ValueError: a dtype other than float32, float64, int64 and uint64, or more bytes than EXTRAS_LIMIT.
     """
-    return limited(msgspec.msgpack.encode(pack(extras))) if extras else b""
+    return check_size(msgspec.msgpack.encode(pack(extras))) if extras else b""
 
 
 def pack(extras: Mapping[str, np.ndarray]) -> Arrays:
@@ -62,7 +62,7 @@ def pack(extras: Mapping[str, np.ndarray]) -> Arrays:
     return arrays
 
 
-def limited(encoded: bytes) -> bytes:
+def check_size(encoded: bytes) -> bytes:
     """Return what follows the parameters, or raise ValueError if it is more than EXTRAS_LIMIT bytes."""
     if len(encoded) > EXTRAS_LIMIT:
         raise ValueError(f"extras of {len(encoded)} bytes, at most {EXTRAS_LIMIT} are allowed")

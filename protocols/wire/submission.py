@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.wire.messages import Finite, Name
-from p2pfl.protocols.wire.payload import Arrays, check_finite, decode_model, decode_rest, limited, pack, unpack
+from p2pfl.protocols.wire.payload import Arrays, check_finite, check_size, decode_model, decode_rest, pack, unpack
 
 _Arrays = Mapping[str, np.ndarray]
 _Weights = Annotated[list[tuple[Name, Finite]], Meta(max_length=2**16)]
@@ -49,7 +49,7 @@ def encode_submission(extras: _Arrays, previous: _Arrays) -> bytes:
     Raises:
         ValueError: as of p2pfl.protocols.wire.payload.encode_extras.
     """
-    return limited(msgspec.msgpack.encode((pack(extras), pack(previous)))) if extras or previous else b""
+    return check_size(msgspec.msgpack.encode((pack(extras), pack(previous)))) if extras or previous else b""
 
 
 def encode_assignment(weights: Mapping[str, float], extras: _Arrays) -> bytes:
@@ -58,7 +58,7 @@ def encode_assignment(weights: Mapping[str, float], extras: _Arrays) -> bytes:
     Raises:
         ValueError: as of p2pfl.protocols.wire.payload.encode_extras.
     """
-    return limited(msgspec.msgpack.encode(([(name, float(w)) for name, w in weights.items()], pack(extras))))
+    return check_size(msgspec.msgpack.encode(([(name, float(w)) for name, w in weights.items()], pack(extras))))
 
 
 def decode_submission(payload: bytes | memoryview, size: int, start: bool) -> Submitted:

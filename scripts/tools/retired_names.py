@@ -163,8 +163,8 @@ class Search:
         match element:
             case ast.Attribute(attr=name) | ast.keyword(arg=str(name)) if name in api.attributes:
                 yield "attributes", name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in api.functions:
-                yield "functions", name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name.lstrip("_") in api.functions:
+                yield "functions", name.lstrip("_")
             case ast.ClassDef(name=owner):
                 for name in _members(element):
                     if name in api.attributes:

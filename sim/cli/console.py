@@ -96,7 +96,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
         if reference:
             compared += _against(row["against"])[: 1 + times]
         if "target" in summary:
-            compared += _reached(row["reached"], row["seeds"])
+            compared += _format_target(row["reached"], row["seeds"])
         compared += [number(row.get("extra_metrics", {}).get(name)) for name in also]
         compared += of_groups + [number(row.get("objectives", {}).get(name)) for name in measures]
         compared += _clusters(row.get("clusters"), row["seeds"]) if clustered else []
@@ -143,7 +143,7 @@ def _against(compared: Mapping[str, Any]) -> list[str]:
     return [f"{compared['difference']:+.3f}", "" if times is None else f"{times:.2f}"]
 
 
-def _reached(costs: Mapping[str, Any] | None, seeds: int) -> list[str]:
+def _format_target(costs: Mapping[str, Any] | None, seeds: int) -> list[str]:
     """What it took to reach the target, where all seeds did; else how many did."""
     if costs is None or costs["seeds"] < seeds:
         return [f"by {costs['seeds']} of {seeds}" if costs else "never", "", ""]

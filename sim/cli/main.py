@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from p2pfl._version import __version__
 from p2pfl.sim.cli import data, reproduce
 from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
-from p2pfl.system.console import Parser, guarded
+from p2pfl.system.console import Parser, run_command
 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import Scenario
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted."""
-    return guarded(lambda: _main(arguments))
+    return run_command(lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -150,20 +150,20 @@ def _add_topology(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from p2pfl.sim.scenario.scenario import load, shipped
+    from p2pfl.sim.scenario.scenario import load, shipped_scenarios
 
-    files = [load(name) for name in shipped()]
+    files = [load(name) for name in shipped_scenarios()]
     if options.json:
         print(json.dumps({file.name: {"description": file.description, "runs": len(file.runs)} for file in files}))
         return 0
     for file in files:
         first = file.runs[0]
-        print(f"{file.name}: {len(file.runs)} runs of {first.nodes} nodes, {first.rounds} rounds{_searched(first)}")
+        print(f"{file.name}: {len(file.runs)} runs of {first.nodes} nodes, {first.rounds} rounds{_describe_search(first)}")
         print(f"    {' '.join(file.description.split())}")
     return 0
 
 
-def _searched(run: Scenario) -> str:
+def _describe_search(run: Scenario) -> str:
     """Return words for a run that is made for the command `pareto`; "" for others."""
     return "" if run.search is None else f" for each of {run.search.iterations * run.search.samples} candidates (pareto)"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from p2pfl.sim.cli.console import print_whole, progress
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
-from p2pfl.sim.execution.resume import kept
+from p2pfl.sim.execution.resume import explain_resume
 from p2pfl.sim.execution.runner import check_all, processes_of
 from p2pfl.sim.formatting import number, of_paper
 from p2pfl.sim.pareto import results as pareto_results
@@ -33,7 +33,7 @@ def pareto_command(options: argparse.Namespace) -> int:
     out = folder_of(options, file.name)
     searches = begin(file, processes_of("process", options.workers), not options.ignore_memory)
     candidates = Candidates(out, file)
-    with kept(candidates, sum(search.total for search in searches), "pareto", "candidates"):
+    with explain_resume(candidates, sum(search.total for search in searches), "pareto", "candidates"):
         total = sum(search.total * search.scenario.nodes * search.scenario.rounds for search in searches)
         with progress(total, options.json, _line) as (advance, show):
             search_all(searches, file.path, candidates, workers=options.workers, progress=advance, iterated=show)

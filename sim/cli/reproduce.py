@@ -120,7 +120,7 @@ def _reproduce(options: argparse.Namespace, command: Command) -> int:
     if not book.exists():
         print(f"no measured figures: {book} does not exist; they are part of the repository", file=sys.stderr)
     if options.json:
-        print(json.dumps({"scenarios": [catalogue.told(entry) for entry in found]}))
+        print(json.dumps({"scenarios": [catalogue.to_dict(entry) for entry in found]}))
     elif options.markdown:
         print(catalogue.markdown(found))
     else:
@@ -176,7 +176,10 @@ def run(file: ScenarioFile, form: str, out: Path, command: Command, *, quiet: bo
     folder = out / f"{file.name}-{form}"
     try:
         if not (folder / SUMMARY).exists():
-            with redirect_stdout(StringIO()) if quiet else nullcontext(), _timed(outcome, load(file.name, [f"form={form}"])):
+            with (
+                redirect_stdout(StringIO()) if quiet else nullcontext(),
+                _measure_time(outcome, load(file.name, [f"form={form}"])),
+            ):
                 _carry_out(file, form, folder, command, quiet)
         _judge(outcome, file, folder)
     except Exception as error:  # one that cannot be run keeps none of the others from it
@@ -218,7 +221,7 @@ def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
 
 
 @contextmanager
-def _timed(outcome: Outcome, file: ScenarioFile) -> Iterator[None]:
+def _measure_time(outcome: Outcome, file: ScenarioFile) -> Iterator[None]:
     """Take the seconds of processor time, shared out over the processes; what other programs take does not count."""
     from p2pfl.sim.execution.runner import processes_of
 

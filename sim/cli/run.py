@@ -17,7 +17,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.console import line_of, print_table, progress
 from p2pfl.sim.cli.options import check_workers, folder_of, interrupt_on_sigterm, scenario_of, words_of_end
 from p2pfl.sim.execution.forecast import forecast
-from p2pfl.sim.execution.resume import Parts, kept
+from p2pfl.sim.execution.resume import Parts, explain_resume
 from p2pfl.sim.execution.runner import Listener, check_all, processes_of, run_all
 from p2pfl.sim.report.insights import findings
 from p2pfl.sim.results import results
@@ -112,7 +112,7 @@ def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecas
     from p2pfl.sim.report.write import try_write_report  # not loaded before the workers start
 
     parts = Parts(out, file)
-    with kept(parts, len(jobs_of(file)), options.command):
+    with explain_resume(parts, len(jobs_of(file)), options.command):
         done, recomputed = parts.load()
         if forecasts:
             _print_forecast(options, file, done)

@@ -188,10 +188,10 @@ def _work(pipe: Connection, path: Sequence[str]) -> None:
     import p2pfl.sim.simulation.simulation  # noqa: F401  what it takes to load it is not of the first run
 
     pipe.send(None)
-    answer(pipe, lambda job: _tried(job, pipe))
+    answer(pipe, lambda job: _try_run(job, pipe))
 
 
-def _tried(job: Scenario, pipe: Connection) -> tuple[int, float]:
+def _try_run(job: Scenario, pipe: Connection) -> tuple[int, float]:
     """Return the bytes that the process took at most, and the models that were aggregated in a round."""
     from p2pfl.sim.simulation.simulation import Simulation
 

@@ -135,9 +135,9 @@ class Parts(Unfinished):
             digest(self._jobs[number]),
             json.dumps(result.summary),
             result.notes,
-            _packed(result.rounds),
-            _packed(result.edges),
-            {name: _packed(table) for name, table in result.more.items()},
+            _pack(result.rounds),
+            _pack(result.edges),
+            {name: _pack(table) for name, table in result.more.items()},
         )
         self.write(number, _MAGIC, part)
 
@@ -155,15 +155,15 @@ class Parts(Unfinished):
             if part.job != digest(job):
                 notes.append(f"{job.name}, seed {job.seed} was computed again: the scenario or the program has changed")
                 continue
-            more = {name: _unpacked(table) for name, table in part.more.items()}
-            rounds, edges = _unpacked(part.rounds), _unpacked(part.edges)
+            more = {name: _unpack(table) for name, table in part.more.items()}
+            rounds, edges = _unpack(part.rounds), _unpack(part.edges)
             results[number] = Result(json.loads(part.summary), rounds, edges, part.notes, more)
         self.done = len(results)
         return results, notes
 
 
 @contextmanager
-def kept(parts: Unfinished, total: int, command: str, what: str = "runs") -> Iterator[None]:
+def explain_resume(parts: Unfinished, total: int, command: str, what: str = "runs") -> Iterator[None]:
     """If this block ends early, print how to resume, or leave no folder if nothing is finished.
 
     Args:
@@ -215,9 +215,9 @@ def digest(job: Scenario) -> bytes:
     return sha256(__version__.encode() + b"\0" + msgspec.msgpack.encode(job, order="deterministic")).digest()
 
 
-def _packed(table: Table) -> _Columns:
+def _pack(table: Table) -> _Columns:
     return {name: (column.dtype.str, column.tobytes()) for name, column in table.items()}
 
 
-def _unpacked(columns: Mapping[str, tuple[str, bytes]]) -> Table:
+def _unpack(columns: Mapping[str, tuple[str, bytes]]) -> Table:
     return {name: np.frombuffer(data, kind) for name, (kind, data) in columns.items()}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.execution.memory_estimate import check_model, check_runs
 from p2pfl.sim.execution.snapshots import Snapshot, SnapshotCollector
-from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side, named
+from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side, name_errors
 from p2pfl.sim.results.results import Result, result_of
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.sim.simulation.plan import check
@@ -171,7 +171,7 @@ def _run_one(job: Scenario, workers: int, tell: Callable[[Any], None], explain: 
         explain: say why it used one process, if it may use more.
         watch: call `tell` with snapshots too.
     """
-    with named(job):
+    with name_errors(job):
         return _run(job, workers, tell, explain, watch)
 
 

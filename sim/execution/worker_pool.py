@@ -63,7 +63,7 @@ def compute_side_by_side(
         while busy:
             for pipe in wait(list(busy)):
                 worker, job = busy[cast(Connection, pipe)]
-                with named(job.scenario):
+                with name_errors(job.scenario):
                     message = worker.take()
                 if isinstance(message, Exception):
                     raise message
@@ -76,7 +76,7 @@ def compute_side_by_side(
 
 
 @contextmanager
-def named(job: Scenario) -> Iterator[None]:
+def name_errors(job: Scenario) -> Iterator[None]:
     """Name the run in every error that is raised within."""
     try:
         yield

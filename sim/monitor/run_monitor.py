@@ -119,7 +119,9 @@ class RunMonitor:
             rate, left = self.pace()
             about = {"elapsed": self.asked - self._begun, "left": left, "node_rounds_per_s": rate, "end": self._end}
             matrix = self._matrix(self._newest() if number is None else number)
-            return msgspec.json.encode(self._about | about | {"runs": [_shown(row) for row in self.rows], "matrix": matrix})
+            return msgspec.json.encode(
+                self._about | about | {"runs": [_row_dict(row) for row in self.rows], "matrix": matrix}
+            )
 
     def _newest(self) -> int:
         seen = [number for number, row in enumerate(self.rows) if row.seen is not None]
@@ -135,7 +137,7 @@ class RunMonitor:
         return {"run": number, "cells": cells, "nodes": row.job.nodes, "groups": row.seen.groups, "weights": packed}
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _row_dict(row: Row) -> dict[str, Any]:
     job, seen = row.job, row.seen
     shown = {
         "name": job.name,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.parameters import Parameters
-from p2pfl.pareto_metrics import Points, maximised, non_dominated
+from p2pfl.pareto_metrics import Points, non_dominated, to_maximisation
 from p2pfl.queries import Evaluate, NodeQuery
 from p2pfl.sim.execution.resume import Unfinished, digest
 from p2pfl.sim.results.artifacts import CANDIDATES
@@ -107,7 +107,7 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
         )
     asked = [NodeQuery(k, Evaluate([model], ["test"])) for k in range(job.scenario.nodes)]
     figures = [row for (row,) in simulation.crew.compute(asked)]
-    values = maximised(figures, goals_of(simulation.plan.tasks[0])).mean(0)
+    values = to_maximisation(figures, goals_of(simulation.plan.tasks[0])).mean(0)
     return Solved(values, model.copy(), time.perf_counter() - begun)
 
 

@@ -23,7 +23,7 @@ from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.system.atomic_files import reason, replace_file
-from p2pfl.task import left_out_of, reference_of
+from p2pfl.task import excluded_solutions, reference_of
 
 
 def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -72,15 +72,15 @@ def _entry(search: FrontSearch) -> dict[str, Any]:
         "metric": task.metric,
         "higher_is_better": task.higher_is_better,
         "preferences": [each.preference.tolist() for each in search.candidates],
-        "labels": [_called(k, each.preference) for k, each in enumerate(search.candidates)],
-        "front": front_of_search(points, left_out_of(task, points)),
+        "labels": [_preference_label(k, each.preference) for k, each in enumerate(search.candidates)],
+        "front": front_of_search(points, excluded_solutions(task, points)),
         "objectives": objectives.of_points(task, points, search.goals) | {"each": "candidate"},
         "hypervolumes": [] if None in reached else reached,
         "time": {"wall_s": round(sum(each.seconds for each in search.candidates), 3)},
     }
 
 
-def _called(number: int, preference: np.ndarray) -> str:
+def _preference_label(number: int, preference: np.ndarray) -> str:
     return f"{number} ({' : '.join(f'{weight:.2f}' for weight in preference)})"
 
 
@@ -92,7 +92,7 @@ def hypervolume_of(search: FrontSearch, iterations: int) -> float | None:
         return None
     points = search.points()[: iterations * search.settings.samples]
     signs = np.array([1 if higher else -1 for higher in search.goals.values()])
-    counted = np.delete(points, left_out_of(task, points), axis=0)
+    counted = np.delete(points, excluded_solutions(task, points), axis=0)
     return hypervolume(counted, (np.array(reference) * signs).tolist())
 
 

@@ -18,7 +18,7 @@ from p2pfl.multiobjective.annealing import Annealing
 from p2pfl.parameters import Parameters
 from p2pfl.pareto_metrics import Points
 from p2pfl.sim.execution.runner import processes_of
-from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side, named
+from p2pfl.sim.execution.worker_pool import Assignment, compute_side_by_side, name_errors
 from p2pfl.sim.pareto.evaluation import Candidates, Job, Solved, candidate, objectives_of, solve
 from p2pfl.sim.scenario.scenario import Scenario
 from p2pfl.sim.simulation.workers import Worker, answer, prepare_process
@@ -163,7 +163,7 @@ def search_all(
         compute_side_by_side(assignments, count, lambda: Worker(_work, path), received)
         return
     while (key := next(jobs)) is not None:
-        with named(key[1].scenario):
+        with name_errors(key[1].scenario):
             solved = solve(key[1], progress)
         finished(key, solved)
 
@@ -195,7 +195,7 @@ def _work(pipe: Connection, path: Sequence[str]) -> None:
     prepare_process(path)
 
     def one(job: Job) -> Solved:
-        with named(job.scenario):
+        with name_errors(job.scenario):
             return solve(job, pipe.send)
 
     answer(pipe, one)

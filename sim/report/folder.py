@@ -88,7 +88,7 @@ class Folder:
         try:
             return self._tables.execute(words, values)
         except duckdb.Error as error:
-            raise _damaged(self.path / f"{table}.parquet", error) from error
+            raise _damage_error(self.path / f"{table}.parquet", error) from error
 
 
 def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
@@ -147,7 +147,7 @@ def _open(path: Path, run: bool) -> duckdb.DuckDBPyConnection:
             connection.from_parquet(_literally(file)).create_view(table)
             found = {row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall()}
         except duckdb.Error as error:
-            raise _damaged(file, error) from error
+            raise _damage_error(file, error) from error
         if missing := [name for name in needed if name not in found]:
             raise ConfigurationError(f"{file} is no table of a run: it has no column {', '.join(missing)}")
     return connection
@@ -158,7 +158,7 @@ def _literally(file: Path) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
 
 
-def _damaged(file: Path, error: Exception) -> ConfigurationError:
+def _damage_error(file: Path, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"{file} is damaged: {str(error).splitlines()[0]}")
 
 

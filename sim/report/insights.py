@@ -102,7 +102,7 @@ def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
     found = []
     by_budget: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for free, bound in budget_pairs(scenario_runs):
-        pair = _compared(summary, free["name"], bound["name"])
+        pair = _compare(summary, free["name"], bound["name"])
         if pair is not None:
             pair["for"] = _without_budget_in_name(free)
             pair["sooner"] = _target_with_budget(summary, free["name"], bound["name"])
@@ -149,7 +149,9 @@ def _target_with_budget(summary: Summary, free: str, bound: str) -> str:
         return ""
     rounds, seconds = ([cost[key] for cost in costs] for key in ("round", "virtual_s"))
     in_rounds = _instead(_number(rounds[0]), _number(rounds[1]), "as many rounds", _rounds(rounds[1]))
-    in_seconds = _instead(_rounded(seconds[0]), _rounded(seconds[1]), "as many virtual seconds", _seconds(seconds[1]))
+    in_seconds = _instead(
+        _format_figure(seconds[0]), _format_figure(seconds[1]), "as many virtual seconds", _seconds(seconds[1])
+    )
     return f" With it, the target takes {in_rounds}, and {in_seconds}."
 
 
@@ -161,7 +163,7 @@ def _limits(run: Mapping[str, Any]) -> dict[str, Any]:
     return {kind: limit for kind, limit in run.get("budget", {}).items() if limit}
 
 
-def _compared(summary: Summary, free: str, bound: str) -> dict[str, Any] | None:
+def _compare(summary: Summary, free: str, bound: str) -> dict[str, Any] | None:
     """Compare a run with a budget to one without, seed by seed: metric and bytes; None if no seed has both."""
     by_seed: dict[str, dict[int, Any]] = {free: {}, bound: {}}
     for run in summary["runs"]:
@@ -215,10 +217,10 @@ def _together(pairs: Sequence[Mapping[str, Any]], words: str) -> str:
     sign = -1 if mean < 0 else 1
     costs, saved = [sign * pair["cost"] for pair in pairs], [_percent(pair["saved"]) for pair in _by_saved(pairs)]
     less = saved[0] if saved[0] == saved[-1] else f"{saved[0]} to {saved[-1]}"
-    moved = _moves(pairs[0], mean, _signed(sign * mean, scale))
+    moved = _moves(pairs[0], mean, _format_signed(sign * mean, scale))
     return (
         f"Over these {len(pairs)} pairs, a budget of {words} {moved} on average"
-        f" (from {_signed(min(costs), scale)} to {_signed(max(costs), scale)}), and saves {less} of the bytes."
+        f" (from {_format_signed(min(costs), scale)} to {_format_signed(max(costs), scale)}), and saves {less} of the bytes."
     )
 
 
@@ -269,7 +271,7 @@ def _list(names: Sequence[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{between.join(shown[:-1])} and {shown[-1]}"
 
 
-def _rounded(value: float) -> str:
+def _format_figure(value: float) -> str:
     """Three digits: 0.123, 12.3, 1,230."""
     if not value:
         return "0"
@@ -286,7 +288,7 @@ def _rounds(value: float) -> str:
 
 
 def _seconds(value: float) -> str:
-    return f"{_rounded(value)} virtual seconds"
+    return f"{_format_figure(value)} virtual seconds"
 
 
 def _percent(share: float) -> str:
@@ -299,7 +301,7 @@ def _small(value: float, scale: float) -> str:
     return f"{value:.{places}f}" if value >= 0.5 * 10**-places else f"less than {10**-places:.{places}f}"
 
 
-def _signed(value: float, scale: float) -> str:
+def _format_signed(value: float, scale: float) -> str:
     places = 3 if abs(scale) < 2 else 2
     return f"{round(value, places) + 0.0:.{places}f}"
 

@@ -64,11 +64,11 @@ def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> 
         style=style,
         charts=charts,
         report=report,
-        payload=deflated(payload),
+        payload=deflate(payload),
     )
 
 
-def deflated(payload: Mapping[str, Any]) -> str:
+def deflate(payload: Mapping[str, Any]) -> str:
     """Return the payload as the page holds it: JSON, deflated (zlib, RFC 1950), base64."""
     text = json.dumps(_plain(payload), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -98,7 +98,7 @@ class Hundredths:
 
     values: np.ndarray
 
-    def packed(self) -> dict[str, str]:
+    def to_payload(self) -> dict[str, str]:
         rounded = np.where(np.isfinite(self.values), np.rint(100 * self.values), -128)
         return {"i8": base64.b64encode(rounded.astype("<i1").tobytes()).decode()}
 
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, Hundredths):
-        return value.packed()
+        return value.to_payload()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.ndim:
         return pack(value)
     if isinstance(value, np.ndarray | np.generic):

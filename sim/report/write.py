@@ -95,7 +95,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
         parts = {
             "facts": tables.facts(folders, series),
             "findings": "" if searched else bullets(findings(folders, series)),
-            "table": (search.results if searched else tables.results)(folders, series) + objectives.measured(series),
+            "table": (search.results if searched else tables.results)(folders, series) + objectives.measure_tables(series),
             "differences": differences(folders, names) if len(folders) > 1 else "",
             "scenario": tables.scenario(folders),
             "versions": tables.versions(folders, series),
@@ -112,12 +112,12 @@ def payload(
     names = [one.name for one in series]
     return {
         "runs": names,
-        **({"shown": _shown(series, sections)} if len(names) > MOST_RUNS else {}),
+        **({"shown": _shown_runs(series, sections)} if len(names) > MOST_RUNS else {}),
         "sections": sections,
     }
 
 
-def _shown(series: Sequence[Series], sections: Sequence[Section]) -> list[str]:
+def _shown_runs(series: Sequence[Series], sections: Sequence[Section]) -> list[str]:
     """Return which of many runs are shown at first: those worth it, and one at least of each figure."""
     shown = set(worth_showing(series))
     names = [one.name for one in series]

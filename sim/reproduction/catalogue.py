@@ -13,7 +13,7 @@ from p2pfl.sim.execution.forecast import duration
 from p2pfl.sim.formatting import number
 from p2pfl.sim.reproduction.measured import Book, Measured
 from p2pfl.sim.scenario.claims import MEAN, Claim, check
-from p2pfl.sim.scenario.scenario import ScenarioFile, load, shipped
+from p2pfl.sim.scenario.scenario import ScenarioFile, load, shipped_scenarios
 
 FORMS = ("full", "short")
 HEADS = ("paper, table, scenario and row", "printed", "measured", "short form")
@@ -47,7 +47,7 @@ def entries(names: Sequence[str], book: Book) -> list[Entry]:
     Raises:
         ConfigurationError: there is no such scenario.
     """
-    known = shipped()
+    known = shipped_scenarios()
     for name in names:
         if name not in known:
             raise unknown("scenario", name, known)
@@ -55,7 +55,7 @@ def entries(names: Sequence[str], book: Book) -> list[Entry]:
     return found if names else sorted(found, key=lambda entry: (not entry.file.source, entry.file.source, entry.file.name))
 
 
-def told(entry: Entry) -> dict[str, Any]:
+def to_dict(entry: Entry) -> dict[str, Any]:
     """Return an entry in plain values."""
     forms = {form: {"seconds": of.seconds, "cores": of.cores, "seeds": of.seeds} for form, of in entry.measured.items()}
     return {

@@ -14,7 +14,7 @@ from p2pfl.sim.reproduction import measured
 from p2pfl.sim.reproduction.measured import Measured
 from p2pfl.sim.results.artifacts import SCENARIO, SUMMARY
 from p2pfl.sim.scenario.claims import figure_of
-from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, load, shipped
+from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, load, shipped_scenarios
 
 
 def take(folder: Path, book: Path) -> str:
@@ -33,7 +33,7 @@ def take(folder: Path, book: Path) -> str:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{folder} holds no finished run: {error}") from error
     name = summary["scenario"]
-    if name not in shipped():
+    if name not in shipped_scenarios():
         raise ConfigurationError(f"{folder} holds a run of {name}, which is no shipped scenario")
     run = load(str(folder / SCENARIO))
     form, whole = _form(folder, name, run)

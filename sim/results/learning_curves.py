@@ -22,7 +22,7 @@ def grid(rounds: Columns, values: np.ndarray) -> np.ndarray:
     return table
 
 
-def filled(table: np.ndarray) -> np.ndarray:
+def fill_gaps(table: np.ndarray) -> np.ndarray:
     """Return a table in which what is NaN has the value of the round before, if there was one."""
     rows = np.where(np.isnan(table), 0, np.arange(len(table))[:, None])
     return np.take_along_axis(table, np.maximum.accumulate(rows, axis=0), axis=0)
@@ -35,7 +35,7 @@ def of_nodes(rounds: Columns, stage: str, what: str) -> np.ndarray:
     """
     nothing = np.full(len(rounds["round"]), np.nan)
     chosen, merged = rounds.get(f"{stage}_{what}", nothing), rounds.get(f"merged_{what}", nothing)
-    return filled(grid(rounds, np.where(np.isnan(chosen), merged, chosen)))
+    return fill_gaps(grid(rounds, np.where(np.isnan(chosen), merged, chosen)))
 
 
 def mean(table: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ def mean(table: np.ndarray) -> np.ndarray:
     return found
 
 
-def sent(rounds: Columns, preparation: int) -> np.ndarray:
+def bytes_sent(rounds: Columns, preparation: int) -> np.ndarray:
     """Return the bytes that all nodes have sent until the end of each round, those of the preparation included."""
     total = np.bincount(rounds["round"] - 1, rounds["bytes_out"]) if len(rounds["round"]) else np.zeros(0)
     return np.cumsum(total) + preparation
@@ -61,7 +61,7 @@ def total_sent(traffic: Mapping[str, Any]) -> int:
     return int(traffic["bytes"] + traffic["preparation"]["bytes"])
 
 
-def ended(rounds: Columns) -> np.ndarray:
+def round_ends(rounds: Columns) -> np.ndarray:
     """Return when the last node had ended each round, in virtual seconds."""
     table = grid(rounds, rounds["virtual_time"])
     return np.fmax.accumulate(np.fmax.reduce(table, axis=1)) if table.size else np.zeros(0)

@@ -12,12 +12,12 @@ from p2pfl.pareto_metrics import (
     cardinality,
     hypervolume,
     inverted_generational_distance,
-    maximised,
     non_dominated,
     sparsity,
+    to_maximisation,
 )
 from p2pfl.sim.simulation.simulation import Run
-from p2pfl.task import POINT, Task, front_of, left_out_of, reference_of
+from p2pfl.task import POINT, Task, excluded_solutions, front_of, reference_of
 
 
 def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
@@ -27,10 +27,10 @@ def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
         not count.
     """
     task = next(iter(run.nodes.values())).task
-    points = maximised([run.recorder.results[name] for name in run.nodes], goals)
+    points = to_maximisation([run.recorder.results[name] for name in run.nodes], goals)
     mean = points.mean(0, keepdims=True)
     figures = of_points(task, points, goals) | {"mean": (mean * _signs(goals))[0].tolist()}
-    return figures | ({"mean_left_out": True} if left_out_of(task, mean) else {})
+    return figures | ({"mean_left_out": True} if excluded_solutions(task, mean) else {})
 
 
 def of_points(task: Task, points: Points, goals: Mapping[str, bool]) -> dict[str, Any]:
@@ -43,13 +43,13 @@ def of_points(task: Task, points: Points, goals: Mapping[str, bool]) -> dict[str
     """
     signs = _signs(goals)
     figures: dict[str, Any] = {"higher_is_better": dict(goals), "nodes": (points * signs).tolist()}
-    if left_out := left_out_of(task, points):
+    if left_out := excluded_solutions(task, points):
         figures["left_out"] = left_out
     counted = np.delete(points, left_out, axis=0)
-    return figures | _measured(counted, signs, reference_of(task), front_of(task))
+    return figures | _measure(counted, signs, reference_of(task), front_of(task))
 
 
-def _measured(points: Points, signs: np.ndarray, reference: Sequence[float], front: Any) -> dict[str, Any]:
+def _measure(points: Points, signs: np.ndarray, reference: Sequence[float], front: Any) -> dict[str, Any]:
     """Return the measures of solutions, [n, m], of which more is better.
 
     cardinality, sparsity: see p2pfl.pareto_metrics.
@@ -66,7 +66,7 @@ def _measured(points: Points, signs: np.ndarray, reference: Sequence[float], fro
     return figures
 
 
-def pooled(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what the runs of a pool are worth together, for each seed that they have.
 
     labels: of each solution, what its run is called beside the name of the pool, and the node that has it.
@@ -98,7 +98,7 @@ def pooled(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> list[dic
         figures |= {"left_out": left_out} if left_out else {}
         signs = _signs(first["higher_is_better"])
         points = np.delete(np.array(solutions, np.float64) * signs, left_out, axis=0)
-        figures |= _measured(points, signs, first.get("reference", ()), first.get("front", ()))
+        figures |= _measure(points, signs, first.get("reference", ()), first.get("front", ()))
         found.append({"name": name, "seed": seed, "of": of, "labels": labels, "objectives": figures})
     return found
 
@@ -129,11 +129,11 @@ def with_distances(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             points.setdefault(_problem(run), []).append(non_dominated(_points(run)))  # all at once: too much memory
     fronts = {key: non_dominated(np.concatenate(found)) for key, found in points.items()}
 
-    def told(run: dict[str, Any]) -> dict[str, Any]:
+    def with_distance(run: dict[str, Any]) -> dict[str, Any]:
         distance = inverted_generational_distance(_points(run), fronts[_problem(run)])
         return run | {"objectives": run["objectives"] | {"igd": distance}}
 
-    return [told(run) if _unknown(run) else run for run in runs]
+    return [with_distance(run) if _unknown(run) else run for run in runs]
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:

@@ -20,8 +20,8 @@ from p2pfl.sim.results.artifacts import SUMMARY
 from p2pfl.sim.results.learning_curves import total_sent
 from p2pfl.sim.results.pareto import on_front
 from p2pfl.sim.results.preference_fronts import of_nodes
-from p2pfl.sim.results.summary_metrics import by_snapshot, chosen_before, collaboration, traffic
-from p2pfl.sim.results.time_to_target import mean_reached, reached
+from p2pfl.sim.results.summary_metrics import by_snapshot, collaboration, preselections, traffic
+from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
 from p2pfl.sim.scenario.claims import MEAN
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
 from p2pfl.sim.simulation import cluster_log
@@ -68,7 +68,7 @@ def result_of(run: Run) -> Result:
         "topology_properties": run.properties,
         "metric": metric,
         "higher_is_better": nodes[0].task.higher_is_better,
-        "reported_stage": _judged(run, rounds, metric),
+        "reported_stage": _reported_stage(run, rounds, metric),
         "test": _test(run, metric, groups),
         "test_by_snapshot": by_snapshot(rounds, metric),
         "traffic": traffic(run),
@@ -92,7 +92,7 @@ def result_of(run: Run) -> Result:
         summary["answers"] = answers
     if run.labels:
         summary["labels"] = run.labels
-    if chosen := chosen_before(run):
+    if chosen := preselections(run):
         summary["chosen_before"] = chosen
     if any(group is not None for group in groups):
         summary["groups"] = [None if group is None else str(group) for group in groups]
@@ -104,7 +104,7 @@ def result_of(run: Run) -> Result:
     return Result(summary, rounds, edges, run.notes, more)
 
 
-def _judged(run: Run, rounds: Table, metric: str) -> str:
+def _reported_stage(run: Run, rounds: Table, metric: str) -> str:
     """The snapshot of a round that drives early stopping and is reported: that which most nodes' policies name."""
     (stage, _), *_ = Counter(node.policy.reported_stage for node in run.nodes.values()).most_common()
     evaluated = any(name.endswith(f"_test_{metric}") for name in rounds)
@@ -145,16 +145,17 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         each
         for name, scenarios in file.rows().items()
         if (pool := scenarios[0].pool) is not None and pool.of != "fronts"
-        for each in objectives.pooled(name, pool.of, [run for run in runs if run.get("pool") == name])
+        for each in objectives.pool_results(name, pool.of, [run for run in runs if run.get("pool") == name])
     ]
     found = objectives.with_distances([*runs, *pools])
     runs, pools = found[: len(runs)], found[len(runs) :]
     if file.target is not None:
         runs = [
-            run | {"reached": reached(result.rounds, run, file.target)} for run, result in zip(runs, results, strict=True)
+            run | {"reached": time_to_target(result.rounds, run, file.target)}
+            for run, result in zip(runs, results, strict=True)
         ]
     if file.varied:
-        varied = {run.name: {key: _told(value) for key, value in run.varied.items()} for run in file.runs}
+        varied = {run.name: {key: _to_json(value) for key, value in run.varied.items()} for run in file.runs}
         runs = [run | {"varied": varied[run["name"]]} for run in runs]
     compared = bool(file.against or file.varied) or len({str(run.codec) for run in file.runs}) > 1
     table = [_row(name, scenarios[0], runs, pools, compared) for name, scenarios in file.rows().items()]
@@ -176,7 +177,7 @@ def summarise(file: ScenarioFile, results: Sequence[Result]) -> dict[str, Any]:
         **({} if file.target is None else {"target": file.target}),
         **({} if file.figure == MEAN else {"figure": file.figure}),
         **(
-            {"varied": {key: [_told(value) for value in values] for key, values in file.varied.items()}}
+            {"varied": {key: [_to_json(value) for value in values] for key, values in file.varied.items()}}
             if file.varied
             else {}
         ),
@@ -228,7 +229,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
     return row
 
 
-def _told(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Return a value that was varied as JSON has it: inf, which would become null, as a word."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 

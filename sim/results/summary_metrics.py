@@ -126,11 +126,11 @@ def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[st
     return figures
 
 
-def chosen_before(run: Run) -> list[str]:
+def preselections(run: Run) -> list[str]:
     """Return each node's selection in the preparation, as numbers with spaces between; [] if no policy selects then."""
     place = {name: str(k) for k, name in enumerate(run.nodes)}
     policies = [node.policy for node in run.nodes.values()]
-    chosen = [policy.preselected() if isinstance(policy, SupportsPreselection) else () for policy in policies]
+    chosen = [policy.preselection() if isinstance(policy, SupportsPreselection) else () for policy in policies]
     return [" ".join(place[id] for id in ids) for ids in chosen] if any(chosen) else []
 
 

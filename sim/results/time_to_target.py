@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from p2pfl.sim.results.learning_curves import Columns, ended, mean, of_nodes, sent
+from p2pfl.sim.results.learning_curves import Columns, bytes_sent, mean, of_nodes, round_ends
 
 COSTS = ("round", "virtual_s", "bytes")
 
 
-def reached(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str, Any] | None:
+def time_to_target(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str, Any] | None:
     """Return what it took until the mean over the nodes was the target or better; None if it never was.
 
     round: the first such round.
@@ -28,8 +28,8 @@ def reached(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str,
     if not good.any():
         return None
     first = int(np.argmax(good))
-    total = sent(rounds, run["traffic"]["preparation"]["bytes"])[first]
-    return {"round": first + 1, "virtual_s": float(ended(rounds)[first]), "bytes": int(total)}
+    total = bytes_sent(rounds, run["traffic"]["preparation"]["bytes"])[first]
+    return {"round": first + 1, "virtual_s": float(round_ends(rounds)[first]), "bytes": int(total)}
 
 
 def mean_reached(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:

@@ -241,7 +241,7 @@ def jobs_of(file: ScenarioFile) -> list[Scenario]:
     return [msgspec.structs.replace(scenario, seed=seed) for scenario in file.runs for seed in file.seeds]
 
 
-def shipped() -> dict[str, Path]:
+def shipped_scenarios() -> dict[str, Path]:
     """Return the scenarios that come with p2pfl-sim, by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
@@ -256,7 +256,7 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
         ConfigurationError: no such scenario, broken TOML, an unknown key, a value of the wrong type or out of range, or a
             module that is not imported without `trust`.
     """
-    known = shipped()
+    known = shipped_scenarios()
     path = known.get(name) or Path(name)
     if path.suffix != ".toml" or not path.is_file():
         if path.suffix == ".toml":
@@ -280,7 +280,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     of_all = {"name": called} | table_changes.merge(base, form.base)
     entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
     kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
-    runs = tuple(checked(name, run) for run in kept)
+    runs = tuple(parse_run(name, run) for run in kept)
     _check_pools(name, runs, form.target)
     seeds = None if any(key == "seed" for key, _ in given) else form.seeds
     modules = str(Path(folder, keys.modules).resolve())
@@ -327,7 +327,7 @@ def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> 
         raise ConfigurationError(f"{where}: what it takes to reach a target is said of runs, and not of pools")
 
 
-def checked(where: str, table: Mapping[str, Any]) -> Scenario:
+def parse_run(where: str, table: Mapping[str, Any]) -> Scenario:
     """Return the run that a table of a scenario is.
 
     Raises:

@@ -23,7 +23,7 @@ from p2pfl.config.binding import takes
 from p2pfl.config.registry import resolve
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import POLICIES
-from p2pfl.sim.scenario.scenario import ScenarioFile, checked
+from p2pfl.sim.scenario.scenario import ScenarioFile, parse_run
 from p2pfl.sim.scenario.topology import FILE, changes_with_files
 from p2pfl.task import TASKS
 from p2pfl.topologies import BUILDERS, read
@@ -129,7 +129,7 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
     for row in rows:
         mine = set()
         for places in product(*(range(len(axis.values)) for axis in axes)):
-            table = _applied(row, axes, places, file.folder)
+            table = _apply_axes(row, axes, places, file.folder)
             words = [
                 f"{axis.key}={axis.texts[k]}" for axis, k in zip(axes, places, strict=True) if axis.key in table["varied"]
             ]
@@ -142,7 +142,7 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
             mine.add(settings)
             grid.setdefault(settings, table)
     _all_taken(axes, list(grid.values()))
-    runs = tuple(checked(f"{file.name}: {table['name']}", table) for table in grid.values())
+    runs = tuple(parse_run(f"{file.name}: {table['name']}", table) for table in grid.values())
     notes = (f"left out, as they are equal to others: {', '.join(left_out)}",) if left_out else ()
     return replace(
         file,
@@ -153,7 +153,7 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
     )
 
 
-def _applied(run: Table, axes: Sequence[Axis], places: Sequence[int], folder: str) -> Table:
+def _apply_axes(run: Table, axes: Sequence[Axis], places: Sequence[int], folder: str) -> Table:
     """Return a run with one combination of values; those that name something come first, as options are for it."""
     given = [(axis.key, axis.values[k]) for axis, k in zip(axes, places, strict=True)]
     names = [(key, value) for key, value in given if "." not in key or key.endswith((".name", f".{FILE}"))]

@@ -111,7 +111,7 @@ def changes_with_files(changes: Sequence[tuple[str, Any]], folder: str) -> list[
     return result
 
 
-def measured(graph: nx.Graph) -> dict[str, Any]:
+def measure(graph: nx.Graph) -> dict[str, Any]:
     """Return the properties of a graph; see p2pfl.topologies.properties.
 
     Raises:
@@ -123,7 +123,7 @@ def measured(graph: nx.Graph) -> dict[str, Any]:
         raise ConfigurationError(f"topology: {error}") from error
 
 
-def mapped(network: Network, graph: nx.Graph) -> nx.Graph:
+def placement_graph(network: Network, graph: nx.Graph) -> nx.Graph:
     """Return the graph whose nodes say where those of a topology are: that of `network.places`, or the topology itself.
 
     Raises:
@@ -139,7 +139,7 @@ def mapped(network: Network, graph: nx.Graph) -> nx.Graph:
     return there
 
 
-def located(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point | None], list[str]]:
+def locate_nodes(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point | None], list[str]]:
     """Return where each node is, and what the user should know about those that have no coordinates.
 
     Raises:
@@ -206,7 +206,7 @@ def show(name: str, nodes: int | None, seed: int, changes: Sequence[str], as_jso
     nodes = 10 if nodes is None else nodes
     check_memory(f"a topology of {nodes:,} nodes", int(EDGE * (nodes + edges_of(table, nodes))))
     graph = topology(table, nodes, seed)
-    shown = {"topology": graph.graph["name"], **measured(graph), "notes": graph.graph.get("notes", [])}
+    shown = {"topology": graph.graph["name"], **measure(graph), "notes": graph.graph.get("notes", [])}
     if as_json:
         print(json.dumps({**shown, "labels": labels(graph)}))
         return

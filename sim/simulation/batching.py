@@ -164,7 +164,7 @@ class BatchedTrainer:
     async def run(self, work: Callable[[], T]) -> T:
         return work()
 
-    def kept(self) -> Mapping[str, np.ndarray]:
+    def learner_state(self) -> Mapping[str, np.ndarray]:
         """Return nothing: a simulated node that comes back from a crash finds its learner as it was."""
         return {}
 

@@ -160,10 +160,10 @@ class ModelledCoordinatorBackend:
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         self._owner.network.loop.call_later(seconds, callback)
 
-    def expected(self) -> AbstractSet[str]:
+    def known_participants(self) -> AbstractSet[str]:
         return self._owner.network.peers.keys() - self.left
 
-    def reached(self) -> float:
+    def credible_round(self) -> float:
         return inf  # no simulated node lies
 
     def coordinates(self, term: Term) -> bool:

@@ -173,7 +173,7 @@ class ModelledExchange:
         fetch.items = {}  # peers that serve it late may keep it for long
         updates = [items[id] for id in sorted(items) if items[id] is not None]
         if updates:
-            self._pacing.exchanged()
+            self._pacing.record_exchange()
         return without_stale(updates, network.settings)
 
     def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
@@ -184,8 +184,8 @@ class ModelledExchange:
         places = [(id, bisect_left(around, id)) for id in ids]
         return [id for id, place in places if place < len(around) and around[place] == id]
 
-    def expected(self, id: str, round: int) -> int:
-        return self.coding.expected(id, round)
+    def expected_bytes(self, id: str, round: int) -> int:
+        return self.coding.expected_bytes(id, round)
 
     # Losses
 

@@ -58,7 +58,7 @@ class ModelledNetwork:
         self.peers[peer.name] = peer
         self._at_round[0] += 1
 
-    def moved(self, before: float, after: float) -> None:
+    def round_changed(self, before: float, after: float) -> None:
         """Take note that a node has gone from one round to another (inf: it has stopped)."""
         at = self._at_round
         at[before] -= 1
@@ -172,7 +172,7 @@ class ModelledPeer:
     def reach(self, round: float) -> None:
         """Announce a round to those that wait for this node."""
         network = self.network
-        network.moved(self.round, round)
+        network.round_changed(self.round, round)
         before, self.round = self.round, round
         if not network.links.instant:
             if round < before:
@@ -253,9 +253,9 @@ class ModelledPeer:
         if there is None:
             self.network.loop.call_later(PROBING, self._probe_again, peer)
         else:
-            self.network.loop.call_at(there, self._probed, peer)
+            self.network.loop.call_at(there, self._on_probe, peer)
 
-    def _probed(self, peer: ModelledPeer) -> None:
+    def _on_probe(self, peer: ModelledPeer) -> None:
         back = peer.arrival(self, OVERHEAD)
         if back is None:
             self.network.loop.call_later(PROBING, self._probe_again, peer)

@@ -17,7 +17,7 @@ from p2pfl.parameters import Parameters
 from p2pfl.policies import make_policy
 from p2pfl.policy import Policy
 from p2pfl.sim.scenario.scenario import Scenario
-from p2pfl.sim.scenario.topology import located, mapped, measured, topology
+from p2pfl.sim.scenario.topology import locate_nodes, measure, placement_graph, topology
 from p2pfl.sim.simulation.modelled_coordinator import refuse
 from p2pfl.sim.simulation.sharding import task_of
 from p2pfl.task import POINT, Part, Task, extra_metrics_of, goals_of, make_task
@@ -106,7 +106,7 @@ def plan(scenario: Scenario, graph: nx.Graph | None = None, initial: Parameters 
     start = tasks[0].initial(scenario.seed) if initial is None else initial
     check_starts(tasks, known_as, start, scenario.seed)
     codec = make_codec(*split_name("codec", scenario.codec))
-    positions, notes = located(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
+    positions, notes = locate_nodes(around.places, known_as) if scenario.network.latency == "geography" else ({}, [])
     return RunPlan(scenario, known_as, around, tasks, start, codec, positions, (*around.notes, *scarcity, *notes))
 
 
@@ -128,8 +128,8 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
         name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
     if len(graph) != scenario.nodes:
         raise ConfigurationError(f"the topology has {len(graph)} nodes, the scenario {scenario.nodes}")
-    properties = measured(graph)
-    places = mapped(scenario.network, graph)
+    properties = measure(graph)
+    places = placement_graph(scenario.network, graph)
     numbers = [str(k) for k in range(len(graph))]
     labelled = next((found for found in (labels(graph), labels(places)) if found != numbers), [])
     around = [[known_as[k] for k in ks] for ks in neighbours(graph)]
@@ -194,7 +194,7 @@ def check(scenario: Scenario) -> Task:
     try:
         graph = topology(scenario.topology, scenario.nodes, scenario.seed)
         if scenario.network.latency == "geography":
-            located(mapped(scenario.network, graph), names(scenario.nodes))
+            locate_nodes(placement_graph(scenario.network, graph), names(scenario.nodes))
         for group in (None, *scenario.policy_by_group):
             refuse(scenario, make_policy(*split_name("policy", scenario.policy_of(group))))
         task = make_task(*split_name("task", scenario.task), Part(0, scenario.nodes), scenario.seed)

@@ -213,7 +213,7 @@ class Simulation:
 
     def _note_small_budgets(self) -> None:
         """Note budgets that no model fits in: a policy that takes what fits would train alone without a word."""
-        size = self.plan.encoder(0).expected("", 1)
+        size = self.plan.encoder(0).expected_bytes("", 1)
         small = [limit for node in self.nodes.values() if 0 < (limit := node.me.budget.bytes) < size]
         if small:
             self.notes.append(f"budget.bytes of {len(small)} of {len(self.nodes)} nodes is less than a model takes: {size}")

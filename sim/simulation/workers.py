@@ -51,7 +51,7 @@ class Worker:
         try:
             self.pipe.send(message)
         except OSError as error:
-            raise self._lost() from error
+            raise self._lost_error() from error
 
     def take(self) -> Any:
         """Wait for what the worker has to say, and return it.
@@ -62,9 +62,9 @@ class Worker:
         try:
             return self.pipe.recv()
         except (EOFError, OSError) as error:
-            raise self._lost() from error
+            raise self._lost_error() from error
 
-    def _lost(self) -> WorkerLostError:
+    def _lost_error(self) -> WorkerLostError:
         self.process.join()
         return WorkerLostError(
             f"a worker process has ended with code {self.process.exitcode} (if it was killed for want of memory,"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod, sqrt
 
-from tests.conformance.wire_models import EXTRAS, floats, follows, more_text, unpacked
+from tests.conformance.wire_models import EXTRAS, floats, follows, more_text, unpack_value
 from tests.conformance.wire_types import U32, WORD, array_of, boolean, expect, kinds, number, structure
 
 PATIENCE = 2.0
@@ -121,7 +121,7 @@ def models(given, number, data):
 
 def check_submission(given):
     found, rest = models(given, 1 + given["start"], bytes.fromhex(given["bytes"]))
-    extras, previous = map(unpacked, follows(rest, SUBMISSION) if rest else ([], []))
+    extras, previous = map(unpack_value, follows(rest, SUBMISSION) if rest else ([], []))
     params, *start = map(floats, found)
     return {
         "params": params,
@@ -135,7 +135,7 @@ def check_assignment(given):
     (model,), rest = models(given, 1, bytes.fromhex(given["bytes"]))
     pairs, arrays = follows(rest, ASSIGNMENT)
     expect(len(dict(pairs)) == len(pairs), "malformed")
-    extras = unpacked(arrays)
+    extras = unpack_value(arrays)
     return {"params": floats(model), "weights": dict(pairs), "extras": more_text(extras)}
 
 

@@ -100,10 +100,10 @@ def follows(data, kind):
 
 
 def extras(data):
-    return unpacked(follows(data, EXTRAS)) if data else {}
+    return unpack_value(follows(data, EXTRAS)) if data else {}
 
 
-def unpacked(arrays):
+def unpack_value(arrays):
     found = {}
     for array in arrays:
         name, dtype, shape = array["name"], array["dtype"], array["shape"]

@@ -89,7 +89,7 @@ def log_of(given, entries="log"):
     return membership
 
 
-def listed(log):
+def list_of(log):
     return {name: [member.key.hex(), member.role] for name, member in log.members.items()}
 
 
@@ -138,7 +138,7 @@ def check_log(given):
         msgspec.msgpack.decode(each.entry, type=Entry) for each in msgspec.msgpack.decode(log.encode(), type=list[Signed])
     ]
     revoked = {entry.key.hex() for entry in entries if log.refusal(entry.key) == "revoked"}
-    return {"epoch": log.epoch, "admission": log.admission.hex(), "members": listed(log), "revoked": sorted(revoked)}
+    return {"epoch": log.epoch, "admission": log.admission.hex(), "members": list_of(log), "revoked": sorted(revoked)}
 
 
 def check_invitation(given):
@@ -183,7 +183,7 @@ def check_inviter(given):
         raise RefusedError(reply.cause)
     assert answer.file == file.data
     assert answer.log == log.encode()
-    return {"epoch": log.epoch, "members": listed(log)}
+    return {"epoch": log.epoch, "members": list_of(log)}
 
 
 def check_certificate(given):

@@ -236,7 +236,7 @@ class Log:
         self.seen.append(key)
         self.names.add(name)
 
-    def listed(self):
+    def list_of(self):
         return {name: [key.hex(), role] for name, (key, role) in sorted(self.members.items())}
 
 
@@ -251,7 +251,7 @@ def check_log(given):
     return {
         "epoch": log.epoch,
         "admission": log.admissions[-1].hex(),
-        "members": log.listed(),
+        "members": log.list_of(),
         "revoked": sorted(revoked),
     }
 
@@ -343,7 +343,7 @@ def check_inviter(given):
     secret = given["secrets"].get(asked["secret"].hex())
     expect(secret, "invitation unknown")
     if secret["used_by"] == key.hex() and log.standing(key) == "member":
-        return {"epoch": log.epoch, "members": log.listed()}
+        return {"epoch": log.epoch, "members": log.list_of()}
     expect(secret["used_by"] in (None, key.hex()), "invitation used")
     expect(now <= secret["expires"] and not secret["expired"], "invitation expired")
     expect(asked["name"] == secret["name"], "other name")
@@ -352,7 +352,7 @@ def check_inviter(given):
     expect(log.standing(key) == "stranger", "known key")
     return {
         "epoch": log.epoch + 1,
-        "members": dict(sorted({**log.listed(), asked["name"]: [key.hex(), secret["role"]]}.items())),
+        "members": dict(sorted({**log.list_of(), asked["name"]: [key.hex(), secret["role"]]}.items())),
     }
 
 

@@ -771,7 +771,7 @@ def packet_vectors(v):
 
 
 def presence_vectors(v):
-    def said(identity=ALICE, by=None, **changes):
+    def describe(identity=ALICE, by=None, **changes):
         fields = {
             "federation": ID,
             "key": identity.public,
@@ -789,26 +789,26 @@ def presence_vectors(v):
     def bad(name, cause, why, packet, **changes):
         v.bad(name, "presence", cause, why, **base | {"packet": packet.hex()} | changes)
 
-    before = [said().hex()]
-    good("a member is there", said())
-    good("it has left", said(addresses=(), online=False, sequence=6), before=before)
-    good("the same again", said(), before=before)
-    good("as many addresses as there may be", said(addresses=("a" * 256,) * 8))
-    good("started anew", said(boot=3, sequence=1), before=before)
-    bad("an old one", "replay", "sequence 4 after 5", said(sequence=4), before=before)
-    bad("of an earlier boot", "replay", "boot 1 after 2", said(boot=1, sequence=9), before=before)
-    bad("another federation", "other federation", "zeros", said(federation=bytes(16)))
-    bad("in another's place", "other sender", "bob's", said(BOB))
-    bad("a stranger", "stranger", "dave is no member", said(DAVE), key=DAVE.public.hex())
+    before = [describe().hex()]
+    good("a member is there", describe())
+    good("it has left", describe(addresses=(), online=False, sequence=6), before=before)
+    good("the same again", describe(), before=before)
+    good("as many addresses as there may be", describe(addresses=("a" * 256,) * 8))
+    good("started anew", describe(boot=3, sequence=1), before=before)
+    bad("an old one", "replay", "sequence 4 after 5", describe(sequence=4), before=before)
+    bad("of an earlier boot", "replay", "boot 1 after 2", describe(boot=1, sequence=9), before=before)
+    bad("another federation", "other federation", "zeros", describe(federation=bytes(16)))
+    bad("in another's place", "other sender", "bob's", describe(BOB))
+    bad("a stranger", "stranger", "dave is no member", describe(DAVE), key=DAVE.public.hex())
     gone = grown(*ADDED, ("remove", "alice", ALICE))
-    bad("a revoked key", "revoked", "alice was removed", said(), log=gone.encode().hex())
-    bad("signed by another key", "wrong signature", "mallory's", said(by=MALLORY))
-    bad("a changed byte", "wrong signature", "online", flipped(said()))
-    bad("nine addresses", "malformed", "at most 8", said(addresses=("tcp://a:1",) * 9))
-    bad("a long address", "malformed", "257 characters", said(addresses=("a" * 257,)))
-    bad("trailing bytes", "malformed", "one byte more", said() + b"\0")
-    bad("no presence", "malformed", "64 bytes", said()[:64])
-    bad("too long", "malformed", "4,097 bytes", said() + bytes(4097 - len(said())))
+    bad("a revoked key", "revoked", "alice was removed", describe(), log=gone.encode().hex())
+    bad("signed by another key", "wrong signature", "mallory's", describe(by=MALLORY))
+    bad("a changed byte", "wrong signature", "online", flipped(describe()))
+    bad("nine addresses", "malformed", "at most 8", describe(addresses=("tcp://a:1",) * 9))
+    bad("a long address", "malformed", "257 characters", describe(addresses=("a" * 257,)))
+    bad("trailing bytes", "malformed", "one byte more", describe() + b"\0")
+    bad("no presence", "malformed", "64 bytes", describe()[:64])
+    bad("too long", "malformed", "4,097 bytes", describe() + bytes(4097 - len(describe())))
 
 
 # mDNS

@@ -276,10 +276,10 @@ def test_a_broker_that_denies_publishing_is_reported(tmp_path, what):
             federation.start(name, changes=[f"broker=mqtt://{key}@127.0.0.1:{broker.port}", NOWHERE])
         federation.until(lambda: any(federation.links()), "they are at work")
 
-        def said(name):
+        def describe(name):
             return "check its access rules" in federation.status(name).get("broker", "")
 
-        federation.until(lambda: all(map(said, names)), "all say what is wrong")
+        federation.until(lambda: all(map(describe, names)), "all say what is wrong")
         for name in names:
             problem = federation.status(name)["broker"]
             assert f"the broker at 127.0.0.1:{broker.port}" in problem

@@ -132,14 +132,12 @@ class Homes:
     def until(self, condition, what):
         """Wait for something that nodes do; return how many seconds it took."""
 
-        def checked():
+        def check():
             for name, process in self.running.items():
                 assert process.poll() is None, f"{name} has ended: {(self.root / f'{name}.log').read_text()}"
             return condition()
 
-        return until(
-            checked, lambda: f"{what}: {[self.status(name) | {'history': []} for name in NAMES.values()]}", LEARNING
-        )
+        return until(check, lambda: f"{what}: {[self.status(name) | {'history': []} for name in NAMES.values()]}", LEARNING)
 
 
 @contextmanager

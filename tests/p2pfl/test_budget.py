@@ -329,13 +329,13 @@ def test_the_loss_calls_of_all_nodes_are_computed_together():
 
 @pytest.mark.slow
 def test_a_budget_of_a_pair_is_drawn_for_each_node_from_the_seed():
-    def drawn(**changes):
+    def draw(**changes):
         return [node.me.budget for node in run(dpfl(budget={"models": [2, 4]}, **changes)).nodes.values()]
 
-    first = drawn()
+    first = draw()
     assert {budget.models for budget in first} == {2, 3, 4}
-    assert first == drawn(fidelity="wire")
-    assert first != drawn(seed=1)
+    assert first == draw(fidelity="wire")
+    assert first != draw(seed=1)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
 def test_a_budget_is_each_nodes_own_and_not_the_federations():
     ours, theirs = (NodeConfig(name=name, listen=":0", budget=Budget(models=k)) for k, name in enumerate(("a", "b"), 2))
     agreed = msgspec.convert(agreement.draft("f", ours, TASKS["a"]), agreement.Agreement)
-    assert agreement.applied(theirs, agreed).budget == Budget(models=3)
+    assert agreement.apply_agreement(theirs, agreed).budget == Budget(models=3)
     layout = TASKS["a"].layout
     assert agreement.terms(layout, ours, "") == agreement.terms(layout, theirs, "")
 

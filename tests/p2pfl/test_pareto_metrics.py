@@ -10,11 +10,11 @@ from p2pfl.pareto_metrics import (
     cardinality,
     hypervolume,
     inverted_generational_distance,
-    maximised,
     mean_reward,
     measures,
     non_dominated,
     sparsity,
+    to_maximisation,
 )
 from p2pfl.tasks.deep_sea_treasure import FRONT
 
@@ -66,8 +66,8 @@ def test_sparsity_is_the_mean_squared_gap():
 
 def test_losses_are_negated():
     figures = [{"test_mse_0": 2.0, "test_gain": 3.0, "test_loss": 9.0}, {"test_mse_0": 1.0, "test_gain": 0.0}]
-    assert maximised(figures, {"mse_0": False, "gain": True}).tolist() == [[-2, 3], [-1, 0]]
-    assert maximised([], {"gain": True}).shape == (0, 1)
+    assert to_maximisation(figures, {"mse_0": False, "gain": True}).tolist() == [[-2, 3], [-1, 0]]
+    assert to_maximisation([], {"gain": True}).shape == (0, 1)
 
 
 def test_each_nodes_reward_has_its_own_weights():

@@ -198,19 +198,19 @@ def test_a_model_of_the_wrong_length_is_refused(size):
     assert refused.value.cause == "wrong length"
 
 
-def packed(name="a", dtype="f4", shape=(1,), data=bytes(4)):
+def pack_value(name="a", dtype="f4", shape=(1,), data=bytes(4)):
     return msgpack.packb([[name, dtype, list(shape), data]])
 
 
 @pytest.mark.parametrize(
     "extras",
     [
-        packed(shape=(2,)),
-        packed(shape=(2**24, 2**24)),
-        packed(shape=(-1,)),
-        packed(dtype="O"),
-        packed(name=""),
-        packed(shape=(1, 1, 1, 1, 1)),
+        pack_value(shape=(2,)),
+        pack_value(shape=(2**24, 2**24)),
+        pack_value(shape=(-1,)),
+        pack_value(dtype="O"),
+        pack_value(name=""),
+        pack_value(shape=(1, 1, 1, 1, 1)),
         msgpack.packb([["a", "f4", [0], b""]] * 17),
         msgpack.packb([["a", "f4", [0], b""]] * 2),
         msgpack.packb(["builtins", "eval"]),
@@ -268,7 +268,7 @@ TWO = msgpack.packb([[], []])
         (MODEL.tobytes() + TWO, True, "wrong length"),
         (MODEL.tobytes() * 2 + TWO[:-1], True, "wrong length"),
         (MODEL.tobytes() + TWO + b"\0", False, "wrong length"),
-        (MODEL.tobytes() + packed(), False, "wrong length"),
+        (MODEL.tobytes() + pack_value(), False, "wrong length"),
         (MODEL.tobytes() + bytes(EXTRAS_LIMIT + 1), False, "wrong length"),
         (MODEL.tobytes() + msgpack.packb([[["a", "f4", [0], b""]] * 2, []]), False, "malformed"),
         (MODEL.tobytes() + msgpack.packb([[], [["a", "f4", [9], b""]]]), False, "malformed"),
@@ -375,15 +375,15 @@ def test_members_come_and_go(pair):
     carol = Identity.from_seed(b"c" * 32)
     sealer = FrameSigner(carol, FEDERATION, b"l" * 16, 1)
 
-    def said():
+    def describe():
         return b"".join(sealer.seal(m.Ping(1), pair.bob.public))
 
-    assert cause(pair.door, said()) == "stranger"
+    assert cause(pair.door, describe()) == "stranger"
     pair.door.admit("carol", carol.public)
-    once = said()
+    once = describe()
     assert pair.door.open(once).sender == "carol"
     pair.door.expel(carol.public)
-    assert cause(pair.door, said()) == "stranger"
+    assert cause(pair.door, describe()) == "stranger"
     pair.door.admit("carol", carol.public)
     assert cause(pair.door, once) == "replay"  # what was seen before stays known
 

@@ -155,7 +155,7 @@ class Federation:
 
     def ballots(self, name):
         """Return what keeps a node's ballot."""
-        return FileVotes(self.folder / f"{name}.vote", self.said[name].append) if self.folder else self.votes[name]
+        return FileVotes(self.folder / f"{name}.vote", log_to(self.said[name])) if self.folder else self.votes[name]
 
     def electing(self, name):
         clock = asyncio.get_running_loop().time

@@ -43,7 +43,7 @@ class Liar:
 
     async def _follow(self):
         def newest():
-            return max((peer.round for peer in self.contacts.introduced()), default=0)
+            return max((peer.round for peer in self.contacts.introduced_peers()), default=0)
 
         while True:
             await self.contacts.until(lambda: self.follows and newest() > self.contacts.round, 1e9)

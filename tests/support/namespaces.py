@@ -118,7 +118,7 @@ class Machines:
     def run(self, i, command, **options):
         """Run a command on a machine; return what became of it."""
         options = {"capture_output": True, "text": True, "timeout": PATIENCE, "check": True, "env": _env()} | options
-        return _checked(self._on(i, command), **options)
+        return _check_all(self._on(i, command), **options)
 
     def listens(self, i, port):
         """Whether a process on a machine accepts connections at a port, without making one."""
@@ -154,10 +154,10 @@ class Machines:
     def _switch(self, command, *more):
         """Run a command where the switch is."""
         words = [*self._enter, *command.split(), *more]
-        return _checked(words, capture_output=True, text=True, timeout=PATIENCE, check=True, env=_env())
+        return _check_all(words, capture_output=True, text=True, timeout=PATIENCE, check=True, env=_env())
 
 
-def _checked(words, **options):
+def _check_all(words, **options):
     try:
         return subprocess.run(words, **options)
     except subprocess.CalledProcessError as error:

@@ -14,7 +14,7 @@ ARRAYS = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
 NO_NUMBER = -128  # in hundredths
 
 
-def unpacked(value):
+def unpack(value):
     """A payload as the page unpacks it."""
     if isinstance(value, dict):
         if (
@@ -26,14 +26,14 @@ def unpacked(value):
         if list(value) == ["i8"]:
             hundredths = np.frombuffer(base64.b64decode(value["i8"]), "<i1")
             return np.where(hundredths == NO_NUMBER, np.nan, hundredths / 100).tolist()
-        return {key: unpacked(each) for key, each in value.items()}
-    return [unpacked(each) for each in value] if isinstance(value, list) else value
+        return {key: unpack(each) for key, each in value.items()}
+    return [unpack(each) for each in value] if isinstance(value, list) else value
 
 
 def payload(text):
     """What the figures of a page are drawn from."""
     (found,) = re.findall(r'id="payload">([^<]*)<', text)
-    return unpacked(json.loads(zlib.decompress(base64.b64decode(found))))
+    return unpack(json.loads(zlib.decompress(base64.b64decode(found))))
 
 
 def figures(text):

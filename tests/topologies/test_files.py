@@ -25,12 +25,12 @@ SMALL = {"rounds": 2, "task": {"name": "concept-shift", "samples": 12}, "policy"
 
 @pytest.fixture
 def write(tmp_path):
-    def made(name, text):
+    def make(name, text):
         path = tmp_path / name
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return str(path)
 
-    return made
+    return make
 
 
 def graphml(body, keys=KEYS, default="undirected"):

@@ -188,7 +188,7 @@ def test_the_mean_and_the_longest_distance(where):
     assert spread(where) == pytest.approx((np.mean(far), max(far)), abs=1e-3)
 
 
-def placed(*nodes, edges=()):
+def place(*nodes, edges=()):
     graph = nx.Graph()
     for name, *point in nodes:
         graph.add_node(name, **dict(zip(("Latitude", "Longitude"), point, strict=False)))
@@ -197,7 +197,7 @@ def placed(*nodes, edges=()):
 
 
 def test_a_node_without_coordinates_is_in_the_middle_of_its_neighbours():
-    graph = placed(("a", 0, 10), ("b", 0, 30), ("c",), ("d",), ("e",), edges=["ac", "bc", "cd"])
+    graph = place(("a", 0, 10), ("b", 0, 30), ("c",), ("d",), ("e",), edges=["ac", "bc", "cd"])
     found = places(graph)
     assert found.points[:2] == ((0.0, 10.0), (0.0, 30.0))
     assert found.points[2] == pytest.approx((0.0, 20.0))
@@ -207,17 +207,17 @@ def test_a_node_without_coordinates_is_in_the_middle_of_its_neighbours():
 
 
 def test_the_middle_is_on_the_near_side_of_the_date_line():
-    graph = placed(("a", 0, 170), ("b", 0, -170), ("c",), edges=["ac", "bc"])
+    graph = place(("a", 0, 170), ("b", 0, -170), ("c",), edges=["ac", "bc"])
     assert abs(places(graph).points[2][1]) == pytest.approx(180)
 
 
 def test_the_middle_of_opposite_points_is_nowhere():
-    graph = placed(("a", 0, 0), ("b", 0, 180), ("c",), edges=["ac", "bc"])
+    graph = place(("a", 0, 0), ("b", 0, 180), ("c",), edges=["ac", "bc"])
     assert places(graph).unknown == (2,)
 
 
 def test_directions_do_not_count_for_places():
-    graph = nx.DiGraph(placed(("a", 0, 10), ("b", 0, 30), ("c",), ("d",)))
+    graph = nx.DiGraph(place(("a", 0, 10), ("b", 0, 30), ("c",), ("d",)))
     graph.add_edges_from(["ac", "db"])
     assert places(graph).points[2:] == (pytest.approx((0, 10)), pytest.approx((0, 30)))
 
@@ -225,7 +225,7 @@ def test_directions_do_not_count_for_places():
 @pytest.mark.parametrize("point", [(91, 0), (0, 181), ("north", 0), (float("nan"), 0)])
 def test_coordinates_that_are_no_degrees(point):
     with pytest.raises(ValueError, match="the latitude and longitude of b must be from -90 to 90 and -180 to 180, got"):
-        places(placed(("a", 0, 0), ("b", *point)))
+        places(place(("a", 0, 0), ("b", *point)))
 
 
 # Latencies
@@ -238,7 +238,7 @@ def simulated(graph, **keys):
 
 @pytest.mark.parametrize("stretch", [1.0, 1.5])
 def test_latency_follows_the_great_circle_for_neighbours_and_others(stretch):
-    graph = placed(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), edges=[("NY", "LA"), ("NY", "London")])
+    graph = place(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), edges=[("NY", "LA"), ("NY", "London")])
     links = simulated(graph, network={"latency": "geography", "stretch": stretch}).links
     assert links.latency("node-0", "node-1") == pytest.approx(stretch * 3936 / 200_000, rel=0.005)
     assert links.latency("node-1", "node-0") == links.latency("node-0", "node-1")
@@ -251,7 +251,7 @@ def test_latency_follows_the_great_circle_for_neighbours_and_others(stretch):
 
 
 def test_a_node_that_is_nowhere_is_as_far_as_others_are_on_average():
-    graph = placed(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), ("?",))
+    graph = place(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), ("?",))
     simulation = simulated(graph, network={"latency": "geography"})
     far = [great_circle(NEW_YORK, LOS_ANGELES), great_circle(NEW_YORK, LONDON), great_circle(LOS_ANGELES, LONDON)]
     assert simulation.links.latency("node-3", "node-0") == pytest.approx(np.mean(far) / 200_000)
@@ -262,7 +262,7 @@ def test_a_node_that_is_nowhere_is_as_far_as_others_are_on_average():
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 def test_a_round_takes_the_time_of_its_fibres(fidelity):
-    graph = placed(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), edges=[("NY", "LA")])
+    graph = place(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), edges=[("NY", "LA")])
     simulation = simulated(graph, network={"latency": "geography"}, fidelity=fidelity, rounds=1)
     run = simulation.run()
     there = simulation.links.latency("node-0", "node-1")
@@ -325,7 +325,7 @@ def test_places_that_do_not_fit(tmp_path):
 
 def test_a_topology_that_does_not_say_where_its_nodes_are():
     scenario = SMALL | {"nodes": 4, "network": {"latency": "geography"}}
-    for graph in (None, placed(("a", 0, 0), ("b",), ("c",), ("d",))):
+    for graph in (None, place(("a", 0, 0), ("b",), ("c",), ("d",))):
         with pytest.raises(ConfigurationError) as refused:
             p2pfl.simulate(scenario, graph=graph)
         assert str(refused.value) == (

@@ -39,7 +39,7 @@ class AdaptiveTimeout:
         self._adaptive = adaptive and ceiling < inf
         self._paces: dict[str, _Pace] = {}
 
-    def answered(self, name: str, seconds: float) -> None:
+    def record_answer(self, name: str, seconds: float) -> None:
         """A peer answered, so many seconds after it was asked."""
         pace = self._paces.get(name)
         if pace is None:
@@ -49,7 +49,7 @@ class AdaptiveTimeout:
             pace.mean += GAIN_MEAN * (seconds - pace.mean)
         pace.estimate = pace.mean + DEVIATIONS * pace.deviation
 
-    def missed(self, name: str) -> None:
+    def record_timeout(self, name: str) -> None:
         """A peer did not answer in time: grant it twice as much, up to the ceiling, until it answers."""
         pace = self._paces.get(name)
         if pace is not None:

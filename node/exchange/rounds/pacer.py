@@ -51,7 +51,7 @@ class Pacer:
     def leave(self) -> None:
         """Wait for no peer any more."""
         self.leaving = True
-        self._contacts.moved()
+        self._contacts.notify()
 
     # The next round
 
@@ -92,7 +92,7 @@ class Pacer:
     def _note_far_rounds(self, own: int) -> None:
         """Count peers whose round is further ahead than most participants', and this node, by far."""
         furthest = max(own, self._participants.common_round()) + FAR_AHEAD
-        ahead = [peer for peer in self._contacts.introduced() if not peer.stopped and peer.round > furthest]
+        ahead = [peer for peer in self._contacts.introduced_peers() if not peer.stopped and peer.round > furthest]
         self.far_ahead.update(peer.name for peer in ahead)
 
     # Announcements
@@ -104,7 +104,7 @@ class Pacer:
 
     def _announce(self, round: int) -> None:
         self._contacts.round = round
-        for peer in self._contacts.introduced():
+        for peer in self._contacts.introduced_peers():
             self._contacts.tell(peer, m.RoundReached(round))
 
     # Slower peers
@@ -116,11 +116,13 @@ class Pacer:
         """
 
         def behind() -> list[Peer]:
-            live = [p for p in self._contacts.introduced() if not (p.stopped or p.name in self._contacts.roster.suspected)]
+            live = [
+                p for p in self._contacts.introduced_peers() if not (p.stopped or p.name in self._contacts.roster.suspected)
+            ]
             return [p for p in live if self._participants.is_waited_for(p) and is_awaited(p.round, round)]
 
         if not await self._contacts.until(lambda: not behind(), self._deadline * PACING_SHARE):
             self.expired += 1
             for peer in behind():
-                self._probation.missed(peer.name, len(self._contacts.peers))
+                self._probation.record_timeout(peer.name, len(self._contacts.peers))
                 self._contacts.suspect(peer, late_round(round - 1))

@@ -94,6 +94,6 @@ class Pacing:
             return round - 1
         return None
 
-    def exchanged(self) -> None:
+    def record_exchange(self) -> None:
         """Take note that a peer has given a model of the node's round."""
         self._hold, self._held_until = 1, 0

@@ -42,7 +42,7 @@ class Participants:
     def present(self) -> list[Peer]:
         """Return the participants that are there and have not stopped, however slow they are."""
         suspected = self._contacts.roster.suspected
-        there = [peer for peer in self._contacts.introduced() if not peer.stopped and self.counts(peer)]
+        there = [peer for peer in self._contacts.introduced_peers() if not peer.stopped and self.counts(peer)]
         return [peer for peer in there if peer.name not in suspected or peer.unanswered < SILENT_AFTER]
 
     def rounds(self) -> list[int]:

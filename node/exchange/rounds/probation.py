@@ -31,7 +31,7 @@ class Probation:
         self.strict = strict
         self._records: dict[str, _Record] = {}
 
-    def missed(self, name: str, peers: int) -> None:
+    def record_timeout(self, name: str, peers: int) -> None:
         """Note that one of so many peers was waited for in vain."""
         if not self.strict:
             return
@@ -40,7 +40,7 @@ class Probation:
         record.good = 0
         record.owed = (2**record.level - 1) * max(1, peers // 4)
 
-    def answered(self, name: str) -> None:
+    def record_answer(self, name: str) -> None:
         """Note that a peer has answered, in time or in the background."""
         record = self._records.get(name)
         if record is None:

@@ -75,7 +75,7 @@ class Dialler:
             if peer.problem or (peer.introduced and not table.is_suspected(peer)):
                 pause = FIRST_PAUSE
                 peer.trouble.clear()
-                await self._undisturbed(peer)
+                await self._wait_for_trouble(peer)
             if guard is not None and (seconds := guard.seconds_left(peer.key)):
                 await table.changes.until(lambda: False, seconds)
             if peer.introduced and (table.is_suspected(peer) or not self._could_be_direct(peer)):
@@ -96,9 +96,9 @@ class Dialler:
 
     def _has_untried(self, peer: Peer) -> bool:
         """Return whether a peer has an address that was not dialled yet and may be dialled now."""
-        return peer.untried and self._hints.left(peer.key, asyncio.get_running_loop().time()) >= 1
+        return peer.untried and self._hints.remaining(peer.key, asyncio.get_running_loop().time()) >= 1
 
-    async def _undisturbed(self, peer: Peer) -> None:
+    async def _wait_for_trouble(self, peer: Peer) -> None:
         """Wait for trouble with a peer; or, where it is reached through a broker, until another way may be tried."""
         while True:
             if self._could_be_direct(peer) and self._has_untried(peer):
@@ -155,7 +155,7 @@ class Dialler:
     async def _reach(self, peer: Peer, address: str) -> Link:
         link = await self._config.transport.dial(address, peer.key)
         if address in peer.addresses:
-            peer.reached_at(address)
+            peer.record_proof(address)
         return link
 
     async def _first_of(self, peer: Peer, addresses: list[str]) -> Link | None:

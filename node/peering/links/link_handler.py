@@ -84,7 +84,7 @@ class LinkHandler:
     def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run the work that a frame of a link has asked for; an error in it ends that link only."""
 
-        async def guarded() -> None:
+        async def count_errors() -> None:
             try:
                 await work
             except TransportError:
@@ -92,7 +92,7 @@ class LinkHandler:
             except Exception as error:
                 self._fail(link, error)
 
-        self._tasks.spawn(guarded(), name)
+        self._tasks.spawn(count_errors(), name)
 
     def _with(self, link: Link) -> list[Peer]:
         return [peer for peer in self._table.peers.values() if peer.link is link]

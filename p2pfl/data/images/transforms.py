@@ -28,7 +28,7 @@ def rotate(x: np.ndarray, degrees: float) -> np.ndarray:
             raise ConfigurationError(f"images of {x.shape[2]} x {x.shape[3]} pixels cannot be turned by {degrees:g} degrees")
         return np.ascontiguousarray(np.rot90(x, quarters, (2, 3)))
     n = len(x)
-    return _moved(x, np.full(n, degrees), np.zeros((n, 2)))
+    return _rotate_and_shift(x, np.full(n, degrees), np.zeros((n, 2)))
 
 
 def augment(x: np.ndarray, rng: Rng, *, shift: int = 0, rotation: float = 0.0, noise: float = 0.0) -> np.ndarray:
@@ -44,21 +44,21 @@ def augment(x: np.ndarray, rng: Rng, *, shift: int = 0, rotation: float = 0.0, n
         raise ConfigurationError("task.augment: shift, rotation and noise must be 0 or more, and finite")
     if shift or rotation:
         angles = rng.uniform(-rotation, rotation, len(x))
-        x = _moved(x, angles, rng.integers(-shift, shift, (len(x), 2), endpoint=True))
+        x = _rotate_and_shift(x, angles, rng.integers(-shift, shift, (len(x), 2), endpoint=True))
     if noise:
         x = x + rng.standard_normal(x.shape, np.float32) * np.float32(noise)
     result: np.ndarray = np.clip(x, 0, 1)
     return result
 
 
-def _moved(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+def _rotate_and_shift(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """Turn and then move each image; bilinear between the four pixels around the place where a pixel comes from."""
     blocks = range(0, len(x), _AT_ONCE)
-    parts = [_moved_block(*(a[k : k + _AT_ONCE] for a in (x, degrees, shifts))) for k in blocks]
+    parts = [_rotate_and_shift_block(*(a[k : k + _AT_ONCE] for a in (x, degrees, shifts))) for k in blocks]
     return np.concatenate(parts) if parts else x
 
 
-def _moved_block(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+def _rotate_and_shift_block(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     n, _, h, w = x.shape
     angle = np.radians(degrees)[:, None, None]
     down = np.arange(h)[None, :, None] - (h - 1) / 2 - shifts[:, 0, None, None]

@@ -99,7 +99,7 @@ def plan(
                 labels,
             )
         )
-    return _validated(result, sets, seed) if validation else result
+    return _ensure_validation(result, sets, seed) if validation else result
 
 
 def _shift(sets: Sequence[ImageSet], n_nodes: int, classes: int, draws: RandomStreams, table: Mapping[str, Any]) -> Shift:
@@ -146,7 +146,7 @@ def _partition(
     return shares
 
 
-def _validated(shares: list[Share], sets: Sequence[ImageSet], seed: int) -> list[Share]:
+def _ensure_validation(shares: list[Share], sets: Sequence[ImageSet], seed: int) -> list[Share]:
     """Give each node that has no validation sample one that nobody trains on, of one of its classes."""
     result = list(shares)
     for source, data in enumerate(sets):

@@ -22,7 +22,7 @@ Rng = np.random.Generator
 
 def iid(labels: np.ndarray, n_nodes: int, rng: Rng) -> Shares:
     """Equal parts of a random order; the first nodes have one sample more where they do not come out even."""
-    return _finished(np.array_split(rng.permutation(len(labels)), n_nodes))
+    return _finish(np.array_split(rng.permutation(len(labels)), n_nodes))
 
 
 def dirichlet(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Shares:
@@ -38,7 +38,7 @@ def dirichlet(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Sh
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         _deal(members, quotas(len(members), _proportions(rng, alpha, n_nodes)), parts)
-    return _finished([_joined(part) for part in parts])
+    return _finish([_concatenate(part) for part in parts])
 
 
 def pathological(labels: np.ndarray, n_nodes: int, rng: Rng, *, classes: int) -> Shares:
@@ -69,7 +69,7 @@ def pathological(labels: np.ndarray, n_nodes: int, rng: Rng, *, classes: int) ->
             for node, share in zip(nodes.tolist(), shares, strict=True):
                 parts[node].append(share)
                 sizes[node] += len(share)
-    return _finished([_joined(part) for part in parts])
+    return _finish([_concatenate(part) for part in parts])
 
 
 def quantity(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Shares:
@@ -77,7 +77,7 @@ def quantity(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Sha
     _check_alpha(alpha)
     parts: list[Shares] = [[] for _ in range(n_nodes)]
     _deal(rng.permutation(len(labels)), quotas(len(labels), _proportions(rng, alpha, n_nodes)), parts)
-    return _finished([_joined(part) for part in parts])
+    return _finish([_concatenate(part) for part in parts])
 
 
 def writer(labels: np.ndarray, n_nodes: int, rng: Rng, *, writers: np.ndarray | None) -> Shares:
@@ -164,7 +164,7 @@ def class_pools(labels: np.ndarray, groups: Sequence[Sequence[int]], counts: np.
         if weights.any():
             members = rng.permutation(np.flatnonzero(labels == label))
             _deal(members, quotas(len(members), weights), parts)
-    return [np.sort(_joined(part)) for part in parts]
+    return [np.sort(_concatenate(part)) for part in parts]
 
 
 def _check_alpha(alpha: float) -> None:
@@ -182,11 +182,11 @@ def _deal(samples: np.ndarray, counts: np.ndarray, parts: list[Shares]) -> None:
         part.append(share)
 
 
-def _joined(parts: Shares) -> np.ndarray:
+def _concatenate(parts: Shares) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _finished(shares: Shares) -> Shares:
+def _finish(shares: Shares) -> Shares:
     """Give every node a sample, and sort each node's."""
     sizes = np.array([len(share) for share in shares])
     for node in np.flatnonzero(sizes == 0):

@@ -70,11 +70,11 @@ def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, t
             raise ConfigurationError(f"task.columns is for tables; {SYNTHETIC!r} has no schema")
         if not 0 <= rows <= MOST_ROWS:
             raise ConfigurationError(f"task.rows must be from 0 to {MOST_ROWS:,}, got {rows}")
-        return _drawn(seed, rows or SYNTHETIC_ROWS)
+        return _draw_synthetic(seed, rows or SYNTHETIC_ROWS)
     if rows:
         raise ConfigurationError(f"task.rows is for the data set {SYNTHETIC!r}; a table has as many as its files")
     table = tables.load(name, root, columns)
-    whole = table.train if table.test is None else joined(table.train, table.test)
+    whole = table.train if table.test is None else concatenate_rows(table.train, table.test)
 
     def attribute(of: str) -> Attribute:
         (found,) = groups_of(of, [whole], table.schema.groups)
@@ -88,7 +88,7 @@ def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, t
     return FairSet(whole.labels, test, attribute, encoder, table.schema.sensitive)
 
 
-def joined(first: Rows, second: Rows) -> Rows:
+def concatenate_rows(first: Rows, second: Rows) -> Rows:
     """Return the rows of both parts of a table, one after the other."""
     return Rows(
         {name: np.concatenate([values, second.numbers[name]]) for name, values in first.numbers.items()},
@@ -97,7 +97,7 @@ def joined(first: Rows, second: Rows) -> Rows:
     )
 
 
-def _drawn(seed: int, rows: int) -> FairSet:
+def _draw_synthetic(seed: int, rows: int) -> FairSet:
     x, y, z = synthetic(RandomStreams(seed, SYNTHETIC).generator(0, "rows"), rows)
 
     def attribute(name: str) -> Attribute:

@@ -78,11 +78,11 @@ def groups_of(name: str, parts: Sequence[Rows], groupings: Mapping[str, Grouping
         )
     joined = single[0]
     for others in single[1:]:
-        joined = [_combined(first, second) for first, second in zip(joined, others, strict=True)]
+        joined = [_combine(first, second) for first, second in zip(joined, others, strict=True)]
     return joined
 
 
-def _combined(first: Groups, second: Groups) -> Groups:
+def _combine(first: Groups, second: Groups) -> Groups:
     names = tuple(f"{a}, {b}" for a in first.names for b in second.names)
     return Groups(first.numbers * len(second.names) + second.numbers, names)
 

@@ -73,7 +73,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rest: Literal["ignore", "auto"] = "ignore"
     groups: dict[str, Grouping] = {}
 
-    def named(self, kind: Kind) -> list[str]:
+    def columns_of(self, kind: Kind) -> list[str]:
         """Return the columns of a kind, in order."""
         return [name for name, found in self.columns.items() if found == kind]
 
@@ -137,9 +137,9 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     reason = None
-    if len(schema.named("label")) != 1:
+    if len(schema.columns_of("label")) != 1:
         reason = "one of the columns must be the label"
-    elif schema.rest == "ignore" and not any(schema.named(kind) for kind in FEATURES):
+    elif schema.rest == "ignore" and not any(schema.columns_of(kind) for kind in FEATURES):
         reason = "no column is numeric or categorical"
     elif len(schema.delimiter) != 1:
         reason = "delimiter must be one character"
@@ -149,7 +149,7 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
         reason = 'rest = "auto" needs a header, which names the columns'
     if reason:
         raise ConfigurationError(f"{path}: {reason}")
-    if schema.rest == "ignore" and not schema.named("auto"):
+    if schema.rest == "ignore" and not schema.columns_of("auto"):
         _check_sensitive(path, schema)
     return schema
 
@@ -163,7 +163,7 @@ def resolve(path: Path, schema: Schema) -> Schema:
     Raises:
         ConfigurationError: the file cannot be read, or the schema makes no sense with the kinds that were found.
     """
-    if schema.rest == "ignore" and not schema.named("auto"):
+    if schema.rest == "ignore" and not schema.columns_of("auto"):
         return schema
     columns = dict(schema.columns)
     auto: list[str] | None = None
@@ -179,14 +179,14 @@ def resolve(path: Path, schema: Schema) -> Schema:
         raise ConfigurationError(f"{path} has 0 rows")
     kinds: dict[str, Kind] = {name: "numeric" if kind == "auto" else kind for name, kind in columns.items()}
     found = msgspec.structs.replace(schema, columns=kinds, rest="ignore")
-    if not found.named("numeric") and not found.named("categorical"):
+    if not found.columns_of("numeric") and not found.columns_of("categorical"):
         raise ConfigurationError(f"{path}: no column but the label is left")
     _check_sensitive(path, found)
     return found
 
 
 def _check_sensitive(path: Path, schema: Schema) -> None:
-    usable = {*schema.named("numeric"), *schema.named("categorical"), *schema.groups}
+    usable = {*schema.columns_of("numeric"), *schema.columns_of("categorical"), *schema.groups}
     if unusable := [name for name in schema.sensitive if name not in usable]:
         raise ConfigurationError(
             f"{path}: sensitive columns must be numeric or categorical ones, and {unusable[0]!r} is none of them"
@@ -207,10 +207,10 @@ def read(path: Path, schema: Schema, rows: int = 0) -> Rows:
     Raises:
         ConfigurationError: it cannot be read, is too large, or has a line that does not fit; the text names the line.
     """
-    numbers = {name: array("d") for name in schema.named("numeric")}
-    categories: dict[str, list[str]] = {name: [] for name in schema.named("categorical")}
+    numbers = {name: array("d") for name in schema.columns_of("numeric")}
+    categories: dict[str, list[str]] = {name: [] for name in schema.columns_of("categorical")}
     labels = array("q")
-    (label,) = schema.named("label")
+    (label,) = schema.columns_of("label")
     for where, row in _rows(path, schema):
         for name, column in numbers.items():
             column.append(_number(f"{where}: {name}", row[name], schema))

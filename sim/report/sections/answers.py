@@ -15,7 +15,7 @@ from p2pfl.sim.report.summary import AllAnswers
 def section(series: Sequence[Series]) -> Section | None:
     """Return the section; runs with other objectives have figures of their own."""
     having = [one for one in series if one.shown.answers is not None]
-    alike = list(by_key(having, lambda one: tuple(told(one).higher_is_better.items())).values())
+    alike = list(by_key(having, lambda one: tuple(answers_of(one).higher_is_better.items())).values())
     figures = [figure(f"answers-{k}" if k else "answers", runs) for k, runs in enumerate(alike)]
     text = [
         "The model of each node holds a solution for every preference. Shown are those that no other one of it dominates."
@@ -23,7 +23,7 @@ def section(series: Sequence[Series]) -> Section | None:
     return {"id": "answers", "title": "Answers to preferences", "text": text, "figures": figures} if figures else None
 
 
-def told(series: Series) -> AllAnswers:
+def answers_of(series: Series) -> AllAnswers:
     found = series.shown.answers
     assert found is not None  # see section
     return found
@@ -31,13 +31,13 @@ def told(series: Series) -> AllAnswers:
 
 def figure(id: str, series: Sequence[Series]) -> Figure:
     """Return the solutions of each node as points, each node and each pair of objectives in a view of its own."""
-    goals = told(series[0]).higher_is_better
+    goals = answers_of(series[0]).higher_is_better
     names = list(goals)
     views = []
-    for node in range(max(len(told(one).nodes) for one in series)):
-        having = [one for one in series if node < len(told(one).nodes)]
+    for node in range(max(len(answers_of(one).nodes) for one in series)):
+        having = [one for one in series if node < len(answers_of(one).nodes)]
         for a, b in combinations(range(len(names)), 2):
-            points = [point for one in having for point in shown(one, node, a, b)]
+            points = [point for one in having for point in points_of(one, node, a, b)]
             label = f"node {node}" + (f": {names[a]} and {names[b]}" if len(names) > 2 else "")
             view: dict[str, Any] = {"label": label, "x_unit": "", "x_log": False, "points": points, "known": []}
             view |= {"x_label": meant(names[a], goals[names[a]]), "y_label": meant(names[b], goals[names[b]])}
@@ -48,14 +48,20 @@ def figure(id: str, series: Sequence[Series]) -> Figure:
     return {"id": id, "kind": "scatter", "title": title, "note": note} | views[0] | {"views": views}
 
 
-def shown(series: Series, node: int, a: int, b: int) -> list[dict[str, Any]]:
+def points_of(series: Series, node: int, a: int, b: int) -> list[dict[str, Any]]:
     """Return the points of a node's solutions by objectives a and b, each with its preference."""
-    of = told(series).nodes[node]
+    of = answers_of(series).nodes[node]
     return [
-        {"run": series.name, "x": point[a], "y": point[b], "on_front": True, "label": f"preference {said(preference)}"}
+        {
+            "run": series.name,
+            "x": point[a],
+            "y": point[b],
+            "on_front": True,
+            "label": f"preference {format_preference(preference)}",
+        }
         for preference, point in zip(of.preferences, of.points, strict=True)
     ]
 
 
-def said(preference: Sequence[float]) -> str:
+def format_preference(preference: Sequence[float]) -> str:
     return ", ".join(number(weight) for weight in preference)

@@ -13,7 +13,7 @@ import numpy as np
 from p2pfl.sim.formatting import some
 from p2pfl.sim.report.folder import Columns
 from p2pfl.sim.report.page import Hundredths
-from p2pfl.sim.report.sections.collaboration import MOST_CELLS, Order, ordered
+from p2pfl.sim.report.sections.collaboration import MOST_CELLS, Order, order_nodes
 from p2pfl.sim.report.sections.curves import lines
 from p2pfl.sim.report.series import Figure, Section, Series, by_key
 from p2pfl.sim.report.summary import Entry
@@ -49,14 +49,14 @@ def section(series: Sequence[Series]) -> Section | None:
     figures = [lanes(series, states)] if states else []
     note = "1 where the clusters are the true groups, about 0 where they agree by chance (Hubert and Arabie 1985)."
     title = "Agreement of clusters and true groups"
-    figures += _drawn(lines(series, _rand, id="rand", title=title, y_label="adjusted Rand index", note=note))
+    figures += _non_empty(lines(series, _rand, id="rand", title=title, y_label="adjusted Rand index", note=note))
     title = "Number of clusters"
-    figures += _drawn(lines(series, _count, id="clusters-count", title=title, y_label="clusters", even=True))
+    figures += _non_empty(lines(series, _count, id="clusters-count", title=title, y_label="clusters", even=True))
     figures += similarities(series, states)
     return {"id": "clusters", "title": "Clusters", "text": [], "figures": figures} if figures else None
 
 
-def _drawn(figure: Figure) -> list[Figure]:
+def _non_empty(figure: Figure) -> list[Figure]:
     return [figure] if figure["y"] else []
 
 
@@ -184,7 +184,7 @@ def similarities(series: Sequence[Series], states: dict[str, States]) -> list[Fi
 def _order(series: Series, grouped: bool, states: States | None) -> Order:
     """Return nodes by their true groups, or else by their last clusters."""
     final = states.final if states is not None else [""] * series.shown.nodes
-    return ordered(series.shown, MOST_BINS, groups=None if grouped else final)
+    return order_nodes(series.shown, MOST_BINS, groups=None if grouped else final)
 
 
 def _panels(columns: Columns, order: Order, most: int) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ def _nodes(series: Series) -> tuple[Any, ...]:
     return series.shown.nodes, tuple(series.shown.groups)
 
 
-def ordered(entry: Entry, most: int = MOST_BINS, labelled: bool = True, groups: Sequence[str] | None = None) -> Order:
+def order_nodes(entry: Entry, most: int = MOST_BINS, labelled: bool = True, groups: Sequence[str] | None = None) -> Order:
     """Return nodes in the order of their groups, and if there are too many, so many neighbours in a row that they fit.
 
     Args:
@@ -117,7 +117,7 @@ def windows(rounds: int, most: int = MOST_FRAMES) -> list[tuple[int, int]]:
     return [(start + 1, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def counted(links: Columns, order: Order, parts: Sequence[tuple[int, int]]) -> np.ndarray:
+def count_links(links: Columns, order: Order, parts: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return how often each node learned from which other, in each part of a run; shape [parts, rows, rows], row = dst.
 
     In percent of the rounds; where a row stands for several nodes, of all pairs of nodes and rounds. What is more than
@@ -134,7 +134,7 @@ def counted(links: Columns, order: Order, parts: Sequence[tuple[int, int]]) -> n
     return percent
 
 
-def chosen_before(entry: Entry) -> Columns | None:
+def preselected_links(entry: Entry) -> Columns | None:
     """Return whom each node has chosen in the preparation as links of a round 1; None where no policy does so."""
     numbers = {str(k): k for k in range(entry.nodes)}
     lines = enumerate(entry.chosen_before[: entry.nodes])
@@ -147,7 +147,7 @@ def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, 
     """Return who learned from whom over time, and in all, of runs that have the same nodes."""
     entry = series[0].shown
     frames, bins = _sizes(len(series), entry.nodes)
-    order = ordered(entry, bins, all(one.shown.labels == entry.labels for one in series))
+    order = order_nodes(entry, bins, all(one.shown.labels == entry.labels for one in series))
     note = _note(series, order)
     figures = []
     for id, title, most in (
@@ -157,10 +157,10 @@ def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, 
         runs: dict[str, list[dict[str, Any]]] = {}
         for one in series:
             parts = windows(one.done(links[one.name]), most)
-            values = list(counted(links[one.name], order, parts))
+            values = list(count_links(links[one.name], order, parts))
             names = [f"rounds {a} to {b}" if a < b else f"round {a}" for a, b in parts]
-            if most > 1 and (chosen := chosen_before(one.shown)) is not None:
-                values, names = [*counted(chosen, order, [(1, 1)]), *values], ["chosen before round 1", *names]
+            if most > 1 and (chosen := preselected_links(one.shown)) is not None:
+                values, names = [*count_links(chosen, order, [(1, 1)]), *values], ["chosen before round 1", *names]
             top = int(max(each.max() for each in values))
             runs[one.name] = [{"label": name, "values": each, "max": top} for name, each in zip(names, values, strict=True)]
         figure: Figure = {"id": id + suffix, "kind": "matrix", "title": title + more, "note": note, "n": len(order.sizes)}

@@ -40,14 +40,14 @@ def worst_tenth(table: np.ndarray, higher_is_better: bool) -> np.ndarray:
     return np.where(np.isnan(table).any(axis=1), np.nan, found)
 
 
-def sent(series: Series, entry: Entry) -> np.ndarray:
+def bytes_sent(series: Series, entry: Entry) -> np.ndarray:
     """Return the bytes that all nodes have sent until the end of each round, the preparation included."""
-    return learning_curves.sent(series.rounds(entry), entry.traffic.preparation.bytes)
+    return learning_curves.bytes_sent(series.rounds(entry), entry.traffic.preparation.bytes)
 
 
-def ended(series: Series, entry: Entry) -> np.ndarray:
+def round_ends(series: Series, entry: Entry) -> np.ndarray:
     """Return when the last node had ended each round, in virtual seconds."""
-    return learning_curves.ended(series.rounds(entry))
+    return learning_curves.round_ends(series.rounds(entry))
 
 
 def over_seeds(series: Series, per_round: PerRound) -> np.ndarray:
@@ -81,8 +81,8 @@ def lines(
     for one in series:
         table = over_seeds(one, per_round)
         there = np.flatnonzero(np.isfinite(table).all(axis=0)) if len(table) else np.zeros(0, int)
-        bytes_sent, times = over_seeds(one, sent), over_seeds(one, ended)
-        there = there[there < bytes_sent.shape[1]]
+        sent, times = over_seeds(one, bytes_sent), over_seeds(one, round_ends)
+        there = there[there < sent.shape[1]]
         if not len(there):
             continue
         table = table[:, there]
@@ -91,7 +91,7 @@ def lines(
             deviation = table.std(axis=0, ddof=1)
             low[one.name], high[one.name] = y[one.name] - deviation, y[one.name] + deviation
         x["rounds"][one.name] = there + 1
-        x["bytes"][one.name] = bytes_sent[:, there].mean(axis=0)
+        x["bytes"][one.name] = sent[:, there].mean(axis=0)
         x["time"][one.name] = times[:, there].mean(axis=0)
     views: list[dict[str, Any]] = [
         {"label": "rounds", "unit": "", "x": x["rounds"]},

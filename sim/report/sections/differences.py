@@ -28,9 +28,11 @@ def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:
     rows = rows if len(set(rows[0][1:])) > 1 else []
     for key in keys:
         values = [{run: table.get(key) for run, table in found.items()} for found in compared]
-        differ = any(each != values[0] for each in values[1:]) if shared else len({_said(each) for each in values}) > 1
+        differ = (
+            any(each != values[0] for each in values[1:]) if shared else len({_format_values(each) for each in values}) > 1
+        )
         if differ:
-            rows.append([key, *(_said(each) for each in values)])
+            rows.append([key, *(_format_values(each) for each in values)])
     html = table(["Key", *names], rows) if rows else ""
     words = (
         []
@@ -67,7 +69,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _said(values: Mapping[str, Any]) -> str:
+def _format_values(values: Mapping[str, Any]) -> str:
     """Return the one value of all runs, or each with the runs that have it."""
     runs: dict[str, list[str]] = {}
     for run, value in values.items():

@@ -41,18 +41,20 @@ def section(series: Sequence[Series]) -> Section | None:
     found = {name: (one, columns) for name, (one, columns) in found.items() if len(columns["time"])}
     if not found:
         return None
-    views = {name: (one, *seen(columns, one.shown.nodes, ended(one))) for name, (one, columns) in found.items()}
-    text = [said(one.name, everyone) for one, everyone, _ in views.values()]
+    views = {
+        name: (one, *coordinator_views(columns, one.shown.nodes, run_end(one))) for name, (one, columns) in found.items()
+    }
+    text = [describe(one.name, everyone) for one, everyone, _ in views.values()]
     return {"id": "elections", "title": "Elections", "text": text, "figures": [timeline(views)]}
 
 
-def ended(series: Series) -> float:
+def run_end(series: Series) -> float:
     """Return when the run of the seed that is shown had ended, in virtual seconds."""
     last = float(series.rounds(series.shown)["virtual_time"].max(initial=0.0))
     return max(last, series.shown.time.virtual_s or 0.0)
 
 
-def seen(columns: Columns, nodes: int, end: float) -> tuple[list[View], list[list[View]]]:
+def coordinator_views(columns: Columns, nodes: int, end: float) -> tuple[list[View], list[list[View]]]:
     """Return who coordinated, by what nodes said of themselves, and what each node saw.
 
     Args:
@@ -68,11 +70,11 @@ def seen(columns: Columns, nodes: int, end: float) -> tuple[list[View], list[lis
         each[node].append(
             View(time, end, int(columns["coordinator"][k]), int(columns["term"][k]), str(columns["problem"][k]))
         )
-    each = [_joined(views) if views else [View(0.0, end, NOBODY, 0, STARTING)] for views in each]
+    each = [_merge_views(views) if views else [View(0.0, end, NOBODY, 0, STARTING)] for views in each]
     return _of_all(each, end), each
 
 
-def _joined(views: Sequence[View]) -> list[View]:
+def _merge_views(views: Sequence[View]) -> list[View]:
     """Return views of which no two neighbours say the same; a term counts only where somebody coordinates in it."""
     found: list[View] = []
     for view in views:
@@ -99,10 +101,10 @@ def _of_all(each: Sequence[Sequence[View]], end: float) -> list[View]:
         if time < view.end:
             found.append(view._replace(start=max(time, view.start)))
         time = max(time, view.end)
-    return _joined(found)
+    return _merge_views(found)
 
 
-def said(name: str, everyone: Sequence[View]) -> str:
+def describe(name: str, everyone: Sequence[View]) -> str:
     """Say who coordinated a run, how often that changed, and for how long nobody did."""
     led = [view for view in everyone if view.coordinator != NOBODY]
     whole = everyone[-1].end - everyone[0].start

@@ -16,7 +16,7 @@ from p2pfl.sim.report.folder import Columns
 from p2pfl.sim.report.series import Figure, Series, by_key
 from p2pfl.sim.report.summary import Entry
 from p2pfl.sim.scenario.network import Network
-from p2pfl.sim.scenario.topology import mapped, topology
+from p2pfl.sim.scenario.topology import placement_graph, topology
 from p2pfl.topologies import neighbours, places
 from p2pfl.topologies.geography import Point
 
@@ -55,8 +55,8 @@ def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], sever
         graph = _graph(series[0])
     if graph is None:
         note.append("The topology cannot be made again from what the folder holds; the links that were used stand for it.")
-        graph = _used(entry, [links[one.name] for one in series])
-    x, y = placed(graph, entry.topology)
+        graph = _used_links(entry, [links[one.name] for one in series])
+    x, y = place_nodes(graph, entry.topology)
     edges = _edges(graph)
     if len(edges) > MOST_EDGES:
         note.append(f"Its {len(edges):,} edges are too many to be drawn.")
@@ -97,7 +97,7 @@ def _graph(series: Series) -> nx.Graph | None:
         return None
     try:
         made = topology(table, entry.nodes, entry.seed)
-        where = mapped(_network(series.settings), made)
+        where = placement_graph(_network(series.settings), made)
     except ConfigurationError:
         return None
     graph = nx.empty_graph(entry.nodes)
@@ -113,7 +113,7 @@ def _network(settings: Mapping[str, Any]) -> Network:
     return Network(places=named) if isinstance(named, str) else Network()
 
 
-def _used(entry: Entry, links: Sequence[Columns]) -> nx.Graph:
+def _used_links(entry: Entry, links: Sequence[Columns]) -> nx.Graph:
     graph = nx.empty_graph(entry.nodes)
     pairs = np.concatenate([np.column_stack([each["src"], each["dst"]]) for each in links])
     graph.add_edges_from(np.unique(pairs, axis=0).tolist())
@@ -124,23 +124,23 @@ def _edges(graph: nx.Graph) -> np.ndarray:
     return np.array([(i, j) for i, j in graph.edges if i != j], int).reshape(-1, 2)
 
 
-def placed(graph: nx.Graph, name: str) -> tuple[np.ndarray, np.ndarray]:
+def place_nodes(graph: nx.Graph, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return where nodes are drawn: from 0 to 1 to the right, and from 0 to 1 downwards; one unit is as long in both.
 
     On the map where their coordinates are known; else on a circle, on a grid, or by forces, from the same start each time.
     """
     n = len(graph)
     if "points" in graph.graph:
-        return _scaled(_map(graph.graph["points"]))
+        return _scale(_map(graph.graph["points"]))
     if name == "torus":
-        return _scaled(_grid(n))
+        return _scale(_grid(n))
     if name == "star" and n > 1:
-        return _scaled(np.vstack([[0.0, 0.0], _circle(n - 1)]))
+        return _scale(np.vstack([[0.0, 0.0], _circle(n - 1)]))
     edges = graph.number_of_edges()
     if n < 3 or name in ROUND or n > MOST_FORCES or edges in (0, n * (n - 1) // 2):
-        return _scaled(_circle(n))
+        return _scale(_circle(n))
     found = nx.spring_layout(graph, seed=0, iterations=80)
-    return _scaled(np.array([found[k] for k in range(n)]))
+    return _scale(np.array([found[k] for k in range(n)]))
 
 
 def _circle(n: int) -> np.ndarray:
@@ -161,7 +161,7 @@ def _map(points: Sequence[Point | None]) -> np.ndarray:
     return np.column_stack([found[:, 1] * np.cos(np.radians(middle[0])), -found[:, 0]])
 
 
-def _scaled(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scale(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     low = points.min(axis=0)
     extent = float((points.max(axis=0) - low).max()) or 1.0
     x, y = ((points - low) / extent).T.round(4)

@@ -56,13 +56,13 @@ def spaces(series: Sequence[Series]) -> list[tuple[Space, list[Series]]]:
     return [(space_of([(front.seed, front.told) for one in runs for front in one.fronts()]), runs) for runs in alike]
 
 
-def shown(series: Series) -> Front:
+def shown_front(series: Series) -> Front:
     """Return the solutions with the seed that is shown."""
     return next(front for front in series.fronts() if front.seed == series.shown.seed)
 
 
 def _terms(series: Series) -> tuple[Any, ...]:
-    front = shown(series)
+    front = shown_front(series)
     told = front.told
     of = front.of if series.shown.pool else ""  # what pools are of is looked at apart
     return of, tuple(told.higher_is_better.items()), tuple(told.reference or ()), tuple(map(tuple, told.front))
@@ -74,10 +74,10 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
     Args:
         several: whether there are other runs, which have other objectives.
     """
-    names = list(shown(series[0]).told.higher_is_better)
+    names = list(shown_front(series[0]).told.higher_is_better)
     pairs = list(combinations(range(len(names)), 2))[:MOST_VIEWS]
     models = {one.name: (one, solutions(one, space)) for one in series}
-    known = [] if space.known is None else space.reported(space.known)
+    known = [] if space.known is None else space.with_reported_signs(space.known)
     views = []
     for a, b in pairs:
         points = [point(one, model, names, a, b) for one, found in models.values() for model in found]
@@ -86,8 +86,8 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
         view |= {"fronts": {"x": bool(space.signs[a] > 0), "stepped": len(names) == 2}}
         views.append(view | {"known": [[values[a], values[b]] for values in known]})
     pool = series[0].shown.pool
-    means = pool and shown(series[0]).of == "means"
-    title = "Mean objectives of each run" if means else f"Objectives of the {shown(series[0]).told.each}s' models"
+    means = pool and shown_front(series[0]).of == "means"
+    title = "Mean objectives of each run" if means else f"Objectives of the {shown_front(series[0]).told.each}s' models"
     title += f", and the front of each {'pool' if pool else 'run'}"
     title += f": {some(names)}" if several else ""
     figure: Figure = {"id": id, "kind": "scatter", "title": title, "note": _note(series, len(names) > 2)}
@@ -96,7 +96,7 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
 
 def point(series: Series, model: Solution, names: Sequence[str], a: int, b: int) -> dict[str, Any]:
     """Return a point of the view of objectives a and b; the others are said where it is pointed at."""
-    of = shown(series)
+    of = shown_front(series)
     labels = of.labels if len(of.labels) == len(of.told.nodes) else []
     called = some((labels[place] if labels else str(place) for place in model.places), MOST_NAMED)
     called = called if series.shown.pool else f"{of.told.each}{'s' * (len(model.places) > 1)} {called}"
@@ -114,11 +114,11 @@ def meant(name: str, higher: bool) -> str:
 
 def solutions(series: Series, space: Space) -> list[Solution]:
     """Return the different objectives of a run's models, of the seed that is shown."""
-    of = shown(series).told
+    of = shown_front(series).told
     rows = np.array(of.nodes, np.float64).reshape(len(of.nodes), len(space.signs))
     there = np.flatnonzero(np.isfinite(rows).all(1))
     points, which = np.unique(rows[there], axis=0, return_inverse=True)
-    front = {tuple(best) for best in space.reported(non_dominated(points_of(of)))}
+    front = {tuple(best) for best in space.with_reported_signs(non_dominated(points_of(of)))}
     places = [there[which.reshape(-1) == k].tolist() for k in range(len(points))]
     values = (points + 0.0).tolist()
     left_out = set(of.left_out)
@@ -133,18 +133,18 @@ def _note(series: Sequence[Series], several: bool) -> str:
     seeds = sorted({one.shown.seed for one in series})
     pool = series[0].shown.pool
     run, model = ("pool", "solution") if pool else ("run", "model")
-    what = "Mean objectives over the nodes of each run" if pool and shown(series[0]).of == "means" else "Models"
+    what = "Mean objectives over the nodes of each run" if pool and shown_front(series[0]).of == "means" else "Models"
     words = f"{what} of {f'seed {seeds[0]}' if len(seeds) == 1 else f'one seed of each {run}'}."
     words += f" A full mark is on the front of its {run}: no other {model} of the {run} is as good in every objective and"
     words += " better in one."
     words += " Of more than two objectives a view shows two, and the front is that of all." if several else ""
-    owners = "solutions" if pool else f"{shown(series[0]).told.each}s"
+    owners = "solutions" if pool else f"{shown_front(series[0]).told.each}s"
     return (
         words + f" The more {owners} have the same objectives, the larger the mark; marks of the same place stand around it."
     )
 
 
-def measured(series: Sequence[Series]) -> str:
+def measure_tables(series: Sequence[Series]) -> str:
     """Return tables of the fronts' measures, one for each kind of objectives; "" without any."""
     html, said = "", ""  # the meaning of the last table, which stands once below those that share it
     for space, alike in spaces(series):
@@ -166,7 +166,7 @@ def measured(series: Sequence[Series]) -> str:
                 row += [number(float(np.std(values, ddof=1))) if len(values) > 1 else ""] if seeds > 1 else []
                 row += [number(paper.get(key))] if any(key in each for each in papers) else []
             rows.append(row)
-        of = "all solutions of a pool" if alike[0].shown.pool else f"the models of all {shown(alike[0]).told.each}s"
+        of = "all solutions of a pool" if alike[0].shown.pool else f"the models of all {shown_front(alike[0]).told.each}s"
         meaning = _meaning(space, of, any(front.told.left_out for one in alike for front in one.fronts()))
         html += (said if meaning != said else "") + table(heads, rows)
         said = meaning
@@ -180,7 +180,7 @@ def _papers(series: Series) -> dict[str, float]:
 
 
 def _meaning(space: Space, of: str, left_out: bool) -> str:
-    reference = ", ".join(number(value) for value in space.reported(space.reference[None])[0])
+    reference = ", ".join(number(value) for value in space.with_reported_signs(space.reference[None])[0])
     where = "that of the task" if space.given else "a tenth of each objective's range beyond its worst value in these runs"
     front = "the front of all models of these runs with the same seed" if space.known is None else "the known front"
     words = (

@@ -36,7 +36,7 @@ class Space:
         front = self.found[seed] if self.known is None else self.known
         return measures(points_of(told), self.reference.tolist(), front)
 
-    def reported(self, points: Points) -> list[list[float]]:
+    def with_reported_signs(self, points: Points) -> list[list[float]]:
         """Return points with the signs that nodes report."""
         rows: list[list[float]] = (points * self.signs + 0.0).tolist()  # no -0.0
         return rows

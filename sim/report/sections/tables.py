@@ -92,7 +92,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
         most = [models for entry in one.entries if (models := entry.traffic.max_models_in_round) is not None]
         line += [size(one.mean(entry.sent for entry in one.entries)), str(max(most)) if most else ""]
         line += [_seconds(one.mean(entry.time.virtual_s for entry in one.entries))]
-        line += _reached(row, len(one.entries)) if folder.summary.target is not None else []
+        line += _format_target(row, len(one.entries)) if folder.summary.target is not None else []
         line += [number(row.paper)] if papers else []
         line += ["*" if row.front else ""] if front else []
         cells.append(line)
@@ -116,7 +116,7 @@ def _against(row: Row) -> list[str]:
     return [difference(row.against.difference), "" if times is None else f"{times:.2f}"]
 
 
-def _reached(row: Row, seeds: int) -> list[str]:
+def _format_target(row: Row, seeds: int) -> list[str]:
     costs = row.reached
     if costs is None or costs.seeds < seeds:
         return [f"by {costs.seeds} of {seeds}" if costs else "never", "", ""]

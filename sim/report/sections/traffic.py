@@ -17,7 +17,7 @@ LIMITS = {"models": "models in a round", "held": "models held at once", "bytes":
 
 def section(series: Sequence[Series]) -> Section:
     """Return the section; a sweep shows what results cost elsewhere."""
-    figures = [sent(series)]
+    figures = [bytes_by_kind(series)]
     if not any(one.folder.summary.varied for one in series):
         figures += costs(series)
     figures += budgets(series)
@@ -34,7 +34,7 @@ def section(series: Sequence[Series]) -> Section:
     return {"id": "traffic", "title": "Traffic and budgets", "text": [], "figures": figures}
 
 
-def sent(series: Sequence[Series]) -> Figure:
+def bytes_by_kind(series: Sequence[Series]) -> Figure:
     """Return what all nodes have sent, on average over the seeds, by what it was for."""
     runs = {}
     for one in series:
@@ -67,7 +67,7 @@ def budgets(series: Sequence[Series]) -> list[Figure]:
     """Return for each kind of limit which share of it the nodes have used."""
     figures = []
     for kind, what in LIMITS.items():
-        shares = {one.name: one.mean(_used(entry, kind) for entry in one.entries) for one in series}
+        shares = {one.name: one.mean(_budget_used(entry, kind) for entry in one.entries) for one in series}
         runs = {run: 100 * share for run, share in shares.items() if share is not None}
         if runs:
             figures.append(
@@ -86,7 +86,7 @@ def budgets(series: Sequence[Series]) -> list[Figure]:
     return figures
 
 
-def _used(entry: Entry, kind: str) -> float | None:
+def _budget_used(entry: Entry, kind: str) -> float | None:
     return entry.traffic.budget[kind].used if kind in entry.traffic.budget else None
 
 

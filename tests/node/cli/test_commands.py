@@ -22,7 +22,7 @@ from p2pfl.policies import POLICIES
 from p2pfl.policy import Budget
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.sim.cli import main as sim_cli
-from p2pfl.sim.scenario.scenario import shipped
+from p2pfl.sim.scenario.scenario import shipped_scenarios
 from p2pfl.sim.simulation.workers import WorkerLostError
 from p2pfl.system.atomic_files import lock_folder
 from p2pfl.task import TASKS
@@ -74,9 +74,9 @@ def test_commands_say_their_version(capsys, main):
 def test_list_names_the_scenarios(capsys):
     code, out, _ = sim(capsys, "list")
     assert code == 0
-    assert {"dac-synthetic", "dac-synthetic-default", "digits-gossip"} <= set(shipped())
-    assert all(f"{name}: " in out for name in shipped())
-    assert set(json.loads(sim(capsys, "list", "--json")[1])) == set(shipped())
+    assert {"dac-synthetic", "dac-synthetic-default", "digits-gossip"} <= set(shipped_scenarios())
+    assert all(f"{name}: " in out for name in shipped_scenarios())
+    assert set(json.loads(sim(capsys, "list", "--json")[1])) == set(shipped_scenarios())
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
     neighbourhood = Neighbourhood(ready, (), coordinated=True)
     around = neighbourhood.members()
     assert set(around) == {"b", "c"}
-    assert [name for name in around if neighbourhood.learned_from(name)] == ["b"]
+    assert [name for name in around if neighbourhood.may_learn_from(name)] == ["b"]
     assert neighbourhood.askers() == {"b"}
     assert set(Neighbourhood(ready, ()).members()) == {"b"}  # where nobody coordinates
     electing = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), boot=1, seed=0)

@@ -166,10 +166,10 @@ class CoordinatorBackend:
     def later(self, seconds, callback):
         self.timers.append(callback)
 
-    def expected(self):
+    def known_participants(self):
         return {"a", "b", "c"}
 
-    def reached(self):
+    def credible_round(self):
         return self.here
 
     def coordinates(self, term):

@@ -104,23 +104,23 @@ def test_a_task_that_cannot_be_made_is_said():
 # The federation
 
 
-def made(root, name="alice"):
+def make_one(root, name="alice"):
     folder = root / name
     config.create(folder, name)
     return folder
 
 
 def test_a_node_alone_belongs_to_no_federation(tmp_path):
-    found = check_federation(made(tmp_path))
+    found = check_federation(make_one(tmp_path))
     assert (found.ok, found.said) == (None, "this node belongs to none")
     assert "federation create" in found.mend
 
 
 def test_a_member_a_stranger_and_a_removed_member_are_told_apart(tmp_path):
-    folder = made(tmp_path)
+    folder = make_one(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
     assert check_federation(folder) == Finding("federation", True, "home, members: 1, epoch: 1")
-    stranger = made(tmp_path, "mallory")
+    stranger = make_one(tmp_path, "mallory")
     for name in ("federation.toml", "membership"):
         shutil.copy(folder / name, stranger / name)
     found = check_federation(stranger)
@@ -132,7 +132,7 @@ def test_a_member_a_stranger_and_a_removed_member_are_told_apart(tmp_path):
 
 
 def test_a_damaged_federation_file_and_a_missing_key_are_said(tmp_path):
-    folder = made(tmp_path)
+    folder = make_one(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
     path = folder / "federation.toml"
     whole = path.read_bytes()

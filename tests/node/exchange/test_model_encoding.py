@@ -280,16 +280,18 @@ def published(coding, params):
 
 def test_the_expected_bytes_are_those_of_the_codec_and_grow_with_what_was_missed():
     dense = {
-        name: ModelEncoder(make_codec(name, {}), LAYOUT).expected("x", 7) - OVERHEAD for name in CODECS if name != "top-k"
+        name: ModelEncoder(make_codec(name, {}), LAYOUT).expected_bytes("x", 7) - OVERHEAD
+        for name in CODECS
+        if name != "top-k"
     }
     assert dense == {"float32": 400, "float16": 200, "bfloat16": 200, "int8": 104}
     coding = ModelEncoder(TopK(0.1), LAYOUT, START)
     # The count, and then 13 bytes of marks and 4 for each of 10 values a round; the whole model after 8 rounds.
-    assert [coding.expected("x", round) - OVERHEAD for round in (1, 2, 8, 9)] == [57, 97, 337, 400]
+    assert [coding.expected_bytes("x", round) - OVERHEAD for round in (1, 2, 8, 9)] == [57, 97, 337, 400]
     coding.ask(["x"])
     coding.keep("x", 9, START, b"12345678")
-    assert [coding.expected("x", round) - OVERHEAD for round in (9, 10, 12)] == [57, 57, 137]
-    assert ModelEncoder(TopK(1.0), LAYOUT, START).expected("x", 1) - OVERHEAD == 400
+    assert [coding.expected_bytes("x", round) - OVERHEAD for round in (9, 10, 12)] == [57, 57, 137]
+    assert ModelEncoder(TopK(1.0), LAYOUT, START).expected_bytes("x", 1) - OVERHEAD == 400
 
 
 def test_no_more_bytes_come_than_were_expected_of_a_peer_that_publishes_once_a_round():
@@ -298,7 +300,7 @@ def test_no_more_bytes_come_than_were_expected_of_a_peer_that_publishes_once_a_r
     for round in range(1, 40):
         model = published(sender, rng.standard_normal(100).astype(np.float32))
         if rng.random() < 0.4:
-            expected = receiver.expected("me", round)
+            expected = receiver.expected_bytes("me", round)
             copy = receiver.ask(["me"])["me"]
             base = sender.base(model, copy.tag)
             payload = memoryview(bytes(sender.encode(model, base)))

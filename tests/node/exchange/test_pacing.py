@@ -71,5 +71,5 @@ def test_pacing_goes_back_at_once_after_an_exchange():
     pacing = Pacing(100)
     pacing.enter(pacing.following(50, 50, [3, 3, 3]), 50, 50, Outbox(synchronous=True))
     assert pacing.following(5, 5, [3, 3, 3]) == 6
-    pacing.exchanged()
+    pacing.record_exchange()
     assert pacing.following(5, 5, [3, 3, 3]) == 4

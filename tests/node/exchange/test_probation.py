@@ -14,10 +14,10 @@ NAMES = ("a", "b", "c", "d")
 def test_probation_doubles_what_a_peer_owes_with_each_miss():
     probation, owed = Probation(), []
     for _ in range(8):
-        probation.missed("a", 3)
+        probation.record_timeout("a", 3)
         owed.append(0)
         while probation.owes("a"):
-            probation.answered("a")
+            probation.record_answer("a")
             owed[-1] += 1
     assert owed == [1, 3, 7, 15, 31, 63, 63, 63]
     assert not probation.owes("b")
@@ -25,20 +25,20 @@ def test_probation_doubles_what_a_peer_owes_with_each_miss():
 
 def test_probation_forgives_after_many_answers():
     probation = Probation()
-    probation.missed("a", 3)
+    probation.record_timeout("a", 3)
     for _ in range(1 + GOOD):
-        probation.answered("a")
-    probation.missed("a", 3)
-    probation.answered("a")
+        probation.record_answer("a")
+    probation.record_timeout("a", 3)
+    probation.record_answer("a")
     assert not probation.owes("a")
 
 
 def test_probation_owes_more_in_large_federations():
     probation = Probation()
-    probation.missed("a", 24)
+    probation.record_timeout("a", 24)
     for _ in range(5):
         assert probation.owes("a")
-        probation.answered("a")
+        probation.record_answer("a")
     assert probation.owes("a")
     probation.forget("a")
     assert not probation.owes("a")

@@ -252,7 +252,7 @@ def test_a_running_node_and_commands_lose_nothing_of_each_other(home):
     assert file.epoch > running.epoch
     file.merge(running)
     assert list(running.members) == ["alice", "bob", "carol"]
-    assert not file.changed()
+    assert not file.has_changed()
 
 
 def test_saving_verifies_only_what_other_processes_have_added(home, monkeypatch):
@@ -274,10 +274,10 @@ def test_a_node_sees_what_was_written_before_it_began_to_look(home):
     running = home.log()
     home.bundle(home.node("bob"))
     file = MembershipFile(home.alice)
-    assert file.changed()
+    assert file.has_changed()
     file.merge(running)
     assert running.epoch == 2
-    assert not file.changed()
+    assert not file.has_changed()
 
 
 def test_a_log_on_the_disk_that_differs_is_said_and_left(home):
@@ -573,7 +573,7 @@ def test_of_two_who_come_at_once_with_a_token_one_is_let_in(home):
             *(partial(door.ask, key, token.secret, token.member) for door, key in zip(doors, keys, strict=True))
         )
         assert sorted(type(answer).__name__ for answer in answers) == ["JoinRefused", "Joined"]
-        assert doors[0].causes + doors[1].causes == ["invitation used"]
+        assert doors[0].causes + doors[1].causes in (["invitation used"], ["name taken"])  # by who has written what first
         assert home.log().epoch == k + 2
 
 

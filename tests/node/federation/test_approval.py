@@ -87,7 +87,7 @@ def join(root, *options):
     return main(["join", str(root / "bob"), str(root / "bundle"), *options])
 
 
-def joined(root):
+def join_all(root):
     return load_federation(root / "bob") is not None
 
 
@@ -101,7 +101,7 @@ def test_join_without_a_terminal_takes_options_that_are_the_same(home, capsys, m
         "  policy dac",
         "  a model of 4,810 values (0.02 MB), 10 rounds",
     ]
-    assert joined(root)
+    assert join_all(root)
 
 
 def test_join_without_a_terminal_refuses_other_options_and_names_yes(home, capsys, monkeypatch):
@@ -112,9 +112,9 @@ def test_join_without_a_terminal_refuses_other_options_and_names_yes(home, capsy
     assert "  task.samples is 40 there; this node's is 0" in lines
     assert lines[-1].startswith("not joined: the federation has other options than node.toml (task.samples = 40); ")
     assert "--yes" in lines[-1]
-    assert not joined(root)
+    assert not join_all(root)
     assert join(root, "--yes") == 0
-    assert joined(root)
+    assert join_all(root)
 
 
 @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 2), ("no\n", 2), ("", 2)])
@@ -123,7 +123,7 @@ def test_join_on_a_terminal_asks(home, capsys, monkeypatch, typed, code):
     root = home()
     assert join(root) == code
     assert "join with these options? [y/N]" in capsys.readouterr().err
-    assert joined(root) == (code == 0)
+    assert join_all(root) == (code == 0)
 
 
 def test_join_with_yes_asks_nothing(home, capsys, monkeypatch):
@@ -141,4 +141,4 @@ def test_join_that_is_not_approved_keeps_nothing(home):
     key = admission.Identity.load(root / "bob" / config.KEY).public
     with pytest.raises(ConfigurationError, match="no"):
         admission.accept_bundle(root / "bob", (root / "bundle").read_text(), config.load(root / "bob"), key, approve=refuse)
-    assert not joined(root)
+    assert not join_all(root)

@@ -254,4 +254,4 @@ def test_run_with_an_encrypted_key_says_whether_it_answers_tokens(tmp_path):
 
 def test_chosen_without_a_terminal_says_so():
     with pytest.raises(ConfigurationError, match="asks on a terminal, and there is none"):
-        passphrases.chosen(None, asked=True)
+        passphrases.choose(None, asked=True)

@@ -62,7 +62,7 @@ class DisturbedWorld:
                 assert about not in helpers
                 if self.peers[about].answers(self.now):
                     delays = [self.peers[name].latency for name in helpers if self.peers[name].answers(self.now)]
-                    self.arrivals += [(self.now + delay, self.detector.vouched, about) for delay in delays]
+                    self.arrivals += [(self.now + delay, self.detector.record_indirect_ack, about) for delay in delays]
 
     def read(self, until):
         come = sorted((a for a in self.arrivals if a[0] <= until), key=lambda a: a[0])
@@ -142,7 +142,7 @@ def test_the_dead_are_probed_no_more_and_come_back_when_heard():
     death = world.when(Dead, "gone")
     world.run(50)
     assert [time for time, step in world.log if step == Ping("gone") and time > death] == []
-    assert world.detector.vouched("gone", world.now) is False  # out of reach for this node
+    assert world.detector.record_indirect_ack("gone", world.now) is False  # out of reach for this node
     assert world.detector.heard("gone", world.now) is True
     assert world.detector.heard("gone", world.now) is False
     world.run(30)
@@ -197,7 +197,7 @@ def test_who_is_forgotten_is_judged_no_more_and_strangers_are_ignored():
     assert "gone" not in {step.name for step in world.of(Ping, Dead)}
     assert world.of(Dead, AskOthers) == []
     assert world.detector.heard("nobody", world.now) is False
-    assert world.detector.vouched("nobody", world.now) is False
+    assert world.detector.record_indirect_ack("nobody", world.now) is False
 
 
 def test_watching_twice_is_no_sign_of_life():
@@ -285,7 +285,9 @@ def test_a_silent_peer_is_suspected_and_dead_within_a_bound(seed, n, silent, whe
 @given(
     seed=st.integers(0, 2**32),
     events=st.lists(
-        st.tuples(st.sampled_from(["tick", "heard", "vouched", "watch", "unwatch"]), st.integers(0, 5), st.floats(0, 9)),
+        st.tuples(
+            st.sampled_from(["tick", "heard", "record_indirect_ack", "watch", "unwatch"]), st.integers(0, 5), st.floats(0, 9)
+        ),
         max_size=200,
     ),
 )
@@ -319,7 +321,7 @@ def test_steps_always_come_in_order_and_only_against_those_who_are_watched(seed,
             detector.unwatch(name)
             stage.pop(name, None)
             heard.pop(name, None)
-        elif name in stage and not (kind == "vouched" and stage[name] in (None, Dead)):
+        elif name in stage and not (kind == "record_indirect_ack" and stage[name] in (None, Dead)):
             assert getattr(detector, kind)(name, now) is (stage[name] in (Suspect, Dead))
             stage[name], heard[name] = None, now
         else:

@@ -50,7 +50,7 @@ class Quiet:
     def may_return(self, peer):
         return True
 
-    def moved(self): ...
+    def peers_changed(self): ...
 
 
 class Alice:

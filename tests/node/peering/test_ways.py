@@ -156,7 +156,7 @@ def test_hints_are_dialled_once_a_second_at_most_and_do_not_keep_from_what_the_o
 def test_a_hint_pushes_out_neither_an_address_that_has_worked_nor_what_others_have_said():
     peer = Peer("b", Member(bytes(32), ("configured",)))
     peer.hint("proven", "mdns")
-    peer.reached_at("proven")
+    peer.record_proof("proven")
     for source in ("broker", "mdns"):
         for k in range(100):
             assert peer.hint(f"{source}-{k}", source)
@@ -169,7 +169,7 @@ def test_addresses_that_have_worked_leave_room_for_others():
     peer = Peer("b", Member(bytes(32)))
     for k in range(100):
         assert peer.hint(f"{k}", "mdns")
-        peer.reached_at(f"{k}")
+        peer.record_proof(f"{k}")
     assert list(peer.proven) == ["96", "97", "98", "99"]
     assert len(peer.addresses) == MOST_ADDRESSES
 

@@ -161,12 +161,12 @@ def test_a_batch_and_three_models_are_held():
     async def loss(stack):
         return rng.random(len(stack))
 
-    async def measured():
+    async def measure():
         tracemalloc.start()
         await bggc(own, [other.sender for other in others], fetch, loss=loss, rng=rng, limit=batch, batch=batch)
         return tracemalloc.get_traced_memory()[1]
 
-    peak = play(measured()) / own.params.nbytes
+    peak = play(measure()) / own.params.nbytes
     tracemalloc.stop()
     assert max(most) == batch
     # The own model was there before. Two sums, and for a moment the means under evaluation and what they are made of.

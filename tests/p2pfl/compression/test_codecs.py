@@ -245,7 +245,7 @@ def test_entries_come_back_at_their_places(params, data):
 P = 1000
 
 
-def listed(*indices, values=None):
+def list_of(*indices, values=None):
     numbers = np.array(indices, "<u4").tobytes()
     given = np.ones(len(indices), "<f4") if values is None else np.array(values, "<f4")
     return len(indices).to_bytes(4, "little") + numbers + given.tobytes()
@@ -260,15 +260,15 @@ def marked(count, bits):
     [
         (b"", "wrong length"),
         (b"\1\0\0", "wrong length"),
-        (listed(1, 2)[:-1], "wrong length"),
+        (list_of(1, 2)[:-1], "wrong length"),
         (b"\xff\xff\xff\xff" + bytes(8), "wrong length"),
         ((P + 1).to_bytes(4, "little") + bytes(5 * P), "wrong length"),
-        (listed(2, 1), "malformed"),
-        (listed(1, 1), "malformed"),
-        (listed(1, P), "malformed"),
-        (listed(2**32 - 1), "malformed"),
-        (listed(1, 2, values=[1, np.nan]), "not finite"),
-        (listed(1, 2, values=[-np.inf, 1]), "not finite"),
+        (list_of(2, 1), "malformed"),
+        (list_of(1, 1), "malformed"),
+        (list_of(1, P), "malformed"),
+        (list_of(2**32 - 1), "malformed"),
+        (list_of(1, 2, values=[1, np.nan]), "not finite"),
+        (list_of(1, 2, values=[-np.inf, 1]), "not finite"),
         (marked(40, bytes([255] * 6) + bytes(119)), "malformed"),
         (marked(40, bytes([255] * 4) + bytes(121)), "malformed"),
         (marked(40, bytes(125)), "malformed"),

@@ -15,13 +15,13 @@ from torch.func import grad, vmap
 from p2pfl.errors import ConfigurationError
 from p2pfl.fairness.metrics import (
     MEASURES,
-    converged,
     covariance_loss,
-    decided,
+    decide,
     demographic_parity,
     equal_opportunity,
     equalised_odds,
-    relaxed,
+    has_converged,
+    relax,
 )
 from p2pfl.learning.batched_gradients import DenseKernel
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
@@ -89,10 +89,10 @@ def test_without_positive_samples_opportunities_are_equal():
 
 
 def test_the_relaxation_by_hand():
-    found = relaxed(tensor(0.0, 0.5, 0.75, 1.0), 2.0)
+    found = relax(tensor(0.0, 0.5, 0.75, 1.0), 2.0)
     assert found.tolist() == pytest.approx([0.5, 0.5, np.tanh(1) / 2 + 0.5, np.tanh(2) / 2 + 0.5])
-    assert decided(tensor(0.0, 0.5, 0.51, 1.0)).tolist() == [0, 0, 1, 1]
-    sharp = relaxed(tensor(0.1, 0.6, 0.4, 0.9), 1e4)
+    assert decide(tensor(0.0, 0.5, 0.51, 1.0)).tolist() == [0, 0, 1, 1]
+    sharp = relax(tensor(0.1, 0.6, 0.4, 0.9), 1e4)
     assert sharp.tolist() == pytest.approx([0.5, 1, 0.5, 1])
 
 
@@ -100,7 +100,7 @@ def test_the_relaxed_difference_is_half_of_the_exact_one_where_it_is_sharp():
     probabilities = 0.2 + 0.6 * DECISIONS
     for measure in MEASURES.values():
         half = measure(DECISIONS, LABELS, GROUPS, 2) / 2
-        assert measure(relaxed(probabilities, 1e4), LABELS, GROUPS, 2).item() == pytest.approx(half.item())
+        assert measure(relax(probabilities, 1e4), LABELS, GROUPS, 2).item() == pytest.approx(half.item())
 
 
 def test_praffls_loss_by_hand():
@@ -139,7 +139,7 @@ def test_gradients_are_those_of_finite_differences(measure, count):
     groups = torch.tensor(rng.integers(0, count, 30))
 
     def loss(logits):
-        return MEASURES[measure](relaxed(torch.sigmoid(logits)), labels, groups, count)
+        return MEASURES[measure](relax(torch.sigmoid(logits)), labels, groups, count)
 
     found = grad(loss)(logits)
     assert found.abs().sum() > 0
@@ -160,8 +160,8 @@ def test_gradients_are_finite_where_groups_are_empty(count):
 
 
 def test_models_that_learned_nothing_are_left_out():
-    assert converged(np.array([0.5, 0.999, 0.9991, 1.0])).tolist() == [True, True, False, False]
-    assert converged(np.array([[1.0, 0.9], [1.0, 1.0]])).tolist() == [True, False]
+    assert has_converged(np.array([0.5, 0.999, 0.9991, 1.0])).tolist() == [True, True, False, False]
+    assert has_converged(np.array([[1.0, 0.9], [1.0, 1.0]])).tolist() == [True, False]
 
 
 # The task

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.fairness.metrics import covariance_loss, decided, demographic_parity
-from p2pfl.fairness.praffl_learner import PrafflLearner, losses, measured
+from p2pfl.fairness.metrics import covariance_loss, decide, demographic_parity
+from p2pfl.fairness.praffl_learner import PrafflLearner, error_and_disparity, losses
 from p2pfl.fairness.praffl_model import HEAD_SHAPES, HEAD_SIZE, heads, spread
 from p2pfl.node.cli.export import encoder_for
 from p2pfl.node.cli.main import main
@@ -86,13 +86,13 @@ def test_losses_and_measures_of_many_models_are_those_of_each(groups, seed):
     labels = torch.randint(2, (12,), generator=rng).float()
     numbers = torch.randint(groups, (12,), generator=rng)
     members = functional.one_hot(numbers, groups).float()
-    both, found = losses(logits, labels, members), measured(logits, labels, members)
+    both, found = losses(logits, labels, members), error_and_disparity(logits, labels, members)
     for k in range(5):
         entropy = functional.binary_cross_entropy_with_logits(logits[:, k], labels)
         probabilities = torch.sigmoid(logits[:, k])
         expected = torch.stack([entropy, covariance_loss(probabilities, numbers, groups)])
         torch.testing.assert_close(both[k], expected, rtol=1e-4, atol=1e-6)
-        decisions = decided(probabilities)
+        decisions = decide(probabilities)
         disparity = demographic_parity(decisions, labels, numbers, groups, "mean")
         torch.testing.assert_close(found[k], torch.stack([(decisions != labels).float().mean(), disparity]))
 
@@ -143,7 +143,7 @@ def test_after_training_a_preference_decides_between_performance_and_fairness():
     x, labels, groups = task.data["test"]
     found = []
     for preference in ([0.0, 1.0], [1.0, 0.0]):
-        decisions = decided(torch.sigmoid(task.model_for(params, preference)(x)[:, 0]))
+        decisions = decide(torch.sigmoid(task.model_for(params, preference)(x)[:, 0]))
         disparity = demographic_parity(decisions, labels, groups, 2, "mean")
         found.append(((decisions != labels).float().mean().item(), disparity.item()))
     (best, unfair), (worst, fair) = found

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.multiobjective.annealing import Annealing, Schedule, acceptance, closest, moved_apart, ranges
+from p2pfl.multiobjective.annealing import Annealing, Schedule, acceptance, closest, ranges, spread_weights
 
 
 def array(*rows):
@@ -31,7 +31,7 @@ def test_a_step_to_what_is_better_is_always_taken_and_to_what_is_worse_by_the_te
 
 
 def test_weights_grow_where_a_solution_is_as_good_as_its_neighbour_and_sum_to_one():
-    moved = moved_apart(array(0.5, 0.3, 0.2), array(1, 2, 3), array(1, 1, 4), alpha=2.0)
+    moved = spread_weights(array(0.5, 0.3, 0.2), array(1, 2, 3), array(1, 1, 4), alpha=2.0)
     assert moved.tolist() == pytest.approx([1.0 / 1.7, 0.6 / 1.7, 0.1 / 1.7])
 
 

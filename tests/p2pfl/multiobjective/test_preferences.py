@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pfl.errors import ConfigurationError
-from p2pfl.multiobjective.preferences import checked, lattice, nearest, preference_of
+from p2pfl.multiobjective.preferences import lattice, nearest, preference_of, validate_preference
 from p2pfl.task import Part
 
 DRAWN = [
@@ -92,7 +92,7 @@ def test_a_nodes_own_preference_counts_before_any_distribution():
 @pytest.mark.parametrize("weights", [[0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0], [float("inf"), 0.0]])
 def test_weights_off_the_simplex_are_refused(weights):
     with pytest.raises(ConfigurationError, match=r"task.preference must be weights of 0 or more with the sum 1"):
-        checked("task.preference", weights, 2)
+        validate_preference("task.preference", weights, 2)
 
 
 @pytest.mark.parametrize(

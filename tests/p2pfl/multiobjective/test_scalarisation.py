@@ -20,7 +20,7 @@ from p2pfl.node.folder.config import NodeConfig
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.status import prometheus as metrics
 from p2pfl.node.status.observer import StatusObserver
-from p2pfl.pareto_metrics import maximised
+from p2pfl.pareto_metrics import to_maximisation
 from p2pfl.protocols.transports.in_process import InProcessNetwork
 from p2pfl.queries import Evaluate, Loss, NodeQuery, Train
 from p2pfl.random_streams import RandomStreams
@@ -177,7 +177,7 @@ def test_what_is_reported_is_each_objective_and_what_the_preference_makes_of_the
         assert row["test_reward"] == -row["test_loss"]
         assert -row["test_reward"] == pytest.approx(task.preference @ [row[f"test_{name}"] for name in names])
     assert (
-        maximised(found, goals_of(tasks[0])) == -np.array([[row[f"test_{name}"] for name in names] for row in found])
+        to_maximisation(found, goals_of(tasks[0])) == -np.array([[row[f"test_{name}"] for name in names] for row in found])
     ).all()
 
 
@@ -421,7 +421,7 @@ def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
         shown.extend(metrics.text(federation.watch[name].to.state) for name in names)
 
     federation = play(
-        watched, names, Settings(rounds=3, deadline=10.0), task="tests.p2pfl.multiobjective.test_scalarisation:drawn"
+        watched, names, Settings(rounds=3, deadline=10.0), task="tests.p2pfl.multiobjective.test_scalarisation:draw"
     )
     everything = b"\n".join([*shown, *(line.encode() for line in said)])
     assert b"finished" in everything
@@ -430,7 +430,7 @@ def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
             assert not any(form in everything for form in [*forms(weight), repr(weight)[:6].encode()])
 
 
-def drawn(part, seed):
+def draw(part, seed):
     return make_task("teachers", {"preferences": {"name": "dirichlet"}, "test": 30, "samples": 20}, part, seed)
 
 

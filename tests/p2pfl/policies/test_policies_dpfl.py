@@ -185,12 +185,12 @@ def test_fedavg_under_a_budget_averages_with_peers_drawn_each_round(make, budget
 
 
 def test_fedprox_holds_nodes_near_the_model_of_the_round_before():
-    def moved(make):
+    def move_weights(make):
         _, cast, _ = play(make, rounds=1)
         return np.linalg.norm(cast["node-0"].published[1, "trained"].params - cast["node-0"].initial)
 
-    assert moved(lambda: FedProx(mu=30.0)) < moved(lambda: FedProx(mu=10.0)) < 0.97 * moved(FedAvg)
-    assert moved(lambda: FedProx(mu=0.0)) == pytest.approx(moved(FedAvg), rel=1e-6)
+    assert move_weights(lambda: FedProx(mu=30.0)) < move_weights(lambda: FedProx(mu=10.0)) < 0.97 * move_weights(FedAvg)
+    assert move_weights(lambda: FedProx(mu=0.0)) == pytest.approx(move_weights(FedAvg), rel=1e-6)
 
 
 @pytest.mark.parametrize("make", [FedAvg, FedProx])

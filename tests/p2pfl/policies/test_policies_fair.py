@@ -16,13 +16,13 @@ from p2pfl.algorithms.group_statistics import (
     disparity,
     even,
     fedfb_step,
-    packed,
+    from_extras,
+    to_extras,
     total,
-    unpacked,
 )
 from p2pfl.errors import ConfigurationError
 from p2pfl.fairness import fair_classifier
-from p2pfl.fairness.metrics import covariance_loss, mixed, tally_of
+from p2pfl.fairness.metrics import covariance_loss, mix_logits, tally_of
 from p2pfl.learning.batched_learner import BatchedLearner, SequentialLearner
 from p2pfl.parameters import Layout
 from p2pfl.policies import make_policy
@@ -77,7 +77,7 @@ def tally(counts, positive=None, losses=None):
 
 def submission(id, seen, names, trained=(0, 0), previous=None, round=1):
     samples = int(seen.counts.sum())
-    return Submission(id, round, np.array(trained, np.float32), samples, packed(seen, *names), previous or {})
+    return Submission(id, round, np.array(trained, np.float32), samples, to_extras(seen, *names), previous or {})
 
 
 # Tallies
@@ -131,7 +131,7 @@ def test_all_ways_to_compute_tally_the_same():
 )
 def test_a_tally_that_cannot_be_is_refused(extras, message):
     with pytest.raises(ValueError, match=message):
-        unpacked(extras, 6)
+        from_extras(extras, 6)
 
 
 # Weights of samples
@@ -276,7 +276,7 @@ def test_an_ensemble_trains_alone_and_predicts_together():
 
 def test_probabilities_are_averaged_and_not_logits():
     logits = [torch.tensor([[0.0], [100.0]]), torch.tensor([[float(np.log(3))], [-100.0]])]
-    assert torch.sigmoid(mixed(logits, [0.25, 0.75])).flatten().tolist() == pytest.approx([0.125 + 0.5625, 0.25])
+    assert torch.sigmoid(mix_logits(logits, [0.25, 0.75])).flatten().tolist() == pytest.approx([0.125 + 0.5625, 0.25])
 
 
 # The classifier that PraFFL is compared with

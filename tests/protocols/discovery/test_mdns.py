@@ -17,7 +17,7 @@ from p2pfl.protocols.discovery import mdns
 from p2pfl.protocols.discovery.mdns import (
     LOOPBACK,
     MdnsFinder,
-    announced,
+    addresses_to_announce,
     dialable,
     interface_networks,
     read_text,
@@ -99,7 +99,7 @@ def service(name, text, port=4000, host="127.0.0.1"):
     ]
 
 
-def named(number, federation=FEDERATION):
+def name_of(number, federation=FEDERATION):
     """Return the label of the service of a node."""
     return service_name(key(number), federation).partition(".")[0].encode()
 
@@ -259,16 +259,16 @@ def test_what_strangers_announce_is_left_out_and_does_not_hide_the_nodes(on_loop
                     await asyncio.gather(a.until((2, 4002)), b.until((1, 4001)))
                 for i, text in enumerate(hostile):
                     await announce(service(b"%032x-%s" % (i, FEDERATION.hex()[:16].encode()), text))
-                    await announce(service(named(20 + i), text))
-                await announce(service(named(9), of_node(9), host="224.0.0.1"))
-                await announce(service(named(10), of_node(10), port=0))
-                await announce(service(named(11), of_node(11), host="192.0.2.1"))  # on no network of this machine
+                    await announce(service(name_of(20 + i), text))
+                await announce(service(name_of(9), of_node(9), host="224.0.0.1"))
+                await announce(service(name_of(10), of_node(10), port=0))
+                await announce(service(name_of(11), of_node(11), host="192.0.2.1"))  # on no network of this machine
                 for name in (b"\xff" * 63, b"somebody", b"a.b\0c", *(b"%d" % i for i in range(500))):
                     await announce([record(SERVICE, PTR, labels(name, *SERVICE))])
-                name = named(12), *SERVICE  # its host has a name that cannot be asked for
+                name = name_of(12), *SERVICE  # its host has a name that cannot be asked for
                 await announce([record(SERVICE, PTR, labels(*name)), record(name, SRV, b"\0" * 6 + labels(b"\xff" * 63))])
                 await announce([record(SERVICE, PTR, labels(b"elsewhere", b"_http", b"_tcp", b"local"))])
-                await announce(service(named(8), of_node(8)))
+                await announce(service(name_of(8), of_node(8)))
                 await a.until((8, 4000))  # all that was announced before has been read
                 async with Node(3) as c:
                     await asyncio.gather(a.until((3, 4003)), c.until((1, 4001)))
@@ -298,7 +298,7 @@ def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, o
             async with Node(1) as a:
                 await until(lambda: asked)
                 await announce([poison])
-                await announce(service(named(8), of_node(8)))
+                await announce(service(name_of(8), of_node(8)))
                 await a.until((8, 4000))
                 before = len(asked)
                 await until(lambda: len(asked) > before + 3)
@@ -315,9 +315,9 @@ def test_so_many_services_are_kept_and_no_more(monkeypatch, on_loop):
             async with Node(1) as a:
                 while len(a.found) < 20:  # datagrams may be lost
                     for number in range(10, 60):
-                        await announce(service(named(number), of_node(number)))
+                        await announce(service(name_of(number), of_node(number)))
                 known = min(a.found)[0]
-                await announce(service(named(known), of_node(known), port=5000))
+                await announce(service(name_of(known), of_node(known), port=5000))
                 await a.until((known, 5000))  # those that are known are still listened to
                 assert len({number for number, _ in a.found}) == 20
 
@@ -332,9 +332,9 @@ def test_services_of_other_federations_and_of_those_who_are_no_members_take_no_p
             async with Node(1, expected=lambda beginning: beginning == key(8)[:16]) as a:
                 for number in range(20, 60):
                     federation = os.urandom(16)
-                    await announce(service(named(number, federation), of_node(number, federation)))
-                    await announce(service(named(number), of_node(number)))
-                await announce(service(named(8), of_node(8)))
+                    await announce(service(name_of(number, federation), of_node(number, federation)))
+                    await announce(service(name_of(number), of_node(number)))
+                await announce(service(name_of(8), of_node(8)))
                 await a.until((8, 4000))
                 assert a.found == {(8, "tcp://127.0.0.1:4000")}
 
@@ -346,8 +346,8 @@ def test_a_node_is_believed_under_its_own_name_only(on_loop):
         with stranger() as announce:
             async with Node(1) as a:
                 for number in range(20, 60):
-                    await announce(service(named(number), of_node(8), port=5000 + number))
-                await announce(service(named(8), of_node(8)))
+                    await announce(service(name_of(number), of_node(8), port=5000 + number))
+                await announce(service(name_of(8), of_node(8)))
                 await a.until((8, 4000))
                 assert a.found == {(8, "tcp://127.0.0.1:4000")}
 
@@ -419,7 +419,7 @@ def test_addresses_are_as_they_are_dialled(host, address):
     ],
 )
 def test_what_is_listened_on_is_announced_and_loopback_only_alone(listening, hosts):
-    assert announced(listening, ["10.0.0.7", "127.0.0.1", "192.168.1.5", "::1", "fe80::1"]) == hosts
+    assert addresses_to_announce(listening, ["10.0.0.7", "127.0.0.1", "192.168.1.5", "::1", "fe80::1"]) == hosts
 
 
 def test_nodes_on_loopback_are_told_of_others_there():

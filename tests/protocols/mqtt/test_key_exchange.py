@@ -414,6 +414,6 @@ def test_an_allowance_is_each_ones_own_and_grows_with_time():
     assert [allowance.take(b"a", 100.0) for _ in range(4)] == [True, True, True, False]
     for k in range(3 * MOST):
         allowance.take(k.to_bytes(4, "big"), 100.0)
-    assert allowance.left((2 * MOST).to_bytes(4, "big"), 100.0) == 2  # the last MOST are remembered
-    assert allowance.left((2 * MOST - 1).to_bytes(4, "big"), 100.0) == 3
-    assert allowance.left(b"a", 100.0) == 3
+    assert allowance.remaining((2 * MOST).to_bytes(4, "big"), 100.0) == 2  # the last MOST are remembered
+    assert allowance.remaining((2 * MOST - 1).to_bytes(4, "big"), 100.0) == 3
+    assert allowance.remaining(b"a", 100.0) == 3

@@ -795,7 +795,7 @@ async def test_one_who_becomes_a_member_is_found(here):
 def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
     directory = presence.Directory(KnownMembers(ALICE, BOB))
 
-    def said(identity=ALICE, boot=1, sequence=1, **options):
+    def describe(identity=ALICE, boot=1, sequence=1, **options):
         fields = {"federation": FEDERATION, "key": identity.public, "addresses": (), "online": True} | options
         return presence.sign(identity, presence.Presence(boot=boot, sequence=sequence, **fields))
 
@@ -805,22 +805,22 @@ def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
         return caught.value.cause
 
     assert not directory.online(ALICE.public)
-    directory.read(ALICE.public, said(boot=2))
-    directory.read(ALICE.public, said(boot=2))  # the broker shows it again after every connection
+    directory.read(ALICE.public, describe(boot=2))
+    directory.read(ALICE.public, describe(boot=2))  # the broker shows it again after every connection
     assert directory.online(ALICE.public)
-    assert cause(said(boot=1, sequence=9)) == "replay"
-    assert cause(said(BOB)) == "other sender"
-    assert cause(said(BOB, key=ALICE.public, boot=3)) == "wrong signature"
-    assert cause(said(EVE), EVE.public) == "stranger"
-    assert cause(said(federation=bytes(16))) == "other federation"
+    assert cause(describe(boot=1, sequence=9)) == "replay"
+    assert cause(describe(BOB)) == "other sender"
+    assert cause(describe(BOB, key=ALICE.public, boot=3)) == "wrong signature"
+    assert cause(describe(EVE), EVE.public) == "stranger"
+    assert cause(describe(federation=bytes(16))) == "other federation"
     assert cause(b"x" * 100) == "malformed"
     assert cause(bytes(presence.LIMIT + 1)) == "malformed"
-    good = said(boot=2, sequence=2, addresses=("tcp://h:1",))
+    good = describe(boot=2, sequence=2, addresses=("tcp://h:1",))
     for position in range(len(good)):
         changed = bytearray(good)
         changed[position] ^= 1
         assert cause(bytes(changed))
-    directory.read(ALICE.public, said(boot=2, sequence=3, online=False))
+    directory.read(ALICE.public, describe(boot=2, sequence=3, online=False))
     assert not directory.online(ALICE.public)
 
 

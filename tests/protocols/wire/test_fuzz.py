@@ -196,7 +196,7 @@ def plain(data):
     return msgspec.msgpack.decode(data)
 
 
-def packed(value):
+def pack_value(value):
     return msgspec.msgpack.encode(value)
 
 
@@ -322,8 +322,8 @@ class Frames:
 
     def signed(self, fields, content):
         """A frame that bob has signed, as wide as a header is if that can be."""
-        used = len(packed([*fields, b""]))
-        header = packed([*fields, bytes(max(0, HEADER_SIZE - used))])[:HEADER_SIZE]
+        used = len(pack_value([*fields, b""]))
+        header = pack_value([*fields, bytes(max(0, HEADER_SIZE - used))])[:HEADER_SIZE]
         digest = envelope.Payload.of(content).digest
         return header + BOB.sign(envelope.signed_content(header, digest)) + content
 
@@ -368,9 +368,9 @@ class Stones:
             "bfloat16": ([b"\x80\x3f" * P], lambda data: BFloat16().decode(data, SHAPES), DecodeError),
             "int8": ([b"\0\0\x80\x3f" * 2 + bytes(P)], lambda data: Int8().decode(data, SHAPES), DecodeError),
             "entries": ([ENTRIES.parts[0]], lambda data: decode_entries(memoryview(data), START), DecodeError),
-            "join": ([packed(Join(bytes(16), "dave"))], invitation.decode_join, ProtocolError),
+            "join": ([pack_value(Join(bytes(16), "dave"))], invitation.decode_join, ProtocolError),
             "joined": (
-                [packed(Joined(FILE.data, LOG.encode())), packed(JoinRefused("no"))],
+                [pack_value(Joined(FILE.data, LOG.encode())), pack_value(JoinRefused("no"))],
                 invitation.decode_answer,
                 FederationError,
             ),
@@ -476,9 +476,9 @@ class Stones:
         """The log as the admission key has signed it, but for one entry that it has signed with changed fields."""
         log = msgspec.msgpack.decode(LOG.encode(), type=list[Signed])
         at = self.mutator.rng.randrange(len(log))
-        entry = packed(self.mutator.fields(plain(log[at].entry)))
+        entry = pack_value(self.mutator.fields(plain(log[at].entry)))
         log[at] = Signed(entry, ADMISSION.sign(b"p2pfl membership 1\0" + entry))
-        return packed(log)
+        return pack_value(log)
 
     def file(self, data):
         content = data[: data.rfind(b"# signature")] if b"# signature" in data else data + b"\n"

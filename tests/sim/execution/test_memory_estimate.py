@@ -15,7 +15,7 @@ from p2pfl.sim.cli import main as cli
 from p2pfl.sim.execution import memory_estimate
 from p2pfl.sim.execution import runner as engine
 from p2pfl.sim.execution.memory_estimate import check_runs, need
-from p2pfl.sim.scenario.scenario import load, resolve, shipped
+from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 from p2pfl.sim.scenario.topology import edges_of
 from p2pfl.system import available_memory
 from p2pfl.topologies import BUILDERS
@@ -173,7 +173,7 @@ def test_estimate_of_edges_bears_options_that_make_no_sense(options):
 
 @pytest.mark.slow
 def test_shipped_scenarios_fit_into_an_ordinary_machine(free):
-    for name in shipped():
+    for name in shipped_scenarios():
         file = load(name)
         check_runs(file.runs, len(file.seeds), 16)
 

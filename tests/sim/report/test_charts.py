@@ -103,7 +103,7 @@ def downloaded(page, figure):
         return list(csv.reader(file))
 
 
-def said(page, figure):
+def describe(page, figure):
     """Return all that a figure tells: its text, what is chosen in it, and its drawings' accessible names."""
     names = page.eval_on_selector_all(f"#{figure} [role=img]", "all => all.map(one => one.getAttribute('aria-label'))")
     return page.inner_text(f"#{figure}") + " ".join(names)
@@ -154,15 +154,15 @@ def test_drawings_have_names_and_follow_the_width(opened):
 
 def test_a_run_is_hidden_in_every_figure_and_shown_again(opened):
     page, _ = opened()
-    assert all("second run" in said(page, figure) for figure in FIGURES)
+    assert all("second run" in describe(page, figure) for figure in FIGURES)
     page.click(".chip:has-text('second run')")
     for figure in FIGURES:
-        assert "second run" not in said(page, figure), figure
-        assert "first run" in said(page, figure), figure
+        assert "second run" not in describe(page, figure), figure
+        assert "first run" in describe(page, figure), figure
     page.click(".chip:has-text('first run')")
     assert all("No run of this figure is shown" in page.inner_text(f"#{figure}") for figure in FIGURES)
     page.click("text=Show all")
-    assert all("second run" in said(page, figure) for figure in FIGURES)
+    assert all("second run" in describe(page, figure) for figure in FIGURES)
     page.click(".chip:has-text('second run')", modifiers=["Alt"])
     assert page.locator(".chip[aria-pressed=true]").all_inner_texts() == ["second run"]
     page.dblclick(".chip:has-text('first run')")

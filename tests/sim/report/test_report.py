@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.formatting import difference, number, size
-from p2pfl.sim.report.sections.collaboration import counted, ordered, windows
+from p2pfl.sim.report.sections.collaboration import count_links, order_nodes, windows
 from p2pfl.sim.report.sections.curves import worst_tenth
 from p2pfl.sim.report.sections.differences import flat
-from p2pfl.sim.report.sections.network import placed, strongest_links
+from p2pfl.sim.report.sections.network import place_nodes, strongest_links
 from p2pfl.sim.report.sections.outcome import worst
 from p2pfl.sim.report.series import folder_names
 from p2pfl.sim.report.summary import Entry, Test
 from p2pfl.sim.report.write import report, write_report
-from p2pfl.sim.results.learning_curves import filled
+from p2pfl.sim.results.learning_curves import fill_gaps
 from p2pfl.sim.results.pareto import on_front
 from tests.support.browser import DESKTOP, PHONE, browser, needs_chromium, opened_report, page
 from tests.support.report_folders import edges_of, entry, large, leave, rounds_of
@@ -170,7 +170,7 @@ def test_filling_takes_the_last_number_before(given):
         for n in range(3):
             if np.isnan(expected[r, n]):
                 expected[r, n] = expected[r - 1, n]
-    np.testing.assert_array_equal(filled(table), expected)
+    np.testing.assert_array_equal(fill_gaps(table), expected)
 
 
 # Results
@@ -272,7 +272,7 @@ def test_the_parts_of_a_run(rounds, parts):
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(16, 128))
 def test_many_nodes_are_put_together_into_few_rows(nodes, groups, most):
     given = an_entry(nodes=nodes, groups=[str(k * 7 % groups) for k in range(nodes)])
-    order = ordered(given, most)
+    order = order_nodes(given, most)
     assert len(order.sizes) <= max(most, 1)
     assert order.sizes.sum() == nodes
     assert order.sizes.min() >= 1
@@ -285,16 +285,16 @@ def test_many_nodes_are_put_together_into_few_rows(nodes, groups, most):
 
 
 def test_a_cell_of_several_nodes_is_the_share_of_their_pairs():
-    order = ordered(an_entry(nodes=4), 2)
+    order = order_nodes(an_entry(nodes=4), 2)
     assert order.place.tolist() == [0, 0, 1, 1]
     assert order.labels == ["0 and 1 more", "2 and 1 more"]
     links = edges_of((1, 0, 1), (1, 1, 0), (1, 0, 2), (2, 3, 2))  # all of the first row in round 1, and a quarter of a cell
-    assert counted(links, order, [(1, 1), (2, 2)]).tolist() == [[[100, 0], [25, 0]], [[0, 0], [0, 50]]]
+    assert count_links(links, order, [(1, 1), (2, 2)]).tolist() == [[[100, 0], [25, 0]], [[0, 0], [0, 50]]]
 
 
 def test_what_happened_once_in_a_long_run_is_seen():
-    order = ordered(an_entry(nodes=2))
-    assert counted(edges_of((999, 0, 1)), order, [(1, 1000)]).tolist() == [[[0, 0], [1, 0]]]
+    order = order_nodes(an_entry(nodes=2))
+    assert count_links(edges_of((999, 0, 1)), order, [(1, 1000)]).tolist() == [[[0, 0], [1, 0]]]
 
 
 # The drawing
@@ -344,16 +344,16 @@ def test_nodes_that_are_nowhere_are_drawn_apart_and_always_alike(name):
     from p2pfl.sim.scenario.topology import topology
 
     graph = topology({"name": name}, 36, 0)
-    x, y = placed(graph, name)
+    x, y = place_nodes(graph, name)
     assert len({(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)}) == 36
     assert 0 <= x.min() <= x.max() <= 1
     assert 0 <= y.min() <= y.max() <= 1
-    again = placed(graph, name)
+    again = place_nodes(graph, name)
     assert np.array_equal([x, y], again)
 
 
 def test_a_large_topology_is_drawn_without_forces_between_its_nodes():
-    x, y = placed(nx.barabasi_albert_graph(1500, 2, seed=0), "scale-free")
+    x, y = place_nodes(nx.barabasi_albert_graph(1500, 2, seed=0), "scale-free")
     assert len({(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)}) > 1400
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from p2pfl.sim.report.page import PARTS, deflated, pack, render
+from p2pfl.sim.report.page import PARTS, deflate, pack, render
 
 
 def test_parts_have_their_places_and_others_are_refused():
@@ -24,7 +24,7 @@ def test_parts_have_their_places_and_others_are_refused():
 
 def test_the_payload_is_plain_data():
     data = {"number": np.float32(0.5), "missing": float("nan"), "names": np.array(["a"]), "flags": [np.bool_(True)]}
-    read = json.loads(zlib.decompress(base64.b64decode(deflated(data))))
+    read = json.loads(zlib.decompress(base64.b64decode(deflate(data))))
     assert read == {"number": 0.5, "missing": None, "names": ["a"], "flags": [True]}
 
 

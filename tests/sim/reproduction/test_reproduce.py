@@ -11,11 +11,11 @@ from p2pfl.sim.cli.main import main
 from p2pfl.sim.reproduction import measured
 from p2pfl.sim.reproduction.measured import Measured
 from p2pfl.sim.scenario import scenario
-from p2pfl.sim.scenario.scenario import load, shipped
+from p2pfl.sim.scenario.scenario import load, shipped_scenarios
 from tests.support.readme import ROOT, TEXT
 
 
-def said(capsys, *arguments):
+def describe(capsys, *arguments):
     code = main(["reproduce", *arguments])
     found = capsys.readouterr()
     return code, found.out, found.err
@@ -23,10 +23,10 @@ def said(capsys, *arguments):
 
 @pytest.mark.slow
 def test_every_paper_table_and_row_is_listed(capsys):
-    code, out, _ = said(capsys, "--json")
+    code, out, _ = describe(capsys, "--json")
     listed = {each["scenario"]: each for each in json.loads(out)["scenarios"]}
     assert code == 0
-    assert set(listed) == set(shipped())
+    assert set(listed) == set(shipped_scenarios())
     for name, each in listed.items():
         file = load(name)
         rows = [(name, runs[0].paper) for name, runs in file.rows().items()]
@@ -47,13 +47,13 @@ def test_what_was_measured_is_of_rows_that_there_are():
 
 @pytest.mark.slow
 def test_the_readme_has_the_table_that_the_command_prints(capsys):
-    code, out, _ = said(capsys, "--markdown")
+    code, out, _ = describe(capsys, "--markdown")
     assert code == 0
     assert out in TEXT
 
 
 def test_on_a_terminal_it_has_the_same_rows(capsys):
-    code, out, _ = said(capsys, "dac-synthetic")
+    code, out, _ = describe(capsys, "dac-synthetic")
     assert code == 0
     assert "`dac-synthetic`" in out
     assert "│ inverse-loss/fedsim " in out
@@ -98,14 +98,14 @@ def study(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
     study("study")
-    code, out, _ = said(capsys, "--short", "--out", "again")
+    code, out, _ = describe(capsys, "--short", "--out", "again")
     assert code == 0
     assert "study, form short: 1 row in " in out
     assert "    alone 0." in out
     assert ">= 0.050: held" in out
     assert out.endswith("1 done, 0 skipped, 0 failed\n")
     assert json.loads(Path("again/study-short/summary.json").read_text())["runs"][0]["nodes"] == 3
-    code, out, _ = said(capsys, "--short", "--out", "again", "--record")
+    code, out, _ = describe(capsys, "--short", "--out", "again", "--record")
     assert "study, form short: 1 row, there already\n" in out
     assert measured.load(measured.FILE) == {}
 
@@ -113,12 +113,12 @@ def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
 @pytest.mark.slow
 def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
     study("study", old="above = 0.05", new="above = 1.05")
-    code, out, _ = said(capsys, "--short", "--out", "again", "--json")
+    code, out, _ = describe(capsys, "--short", "--out", "again", "--json")
     (found,) = json.loads(out)["scenarios"]
     assert code == 1
     assert [(claim["held"], claim["stated"]) for claim in found["claims"]] == [(False, False)]
     study("study", old="above = 0.05", new="above = 1.05\nholds = false")
-    code, out, _ = said(capsys, "--short", "--out", "again")
+    code, out, _ = describe(capsys, "--short", "--out", "again")
     assert code == 0
     assert ">= 1.050: not held\n" in out
 
@@ -126,9 +126,9 @@ def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
 @pytest.mark.slow
 def test_claims_are_of_the_short_form_where_there_is_one(study, capsys):
     study("study", old="above = 0.05", new="above = 1.05")
-    assert said(capsys, "--full", "--out", "again")[0] == 0
+    assert describe(capsys, "--full", "--out", "again")[0] == 0
     study("study", STUDY.replace("[forms.short]\nnodes = 3", ""), old="above = 0.05", new="above = 1.05")
-    assert said(capsys, "--short", "--out", "again")[0] == 1
+    assert describe(capsys, "--short", "--out", "again")[0] == 1
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, mon
     study("a-broken-one", old='name = "digits"', new='name = "digits", lr = -1.0')
     study("b-without-data", old='{ name = "digits", samples = 20 }', new='{ name = "images", data = "mnist" }')
     study("c-whole")
-    code, out, err = said(capsys, "--short", "--out", "again")
+    code, out, err = describe(capsys, "--short", "--out", "again")
     assert code == 1
     assert err.startswith("a-broken-one: failed: run 'alone': ")
     assert err.count("failed: ") == 1
@@ -149,30 +149,30 @@ def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, mon
 @pytest.mark.slow
 def test_figures_are_kept_when_asked_and_listed(study, capsys):
     study("study")
-    assert said(capsys, "--short", "--out", "again", "--record")[0] == 0
+    assert describe(capsys, "--short", "--out", "again", "--record")[0] == 0
     told = measured.load(measured.FILE)["study"]["short"]
     assert told.seeds == [0]
     assert told.seconds > 0
     figure = json.loads(Path("again/study-short/summary.json").read_text())["table"][0]["mean"]
     assert told.figures == {"alone": float(f"{figure:.4g}")}
     measured.record(measured.FILE, "study", "full", Measured(7200.0))
-    _, out, _ = said(capsys, "--markdown")
+    _, out, _ = describe(capsys, "--markdown")
     assert "| **A paper, table 7: `study`** |  | not run, about 2 h | 1 seed, " in out
     assert f"| alone | 0.500 |  | {told.figures['alone']:.3f} |" in out
     assert "| *alone above 0.05* |  |  | held |" in out
     measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.04}))
-    assert "| *alone above 0.05* |  | not held | held |" in said(capsys, "--markdown")[1]
+    assert "| *alone above 0.05* |  | not held | held |" in describe(capsys, "--markdown")[1]
 
 
 def test_installed_without_measured_figures_it_lists_the_printed_ones(study, capsys):
     study("study")
     measured.FILE.unlink()
-    code, out, err = said(capsys, "--markdown")
+    code, out, err = describe(capsys, "--markdown")
     assert code == 0
     assert "| not run: alone 0.5 |  |  |  |" in out or "| not run: alone 0.500 |  |  |  |" in out
     assert err == f"no measured figures: {measured.FILE} does not exist; they are part of the repository\n"
     for options in (["--short", "--record"], ["--take", "again"]):
-        code, out, err = said(capsys, *options)
+        code, out, err = describe(capsys, *options)
         assert (code, out) == (2, "")
         assert err.startswith("figures are kept in results/measured.json of the repository, which is not here")
         assert not Path("runs").exists()
@@ -181,10 +181,10 @@ def test_installed_without_measured_figures_it_lists_the_printed_ones(study, cap
 @pytest.mark.slow
 def test_figures_are_kept_in_another_file_when_one_is_named(study, capsys):
     study("study")
-    assert said(capsys, "--short", "--out", "again", "--record", "--measured", "mine.json")[0] == 0
+    assert describe(capsys, "--short", "--out", "again", "--record", "--measured", "mine.json")[0] == 0
     assert [*measured.load(Path("mine.json"))["study"]["short"].figures] == ["alone"]
     assert measured.load(measured.FILE) == {}
-    assert "| alone | 0.500 |  | 0." in said(capsys, "--markdown", "--measured", "mine.json")[1]
+    assert "| alone | 0.500 |  | 0." in describe(capsys, "--markdown", "--measured", "mine.json")[1]
 
 
 def test_measured_figures_are_no_part_of_the_packages():
@@ -208,7 +208,7 @@ figure = "std"
 """
     study("study", STUDY + more)
     measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.5}))
-    out = said(capsys, "--markdown")[1]
+    out = describe(capsys, "--markdown")[1]
     assert "| *alone above 0.05* |  | held |  |" in out
     assert "| *alone, two above 0.05* |  |  |  |" in out
     assert "| *std of alone below 1* |  |  |  |" in out
@@ -220,12 +220,12 @@ def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys
     for name, *options in (("one", "--only", "alone"), ("two", "--only", "together"), ("bent", "--set", "nodes=4")):
         assert main(["run", "study", *options, "--engine", "local", "--no-report", "--out", name]) == 0
     capsys.readouterr()
-    assert said(capsys, "--take", "one", "two") == (0, "study, form full: alone\nstudy, form full: together\n", "")
+    assert describe(capsys, "--take", "one", "two") == (0, "study, form full: alone\nstudy, form full: together\n", "")
     assert [*measured.load(measured.FILE)["study"]["full"].figures] == ["alone", "together"]
     message = "bent holds a run of study that is none of its forms full and short as they are now\n"
-    assert said(capsys, "--take", "bent") == (2, "", message)
-    assert said(capsys, "--take", "nowhere")[2].startswith("nowhere holds no finished run: ")
-    assert said(capsys, "study", "--take", "one")[0] == 2
+    assert describe(capsys, "--take", "bent") == (2, "", message)
+    assert describe(capsys, "--take", "nowhere")[2].startswith("nowhere holds no finished run: ")
+    assert describe(capsys, "study", "--take", "one")[0] == 2
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys
     ],
 )
 def test_wrong_usage_is_one_line(capsys, arguments, message):
-    assert said(capsys, *arguments) == (2, "", message + "\n")
+    assert describe(capsys, *arguments) == (2, "", message + "\n")
 
 
 def test_whatever_a_run_ends_with_is_an_outcome(study, tmp_path):
@@ -283,7 +283,7 @@ def test_smoke_runs_each_for_some_seconds(capsys, monkeypatch, tmp_path):
     assert "\np2pfl-sim reproduce --smoke" in (ROOT / ".ci" / "run").read_text()
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    code, out, err = said(capsys, "codecs-one-byte-budget", "dac-cifar100", "--smoke", "--out", "again")
+    code, out, err = describe(capsys, "codecs-one-byte-budget", "dac-cifar100", "--smoke", "--out", "again")
     assert (code, err) == (0, "")
     assert "codecs-one-byte-budget, form smoke: 8 rows in " in out
     assert "dac-cifar100: skipped: run 'local': the data set 'cifar100' needs the folder that holds it" in out

@@ -13,7 +13,7 @@ from p2pfl.multiobjective.preferences import dirichlet
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.execution.runner import check_all
 from p2pfl.sim.report.write import report, write_report
-from p2pfl.sim.results.objectives import own_fronts, pooled, with_distances
+from p2pfl.sim.results.objectives import own_fronts, pool_results, with_distances
 from p2pfl.sim.scenario.scenario import resolve
 from p2pfl.sim.scenario.sweep import parse, sweep
 from p2pfl.task import Part, make_task
@@ -41,7 +41,7 @@ TOML = {
 }
 
 
-def made(*changes, **more):
+def make_one(*changes, **more):
     return resolve(TOML | more, changes, "study", ".")
 
 
@@ -49,7 +49,7 @@ def made(*changes, **more):
 
 
 def test_an_entry_makes_a_run_of_each_value_and_they_have_one_row():
-    file = made()
+    file = make_one()
     names = ["same, task.preference=[0.2, 0.8]", "same, task.preference=[0.5, 0.5]", "same, task.preference=[0.8, 0.2]"]
     assert [run.name for run in file.runs] == [*names, "own, task.preferences.number=0", "own, task.preferences.number=1"]
     assert [run.task.get("preference") for run in file.runs] == [*WEIGHTS, None, None]
@@ -61,13 +61,13 @@ def test_an_entry_makes_a_run_of_each_value_and_they_have_one_row():
 
 def test_every_combination_of_several_keys_is_a_run():
     each = {"task.rows": [100, 200], "policy.epochs": [1, 2]}
-    file = made(run=[{"name": "a", "policy": {"name": "fedavg"}, "each": each}])
+    file = make_one(run=[{"name": "a", "policy": {"name": "fedavg"}, "each": each}])
     assert [(run.task["rows"], run.policy["epochs"]) for run in file.runs] == [(100, 1), (100, 2), (200, 1), (200, 2)]
     assert list(file.rows()) == [run.name for run in file.runs]  # without a pool each has a row of its own
 
 
 def test_runs_that_a_change_makes_equal_are_run_once():
-    file = made("task.preference=[0.3, 0.7]")
+    file = make_one("task.preference=[0.3, 0.7]")
     assert {name: len(runs) for name, runs in file.rows().items()} == {"same": 1, "own": 2}
     assert file.notes[0].startswith(
         "left out, as the changes have made them equal to others: same, task.preference=[0.5, 0.5]"
@@ -75,11 +75,11 @@ def test_runs_that_a_change_makes_equal_are_run_once():
 
 
 def test_some_of_a_pool_are_a_pool():
-    assert [run.row for run in made().only("number=1").runs] == ["own"]
+    assert [run.row for run in make_one().only("number=1").runs] == ["own"]
 
 
 def test_a_sweep_has_a_pool_for_each_value():
-    file = sweep(made(run=TOML["run"][:1]), parse(["policy.epochs=1,2"]))
+    file = sweep(make_one(run=TOML["run"][:1]), parse(["policy.epochs=1,2"]))
     assert {name: len(runs) for name, runs in file.rows().items()} == {
         "same, policy.epochs=1": 3,
         "same, policy.epochs=2": 3,
@@ -98,24 +98,24 @@ def test_a_sweep_has_a_pool_for_each_value():
 )
 def test_what_makes_no_sense_is_said(run, words):
     with pytest.raises(ConfigurationError, match=words):
-        made(run=[{"name": "a"} | run])
+        make_one(run=[{"name": "a"} | run])
 
 
 def test_pools_that_make_no_sense_are_said():
     two = [{"name": "a", "pool": {"name": "p", "of": "means"}}, {"name": "b", "pool": {"name": "p"}}]
     with pytest.raises(ConfigurationError, match="pool 'p' must all give it the same"):
-        made(run=two)
+        make_one(run=two)
     with pytest.raises(ConfigurationError, match="a run and a pool are called 'b'"):
-        made(run=[{"name": "a", "pool": {"name": "b"}}, {"name": "b"}])
+        make_one(run=[{"name": "a", "pool": {"name": "b"}}, {"name": "b"}])
     with pytest.raises(ConfigurationError, match="to reach a target"):
-        made(target=0.5)
+        make_one(target=0.5)
     with pytest.raises(ConfigurationError, match="a pool is for runs of tasks with several objectives"):
-        check_all(made(task={"name": "digits"}, run=[{"name": "a", "pool": {}}]))
+        check_all(make_one(task={"name": "digits"}, run=[{"name": "a", "pool": {}}]))
     with pytest.raises(ConfigurationError, match="a pool of fronts is for runs of tasks that report error and disparity"):
-        check_all(made(run=[{"name": "a", "pool": {"of": "fronts"}}]))
+        check_all(make_one(run=[{"name": "a", "pool": {"of": "fronts"}}]))
     other = {"name": "b", "pool": {"name": "a"}, "task": {"measure": "equal-opportunity"}}
     with pytest.raises(ConfigurationError, match="differ in their objectives"):
-        check_all(made(run=[{"name": "a", "pool": {}}, other]))
+        check_all(make_one(run=[{"name": "a", "pool": {}}, other]))
 
 
 def test_draws_of_preferences_have_numbers():
@@ -135,17 +135,17 @@ def test_draws_of_preferences_have_numbers():
 GOALS = {"gain": True, "cost": False}
 
 
-def told(name, seed, nodes, **more):
+def describe(name, seed, nodes, **more):
     mean = np.mean(nodes, axis=0).tolist()
     known = {"higher_is_better": GOALS, "nodes": nodes, "mean": mean, "reference": [0.0, 10.0]}
     return {"name": name, "seed": seed, "objectives": known | more}
 
 
-PART = [told("a, w=1", 0, [[1, 8], [3, 6]]), told("a, w=2", 0, [[4, 8], [4, 4]])]  # means (2, 7) and (4, 6)
+PART = [describe("a, w=1", 0, [[1, 8], [3, 6]]), describe("a, w=2", 0, [[4, 8], [4, 4]])]  # means (2, 7) and (4, 6)
 
 
 def test_a_pool_of_means_has_a_solution_of_each_run():
-    (found,) = pooled("a", "means", PART)
+    (found,) = pool_results("a", "means", PART)
     assert (found["name"], found["seed"], found["labels"]) == ("a", 0, ["w=1", "w=2"])
     figures = found["objectives"]
     assert figures["nodes"] == [[2, 7], [4, 6]]
@@ -153,7 +153,7 @@ def test_a_pool_of_means_has_a_solution_of_each_run():
 
 
 def test_a_pool_of_nodes_has_all_models():
-    (found,) = pooled("a", "nodes", PART)
+    (found,) = pool_results("a", "nodes", PART)
     assert found["labels"] == ["w=1, node 0", "w=1, node 1", "w=2, node 0", "w=2, node 1"]
     assert found["objectives"]["nodes"] == [[1, 8], [3, 6], [4, 8], [4, 4]]
     assert found["objectives"]["hypervolume"] == 4 * 6
@@ -161,8 +161,8 @@ def test_a_pool_of_nodes_has_all_models():
 
 def test_what_has_not_converged_is_left_out():
     runs = [PART[0] | {"objectives": PART[0]["objectives"] | {"left_out": [1]}}, PART[1]]
-    runs[1] = told("a, w=2", 0, [[4, 8], [4, 4]], left_out=[1], mean_left_out=True)
-    (means,), (nodes,) = pooled("a", "means", runs), pooled("a", "nodes", runs)
+    runs[1] = describe("a, w=2", 0, [[4, 8], [4, 4]], left_out=[1], mean_left_out=True)
+    (means,), (nodes,) = pool_results("a", "means", runs), pool_results("a", "nodes", runs)
     assert (means["objectives"]["left_out"], means["objectives"]["hypervolume"]) == ([1], 2 * 3)
     assert (nodes["objectives"]["left_out"], nodes["objectives"]["hypervolume"]) == ([1, 3], 4 * 2)
 
@@ -198,10 +198,10 @@ def test_a_pool_of_fronts_has_a_row_with_its_hypervolume_and_a_report(tmp_path):
 
 
 def test_seeds_are_apart_and_pools_of_means_have_distances_of_their_own():
-    other = [told("b, w=1", 0, [[9, 9], [9, 9]])]
-    seeds = [*PART, told("a, w=1", 1, [[1, 1], [1, 1]])]
-    assert [pool["seed"] for pool in pooled("a", "means", seeds)] == [0, 1]
-    pools = [*pooled("a", "means", PART), *pooled("b", "means", other)]
+    other = [describe("b, w=1", 0, [[9, 9], [9, 9]])]
+    seeds = [*PART, describe("a, w=1", 1, [[1, 1], [1, 1]])]
+    assert [pool["seed"] for pool in pool_results("a", "means", seeds)] == [0, 1]
+    pools = [*pool_results("a", "means", PART), *pool_results("b", "means", other)]
     first, second, run = with_distances([*pools, PART[0]])
     # The front of both pools is (4, 6) and (9, 9).
     assert first["objectives"]["igd"] == pytest.approx(np.hypot(5, 3) / 2)
@@ -210,8 +210,8 @@ def test_seeds_are_apart_and_pools_of_means_have_distances_of_their_own():
 
 
 def test_pools_of_all_models_are_measured_apart_from_runs_as_in_the_report():
-    (pool,) = pooled("a", "nodes", PART)
-    found, _ = with_distances([pool, told("b, w=1", 0, [[9, 9], [9, 9]])])
+    (pool,) = pool_results("a", "nodes", PART)
+    found, _ = with_distances([pool, describe("b, w=1", 0, [[9, 9], [9, 9]])])
     assert found["objectives"]["igd"] == 0
 
 

@@ -224,12 +224,12 @@ def test_groups_may_differ_from_seed_to_seed_and_in_type():
     ]
     assert results.summarise(file, given)["table"][0]["per_group"] == {"0": 1.0, "1": 4.0, "b": 7.0}
     (found,) = p2pfl.simulate(
-        {"nodes": 4, "rounds": 1, "task": {"name": "tests.sim.results.test_results:mixed"}, "policy": {"name": "local"}}
+        {"nodes": 4, "rounds": 1, "task": {"name": "tests.sim.results.test_results:mix"}, "policy": {"name": "local"}}
     )
     assert list(found.summary["test"]["per_group"]) == ["1", "3", "even"]
 
 
-def mixed(part, seed):
+def mix(part, seed):
     """Nodes in groups that have numbers and a word."""
     task = make_task("concept-shift", {}, part, seed)
     return replace(task, public_info={"group": part.index if part.index % 2 else "even"})

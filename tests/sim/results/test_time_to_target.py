@@ -8,7 +8,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli import main as cli
 from p2pfl.sim.results.learning_curves import mean, of_nodes
-from p2pfl.sim.results.time_to_target import mean_reached, reached
+from p2pfl.sim.results.time_to_target import mean_reached, time_to_target
 from p2pfl.sim.scenario.scenario import resolve
 
 RUN = {
@@ -34,16 +34,16 @@ def learning_curve(rounds):
 
 def test_the_first_round_in_which_the_mean_is_good_enough():
     assert learning_curve(ROUNDS) == pytest.approx([0.3, 0.7])
-    assert reached(ROUNDS, RUN, 0.7) == {"round": 2, "virtual_s": 5.0, "bytes": 1100}
-    assert reached(ROUNDS, RUN, 0.3) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
-    assert reached(ROUNDS, RUN, 0.71) is None
-    assert reached(ROUNDS, RUN | {"reported_stage": "merged"}, 0.71) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
+    assert time_to_target(ROUNDS, RUN, 0.7) == {"round": 2, "virtual_s": 5.0, "bytes": 1100}
+    assert time_to_target(ROUNDS, RUN, 0.3) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
+    assert time_to_target(ROUNDS, RUN, 0.71) is None
+    assert time_to_target(ROUNDS, RUN | {"reported_stage": "merged"}, 0.71) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
 
 
 def test_where_less_is_better_the_target_is_reached_from_above():
     less = RUN | {"higher_is_better": False}
-    assert reached(ROUNDS, less, 0.31)["round"] == 1
-    assert reached(ROUNDS, less, 0.29) is None
+    assert time_to_target(ROUNDS, less, 0.31)["round"] == 1
+    assert time_to_target(ROUNDS, less, 0.29) is None
 
 
 def test_a_node_without_a_figure_counts_with_its_last_one():
@@ -59,8 +59,8 @@ def test_a_node_that_published_nothing_is_judged_by_what_it_has():
 
 
 def test_no_round_reaches_nothing():
-    assert reached({name: column[:0] for name, column in ROUNDS.items()}, RUN, 0.0) is None
-    assert reached({name: ROUNDS[name] for name in ("round", "virtual_time", "node", "bytes_out")}, RUN, 0.0) is None
+    assert time_to_target({name: column[:0] for name, column in ROUNDS.items()}, RUN, 0.0) is None
+    assert time_to_target({name: ROUNDS[name] for name in ("round", "virtual_time", "node", "bytes_out")}, RUN, 0.0) is None
 
 
 def test_means_are_over_the_seeds_that_get_there():

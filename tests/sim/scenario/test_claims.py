@@ -7,7 +7,7 @@ import pytest
 from p2pfl.errors import ConfigurationError
 from p2pfl.sim.cli.main import main
 from p2pfl.sim.scenario.claims import check, figure_of
-from p2pfl.sim.scenario.scenario import load, resolve, shipped
+from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 
 TABLE = [
     {"name": "alone", "mean": 1.0, "objectives": {"hypervolume": 50.0}},
@@ -21,31 +21,31 @@ def claimed(*claims, rows=("alone", "with peers", "fedavg"), **keys):
     return resolve({"run": runs, "claim": list(claims), **keys}, [], "study", ".")
 
 
-def said(claim, **keys):
+def describe(claim, **keys):
     file = claimed(claim, **keys)
     return [str(each) for each in check(file.claims, file.figure, TABLE)]
 
 
 def test_a_row_is_above_another_by_so_much():
     claim = {"run": "with peers", "above": "alone"}
-    assert said(claim) == ["with peers 3.00 >= alone 1.000: held"]
-    assert said(claim | {"by": 2.0}) == ["with peers 3.00 >= alone 1.000 + 2: held"]
-    assert said(claim | {"by": 2.1}) == [
+    assert describe(claim) == ["with peers 3.00 >= alone 1.000: held"]
+    assert describe(claim | {"by": 2.0}) == ["with peers 3.00 >= alone 1.000 + 2: held"]
+    assert describe(claim | {"by": 2.1}) == [
         "with peers 3.00 >= alone 1.000 + 2.1: not held, though the scenario says otherwise"
     ]
 
 
 def test_each_row_is_compared_with_each():
     claim = {"run": ["with peers", "fedavg"], "above": ["alone", "fedavg"]}
-    assert [line.rpartition(": ")[2].split(",")[0] for line in said(claim)] == ["held", "held", "held", "held"]
-    assert len(said(claim)) == 4
-    assert said({"run": "alone", "below": 1.5}) == ["alone 1.000 <= 1.500: held"]
+    assert [line.rpartition(": ")[2].split(",")[0] for line in describe(claim)] == ["held", "held", "held", "held"]
+    assert len(describe(claim)) == 4
+    assert describe({"run": "alone", "below": 1.5}) == ["alone 1.000 <= 1.500: held"]
 
 
 def test_other_figures_are_compared():
     lower = {"run": "with peers", "below": ["alone", "fedavg"], "by": 5.0}
-    assert said(lower, figure="objectives.hypervolume") == said(lower | {"figure": "objectives.hypervolume"})
-    assert said(lower, figure="objectives.hypervolume")[0] == (
+    assert describe(lower, figure="objectives.hypervolume") == describe(lower | {"figure": "objectives.hypervolume"})
+    assert describe(lower, figure="objectives.hypervolume")[0] == (
         "objectives hypervolume of with peers 40.00 <= alone 50.00 - 5: held"
     )
     with pytest.raises(ConfigurationError, match=r"the row 'alone' has no figure 'objectives.igd'"):
@@ -103,7 +103,7 @@ def test_keys_of_another_type_are_refused():
 
 @pytest.mark.slow
 def test_a_scenario_with_a_papers_figures_says_which():
-    for name in shipped():
+    for name in shipped_scenarios():
         file = load(name)
         assert file.source or all(run.paper is None for run in file.runs), name
 

@@ -15,7 +15,7 @@ from p2pfl import simulate
 from p2pfl.errors import ConfigurationError
 from p2pfl.policies import make_policy
 from p2pfl.sim.cli.options import parse_seeds
-from p2pfl.sim.scenario.scenario import load, resolve, shipped
+from p2pfl.sim.scenario.scenario import load, resolve, shipped_scenarios
 from p2pfl.sim.simulation.plan import check
 from p2pfl.task import Part, make_task
 
@@ -150,7 +150,7 @@ def test_only_some_runs(file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_scenarios())
 def test_shipped_scenarios_name_what_exists(name):
     file = load(name)
     assert file.description
@@ -181,7 +181,7 @@ def test_shipped_scenarios_name_what_exists(name):
         "task.name=digits",
     ],
 )
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_scenarios())
 def test_every_scenario_takes_every_common_key(name, change):
     assert load(name, ["form=smoke", change]).runs
 

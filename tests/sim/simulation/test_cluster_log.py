@@ -51,7 +51,7 @@ def test_the_adjusted_rand_index_is_that_of_scikit_learn(partitions):
     assert adjusted_rand(*partitions) == pytest.approx(metrics.adjusted_rand_score(*partitions))
 
 
-def told(cluster):
+def describe(cluster):
     return Assignment(np.zeros(1, np.float32), {}, {"cluster": np.array(cluster, np.int64), "figures": np.zeros(4)})
 
 
@@ -59,7 +59,7 @@ def test_clusters_over_rounds_by_hand():
     notes = ClusterNotes({"a": 0, "b": 1, "c": 2, "d": 3}, 3)
     for round, cast in enumerate(["ab", "abcd", "ad"], 1):
         for id in cast:
-            notes.assigned(id, round, told([] if round == 1 else [int(id > "b")] if round == 2 else [0, int(id > "b")]))
+            notes.assigned(id, round, describe([] if round == 1 else [int(id > "b")] if round == 2 else [0, int(id > "b")]))
     notes.assigned("c", 3, Assignment(np.zeros(1, np.float32), {}))  # of a policy that has no clusters
     table = notes.tables()["clusters"]
     assert table["round"].tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
