@@ -50,7 +50,7 @@ class Adversary:
         self.round = 0
         self.follows = True
         self.links: dict[str, Link] = {}
-        self.term = (0, 0)  # epoch and number
+        self.term = (0, 0)  # membership version and number
         self.coordinator = ""
         self.assigned = b""  # the payload of the last assignment
         self.serve: Callable[[str, Link, m.Get], Awaitable[None]] = self._have_none
@@ -76,7 +76,7 @@ class Adversary:
     def _handle(self, name: str, link: Link, message: m.Message, payload: bytes) -> None:
         match message:
             case m.Hello() | m.Welcome():
-                self._agreed[name] = m.decode_terms(payload)
+                self._agreed[name] = m.decode_hello_parameters(payload)
                 if isinstance(message, m.Hello):
                     self.send(link, m.Welcome(), self.terms(name))
                 if (waiting := self._terms.pop(name, None)) is not None and not waiting.done():
@@ -86,8 +86,8 @@ class Adversary:
             case m.RoundReached() if self.follows and message.round > self.round:
                 self.claim(message.round)
             case m.Leading():
-                self.term, self.coordinator = (message.epoch, message.term), name
-                self.send(link, m.Following(message.epoch, message.term, message.beat))
+                self.term, self.coordinator = (message.membership_version, message.term), name
+                self.send(link, m.Following(message.membership_version, message.term, message.beat))
             case m.Assigned() if message.given:
                 self.assigned = payload
             case m.Get():
@@ -119,7 +119,7 @@ class Adversary:
 
     def terms(self, name: str, **changes: Any) -> bytes:
         theirs = self._agreed[name]
-        values = {"round": self.round, "stopped": False, "epoch": theirs.epoch} | changes
+        values = {"round": self.round, "stopped": False, "membership_version": theirs.membership_version} | changes
         return m.HelloParameters(theirs.agreed, {"n_samples": self.n_samples}, **values).encode()
 
     def frame(self, link: Link, message: m.Message, payload: bytes = b"") -> bytes:

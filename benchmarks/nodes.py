@@ -32,7 +32,7 @@ _BYTES_ACKED, _BYTES_RECEIVED = 120, 128  # where Linux's struct tcp_info has th
 class Club:
     """A gate whose members are given keys."""
 
-    federation, invites, epoch = FEDERATION, False, 0
+    federation, invites, membership_version = FEDERATION, False, 0
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self.keys = set(keys)
@@ -40,7 +40,7 @@ class Club:
     def refusal(self, key: bytes) -> str:
         return "" if key in self.keys else "stranger"
 
-    def after(self, epoch: int, limit: int) -> bytes:
+    def after(self, membership_version: int, limit: int) -> bytes:
         return b""
 
     def extend(self, entries: bytes) -> int:
@@ -81,7 +81,7 @@ class BenchNode:
                     {f"node-{k}": key for k, key in keys.items()}, own.public, FEDERATION, payload_limit(size // 4)
                 ),
                 agreed={},
-                about={"n_samples": 1},
+                public_info={"n_samples": 1},
                 asynchronous=True,
                 options=PeeringOptions(period=period),
             ),

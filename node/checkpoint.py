@@ -50,8 +50,8 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         layout: the fingerprint of the layout of all values, shared and private.
         round: the last finished one.
         params: as that round left them, with the private part.
-        judge: the state of early stopping, with the best model, all of it.
-        unjudged: the models of `unjudged_round`, all of each, by stage, whose metrics were not looked at yet.
+        early_stopping: the state of early stopping, with the best model, all of it.
+        unevaluated: the models of `unevaluated_round`, all of each, by stage, whose metrics were not looked at yet.
         policy: which policy it is.
         policy_state: the policy's own state, msgpack.
         outbox: what may still be asked for: shared parts.
@@ -68,9 +68,9 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: bytes
     round: int
     params: bytes
-    judge: dict[str, Any]
-    unjudged: dict[Stage, bytes]
-    unjudged_round: int
+    early_stopping: dict[str, Any]
+    unevaluated: dict[Stage, bytes]
+    unevaluated_round: int
     policy: str
     policy_state: bytes
     outbox: list[Model]

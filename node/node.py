@@ -103,13 +103,13 @@ class Node:
         self.trainer = trainer
         self.exchange = exchange
         self.settings = settings
-        self.judge = EarlyStopping(settings.patience)
+        self.early_stopping = EarlyStopping(settings.patience)
         self._store = store
         self._observer = observer
         self._stopping = False
         self._prepared = False
         self._evaluations = Evaluations(
-            self.judge,
+            self.early_stopping,
             policy.reported_stage,
             measure=self._metrics,
             report=(lambda *seen: None) if observer is None else partial(observer.evaluated, self),
@@ -143,7 +143,7 @@ class Node:
     @property
     def done(self) -> bool:
         """Whether there is nothing left to learn, as all rounds are done or the node has stopped early."""
-        return self.me.round >= self.settings.rounds or self.judge.stop
+        return self.me.round >= self.settings.rounds or self.early_stopping.stop
 
     @property
     def disk(self) -> str:
@@ -265,7 +265,7 @@ class Node:
     @property
     def result(self) -> Parameters:
         """All values of the model that was best on validation so far; before the first evaluation, of the newest; [P]."""
-        return self.judge.best if self.judge.best is not None else self._reported_parameters()
+        return self.early_stopping.best if self.early_stopping.best is not None else self._reported_parameters()
 
     def _metrics(self, models: Sequence[Parameters]) -> Awaitable[list[dict[str, float]]]:
         memory = memory_of(self.policy)
@@ -293,16 +293,16 @@ class Node:
 
     async def _save(self) -> None:
         """Write down the state after a round, or around the preparation."""
-        unjudged = self._evaluations.pending
+        unevaluated = self._evaluations.pending
         self._saved = Checkpoint(
             name=self.name,
             seed=self.settings.seed,
             layout=self.task.layout.fingerprint,
             round=self.me.round,
             params=self.me.whole.tobytes(),
-            judge=self.judge.state(),
-            unjudged={} if unjudged is None else {s: p.tobytes() for s, p in unjudged.snapshots.items()},
-            unjudged_round=0 if unjudged is None else unjudged.round,
+            early_stopping=self.early_stopping.state(),
+            unevaluated={} if unevaluated is None else {s: p.tobytes() for s, p in unevaluated.snapshots.items()},
+            unevaluated_round=0 if unevaluated is None else unevaluated.round,
             policy=policy_name(self.policy),
             policy_state=encode_state(self.policy),
             outbox=[],
@@ -348,12 +348,12 @@ class Node:
         elif self._observer is not None:
             self._observer.discarded(self.name, checkpoint.round, "the checkpoint has values that are not finite", ())
         self._prepared = checkpoint.prepared or checkpoint.round > 0
-        self.judge.restore(checkpoint.judge)
+        self.early_stopping.restore(checkpoint.early_stopping)
         self.trainer.restore(unpack_arrays(checkpoint.learner))
         self.policy.restore(msgspec.msgpack.decode(checkpoint.policy_state))
-        if checkpoint.unjudged:
-            snapshots = {stage: unpack(params) for stage, params in checkpoint.unjudged.items()}
-            self._evaluations.restore(checkpoint.unjudged_round, snapshots)
+        if checkpoint.unevaluated:
+            snapshots = {stage: unpack(params) for stage, params in checkpoint.unevaluated.items()}
+            self._evaluations.restore(checkpoint.unevaluated_round, snapshots)
         outbox, now = self.exchange.outbox, asyncio.get_running_loop().time()
         for model in checkpoint.outbox:
             outbox.add(unpack_model(model, self.name, self.me.n_samples, now))

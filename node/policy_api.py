@@ -201,8 +201,8 @@ class NodePeers:
     def ids(self) -> tuple[str, ...]:
         return self._exchange.roster.ids
 
-    def about(self, id: str) -> Mapping[str, Any]:
-        return self._exchange.about(id)
+    def public_info(self, id: str) -> Mapping[str, Any]:
+        return self._exchange.public_info(id)
 
     def round_order(self, round: int) -> Mapping[str, int]:
         neighbours = self._exchange.roster.neighbours

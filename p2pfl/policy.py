@@ -216,7 +216,7 @@ class Peers(Protocol):
     def ids(self) -> tuple[str, ...]:
         """Whom I may fetch from, as the topology allows it and they are not suspected; sorted."""
 
-    def about(self, id: str) -> Mapping[str, Any]:
+    def public_info(self, id: str) -> Mapping[str, Any]:
         """Return what a peer says of itself in public (`n_samples`, and `group` where the task has groups)."""
 
     def round_order(self, round: int) -> Mapping[str, int]:

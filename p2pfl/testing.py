@@ -123,7 +123,7 @@ class InMemoryNode(Me):
     def ids(self) -> tuple[str, ...]:
         return tuple(id for id in sorted(self._cast) if id != self.id)
 
-    def about(self, id: str) -> Mapping[str, Any]:
+    def public_info(self, id: str) -> Mapping[str, Any]:
         task = self._cast[id].task
         return {**task.public_info, "n_samples": task.n_samples}
 

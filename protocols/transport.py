@@ -82,7 +82,7 @@ class AccessControl(Protocol):
 
     Attributes:
         federation: 16 bytes, by which it is known.
-        epoch: the number of the newest entry of the membership log that is known here.
+        membership_version: the number of the newest entry of the membership log that is known here.
         invites: whether those who are no members may ask to become one here.
     """
 
@@ -93,13 +93,13 @@ class AccessControl(Protocol):
     def invites(self) -> bool: ...
 
     @property
-    def epoch(self) -> int: ...
+    def membership_version(self) -> int: ...
 
     def refusal(self, key: bytes) -> str:
         """Return why a key is kept out, such as "stranger" or "revoked"; "" for one that is let in."""
 
-    def after(self, epoch: int, limit: int) -> bytes:
-        """Return the entries of the membership log that follow `epoch`, as many as fit into `limit` bytes."""
+    def after(self, membership_version: int, limit: int) -> bytes:
+        """Return the entries of the membership log that follow `membership_version`, as many as fit into `limit` bytes."""
 
     def extend(self, entries: bytes) -> int:
         """Take in entries of the membership log that another node knows; return how many were new.

@@ -110,8 +110,8 @@ def write(
             f"the checkpoint of {checkpoint.name} is of the layout {checkpoint.layout.hex()}, its task has"
             f" {layout.fingerprint.hex()}: the task was changed since"
         )
-    best = checkpoint.judge["best"]  # none before the first evaluation
-    params, round = (best, checkpoint.judge["round"]) if best else (checkpoint.params, checkpoint.round)
+    best = checkpoint.early_stopping["best"]  # none before the first evaluation
+    params, round = (best, checkpoint.early_stopping["round"]) if best else (checkpoint.params, checkpoint.round)
     about = {
         "name": checkpoint.name,
         "round": str(round),

@@ -48,7 +48,7 @@ class Elected(NamedTuple):
 class Votes(Protocol):
     """Keeps a node's ballot."""
 
-    def load(self, epoch: int) -> Ballot:
+    def load(self, membership_version: int) -> Ballot:
         """Return the ballot that was saved last; an empty one for a node that never voted."""
 
     def save(self, ballot: Ballot) -> None:
@@ -65,7 +65,7 @@ class MemoryVotes:
     def __init__(self) -> None:
         self.ballot = Ballot()
 
-    def load(self, epoch: int) -> Ballot:
+    def load(self, membership_version: int) -> Ballot:
         return self.ballot
 
     def save(self, ballot: Ballot) -> None:
@@ -83,11 +83,11 @@ class FileVotes:
         self._path = path
         self._log = log
 
-    def load(self, epoch: int) -> Ballot:
+    def load(self, membership_version: int) -> Ballot:
         """Return the ballot that was saved last.
 
-        A damaged one is set aside, as its vote is unknown. The ballot returned then has the last term of this epoch of the
-        membership log, in which the node is silent.
+        A damaged file is set aside, because its vote is unknown. The ballot returned then has the last term of this version
+        of the membership log, in which the node takes no part.
 
         Raises:
             ConfigurationError: it cannot be read, or the other one not written.
@@ -100,7 +100,7 @@ class FileVotes:
             self._fail("read", error)
         except (DamagedFileError, msgspec.MsgspecError):
             pass
-        ballot = Ballot(Term(epoch, LAST))
+        ballot = Ballot(Term(membership_version, LAST))
         aside = self._path.with_name(f"{self._path.name}.damaged")
         try:
             self._path.replace(aside)
@@ -115,14 +115,14 @@ class FileVotes:
         write_sealed(self._path, MAGIC, msgspec.msgpack.encode(ballot))
         failpoint("vote-saved")
 
-    def distrust(self, epoch: int) -> None:
-        """Take no part in the elections of an epoch: the file is older than messages of this node.
+    def distrust(self, membership_version: int) -> None:
+        """Take no part in the elections of a membership version: the file is older than messages of this node.
 
         Raises:
             ConfigurationError: it cannot be written.
         """
         try:
-            self.save(Ballot(Term(epoch, LAST)))
+            self.save(Ballot(Term(membership_version, LAST)))
         except OSError as error:
             self._fail("write", error)
 
@@ -130,7 +130,7 @@ class FileVotes:
         raise ConfigurationError(f"cannot {what} {self._path}: {reason(error)}") from error
 
 
-def electorate(epoch: int, members: Iterable[Member]) -> Electorate:
+def electorate(membership_version: int, members: Iterable[Member]) -> Electorate:
     """Return the members that vote, and those that may coordinate.
 
     Observers have no vote. Where members have the role `coordinator-eligible`, only these may coordinate, else all who vote;
@@ -138,7 +138,9 @@ def electorate(epoch: int, members: Iterable[Member]) -> Electorate:
     """
     voters = sorted((member.name, member.role) for member in members if member.role != "observer")
     chosen = [name for name, role in voters if role == "coordinator-eligible"]
-    return Electorate(epoch, frozenset(name for name, _ in voters), tuple(chosen or [name for name, _ in voters]))
+    return Electorate(
+        membership_version, frozenset(name for name, _ in voters), tuple(chosen or [name for name, _ in voters])
+    )
 
 
 def timing_of(size: int, deadline: float) -> Timing:
@@ -166,7 +168,7 @@ class ElectionRunner:
     Args:
         me: this node's name.
         electorate: who votes; it may change later.
-        boot: how often the node has started.
+        incarnation: how often the node has started.
         seed: of the federation.
         clock: tells the time in seconds; see p2pfl.protocols.election.raft.Election.
         log: receives an event when the vote cannot be written.
@@ -181,7 +183,7 @@ class ElectionRunner:
         electorate: Electorate,
         votes: Votes,
         *,
-        boot: int,
+        incarnation: int,
         seed: int,
         clock: Callable[[], float] = awake,
         log: EventLogger = LOG,
@@ -190,7 +192,7 @@ class ElectionRunner:
         self._me = me
         self._electorate = electorate
         self._votes = votes
-        self._draw = RandomStreams(seed, me).generator(boot, "election").random
+        self._draw = RandomStreams(seed, me).generator(incarnation, "election").random
         self._clock = clock
         self._log = log
         self.timing = timing
@@ -248,8 +250,8 @@ class ElectionRunner:
         A node that only withheld its vote would still spread its term, the last one, and so end the elections of the others.
         """
         self._running = True
-        ballot = self._votes.load(self._electorate.epoch)
-        silent = ballot.term == Term(self._electorate.epoch, LAST)
+        ballot = self._votes.load(self._electorate.membership_version)
+        silent = ballot.term == Term(self._electorate.membership_version, LAST)
         fresh = partial(Election, self._me, self._electorate, ballot, self._draw, self._clock(), timing=self.timing)
         self.election = None if silent else fresh()
         self._look()

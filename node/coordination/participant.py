@@ -121,7 +121,7 @@ class CoordinationClient:
         message = m.Submit(
             request=pending.number,
             round=pending.round,
-            epoch=pending.term.epoch,
+            membership_version=pending.term.membership_version,
             term=pending.term.number,
             n_samples=submission.n_samples,
             start=submission.start is not None,
@@ -154,7 +154,7 @@ class CoordinationClient:
         traffic = self._contacts.traffic
         traffic.received_assigned += OVERHEAD + len(opened.payload)
         traffic.received_models += message.given
-        term, pending = Term(message.epoch, message.term), self.pending
+        term, pending = Term(message.membership_version, message.term), self.pending
         if term < self._electing.term:
             raise ProtocolError("lower term", f"an assignment of term {term}, which is over")
         if pending is None or message.request != pending.number:

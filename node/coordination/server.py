@@ -41,7 +41,7 @@ class CoordinationServer:
         traffic = self._contacts.traffic
         traffic.received_submit += OVERHEAD + len(opened.payload)
         traffic.received_models += 1
-        term = Term(message.epoch, message.term)
+        term = Term(message.membership_version, message.term)
         if term < self._electing.term:
             raise ProtocolError("lower term", f"a submission in term {term}, which is over")
         if not self._electing.coordinates(term):
@@ -58,17 +58,17 @@ class CoordinationServer:
         self._coordinator.take(term, PendingSubmission(submission, partial(self._reply, peer, message)))
 
     def _read(self, peer: Peer, opened: Opened, message: m.Submit) -> Submission:
-        samples = peer.about.get("n_samples")
+        samples = peer.public_info.get("n_samples")
         if message.n_samples != samples:
             raise ProtocolError("differs", f"{message.n_samples} samples, {samples} at the introduction")
         return read_submission(peer.name, opened, message, self._size, self._check)
 
     def _reply(self, peer: Peer, submit: m.Submit, assignment: Assignment | None) -> None:
         """Send an assignment or, for None, that there will be none."""
-        if not self._electing.leads(Term(submit.epoch, submit.term)):
+        if not self._electing.leads(Term(submit.membership_version, submit.term)):
             return  # the participant submits again, to the successor
         given = assignment is not None
-        message = m.Assigned(submit.request, submit.round, submit.epoch, submit.term, given)
+        message = m.Assigned(submit.request, submit.round, submit.membership_version, submit.term, given)
         payload = EMPTY if assignment is None else assignment_payload(assignment)
         try:
             self._contacts.send(peer, message, payload)

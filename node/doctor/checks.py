@@ -116,7 +116,11 @@ def check_federation(folder: Path) -> Finding:
     if why:
         mend = "ask who holds the admission key for an invitation, and join again"
         return Finding("federation", False, f"this node is not a member of {name}", mend)
-    return Finding("federation", True, f"{name}, members: {len(membership.members)}, epoch: {membership.epoch}")
+    return Finding(
+        "federation",
+        True,
+        f"{name}, members: {len(membership.members)}, membership version: {membership.membership_version}",
+    )
 
 
 def check_layout(make: Callable[[], Layout], agreed: str) -> Finding:

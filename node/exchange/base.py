@@ -67,7 +67,7 @@ class Exchange(Protocol):
         was published in later rounds is served any more.
         """
 
-    def about(self, id: str) -> Mapping[str, Any]:
+    def public_info(self, id: str) -> Mapping[str, Any]:
         """Return the public facts that a peer has given of itself."""
 
     async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:

@@ -31,7 +31,7 @@ def message_exchange(
     *,
     identity: Identity,
     transport: Transport,
-    boot: int,
+    incarnation: int,
     federation: bytes,
     task: Task,
     trainer: Trainer,
@@ -47,7 +47,7 @@ def message_exchange(
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
     Args:
-        boot: number of the node's starts; durable before this is called.
+        incarnation: number of the node's starts; durable before this is called.
         federation: 16 bytes; see `federation_id` where there is no signed file.
         agreed: settings that all nodes must have alike, beyond those of `p2pfl.node.federation.agreement.terms`.
         initial: the hash of the initial model.
@@ -62,10 +62,10 @@ def message_exchange(
         key=identity.public,
         neighbours=roles.members,
         transport=transport,
-        sealer=FrameSigner(identity, federation, layout.fingerprint, boot),
+        sealer=FrameSigner(identity, federation, layout.fingerprint, incarnation),
         door=FrameVerifier(keys, identity.public, federation, payload_limit(layout.size, electing is not None)),
         agreed={**terms(layout, settings, initial, edges, None if electing is None else electing.timing), **agreed},
-        about=dict(task.public_info) | {"n_samples": task.n_samples},
+        public_info=dict(task.public_info) | {"n_samples": task.n_samples},
         seed=settings.seed,
         asynchronous=settings.mode == "asynchronous",
         sources=roles.sources,

@@ -178,8 +178,8 @@ class MessageExchange:
 
     # For the node
 
-    def about(self, id: str) -> Mapping[str, Any]:
-        return self.contacts.about if id == self.name else self.peers[id].about
+    def public_info(self, id: str) -> Mapping[str, Any]:
+        return self.contacts.public_info if id == self.name else self.peers[id].public_info
 
     async def next_round(self, finished: int) -> int:
         round = await self.pacer.next_round(finished)

@@ -121,5 +121,7 @@ class ModelClient:
         if answer.stage != asked.stage or (answer.round != asked.round and not newest):
             found = f"{answer.stage} of round {answer.round}"
             raise ProtocolError("not asked for", f"{found}, not {asked.stage} of {asked.round}")
-        if answer.n_samples != peer.about.get("n_samples"):
-            raise ProtocolError("differs", f"{answer.n_samples} samples, {peer.about.get('n_samples')} at the introduction")
+        if answer.n_samples != peer.public_info.get("n_samples"):
+            raise ProtocolError(
+                "differs", f"{answer.n_samples} samples, {peer.public_info.get('n_samples')} at the introduction"
+            )

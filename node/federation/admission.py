@@ -93,7 +93,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "federation": membership.file.name,
         "id": membership.federation.hex(),
         "admission key": membership.admission.hex(),
-        "epoch": membership.epoch,
+        "membership_version": membership.membership_version,
         "members": members,
         "agreed": {key: value for key, value in membership.file.tables.items() if key != "name"},
     }

@@ -91,7 +91,7 @@ class InvitationService:
         """Do file work in a thread, with a copy of the log, and take in its new entries."""
         log = self._membership.copy()
         await asyncio.to_thread(work, log)
-        self._membership.extend(log.after(self._membership.epoch, LIMIT))
+        self._membership.extend(log.after(self._membership.membership_version, LIMIT))
 
 
 def _refusal(error: ProtocolError) -> JoinReply:

@@ -38,11 +38,11 @@ class MembershipFile:
         patience: seconds to wait for another process that writes.
 
     Attributes:
-        epoch: the number of entries in the file, when it was last read or written.
+        membership_version: the number of entries in the file, when it was last read or written.
     """
 
     def __init__(self, folder: Path, patience: float = LOCK_PATIENCE) -> None:
-        self.epoch = 0
+        self.membership_version = 0
         self._path = folder / MEMBERSHIP
         self._patience = patience
         self._seen = _NO_FILE
@@ -70,9 +70,9 @@ class MembershipFile:
         with exclusive(self._path.with_name(self._path.name + ".lock"), self._patience):
             self.merge(membership)
             yield
-            if membership.epoch > self.epoch:
+            if membership.membership_version > self.membership_version:
                 write_sealed(self._path, _MAGIC, membership.encode())
-                self.epoch, self._seen = membership.epoch, self._stamp()
+                self.membership_version, self._seen = membership.membership_version, self._stamp()
                 failpoint("membership-saved")
 
     def merge(self, membership: Membership) -> None:
@@ -82,12 +82,12 @@ class MembershipFile:
             ConfigurationError: it cannot be read, is damaged, is the log of another federation, or differs.
         """
         stamp = self._stamp()  # before it is read: what is written in between is read again
-        if stamp == self._seen and membership.epoch >= self.epoch:
+        if stamp == self._seen and membership.membership_version >= self.membership_version:
             return
         try:
             content = read_sealed(self._path, _MAGIC)
         except FileNotFoundError:
-            self.epoch = 0
+            self.membership_version = 0
             return
         except DamagedFileError as error:
             raise ConfigurationError(str(error)) from error
@@ -95,7 +95,7 @@ class MembershipFile:
             raise ConfigurationError(f"cannot read {self._path}: {reason(error)}") from error
         try:
             membership.extend(content)
-            self.epoch, self._seen = count_entries(content), stamp
+            self.membership_version, self._seen = count_entries(content), stamp
         except ProtocolError as error:
             raise ConfigurationError(f"{self._path}: {error}") from error
 

@@ -68,7 +68,7 @@ class MembershipSync:
         """
         while True:
             self._grown.clear()
-            if self._file.has_changed() or self._file.epoch != self._membership.epoch:
+            if self._file.has_changed() or self._file.membership_version != self._membership.membership_version:
                 await self._synchronise()
             if self._membership.refusal(self._key):
                 raise RevokedError("this node was revoked: it is no member of its federation any more")
@@ -80,24 +80,32 @@ class MembershipSync:
         """Take in what is in the file, and write what is not. The node does other things in the meantime."""
         whole = self._membership.copy()
         await asyncio.to_thread(self._file.merge, whole)
-        if whole.epoch != self._file.epoch:
+        if whole.membership_version != self._file.membership_version:
             with self._tries.tolerate():
                 await asyncio.to_thread(self._file.save, whole)
-        self._membership.extend(whole.after(self._membership.epoch, LIMIT))
+        self._membership.extend(whole.after(self._membership.membership_version, LIMIT))
 
     def _process_entries(self) -> None:
         """Act on new entries of the log, pass them on to the peers, and have them written."""
-        contacts, epoch = self._contacts, self._membership.epoch
+        contacts, membership_version = self._contacts, self._membership.membership_version
         self._grown.set()
         now = self._neighbourhood.members()
         for name, peer in list(contacts.peers.items()):
             if name not in now or now[name].key != peer.key:
                 contacts.remove(name, "revoked")
-                self._log.info(f"{name} is no member any more, since epoch {epoch} at the latest", peer=name, epoch=epoch)
+                self._log.info(
+                    f"{name} is no member any more, since membership version {membership_version} at the latest",
+                    peer=name,
+                    membership_version=membership_version,
+                )
         for name, member in now.items():
             if name not in contacts.peers:
                 contacts.add(name, member, self._neighbourhood.may_learn_from(name))
-                self._log.info(f"{name} is a member, since epoch {epoch} at the latest", peer=name, epoch=epoch)
+                self._log.info(
+                    f"{name} is a member, since membership version {membership_version} at the latest",
+                    peer=name,
+                    membership_version=membership_version,
+                )
         if self._electing is not None:
             self._electing.change(self._neighbourhood.electorate())
         contacts.gossip_membership()

@@ -51,4 +51,4 @@ class Neighbourhood:
 
     def electorate(self) -> Electorate:
         """Return the members that elect a coordinator."""
-        return electorate(self._log.epoch, self._log.members.values())
+        return electorate(self._log.membership_version, self._log.members.values())

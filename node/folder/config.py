@@ -1,12 +1,13 @@
-"""A node's folder, for its owner only: its configuration, its key, and its state.
+"""Folder of a node, readable by its owner only: configuration, keys and state.
 
-node.toml     written by `init`, edited by its owner
-key.pem       the private key, mode 0600
-federation.toml, membership   what the members have agreed on, and who they are: signed (see p2pfl.node.federation.admission)
-checkpoint    the state after the last round; beside it the two before
-boot          how often the node has started; beside it the count before
-vote          the newest term of an election and this node's vote in it (see p2pfl.node.coordination.election_runner), where
-there are elections status.json   what `status` shows
+node.toml        configuration, written by `init` and edited by the owner
+key.pem          private key, mode 0600
+federation.toml  agreement of the members, signed (see p2pfl.node.federation.admission)
+membership       log of the members, signed
+checkpoint       state after the last round; `checkpoint.1` and `checkpoint.2` are the two before
+incarnation      number of the node's starts; `incarnation.1` is the one before
+vote             newest term and this node's vote in it (see p2pfl.node.coordination.election_runner)
+status.json      state that `status` shows
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from p2pfl.system.atomic_files import PRIVATE, PRIVATE_FOLDER, replace_file
 from p2pfl.system.event_log import EventLogger
 from p2pfl.task import TASKS, Part
 
-CONFIG, KEY, CHECKPOINT, BOOT, STATUS = "node.toml", "key.pem", "checkpoint", "boot", "status.json"
+CONFIG, KEY, CHECKPOINT, INCARNATION, STATUS = "node.toml", "key.pem", "checkpoint", "incarnation", "status.json"
 VOTE = "vote"
 BROKERS = re.compile(r"mqtts?://[^/\s]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -210,9 +211,9 @@ def open_to_others(folder: Path) -> str:
     return f"other users of this machine can enter {folder} (mode {mode:04o}); run: chmod -R go= {folder}"
 
 
-def next_boot(folder: Path, log: EventLogger = LOG) -> int:
+def next_incarnation(folder: Path, log: EventLogger = LOG) -> int:
     """Count a start of this node (see p2pfl.node.folder.incarnation.count_start)."""
-    return incarnation.count_start(folder / BOOT, log)
+    return incarnation.count_start(folder / INCARNATION, log)
 
 
 _TEMPLATE = """\

@@ -1,7 +1,7 @@
-"""How often a node has started. With it the numbers of its messages are never used twice.
+"""Number of a node's starts, so that the numbers of its messages are never used twice.
 
-The count is in a sealed file, and the one before it in another beside it: where the newest is damaged, the node goes on
-from a number far beyond what it can have held.
+A sealed file holds the count, and a second file the count before. If the newest is damaged, the node continues from a
+number far beyond the damaged one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl boot 1\n"
+EARLIER = "boot"  # name of the file in earlier versions
 JUMP = 2**20  # starts that a damaged file may have counted since the one before it
 
 
@@ -26,16 +27,18 @@ def count_start(path: Path, log: EventLogger = LOG) -> int:
         log: receives an event when a damaged count was made up for.
 
     Raises:
-        ConfigurationError: no count is whole, or it cannot be read or written.
+        ConfigurationError: no count is whole, it cannot be read or written, or its file has the name of earlier versions.
     """
-    before = path.with_name(f"{path.name}.1")
+    before, earlier = path.with_name(f"{path.name}.1"), path.with_name(EARLIER)
+    if earlier.exists() and not path.exists():
+        raise ConfigurationError(f"{earlier} was written by an earlier version; rename it to {path.name}")
     try:
         last = _last(path, before, log)
         _write(before, last)
         _write(path, last + 1)
     except OSError as error:
         raise ConfigurationError(f"cannot count this start in {path}: {reason(error)}") from error
-    failpoint("boot-counted")
+    failpoint("incarnation-counted")
     return last + 1
 
 

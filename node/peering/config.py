@@ -50,7 +50,7 @@ class PeeringConfig:
         neighbours: the members with which it may exchange anything, by name. More may be added later.
         sealer, door: sign the frames that it sends, and verify those that it receives.
         agreed: settings that must be equal on all nodes, in words, by key.
-        about: public facts of this node.
+        public_info: public facts of this node.
         seed: of the federation.
         asynchronous: whether a node may learn with a peer that is behind.
         sources: names of the neighbours that may be fetched from; None for all.
@@ -63,7 +63,7 @@ class PeeringConfig:
     sealer: FrameSigner
     door: FrameVerifier
     agreed: Mapping[str, str]
-    about: Mapping[str, Any]
+    public_info: Mapping[str, Any]
     seed: int = 0
     asynchronous: bool = False
     sources: Collection[str] | None = None
@@ -72,7 +72,7 @@ class PeeringConfig:
     @property
     def membership_version(self) -> int:
         """The newest entry of the membership log that is known here; 0 without a log."""
-        return 0 if self.options.gate is None else self.options.gate.epoch
+        return 0 if self.options.gate is None else self.options.gate.membership_version
 
 
 class LocalState:
@@ -80,13 +80,13 @@ class LocalState:
 
     Attributes:
         name: of this node.
-        about: public facts.
+        public_info: public facts.
         round: the newest one that it has reached.
         final: its model is final.
     """
 
-    def __init__(self, name: str, about: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, public_info: Mapping[str, Any]) -> None:
         self.name = name
-        self.about = dict(about)
+        self.public_info = dict(public_info)
         self.round = 0
         self.final = False

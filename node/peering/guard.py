@@ -82,14 +82,14 @@ class Guard:
         return self._gate.invites
 
     @property
-    def epoch(self) -> int:
-        return self._gate.epoch
+    def membership_version(self) -> int:
+        return self._gate.membership_version
 
     def refusal(self, key: bytes) -> str:
         return self._gate.refusal(key) or (CAUSE if self.seconds_left(key) else "")
 
-    def after(self, epoch: int, limit: int) -> bytes:
-        return self._gate.after(epoch, limit)
+    def after(self, membership_version: int, limit: int) -> bytes:
+        return self._gate.after(membership_version, limit)
 
     def extend(self, entries: bytes) -> int:
         return self._gate.extend(entries)

@@ -48,12 +48,12 @@ class Peer:
         untried: there is an address that was not dialled yet.
         link: over which it was introduced; None while it is not connected.
         progress: of the link, when it was last looked at.
-        boot: how often it has started.
-        about: what it says of itself.
+        incarnation: how often it has started.
+        public_info: what it says of itself.
         round: where it is.
         stopped: its model is final.
         known: it was introduced before, on this link or an earlier one.
-        epoch: the newest entry of the membership log that it is known to have.
+        membership_version: the newest entry of the membership log that it is known to have.
         problem: why it is kept out for good.
         requests: what it was asked and has not answered.
         asked: the models among them.
@@ -78,12 +78,12 @@ class Peer:
         self.untried = True
         self.link: Link | None = None
         self.progress = 0
-        self.boot = 0
-        self.about: Mapping[str, Any] = {}
+        self.incarnation = 0
+        self.public_info: Mapping[str, Any] = {}
         self.round = 0
         self.stopped = False
         self.known = False
-        self.epoch = 0
+        self.membership_version = 0
         self.problem = ""
         self.requests: dict[int, Future[Any]] = {}
         self.asked: dict[int, Asked] = {}

@@ -41,7 +41,7 @@ class PeerManager:
         events: receives what peers say about learning.
 
     Attributes:
-        about: public facts of this node.
+        public_info: public facts of this node.
         roster: the peers that it may learn with.
         traffic: counts what is sent and received.
         rejected: counts frames by the cause for which they were refused or lost.
@@ -58,7 +58,7 @@ class PeerManager:
         self.traffic = Traffic()
         self.broker = ""
         self.listening = asyncio.Event()
-        self._local = local = LocalState(config.name, config.about)
+        self._local = local = LocalState(config.name, config.public_info)
         self._table = table = PeerTable(config, local, events)
         self._tasks = tasks = BackgroundTasks()
         self._messenger = messenger = Messenger(config.sealer, table.roster, self.traffic)
@@ -85,7 +85,7 @@ class PeerManager:
             incarnations=incarnations,
             router=router,
         )
-        self.about, self.roster = local.about, table.roster
+        self.public_info, self.roster = local.public_info, table.roster
         self.rejected, self.numbers = messenger.rejected, messenger.numbers
         self._probes = config.options.period < inf
         if config.options.discovery is not None:

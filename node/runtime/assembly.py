@@ -93,11 +93,11 @@ class Assembly:
     def parts(self) -> Parts:
         """Return the parts of the node. To be called once: it counts a start."""
         ready, config, log = self._ready, self._config, self._log
-        boot = folders.next_boot(ready.folder, log)
+        incarnation = folders.next_incarnation(ready.folder, log)
         if ready.membership is None or ready.agreement is None:
-            exchange, reach, members = self._alone(boot)
+            exchange, reach, members = self._alone(incarnation)
         else:
-            exchange, reach, members = self._connect(ready.membership, ready.agreement, boot)
+            exchange, reach, members = self._connect(ready.membership, ready.agreement, incarnation)
         board = StatusObserver(ready.folder / folders.STATUS, exchange, log, faults=self._supervisor.faults)
         node = Node(
             config.name,
@@ -118,11 +118,11 @@ class Assembly:
             about["federation"] = ready.agreement.name
         return Parts(node, exchange, board, reach, members, about)
 
-    def _alone(self, boot: int) -> _Connected:
+    def _alone(self, incarnation: int) -> _Connected:
         """Return the exchange of a node without a federation: it listens on nothing."""
         name = self._config.name
         electing = ElectionRunner(
-            name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), boot=1, seed=self._config.seed
+            name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), incarnation=1, seed=self._config.seed
         )
         exchange = message_exchange(
             name,
@@ -131,11 +131,11 @@ class Assembly:
             federation=federation_id(name),
             agreed={},
             coordination=self._coordination(electing),
-            **self._learning(boot),
+            **self._learning(incarnation),
         )
         return _Connected(exchange)
 
-    def _connect(self, membership: Membership, agreed: Agreement, boot: int) -> _Connected:
+    def _connect(self, membership: Membership, agreed: Agreement, incarnation: int) -> _Connected:
         """Return what reaches the other members of a federation."""
         ready, config, size = self._ready, self._config, self._task.layout.shared.size
         guard = Guard(membership, asyncio.get_running_loop().time)
@@ -145,7 +145,7 @@ class Assembly:
             self._identity,
             gate=guard,
             most=max_frame(size, self._coordinated),
-            boot=boot,
+            incarnation=incarnation,
             discovery=discovery,
             supervisor=self._supervisor,
             log=self._log,
@@ -177,21 +177,21 @@ class Assembly:
             agreed=agreement.describe("task", config.task) | agreement.describe("policy", config.policy),
             edges=agreed.edges,
             options=options,
-            coordination=self._coordination(self._electing(neighbourhood.electorate(), boot)),
-            **self._learning(boot),
+            coordination=self._coordination(self._electing(neighbourhood.electorate(), incarnation)),
+            **self._learning(incarnation),
         )
         electing, key = exchange.electing, self._identity.public
         return _Connected(
             exchange, reach, MembershipSync(ready, key, neighbourhood, exchange.contacts, electing, log=self._log)
         )
 
-    def _electing(self, electorate: Electorate, boot: int) -> ElectionRunner:
+    def _electing(self, electorate: Electorate, incarnation: int) -> ElectionRunner:
         config = self._config
         return ElectionRunner(
             config.name,
             electorate,
             FileVotes(self._ready.folder / folders.VOTE, self._log),
-            boot=boot,
+            incarnation=incarnation,
             seed=config.seed,
             log=self._log,
             timing=timing_of(self._task.layout.shared.size, config.deadline),
@@ -200,11 +200,11 @@ class Assembly:
     def _coordination(self, electing: ElectionRunner) -> Coordination | None:
         return Coordination(electing, self._policy.step) if isinstance(self._policy, Coordinated) else None
 
-    def _learning(self, boot: int) -> dict[str, Any]:
+    def _learning(self, incarnation: int) -> dict[str, Any]:
         """Return the arguments of every exchange of this node."""
         return {
             "identity": self._identity,
-            "boot": boot,
+            "incarnation": incarnation,
             "task": self._task,
             "trainer": self._trainer,
             "settings": self._config,

@@ -33,7 +33,7 @@ class Connectivity:
     Args:
         gate: decides whom the transports let in.
         most: the most bytes of a frame.
-        boot: how often the node has started.
+        incarnation: how often the node has started.
         discovery: receives reports about members and about the broker.
         supervisor: runs the link with the broker.
         log: receives an event about each problem, and when it is over.
@@ -52,7 +52,7 @@ class Connectivity:
         *,
         gate: AccessControl,
         most: int,
-        boot: int,
+        incarnation: int,
         discovery: Discovery,
         supervisor: Supervisor,
         log: EventLogger = LOG,
@@ -71,7 +71,7 @@ class Connectivity:
                 identity,
                 gate,
                 most,
-                boot=boot,
+                incarnation=incarnation,
                 addresses=self._own_addresses,
                 found=lambda key, address: discovery.found(key, address, "broker"),
                 hinted=discovery.hinted,

@@ -37,7 +37,7 @@ PAUSE = 2.0  # seconds until a node is asked again that has too many questions t
 class _NoMember:
     """Gate of a node that is no member yet: it lets nobody in."""
 
-    epoch = 0
+    membership_version = 0
     invites = False
 
     def __init__(self, federation: bytes) -> None:
@@ -46,7 +46,7 @@ class _NoMember:
     def refusal(self, key: bytes) -> str:
         return "stranger"
 
-    def after(self, epoch: int, limit: int) -> bytes:
+    def after(self, membership_version: int, limit: int) -> bytes:
         return b""
 
     def extend(self, entries: bytes) -> int:

@@ -52,7 +52,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError as conflict:
-            _renumber(folder, conflict.boot, log)
+            _renumber(folder, conflict.incarnation, log)
         try:
             return _run_once(folder, changes, log, until_done)
         except IncarnationConflictError:
@@ -78,10 +78,10 @@ def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done
 
 def _renumber(folder: Path, known: int, log: EventLogger) -> None:
     """Go on after a conflict of incarnations, with numbers that no frame of this key has had."""
-    incarnation.count_past(folder / folders.BOOT, known)
+    incarnation.count_past(folder / folders.INCARNATION, known)
     membership = load_federation(folder)
     if membership is not None and (folder / folders.VOTE).exists():
-        FileVotes(folder / folders.VOTE, log).distrust(membership.epoch)
+        FileVotes(folder / folders.VOTE, log).distrust(membership.membership_version)
     log.warning(
         f"peers know messages of this node that are later than its folder: {folder} was restored from an older copy, or"
         " another process uses its key. The node starts again with new message numbers"

@@ -160,8 +160,10 @@ class StatusObserver:
         self._file.write(ROUNDS_APART)
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
-        self.state |= {"state": "finished", "result": dict(result), "best_round": node.judge.round}
-        self._log.bind(**result).info(describe_result(result, node.judge.round), best_round=node.judge.round)
+        self.state |= {"state": "finished", "result": dict(result), "best_round": node.early_stopping.round}
+        self._log.bind(**result).info(
+            describe_result(result, node.early_stopping.round), best_round=node.early_stopping.round
+        )
         self.write()
 
     def serving(self) -> None:

@@ -59,7 +59,9 @@ def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
         alone = bool(election["problem"]) and now == "running"  # who is done needs nobody
         yield _value("p2pfl_coordinator_problem", "1 while nobody coordinates.", alone)
         yield _value(
-            "p2pfl_election_term", "The newest term's number in its epoch.", int(election["term"].partition(".")[2])
+            "p2pfl_election_term",
+            "The newest term's number in its membership version.",
+            int(election["term"].partition(".")[2]),
         )
 
 

@@ -19,10 +19,10 @@ class Oracle(Random):
     """
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:
-        if "group" not in peers.about(me.id):
+        if "group" not in peers.public_info(me.id):
             raise ConfigurationError("the policy oracle needs a task whose nodes have groups; the task of this one has none")
         return await super().prepare(me, peers)
 
     def candidates(self, me: Me, peers: Peers) -> Sequence[str]:
-        group = peers.about(me.id).get("group")
-        return [id for id in peers.ids if peers.about(id).get("group") == group]
+        group = peers.public_info(me.id).get("group")
+        return [id for id in peers.ids if peers.public_info(id).get("group") == group]

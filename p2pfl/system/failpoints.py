@@ -12,7 +12,7 @@ from typing import NoReturn
 
 VARIABLE = "P2PFL_FAILPOINT"
 POINTS = {
-    "boot-counted": "the boot counter is on the disk, and nothing was sent",
+    "incarnation-counted": "the incarnation counter is on the disk, and nothing was sent",
     "checkpoint-written": "a checkpoint is on the disk under its temporary name",
     "checkpoint-shifted": "the checkpoints before it have moved, and it is not in its place yet",
     "checkpoint-saved": "it is in its place, and nobody was told",

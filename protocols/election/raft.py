@@ -1,34 +1,34 @@
-"""The election of a coordinator: messages and the time go in; what must be written and sent comes out.
+"""Election of a coordinator without input or output: callers pass messages and the time, and write and send the results.
 
-The election of Raft (Ongaro and Ousterhout 2014, section 5.2) without its log, with pre-vote (Ongaro's dissertation, 9.6), a
-lease (6.4.1) and members that come from the federation's log.
+The election is that of Raft (Ongaro and Ousterhout 2014, section 5.2) without its log. It adds pre-vote (Ongaro's
+dissertation, 9.6), a lease (6.4.1) and members that come from the membership log.
 
-**Terms.** A term is (epoch, number): the epoch of the membership log, then a number that counts elections within it; terms
-are compared in that order. All who know an epoch know the same members, so any two majorities in one epoch have a member in
-common. That member gives one vote in a term, and its vote is on its disk before it is sent: a term has at most one
-coordinator, whatever changes in membership, one at a time or many. What a coordinator says carries its term, and a member
-that knows a later one refuses it.
+**Terms.** A term is a pair: the version of the membership log, and a number that counts elections within this version.
+Terms are ordered by version, then by number. All members that know a version know the same members, so any two majorities
+in one version share a member. That member gives one vote in a term, and writes the vote to its disk before it sends it.
+A term therefore has at most one coordinator, however the membership changes. A coordinator's messages carry its term, and
+a member that knows a later term refuses them.
 
-**Majority** is of all members of the epoch, in sight or not. One node coordinates alone, after its first wait. Two nodes
-have a coordinator while both are up and reach each other, and none otherwise. Three bear the loss of one, four also of one:
-an even number bears no more losses than the odd number below it, and two halves have no coordinator. A minority has none
-either: `coordinator` is None and `problem` says why.
+**Majority.** A majority is of all members of the version, online or not. One node coordinates alone, after its first wait.
+Two nodes have a coordinator while both are online and reach each other. Three or four members tolerate one offline, five
+tolerate two. Two halves of a federation have no coordinator, and a minority has none: `coordinator` is None, and `problem`
+gives the reason.
 
-**Who.** Some members may never coordinate; they vote. The order of those who may only decides between members that stand at
-the same time: who is before the other does not support it. Nobody is unseated for it.
+**Candidates.** Some members vote and never coordinate. The order of the others decides between members that stand at the
+same time: a member does not support a candidate that comes after it. The order never ends the term of a coordinator.
 
-**Lease.** A member that answers a coordinator promises to support no other for `Timing.patience` of its own clock. A
-coordinator holds the lease for `Timing.lease` of its own clock, counted from when it sent the newest beat that a majority
-has answered. A member that starts promises the same to nobody, because it does not know what it had promised. So the leases
-of two coordinators of one epoch never overlap in time, as long as no clock runs more than patience / lease (1.25) times as
-fast as another, none jumps or goes back, and `leads` is asked with the time read just then. Clocks need not agree. Across
-epochs it holds when any majority of the one has someone in common with any of the other: when they differ by one entry that
-added or removed a member, but not by one that gave a member another key, or by several entries. There only the terms
-decide. Members are trusted not to lie: one that does can prevent elections, or vote twice.
+**Lease.** A member that answers a coordinator promises to support no other for `Timing.patience`. A coordinator holds the
+lease for `Timing.lease`, counted from the time at which it sent the newest beat that a majority has answered. Both use
+their own clocks. A member that starts makes the same promise to nobody, because it does not know its earlier promises. The
+leases of two coordinators of one version never overlap, as long as no clock runs more than patience / lease (1.25) times
+as fast as another, no clock jumps or goes back, and `leads` is asked with the current time. Clocks need not agree. Leases
+of different versions do not overlap if any majority of one shares a member with any majority of the other. That holds if
+the versions differ by one entry that added or removed a member. It does not hold for a replaced key, or for several
+entries; there only the terms decide. Members are trusted not to lie: a lying member can prevent elections, or vote twice.
 
-**A change of membership** begins a new epoch, in which nobody has voted. A coordinator that may go on stands at once, and
-those that had promised to support it do so; others wait as usual. Messages of an epoch that is not known yet are ignored:
-the log travels by itself.
+**Change of membership.** A new version of the log begins without votes. A coordinator that may continue stands at once, and
+the members that had promised to support it do so; others wait as usual. Messages of an unknown version are ignored: the
+log travels by itself.
 """
 
 from __future__ import annotations
@@ -152,8 +152,12 @@ class Election(Voter):
             ProtocolError: `election`, if no member that follows the rules would have sent it; nothing has changed then.
         """
         before = self.ballot
-        if message.epoch == self.term.epoch and sender in self.electorate.members and sender != self.me:
-            term = Term(message.epoch, message.term)
+        if (
+            message.membership_version == self.term.membership_version
+            and sender in self.electorate.members
+            and sender != self.me
+        ):
+            term = Term(message.membership_version, message.term)
             self._expect_credible(sender, term, now)
             match message:
                 case m.Vote():
@@ -169,15 +173,15 @@ class Election(Voter):
         return self._step(before)
 
     def change(self, electorate: Electorate, now: float) -> Step:
-        """Take over a changed membership, which is on the disk. An epoch that is over already changes nothing."""
+        """Take over a changed membership, which is on the disk. An older version changes nothing."""
         before = self.ballot
-        if electorate.epoch < self.term.epoch:
+        if electorate.membership_version < self.term.membership_version:
             return self._step(before)
         led = self.leads(now)
         self.electorate = electorate
-        if electorate.epoch > self.term.epoch:
+        if electorate.membership_version > self.term.membership_version:
             self._become_follower(now)
-            self.ballot = Ballot(Term(electorate.epoch, 0))
+            self.ballot = Ballot(Term(electorate.membership_version, 0))
             self._answered, self._in_sight, self._far = set(), 0, {}
             if led and self._may_stand(now):
                 self._run(now)
@@ -204,7 +208,7 @@ class Election(Voter):
     def _run(self, now: float) -> None:
         """Ask for votes in a new term."""
         self._coordinator = ""
-        self.ballot = Ballot(Term(self.term.epoch, self.term.number + 1), self.me)
+        self.ballot = Ballot(Term(self.term.membership_version, self.term.number + 1), self.me)
         self._canvass("candidate", now)
 
     def _canvass(self, role: Literal["standing", "candidate"], now: float) -> None:
@@ -217,7 +221,7 @@ class Election(Voter):
     def _ask(self, now: float) -> None:
         """Ask those that have not answered."""
         trial = self.role == "standing"
-        question = m.Vote(self.term.epoch, self.term.number + trial, trial)
+        question = m.Vote(self.term.membership_version, self.term.number + trial, trial)
         self._send += [(name, question) for name in sorted(self.electorate.members - self._answered)]
         self._again = now + self.timing.beat
 
@@ -234,7 +238,7 @@ class Election(Voter):
             if self.role in ("standing", "candidate"):  # else nobody has asked
                 self._adopt(term, now)
             return
-        asked_for = Term(self.term.epoch, self.term.number + answer.trial)
+        asked_for = Term(self.term.membership_version, self.term.number + answer.trial)
         if self.role != ("standing" if answer.trial else "candidate") or (answer.granted and term != asked_for):
             return  # an answer to an earlier question
         self._answered.add(sender)
@@ -256,7 +260,7 @@ class Election(Voter):
         self._beat_number += 1
         self._sent = {beat: sent for beat, sent in self._sent.items() if sent + self.timing.lease > now}
         self._sent[self._beat_number] = now
-        beat = m.Leading(self.term.epoch, self.term.number, self._beat_number)
+        beat = m.Leading(self.term.membership_version, self.term.number, self._beat_number)
         self._send += [(name, beat) for name in sorted(self.electorate.members - {self.me})]
         self._again = now + self.timing.beat
 
@@ -271,7 +275,7 @@ class Election(Voter):
 
     def _led(self, sender: str, term: Term, beat: int, now: float) -> None:
         if self._stale(term):
-            self._send.append((sender, m.Following(self.term.epoch, self.term.number, 0)))
+            self._send.append((sender, m.Following(self.term.membership_version, self.term.number, 0)))
             return
         if term > self.term:
             self._adopt(term, now)
@@ -285,7 +289,7 @@ class Election(Voter):
         self._answered, self._in_sight = set(), 0
         self._promised_until = now + self.timing.patience
         self._timer = now + self._wait()
-        self._send.append((sender, m.Following(term.epoch, term.number, beat)))
+        self._send.append((sender, m.Following(term.membership_version, term.number, beat)))
 
     def _on_follow(self, sender: str, term: Term, beat: int, now: float) -> None:
         if term > self.term:

@@ -17,11 +17,11 @@ FURTHEST = 2**10  # terms by which one member's word may bring a node further
 class Term(NamedTuple):
     """Later terms are greater."""
 
-    epoch: int
+    membership_version: int
     number: int
 
     def __str__(self) -> str:
-        return f"{self.epoch}.{self.number}"
+        return f"{self.membership_version}.{self.number}"
 
 
 class Ballot(msgspec.Struct, frozen=True):
@@ -34,12 +34,12 @@ class Ballot(msgspec.Struct, frozen=True):
 class Electorate(msgspec.Struct, frozen=True):
     """
     Attributes:
-        epoch: of the membership log.
+        membership_version: of the membership log.
         members: all who vote, this node included if it does.
         eligible: those of them who may coordinate, the preferred one first.
     """
 
-    epoch: int
+    membership_version: int
     members: frozenset[str]
     eligible: tuple[str, ...]
 

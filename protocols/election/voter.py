@@ -22,13 +22,19 @@ class Voter:
     def __init__(
         self, me: str, electorate: Electorate, ballot: Ballot, draw: Callable[[], float], now: float, *, timing: Timing
     ) -> None:
-        if electorate.epoch < ballot.term.epoch:  # the log has lost entries: nobody is known until they are here again
-            electorate = Electorate(ballot.term.epoch, frozenset(), ())
+        if (
+            electorate.membership_version < ballot.term.membership_version
+        ):  # the log has lost entries: nobody is known until they are here again
+            electorate = Electorate(ballot.term.membership_version, frozenset(), ())
         self.me = me
         self.electorate = electorate
         self.timing = timing
         self.role: Literal["follower", "standing", "candidate", "coordinator"] = "follower"
-        self.ballot = ballot if ballot.term.epoch == electorate.epoch else Ballot(Term(electorate.epoch, 0))
+        self.ballot = (
+            ballot
+            if ballot.term.membership_version == electorate.membership_version
+            else Ballot(Term(electorate.membership_version, 0))
+        )
         self._draw = draw
         self._send: list[tuple[str, m.ElectionMessage]] = []
         self._coordinator = ""  # of the term, if it was heard
@@ -62,7 +68,7 @@ class Voter:
         claims = sorted((n for n in self._far.values() if n - self.term.number > FURTHEST), reverse=True)
         needed = max(2, self.electorate.majority)
         if len(claims) >= needed:
-            self._adopt(Term(self.term.epoch, claims[needed - 1]), now)
+            self._adopt(Term(self.term.membership_version, claims[needed - 1]), now)
         if term.number - self.term.number > FURTHEST:
             raise ProtocolError("election", f"{sender} claims term {term.number}, far beyond {self.term.number}")
 
@@ -89,7 +95,7 @@ class Voter:
     def _on_request(self, sender: str, term: Term, trial: bool, now: float) -> None:
         granted = self._would_grant(sender, term, now) if trial else self._grant(sender, term, now)
         told = term if granted else self.term
-        self._send.append((sender, m.Voted(told.epoch, told.number, trial, granted)))
+        self._send.append((sender, m.Voted(told.membership_version, told.number, trial, granted)))
         if trial and granted and self.role == "standing":  # the preferred one goes first
             self.role = "follower"
             self._timer = now + self._pause()

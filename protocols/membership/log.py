@@ -1,7 +1,7 @@
 """Membership of a federation: a log of entries, each signed by the admission key and naming the one before it.
 
 The log only grows. Every node keeps all of it, hands on what others lack, and believes nothing else: its newest entry's
-number, the epoch, never goes back.
+number, the membership version, never goes back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NONE = bytes(32)
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """
     Attributes:
-        epoch: 1 for the first entry, one more for each that follows.
+        membership_version: 1 for the first entry, one more for each that follows.
         before: SHA-256 of the signed entry before this one; zeros for the first.
         action: `add` a member; `remove` one; give one another key (`replace`; the old one is revoked); or `hand-over` to
             another admission key.
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """
 
     federation: Bytes16
-    epoch: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    membership_version: Annotated[int, Meta(ge=1, le=2**32 - 1)]
     before: Bytes32
     action: Action
     name: Annotated[str, Meta(max_length=64)]
@@ -104,7 +104,7 @@ class Membership:
             self.extend(entries)
 
     @property
-    def epoch(self) -> int:
+    def membership_version(self) -> int:
         return len(self._log)
 
     @property
@@ -138,9 +138,9 @@ class Membership:
             return ""
         return "revoked" if key in self._seen else "stranger"
 
-    def after(self, epoch: int, limit: int) -> bytes:
+    def after(self, membership_version: int, limit: int) -> bytes:
         chosen, size = [], _OVERHEAD
-        for position in range(epoch, len(self._log)):
+        for position in range(membership_version, len(self._log)):
             signed = self._log[position]
             size += len(signed)
             if size > limit:
@@ -168,17 +168,17 @@ class Membership:
             log = _log.decode(entries)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError("membership", str(error)) from error
-        before = self.epoch
+        before = self.membership_version
         try:
             for signed in log:
                 encoded = msgspec.msgpack.encode(signed)
                 if encoded not in self._known:
                     self._take(signed, encoded)
         finally:
-            if self.epoch > before:
+            if self.membership_version > before:
                 for changed in list(self.on_change):
                     changed()
-        return self.epoch - before
+        return self.membership_version - before
 
     def append(self, identity: Identity, action: Action, name: str, key: bytes, role: Role = "participant") -> None:
         """Sign a new entry and take it in. (`role` counts when a member is added.)
@@ -188,7 +188,9 @@ class Membership:
         """
         if identity.public != self.admission:
             raise FederationError("this is not the admission key that is in force")
-        entry = msgspec.msgpack.encode(Entry(self.federation, self.epoch + 1, self._last, action, name, key, role))
+        entry = msgspec.msgpack.encode(
+            Entry(self.federation, self.membership_version + 1, self._last, action, name, key, role)
+        )
         signed = Signed(entry, identity.sign(_LABEL + entry))
         try:
             self.extend(msgspec.msgpack.encode([signed]))
@@ -202,13 +204,15 @@ class Membership:
             raise ProtocolError("membership", str(error)) from error
         if entry.federation != self.federation:
             raise ProtocolError("membership", "an entry of another federation")
-        if entry.epoch <= self.epoch:
+        if entry.membership_version <= self.membership_version:
             self._check_signature(signed, self.admissions)  # a forger's is no fork
-            raise ProtocolError("membership fork", f"two entries of epoch {entry.epoch}; the first stands")
-        if entry.epoch != self.epoch + 1:
-            raise ProtocolError("membership", f"entry {entry.epoch} after {self.epoch}")
+            raise ProtocolError(
+                "membership fork", f"two entries of membership version {entry.membership_version}; the first stands"
+            )
+        if entry.membership_version != self.membership_version + 1:
+            raise ProtocolError("membership", f"entry {entry.membership_version} after {self.membership_version}")
         if entry.before != self._last:
-            raise ProtocolError("membership", f"entry {entry.epoch} names another one before it")
+            raise ProtocolError("membership", f"entry {entry.membership_version} names another one before it")
         self._check_signature(signed, self.admissions[-1:])
         if self._size + len(encoded) > LIMIT:
             raise ProtocolError("membership", "the log is full; make a new federation")

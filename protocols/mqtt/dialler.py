@@ -35,8 +35,12 @@ class LinkDialler:
         """
         dialler = key_exchange.Dialler(self._identity, self._gate, key, joining)
         answer = await self._ask(dialler, key)
-        if isinstance(answer, key_exchange.Refusing) and answer.cause == "stranger" and answer.epoch < self._gate.epoch:
-            dialler = key_exchange.Dialler(self._identity, self._gate, key, joining, after=answer.epoch)
+        if (
+            isinstance(answer, key_exchange.Refusing)
+            and answer.cause == "stranger"
+            and answer.membership_version < self._gate.membership_version
+        ):
+            dialler = key_exchange.Dialler(self._identity, self._gate, key, joining, after=answer.membership_version)
             answer = await self._ask(dialler, key)
         if isinstance(answer, key_exchange.Refusing):
             reason = printable(f"{answer.cause}: {answer.detail}")

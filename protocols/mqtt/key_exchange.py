@@ -84,7 +84,7 @@ class Opening(_Message, frozen=True, tag="opening"):
     id: of the link that is to be, chosen by the dialler.
     ephemeral: X25519 key of this link only.
     joining: the dialler is no member and wants to become one.
-    epoch: the newest entry of the membership log that the dialler knows.
+    membership_version: the newest entry of the membership log that the dialler knows.
     entries: of the membership log, those that the listener does not know.
     """
 
@@ -95,20 +95,20 @@ class Opening(_Message, frozen=True, tag="opening"):
     listener: Bytes32
     ephemeral: Bytes32
     joining: bool
-    epoch: UInt32
+    membership_version: UInt32
     entries: Annotated[bytes, Meta(max_length=ENTRIES_LIMIT)]
 
 
 class Accepting(_Message, frozen=True, tag="accepting"):
     """Attributes:
     opening: SHA-256 of the message that is answered.
-    epoch: the newest entry of the membership log that the listener knows.
+    membership_version: the newest entry of the membership log that the listener knows.
     """
 
     id: Bytes16
     opening: Bytes32
     ephemeral: Bytes32
-    epoch: UInt32
+    membership_version: UInt32
 
 
 class Refusing(_Message, frozen=True, tag="refusing"):
@@ -116,7 +116,7 @@ class Refusing(_Message, frozen=True, tag="refusing"):
 
     id: Bytes16
     opening: Bytes32
-    epoch: UInt32
+    membership_version: UInt32
     cause: Annotated[str, Meta(max_length=64)]
     detail: Annotated[str, Meta(max_length=256)]
 
@@ -148,7 +148,7 @@ class Dialler:
 
     Args:
         key: that is dialled.
-        after: the entries of the membership log that follow this epoch are brought along.
+        after: the entries of the membership log that follow this membership version are brought along.
         id: 16 bytes that name the link; random ones by default.
         private: X25519 key of this link; a fresh one by default.
 
@@ -173,7 +173,9 @@ class Dialler:
         self._private = private or X25519PrivateKey.generate()
         public = self._private.public_key().public_bytes_raw()
         entries = b"" if after is None else gate.after(after, ENTRIES_LIMIT)
-        opening = Opening(*(VERSION, self.id, gate.federation, identity.public, key, public, joining, gate.epoch, entries))
+        opening = Opening(
+            *(VERSION, self.id, gate.federation, identity.public, key, public, joining, gate.membership_version, entries)
+        )
         self.packet = sign(identity, OPENING_LABEL, opening)
 
     def finish(self, packet: Part) -> Sealing | Refusing:
@@ -231,11 +233,13 @@ def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
         if gate.refusal(opening.dialler) == "stranger" and opening.entries:
             gate.extend(opening.entries)
         if cause := gate.refusal(opening.dialler):
-            raise ProtocolError(cause, f"{opening.dialler.hex()} is no member at epoch {gate.epoch}")
+            raise ProtocolError(
+                cause, f"{opening.dialler.hex()} is no member at membership version {gate.membership_version}"
+            )
     _check(opening.dialler, OPENING_LABEL, packet)
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
-    answer = sign(identity, ANSWER_LABEL, Accepting(opening.id, sha256(packet).digest(), public, gate.epoch))
+    answer = sign(identity, ANSWER_LABEL, Accepting(opening.id, sha256(packet).digest(), public, gate.membership_version))
     there, back, session = agree_on_keys(private, opening.ephemeral, packet, answer)
     return Accepted(answer, Sealing(back, there, session))
 
@@ -246,7 +250,7 @@ def refuse(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
     return sign(
         identity,
         ANSWER_LABEL,
-        Refusing(opening.id, sha256(packet).digest(), gate.epoch, error.cause[:64], detail[:256]),
+        Refusing(opening.id, sha256(packet).digest(), gate.membership_version, error.cause[:64], detail[:256]),
     )
 
 

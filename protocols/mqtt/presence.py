@@ -23,14 +23,14 @@ _LABEL = b"p2pfl presence 1\0"
 
 class Presence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Attributes:
-    boot, sequence: how often the member has started, and how often it has published something since.
+    incarnation, sequence: how often the member has started, and how often it has published something since.
     addresses: where it can be dialled, such as "tcp://192.168.1.5:4100".
     online: False when it has left on purpose.
     """
 
     federation: Bytes16
     key: Bytes32
-    boot: UInt32
+    incarnation: UInt32
     sequence: UInt32
     addresses: Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=ADDRESSES)]
     online: bool
@@ -83,7 +83,7 @@ class Directory:
         if cause := self._gate.refusal(key):
             raise ProtocolError(cause, f"{key.hex()} is no member")
         known = self._known.get(key)
-        if known is not None and (presence.boot, presence.sequence) < (known.boot, known.sequence):
+        if known is not None and (presence.incarnation, presence.sequence) < (known.incarnation, known.sequence):
             raise ProtocolError("replay", f"an old presence of {key.hex()}")
         if not Verifier(key).valid(packet[:SIGNATURE_SIZE], _LABEL + packet[SIGNATURE_SIZE:]):
             raise ProtocolError("wrong signature", f"claims to be {key.hex()}")

@@ -22,7 +22,7 @@ class Announcer:
     """Publishes where this node is.
 
     Args:
-        boot: how often this node has started.
+        incarnation: how often this node has started.
         addresses: returns where this node can be reached without the broker.
     """
 
@@ -33,7 +33,7 @@ class Announcer:
         identity: Identity,
         gate: AccessControl,
         *,
-        boot: int,
+        incarnation: int,
         addresses: Callable[[], Sequence[str]],
         delivery: DeliveryMonitor,
     ) -> None:
@@ -41,12 +41,12 @@ class Announcer:
         self._topics = topics
         self._identity = identity
         self._gate = gate
-        self._boot = boot
+        self._incarnation = incarnation
         self._addresses = addresses
         self._delivery = delivery
         self._sequence = 0
         self._announced = False
-        self._epoch_seen = gate.epoch
+        self._version_seen = gate.membership_version
         self._newest = b""
 
     def announce(self) -> None:
@@ -68,8 +68,8 @@ class Announcer:
         """Announce what could not be announced before, and ask for the presence of new members."""
         if not self._announced or self._delivery.awaited:
             self.announce()
-        if self._epoch_seen != self._gate.epoch:
-            self._epoch_seen = self._gate.epoch
+        if self._version_seen != self._gate.membership_version:
+            self._version_seen = self._gate.membership_version
             self._bus.subscribe(self._topics.presences)
 
     def is_newest(self, content: bytes) -> bool:
@@ -81,7 +81,7 @@ class Announcer:
         said = presence.Presence(
             federation=self._gate.federation,
             key=self._identity.public,
-            boot=self._boot,
+            incarnation=self._incarnation,
             sequence=self._sequence,
             addresses=tuple(self._addresses())[: presence.ADDRESSES] if online else (),
             online=online,

@@ -70,7 +70,7 @@ class MqttTransport:
     """
     Args:
         max_frame: the most bytes of a frame; of a link that is not trusted yet they are `greeting`.
-        boot: how often this node has started.
+        incarnation: how often this node has started.
         addresses: returns where this node can be reached without the broker; see `announce`.
         found: called with a member's key and an address where it may be.
         hinted: called with the key of a member that may be gone.
@@ -90,7 +90,7 @@ class MqttTransport:
         max_frame: int,
         *,
         greeting: int = GREETING,
-        boot: int = 0,
+        incarnation: int = 0,
         addresses: Callable[[], Sequence[str]] = tuple,
         found: Callable[[bytes, str], None] = lambda key, address: None,
         hinted: Callable[[bytes], None] = lambda key: None,
@@ -110,7 +110,9 @@ class MqttTransport:
         limits = OpeningLimits(gate)
         self._acceptor = LinkAcceptor(identity, gate, limits, self._table)
         self._dialler = LinkDialler(identity, gate, self._table)
-        self._announcer = Announcer(bus, topics, identity, gate, boot=boot, addresses=addresses, delivery=self._delivery)
+        self._announcer = Announcer(
+            bus, topics, identity, gate, incarnation=incarnation, addresses=addresses, delivery=self._delivery
+        )
         self._observer = PresenceObserver(
             identity.public, gate, limits, found=found, hinted=hinted, refused=self._table.refused
         )

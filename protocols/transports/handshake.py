@@ -40,12 +40,12 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 class Challenge(_Step, frozen=True, tag="challenge"):
     """Attributes:
-    epoch: the newest entry of the membership log that the server knows, so that the client can bring it news of itself.
+    membership_version: that of the server's membership log, so that the client can send the entries that follow.
     """
 
     version: UInt32
     nonce: Bytes32
-    epoch: UInt32
+    membership_version: UInt32
 
 
 class Proof(_Step, frozen=True, tag="proof"):
@@ -103,7 +103,7 @@ def encode(step: _Step) -> bytes:
 
 
 def challenge(gate: AccessControl) -> Challenge:
-    return Challenge(VERSION, os.urandom(32), gate.epoch)
+    return Challenge(VERSION, os.urandom(32), gate.membership_version)
 
 
 def prove(
@@ -121,7 +121,11 @@ def prove(
     _same_version(challenge.version)
     nonce = os.urandom(32)
     content = _content(gate.federation, server, certificate, challenge.nonce, nonce, key=identity.public, joining=joining)
-    entries = gate.after(challenge.epoch, ENTRIES_LIMIT) if challenge.epoch < gate.epoch else b""
+    entries = (
+        gate.after(challenge.membership_version, ENTRIES_LIMIT)
+        if challenge.membership_version < gate.membership_version
+        else b""
+    )
     signature = identity.sign(_LABEL + content)
     return Proof(VERSION, gate.federation, identity.public, nonce, joining, entries, signature), _session(content)
 
@@ -143,7 +147,7 @@ def check(proof: Proof, gate: AccessControl, challenge: Challenge, server: bytes
         if gate.refusal(proof.key) == "stranger" and proof.entries:
             gate.extend(proof.entries)
         if cause := gate.refusal(proof.key):
-            raise ProtocolError(cause, f"{proof.key.hex()} is no member at epoch {gate.epoch}")
+            raise ProtocolError(cause, f"{proof.key.hex()} is no member at membership version {gate.membership_version}")
     content = _content(
         gate.federation, server, certificate, challenge.nonce, proof.nonce, key=proof.key, joining=proof.joining
     )

@@ -23,10 +23,10 @@ from p2pfl.protocols.transport import NO_SESSION
 from p2pfl.protocols.wire.messages import Message, UInt32, UInt63, WithPayload
 from p2pfl.protocols.wire.replay_window import ReplayWindow
 
-VERSION = 5
+VERSION = 6
 HEADER_SIZE = 256
 OVERHEAD = HEADER_SIZE + SIGNATURE_SIZE
-_LABEL = b"p2pfl envelope 5\0"
+_LABEL = b"p2pfl envelope 6\0"
 
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -39,7 +39,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         federation: 16 bytes, the same for all its members.
         sender, recipient: public keys.
         session: of the link over which this is said; see p2pfl.protocols.transport.Link.
-        boot: how often the sender has started; made durable before its first frame.
+        incarnation: how often the sender has started; made durable before its first frame.
         sequence: counts the sender's frames since it started.
         term: of the coordinator's election; 0 where there is none.
         layout: the sender's layout fingerprint.
@@ -52,7 +52,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     sender: Bytes32
     recipient: Bytes32
     session: Bytes16
-    boot: UInt32
+    incarnation: UInt32
     sequence: UInt63
     term: UInt32
     layout: Bytes16
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
     sender: str
     message: Message
     payload: memoryview
-    boot: int
+    incarnation: int
 
 
 class Payload(NamedTuple):
@@ -96,15 +96,15 @@ class FrameSigner:
     """Maker of one node's frames.
 
     Args:
-        boot: how often the node has started.
+        incarnation: how often the node has started.
         sequence: number of the frame before the first one.
     """
 
-    def __init__(self, identity: Identity, federation: bytes, layout: bytes, boot: int, *, sequence: int = 0) -> None:
+    def __init__(self, identity: Identity, federation: bytes, layout: bytes, incarnation: int, *, sequence: int = 0) -> None:
         self._identity = identity
         self._federation = federation
         self._layout = layout
-        self._boot = boot
+        self._incarnation = incarnation
         self._sequence = sequence
         self._sessions: dict[bytes, None] = {}  # the oldest first
         self._all_sessions = True  # whether none was forgotten
@@ -117,7 +117,7 @@ class FrameSigner:
         self._note(session)
         fields = (
             *(VERSION, self._federation, self._identity.public, recipient, session),
-            *(self._boot, self._sequence, 0, self._layout, payload.size, payload.digest, message),
+            *(self._incarnation, self._sequence, 0, self._layout, payload.size, payload.digest, message),
         )
         used = len(msgspec.msgpack.encode(Header(*fields, b"")))
         header = msgspec.msgpack.encode(Header(*fields, bytes(HEADER_SIZE - used)))
@@ -132,7 +132,7 @@ class FrameSigner:
                 self._all_sessions = False
 
     def foreign(self, evidence: bytes | memoryview) -> int | None:
-        """Return the boot of a frame of this node's key that another process has made, later than this node has started.
+        """Return the incarnation of a frame that another process has signed with this node's key, if it is a later one.
 
         Args:
             evidence: a header and its signature.
@@ -152,10 +152,10 @@ class FrameSigner:
         signed = signed_content(header_bytes, header.digest)
         if header.sender != self._identity.public or not Verifier(header.sender).valid(signature, signed):
             raise ProtocolError("wrong signature", "evidence that this node has not signed")
-        if header.boot == self._boot:
+        if header.incarnation == self._incarnation:
             ours = header.session in self._sessions or not self._all_sessions
-            return None if ours else header.boot
-        return header.boot if header.boot > self._boot else None
+            return None if ours else header.incarnation
+        return header.incarnation if header.incarnation > self._incarnation else None
 
 
 _header = msgspec.msgpack.Decoder(Header)
@@ -213,16 +213,16 @@ class FrameVerifier:
         if len(payload) and not isinstance(header.body, WithPayload):
             raise ProtocolError("wrong length", f"a payload of {len(payload)} bytes with a message that has none")
         window = self._windows[header.sender]
-        window.check(header.boot, header.sequence)
+        window.check(header.incarnation, header.sequence)
         signature = bytes(view[HEADER_SIZE:OVERHEAD])
         if not self._verifiers[header.sender].valid(signature, signed_content(header_bytes, header.digest)):
             raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
         if blake3(payload).digest() != header.digest:
             raise ProtocolError("wrong signature", "the payload is not the one that was signed")
         # Only now: a forger must not use up the sequence numbers of an honest peer.
-        if window.commit(header.boot, header.sequence):
+        if window.commit(header.incarnation, header.sequence):
             self._newest[header.sender] = bytes(view[:OVERHEAD])
-        return Opened(self._names[header.sender], header.body, payload, header.boot)
+        return Opened(self._names[header.sender], header.body, payload, header.incarnation)
 
     def _expect_addressed(self, header: Header, session: bytes, key: bytes | None) -> None:
         """Refuse a header that is not of a member to this node, over this link."""

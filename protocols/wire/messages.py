@@ -29,15 +29,15 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The dialler's first words; its terms are the payload."""
+    """The dialler's first message; its `HelloParameters` are the payload."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The answer to a hello; the answering side's terms are the payload."""
+    """The answer to a hello; the answering side's `HelloParameters` are the payload."""
 
 
 class Get(_Message, frozen=True, tag="get"):
-    """Asks for the model of (round, stage); is answered by an update or an absent with the same request number.
+    """Asks for the model of (round, stage); a `ModelUpdate` or `NotAvailable` answers it with the same request number.
 
     `known` names a model of the recipient's that the sender has: eight bytes, or none.
     """
@@ -48,7 +48,7 @@ class Get(_Message, frozen=True, tag="get"):
     known: Tag = b""
 
 
-class ModelUpdate(_Message, frozen=True, tag="update"):
+class ModelUpdate(_Message, frozen=True, tag="model_update"):
     """A model: the payload is its parameters and extras; or, in place of the parameters, what has changed since `base`."""
 
     request: UInt32
@@ -60,7 +60,7 @@ class ModelUpdate(_Message, frozen=True, tag="update"):
     base: Tag = b""
 
 
-class NotAvailable(_Message, frozen=True, tag="absent"):
+class NotAvailable(_Message, frozen=True, tag="not_available"):
     """There is no such model and there will be none. `round` is where the answering node is."""
 
     request: UInt32
@@ -82,7 +82,7 @@ class Scored(_Message, frozen=True, tag="scored"):
     loss: float
 
 
-class RoundReached(_Message, frozen=True, tag="have"):
+class RoundReached(_Message, frozen=True, tag="round_reached"):
     """Announces that the sender has reached `round`, or has gone back to it."""
 
     round: UInt32
@@ -97,14 +97,14 @@ class Pong(_Message, frozen=True, tag="pong"):
     round: UInt32
 
 
-class PingRequest(_Message, frozen=True, tag="probe"):
+class PingRequest(_Message, frozen=True, tag="ping_request"):
     """Asks the recipient to ping the member `subject`, which does not answer the sender."""
 
     request: UInt32
     subject: Key
 
 
-class IndirectAck(_Message, frozen=True, tag="vouch"):
+class IndirectAck(_Message, frozen=True, tag="indirect_ack"):
     """The answer to a probe: the subject has answered. Without an answer nothing is said."""
 
     request: UInt32
@@ -112,9 +112,9 @@ class IndirectAck(_Message, frozen=True, tag="vouch"):
 
 
 class Entries(_Message, frozen=True, tag="entries"):
-    """News of the membership log in the payload: what follows the epoch that the recipient was last known to have."""
+    """Entries of the membership log, in the payload: those that follow the version that the recipient is known to have."""
 
-    epoch: UInt32
+    membership_version: UInt32
 
     LIMIT = 1 << 20  # bytes of entries in one message
 
@@ -136,9 +136,9 @@ class Conflict(_Message, frozen=True, tag="conflict"):
 
 
 class Vote(_Message, frozen=True, tag="vote"):
-    """Asks for the recipient's vote in (epoch, term); with `trial` only whether it would be given, which binds nobody."""
+    """Request for the recipient's vote in a term; with `trial`, only whether it would give it, which binds nobody."""
 
-    epoch: UInt32
+    membership_version: UInt32
     term: UInt32
     trial: bool
 
@@ -146,16 +146,16 @@ class Vote(_Message, frozen=True, tag="vote"):
 class Voted(_Message, frozen=True, tag="voted"):
     """The answer to a vote: `term` is the one that was asked for if it is granted, the sender's own if not."""
 
-    epoch: UInt32
+    membership_version: UInt32
     term: UInt32
     trial: bool
     granted: bool
 
 
 class Leading(_Message, frozen=True, tag="leading"):
-    """The sender coordinates (epoch, term). Beats are counted from 1 in every term."""
+    """Beat of the coordinator of a term. Beats are counted from 1 in every term."""
 
-    epoch: UInt32
+    membership_version: UInt32
     term: UInt32
     beat: UInt32
 
@@ -163,13 +163,13 @@ class Leading(_Message, frozen=True, tag="leading"):
 class Following(_Message, frozen=True, tag="following"):
     """The answer to a leading of the same term; of a later term, with beat 0, it says that the recipient's is over."""
 
-    epoch: UInt32
+    membership_version: UInt32
     term: UInt32
     beat: UInt32
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Gives the coordinator of (epoch, term) a trained model for the step of a round; is answered by an assigned.
+    """Trained model of a round for the coordinator of a term, which answers with `Assigned`.
 
     The payload is the model, the model from which the round began if `start` says so, and what follows them in a submission
     (see p2pfl.protocols.wire.submission).
@@ -177,21 +177,21 @@ class Submit(_Message, frozen=True, tag="submit"):
 
     request: UInt32
     round: UInt32
-    epoch: UInt32
+    membership_version: UInt32
     term: UInt32
     n_samples: UInt32
     start: bool
 
 
 class Assigned(_Message, frozen=True, tag="assigned"):
-    """What the coordinator of (epoch, term) gives back; with `given` the payload is a model and what follows it.
+    """Answer of the coordinator of a term to `Submit`; with `given`, the payload is a model and what follows it.
 
     Without it there is no payload, and nothing will come of the submission.
     """
 
     request: UInt32
     round: UInt32
-    epoch: UInt32
+    membership_version: UInt32
     term: UInt32
     given: bool
 
@@ -210,17 +210,17 @@ class HelloParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         agreed: what both sides must have alike, in words, by key ("layout", "policy.tau").
-        about: public facts of the sender's task.
+        public_info: public facts of the sender's task.
         round: where the sender is.
         stopped: its model is final.
-        epoch: the newest entry of the membership log that the sender knows.
+        membership_version: the newest entry of the membership log that the sender knows.
     """
 
     agreed: Annotated[dict[Name, Text], Meta(max_length=128)]
-    about: Annotated[dict[Name, Scalar], Meta(max_length=32)]
+    public_info: Annotated[dict[Name, Scalar], Meta(max_length=32)]
     round: UInt32
     stopped: bool
-    epoch: UInt32 = 0
+    membership_version: UInt32 = 0
 
     LIMIT = 65_536
 
@@ -228,18 +228,18 @@ class HelloParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.msgpack.encode(self)
 
 
-_terms = msgspec.msgpack.Decoder(HelloParameters)
+_hello_parameters = msgspec.msgpack.Decoder(HelloParameters)
 
 
-def decode_terms(payload: bytes | memoryview) -> HelloParameters:
+def decode_hello_parameters(payload: bytes | memoryview) -> HelloParameters:
     """Read the payload of a hello or welcome.
 
     Raises:
         ProtocolError: it is not one.
     """
     if len(payload) > HelloParameters.LIMIT:
-        raise ProtocolError("malformed", f"terms of {len(payload)} bytes")
+        raise ProtocolError("malformed", f"hello parameters of {len(payload)} bytes")
     try:
-        return _terms.decode(payload)
+        return _hello_parameters.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError("malformed", str(error)) from error

@@ -79,8 +79,8 @@ class ModelledExchange:
     async def close(self) -> None:
         """Do nothing: a node serves until the simulation ends."""
 
-    def about(self, id: str) -> Mapping[str, Any]:
-        return self.network.peers[id].about
+    def public_info(self, id: str) -> Mapping[str, Any]:
+        return self.network.peers[id].public_info
 
     async def next_round(self, finished: int) -> int:
         network, loop = self.network, self.network.loop

@@ -115,7 +115,7 @@ class ModelledConfig:
 
     Attributes:
         neighbours: names of the nodes that it may fetch from; those that may fetch from it are the reverse over all nodes.
-        about: public facts.
+        public_info: public facts.
         coding: encoding of models.
         private: the node answers nan to peers that ask for the losses of their models.
         sparse: the topology is not complete; see p2pfl.node.exchange.rounds.pacing.
@@ -124,7 +124,7 @@ class ModelledConfig:
     name: str
     neighbours: tuple[str, ...]
     n_samples: int
-    about: Mapping[str, Any]
+    public_info: Mapping[str, Any]
     coding: ModelEncoder
     private: bool = False
     sparse: bool = False
@@ -148,7 +148,7 @@ class ModelledPeer:
     ) -> None:
         self.network = network
         self.name = config.name
-        self.about = {**config.about, "n_samples": config.n_samples}
+        self.public_info = {**config.public_info, "n_samples": config.n_samples}
         self.coding = config.coding
         self.roster = PeerView(config.neighbours)
         self.outbox = Outbox(network.synchronous)

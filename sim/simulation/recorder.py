@@ -179,7 +179,7 @@ class Recorder:
         Columns: time, node (its number), epoch, term (the newest that it knows), coordinator (a number, -1 for none), and
         problem (why there is none).
         """
-        names = ("time", "node", "epoch", "term", "coordinator", "problem")
+        names = ("time", "node", "membership_version", "term", "coordinator", "problem")
         if not self._elections:
             return {}
         kinds = (np.float64, np.int32, np.int64, np.int64, np.int32, np.str_)

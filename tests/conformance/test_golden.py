@@ -30,8 +30,8 @@ def judge(vector, run):
         with pytest.raises(RefusedError) as refused:
             run(vector["check"], vector["given"])
         assert refused.value.cause == vector["cause"], vector["why"]
-        if "epoch" in vector:
-            assert refused.value.epoch == vector["epoch"]
+        if "membership_version" in vector:
+            assert refused.value.membership_version == vector["membership_version"]
     else:
         assert json.loads(json.dumps(run(vector["check"], vector["given"]))) == vector["expect"]
 

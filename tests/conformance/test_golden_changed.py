@@ -131,7 +131,7 @@ class Changer:
             digest = read(header, wire_reader.HEADER)["digest"]
         except RefusedError:
             return header + frame[256:]
-        signature = owner(header[22:54].hex()).sign(b"p2pfl envelope 4\0" + sha256(header).digest() + digest)
+        signature = owner(header[22:54].hex()).sign(b"p2pfl envelope 5\0" + sha256(header).digest() + digest)
         return header + signature + frame[320:]
 
     def log(self, data):

@@ -9,7 +9,7 @@ from tests.conformance.wire_types import U32, WORD, array_of, boolean, expect, k
 
 PATIENCE = 2.0
 FURTHEST = 1024
-TERM = {"epoch": U32, "term": U32}
+TERM = {"membership_version": U32, "term": U32}
 MESSAGES = {
     "vote": structure(TERM | {"trial": boolean}),
     "voted": structure(TERM | {"trial": boolean, "granted": boolean}),
@@ -26,7 +26,9 @@ class Voter:
 
     def __init__(self, given):
         self.me, electorate = given["me"], given["electorate"]
-        self.epoch, self.members, self.eligible = (electorate[key] for key in ("epoch", "members", "eligible"))
+        self.membership_version, self.members, self.eligible = (
+            electorate[key] for key in ("membership_version", "members", "eligible")
+        )
         self.term, self.vote = given["term"], given["vote"]
         self.coordinator, self.beat = "", 0
         self.promised = "", given["started"] + PATIENCE  # to whom, until when
@@ -34,7 +36,7 @@ class Voter:
 
     def hear(self, now, sender, said):
         """Return the answer to a message, or None."""
-        if said["epoch"] != self.epoch or sender not in self.members or sender == self.me:
+        if said["membership_version"] != self.membership_version or sender not in self.members or sender == self.me:
             return None
         self.expect_credible(sender, said["term"])
         if said["kind"] in ("vote", "leading"):
@@ -61,7 +63,7 @@ class Voter:
 
     def asked(self, now, sender, said):
         granted = self.grant(now, sender, said["term"], said["trial"])
-        return ["voted", self.epoch, said["term"] if granted else self.term, said["trial"], granted]
+        return ["voted", self.membership_version, said["term"] if granted else self.term, said["trial"], granted]
 
     def grant(self, now, sender, term, trial):
         whom, until = self.promised
@@ -76,7 +78,7 @@ class Voter:
 
     def led(self, now, sender, said):
         if said["term"] < self.term:
-            return ["following", self.epoch, self.term, 0]
+            return ["following", self.membership_version, self.term, 0]
         if said["term"] > self.term:
             self.adopt(said["term"])
         expect(self.coordinator in ("", sender), "election")
@@ -84,7 +86,7 @@ class Voter:
             return None
         self.coordinator, self.beat = sender, said["beat"]
         self.promised = sender, now + PATIENCE
-        return ["following", self.epoch, self.term, said["beat"]]
+        return ["following", self.membership_version, self.term, said["beat"]]
 
     def adopt(self, term):
         self.term, self.vote, self.coordinator = term, "", ""
@@ -146,12 +148,12 @@ def expect_small(values, given):
 def check_submit(given):
     """What a node does with a submission of alice's before it keeps it for its step."""
     said = given["message"]
-    term = [said["epoch"], said["term"]]
+    term = [said["membership_version"], said["term"]]
     expect(term >= given["term"], "lower term")
     expect(term == given["term"] and given["coordinates"], "not the coordinator")
     if "alice" not in given["voters"]:
         return {"taken": False}
-    expect(said["n_samples"] == given["about"].get("n_samples"), "differs")
+    expect(said["n_samples"] == given["public_info"].get("n_samples"), "differs")
     found = check_submission(given | {"start": said["start"], "bytes": given["payload"]})
     for model in (found["params"], found["start"] or []):
         expect_small(model, given)
@@ -161,7 +163,7 @@ def check_submit(given):
 def check_assigned(given):
     """What a participant does with an answer of alice's."""
     said, asked = given["message"], given["asked"]
-    term = [said["epoch"], said["term"]]
+    term = [said["membership_version"], said["term"]]
     expect(term >= given["term"], "lower term")
     if said["request"] != asked["request"]:
         return {"answered": False}

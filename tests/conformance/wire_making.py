@@ -69,8 +69,8 @@ class Vectors:
     def good(self, name, check, **given):
         self.vectors.append({"name": name, "check": check, "given": given, "expect": run(check, given)})
 
-    def bad(self, name, check, cause, why, epoch=None, **given):
-        after = {} if epoch is None else {"epoch": epoch}
+    def bad(self, name, check, cause, why, membership_version=None, **given):
+        after = {} if membership_version is None else {"membership_version": membership_version}
         self.vectors.append({"name": name, "check": check, "given": given, "cause": cause, "why": why, **after})
 
     def text(self):

@@ -176,7 +176,7 @@ def check_update(given):
     expect(asked["kind"] == "get", "not asked for")
     newest = said["final"] or (given["asynchronous"] and said["stage"] != "prepared")
     expect(said["stage"] == asked["stage"] and (newest or said["round"] == asked["round"]), "not asked for")
-    expect(said["n_samples"] == given["about"].get("n_samples"), "differs")
+    expect(said["n_samples"] == given["public_info"].get("n_samples"), "differs")
     values, _ = model(given | {"known": asked["known"]}, bytes.fromhex(said["base"]), bytes.fromhex(given["payload"]))
     expect(sqrt(sum(v * v for v in values)) <= 1000 * (1 + given["norm"]), "too large")
     return {"values": values}

@@ -133,12 +133,17 @@ def check_log(given):
     try:
         log.extend(unhex(given["entries"]))
     except ProtocolError as error:
-        raise RefusedError(error.cause, log.epoch) from error
+        raise RefusedError(error.cause, log.membership_version) from error
     entries = [
         msgspec.msgpack.decode(each.entry, type=Entry) for each in msgspec.msgpack.decode(log.encode(), type=list[Signed])
     ]
     revoked = {entry.key.hex() for entry in entries if log.refusal(entry.key) == "revoked"}
-    return {"epoch": log.epoch, "admission": log.admission.hex(), "members": list_of(log), "revoked": sorted(revoked)}
+    return {
+        "membership_version": log.membership_version,
+        "admission": log.admission.hex(),
+        "members": list_of(log),
+        "revoked": sorted(revoked),
+    }
 
 
 def check_invitation(given):
@@ -183,7 +188,7 @@ def check_inviter(given):
         raise RefusedError(reply.cause)
     assert answer.file == file.data
     assert answer.log == log.encode()
-    return {"epoch": log.epoch, "members": list_of(log)}
+    return {"membership_version": log.membership_version, "members": list_of(log)}
 
 
 def check_certificate(given):
@@ -257,14 +262,14 @@ def check_challenge(given):
     challenge = step(given["bytes"], handshake.Challenge)
     gate = log_of({"federation": "00" * 16, "admission": "00" * 32, "log": ""})
     handshake.prove(KEYS["alice"], gate, challenge, KEYS["bob"].public, b"", joining=False)
-    return plain({"nonce": challenge.nonce, "epoch": challenge.epoch})
+    return plain({"nonce": challenge.nonce, "membership_version": challenge.membership_version})
 
 
 def check_proof(given):
     log = log_of(given)
     challenge, proof = step(given["challenge"], handshake.Challenge), step(given["proof"], handshake.Proof)
     proven = handshake.check(proof, log, challenge, unhex(given["server"]), unhex(given["certificate"]))
-    return plain(proven._asdict() | {"epoch": log.epoch})
+    return plain(proven._asdict() | {"membership_version": log.membership_version})
 
 
 def check_topic(given):
@@ -288,12 +293,23 @@ def check_answer(given):
     private = X25519PrivateKey.from_private_bytes(unhex(given["ephemeral"]))
     answer = key_exchange.finish_exchange(packet, opening, unhex(given["dialled"]), private)
     if isinstance(answer, key_exchange.Refusing):
-        return {"kind": "refusing", "cause": answer.cause, "detail": answer.detail, "epoch": answer.epoch}
+        return {
+            "kind": "refusing",
+            "cause": answer.cause,
+            "detail": answer.detail,
+            "membership_version": answer.membership_version,
+        }
     accepting = key_exchange.decode_answer(packet)
     there, back, number = key_exchange.agree_on_keys(private, accepting.ephemeral, opening, packet)
     assert number == answer.session
     return plain(
-        {"kind": "accepting", "dialler_key": there, "listener_key": back, "session": number, "epoch": accepting.epoch}
+        {
+            "kind": "accepting",
+            "dialler_key": there,
+            "listener_key": back,
+            "session": number,
+            "membership_version": accepting.membership_version,
+        }
     )
 
 
@@ -346,11 +362,14 @@ def check_txt(given):
 
 def check_conflict(given):
     identity = BY_KEY[unhex(given["key"])]
-    sealer, evidence = FrameSigner(identity, unhex(given["federation"]), bytes(16), given["boot"]), unhex(given["evidence"])
+    sealer, evidence = (
+        FrameSigner(identity, unhex(given["federation"]), bytes(16), given["incarnation"]),
+        unhex(given["evidence"]),
+    )
     for known in given["sessions"]:
         sealer.seal(messages.Ping(1), identity.public, session=unhex(known))
     foreign = sealer.foreign(evidence)
-    return {"conflict": foreign is not None, "boot": msgspec.msgpack.decode(evidence[:256])[5]}
+    return {"conflict": foreign is not None, "incarnation": msgspec.msgpack.decode(evidence[:256])[5]}
 
 
 def check_frame(given):
@@ -363,7 +382,7 @@ def check_frame(given):
     return plain(
         {
             "sender": unhex(opened.sender),
-            "boot": opened.boot,
+            "incarnation": opened.incarnation,
             "sequence": header[6],
             "layout": header[8],
             "kind": opened.message.__struct_config__.tag,
@@ -374,7 +393,7 @@ def check_frame(given):
 
 
 def check_terms(given):
-    return fields(messages.decode_terms(unhex(given["bytes"])))
+    return fields(messages.decode_hello_parameters(unhex(given["bytes"])))
 
 
 def codec_of(given):
@@ -420,7 +439,7 @@ async def _update(given):
             sealer=FrameSigner(bob, bytes(16), bytes(16), 1),
             door=FrameVerifier({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
             agreed={},
-            about={},
+            public_info={},
             asynchronous=given["asynchronous"],
         ),
         settings=Settings(mode="asynchronous" if given["asynchronous"] else "synchronous"),
@@ -429,7 +448,7 @@ async def _update(given):
     exchange = MessageExchange(config, coding)
     exchange.limit.own = given["norm"]
     peer = exchange.peers["alice"]
-    peer.about = given["about"]
+    peer.public_info = given["public_info"]
     answer = peer.requests[asked["request"]] = asyncio.get_running_loop().create_future()
     if asked["kind"] == "get":
         peer.asked[asked["request"]] = Asked(asked["round"], asked["stage"], copy)

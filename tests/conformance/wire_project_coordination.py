@@ -36,9 +36,11 @@ def arrays(extras):
 
 
 def check_election(given):
-    epoch, members, eligible = (given["electorate"][key] for key in ("epoch", "members", "eligible"))
-    electorate = Electorate(epoch, frozenset(members), tuple(eligible))
-    ballot = Ballot(Term(epoch, given["term"]), given["vote"])
+    membership_version, members, eligible = (
+        given["electorate"][key] for key in ("membership_version", "members", "eligible")
+    )
+    electorate = Electorate(membership_version, frozenset(members), tuple(eligible))
+    ballot = Ballot(Term(membership_version, given["term"]), given["vote"])
     voter = Election(given["me"], electorate, ballot, lambda: 0.0, given["started"])
     answers = []
     for now, sender, said in given["heard"]:
@@ -70,8 +72,8 @@ def exchange_of(given):
     layout = Layout((("model", (size_of(given),)),), size_of(given))
     alice, bob = KEYS["alice"], KEYS["bob"]
     term = Term(*given["term"])
-    voters = Electorate(term.epoch, frozenset(given["voters"]), ("bob",))
-    electing = ElectionRunner("bob", voters, MemoryVotes(), boot=1, seed=0)
+    voters = Electorate(term.membership_version, frozenset(given["voters"]), ("bob",))
+    electing = ElectionRunner("bob", voters, MemoryVotes(), incarnation=1, seed=0)
     config = ExchangeConfig(
         peering=PeeringConfig(
             name="bob",
@@ -81,7 +83,7 @@ def exchange_of(given):
             sealer=FrameSigner(bob, bytes(16), bytes(16), 1),
             door=FrameVerifier({"alice": alice.public}, bob.public, bytes(16), 1 << 20),
             agreed={},
-            about={},
+            public_info={},
         ),
         settings=Settings(),
         n_samples=1,
@@ -90,7 +92,7 @@ def exchange_of(given):
     exchange = MessageExchange(config, ModelEncoder(Float32(), layout), coordination=coordination)
     exchange.limit.own = given["norm"]
     names = ("alice", "bob", "carol")
-    everyone = Electorate(term.epoch, frozenset(names), names)
+    everyone = Electorate(term.membership_version, frozenset(names), names)
     electing.election = Election("bob", everyone, Ballot(term), lambda: 0.0, 0.0)
     return exchange, electing.election
 
@@ -100,7 +102,7 @@ def check_submit(given):
     exchange, election = exchange_of(given)
     if given["coordinates"]:
         election.role = "coordinator"
-    exchange.peers["alice"].about = given["about"]
+    exchange.peers["alice"].public_info = given["public_info"]
     taken = []
     exchange.coordination.coordinator.take = lambda term, entry: taken.append(entry.submission)
     handle(exchange, m.Submit(**given["message"]), given)

@@ -158,7 +158,7 @@ ENTRIES = array_of(SIGNED, 65536)
 ENTRY = structure(
     {
         "federation": B16,
-        "epoch": integer(1, 2**32 - 1),
+        "membership_version": integer(1, 2**32 - 1),
         "before": B32,
         "action": one_of("add", "remove", "replace", "hand-over"),
         "name": text(64),
@@ -180,7 +180,7 @@ class Log:
             self.extend(entries)
 
     @property
-    def epoch(self):
+    def membership_version(self):
         return len(self.entries)
 
     def standing(self, key):
@@ -193,13 +193,13 @@ class Log:
             expect(len(data) <= 4 * MIB, "malformed")
             entries = read(data, ENTRIES)
         except RefusedError:
-            raise RefusedError("membership", self.epoch) from None
+            raise RefusedError("membership", self.membership_version) from None
         for entry in entries:
             try:
                 self.take(entry)
             except RefusedError as error:
                 raise RefusedError(
-                    "membership fork" if error.cause == "membership fork" else "membership", self.epoch
+                    "membership fork" if error.cause == "membership fork" else "membership", self.membership_version
                 ) from None
 
     def take(self, one):
@@ -207,11 +207,11 @@ class Log:
         whole = msgpack.packb([one["entry"], one["signature"]])
         expect(entry["federation"] == self.federation, "membership")
         valid = [signed(key, one["signature"], b"p2pfl membership 1\0" + one["entry"]) for key in self.admissions]
-        if entry["epoch"] <= self.epoch:
-            if whole != self.entries[entry["epoch"] - 1]:
+        if entry["membership_version"] <= self.membership_version:
+            if whole != self.entries[entry["membership_version"] - 1]:
                 raise RefusedError("membership fork" if any(valid) else "membership")
             return
-        expect(entry["epoch"] == self.epoch + 1, "membership")
+        expect(entry["membership_version"] == self.membership_version + 1, "membership")
         expect(entry["before"] == (digest(self.entries[-1]) if self.entries else NONE), "membership")
         expect(valid[-1], "membership")
         expect(5 + sum(map(len, self.entries)) + len(whole) <= 4 * MIB, "membership")
@@ -249,7 +249,7 @@ def check_log(given):
     log.extend(bytes.fromhex(given["entries"]))
     revoked = [key.hex() for key in log.seen if log.standing(key) == "revoked"]
     return {
-        "epoch": log.epoch,
+        "membership_version": log.membership_version,
         "admission": log.admissions[-1].hex(),
         "members": log.list_of(),
         "revoked": sorted(revoked),
@@ -343,7 +343,7 @@ def check_inviter(given):
     secret = given["secrets"].get(asked["secret"].hex())
     expect(secret, "invitation unknown")
     if secret["used_by"] == key.hex() and log.standing(key) == "member":
-        return {"epoch": log.epoch, "members": log.list_of()}
+        return {"membership_version": log.membership_version, "members": log.list_of()}
     expect(secret["used_by"] in (None, key.hex()), "invitation used")
     expect(now <= secret["expires"] and not secret["expired"], "invitation expired")
     expect(asked["name"] == secret["name"], "other name")
@@ -351,7 +351,7 @@ def check_inviter(given):
     expect(asked["name"] not in log.names or secret["reuse_name"], "name taken")
     expect(log.standing(key) == "stranger", "known key")
     return {
-        "epoch": log.epoch + 1,
+        "membership_version": log.membership_version + 1,
         "members": dict(sorted({**log.list_of(), asked["name"]: [key.hex(), secret["role"]]}.items())),
     }
 
@@ -359,7 +359,7 @@ def check_inviter(given):
 # The link over TLS
 
 STEPS = {
-    "challenge": structure({"version": U32, "nonce": B32, "epoch": U32}),
+    "challenge": structure({"version": U32, "nonce": B32, "membership_version": U32}),
     "proof": structure(
         {
             "version": U32,
@@ -409,7 +409,7 @@ def check_step(given):
 def check_challenge(given):
     challenge = step(bytes.fromhex(given["bytes"]), "challenge")
     expect(challenge["version"] == 1, "version")
-    return plain({name: challenge[name] for name in ("nonce", "epoch")})
+    return plain({name: challenge[name] for name in ("nonce", "membership_version")})
 
 
 def may_dial(log, key, joining, invites, entries):
@@ -433,7 +433,9 @@ def check_proof(given):
     content = digest(parts + bytes([proof["joining"]]))
     expect(signed(proof["key"], proof["signature"], b"p2pfl proof 1\0" + content), "wrong proof")
     session = digest(b"p2pfl session 1\0" + content)[:16]
-    return plain({"key": proof["key"], "joining": proof["joining"], "session": session, "epoch": log.epoch})
+    return plain(
+        {"key": proof["key"], "joining": proof["joining"], "session": session, "membership_version": log.membership_version}
+    )
 
 
 # The link through a broker
@@ -449,7 +451,7 @@ OPENING = kinds(
                 "listener": B32,
                 "ephemeral": B32,
                 "joining": boolean,
-                "epoch": U32,
+                "membership_version": U32,
                 "entries": blob(3500, 0),
             }
         )
@@ -457,15 +459,17 @@ OPENING = kinds(
 )
 ANSWER = kinds(
     {
-        "accepting": structure({"link": B16, "opening": B32, "ephemeral": B32, "epoch": U32}),
-        "refusing": structure({"link": B16, "opening": B32, "epoch": U32, "cause": text(64), "detail": text(256)}),
+        "accepting": structure({"link": B16, "opening": B32, "ephemeral": B32, "membership_version": U32}),
+        "refusing": structure(
+            {"link": B16, "opening": B32, "membership_version": U32, "cause": text(64), "detail": text(256)}
+        ),
     }
 )
 PRESENCE = structure(
     {
         "federation": B16,
         "key": B32,
-        "boot": U32,
+        "incarnation": U32,
         "sequence": U32,
         "addresses": array_of(text(256), 8),
         "online": boolean,
@@ -509,12 +513,17 @@ def check_answer(given):
     expect(answer["link"] == opening["link"] and answer["opening"] == digest(opening_packet), "other session")
     expect(signed(bytes.fromhex(given["dialled"]), packet[:64], b"p2pfl broker answer 1\0" + packet[64:]), "wrong proof")
     if answer["kind"] == "refusing":
-        return {name: answer[name] for name in ("kind", "cause", "detail", "epoch")}
+        return {name: answer[name] for name in ("kind", "cause", "detail", "membership_version")}
     private = X25519PrivateKey.from_private_bytes(bytes.fromhex(given["ephemeral"]))
     secret = secret_of(private, answer["ephemeral"])
     transcript = digest(digest(opening_packet) + digest(packet))
     keys = HKDF(SHA256(), 80, transcript, b"p2pfl broker keys 1\0").derive(secret)
-    found = {"dialler_key": keys[:32], "listener_key": keys[32:64], "session": keys[64:], "epoch": answer["epoch"]}
+    found = {
+        "dialler_key": keys[:32],
+        "listener_key": keys[32:64],
+        "session": keys[64:],
+        "membership_version": answer["membership_version"],
+    }
     return plain({"kind": "accepting"} | found)
 
 
@@ -610,7 +619,7 @@ def presence(log, key, packet, newest):
     expect(said["federation"] == log.federation, "other federation")
     expect(said["key"] == key, "other sender")
     expect(log.standing(key) == "member", log.standing(key))
-    expect((said["boot"], said["sequence"]) >= newest, "replay")
+    expect((said["incarnation"], said["sequence"]) >= newest, "replay")
     expect(signed(key, packet[:64], b"p2pfl presence 1\0" + packet[64:]), "wrong signature")
     return said
 
@@ -619,7 +628,7 @@ def check_presence(given):
     log, key, newest = log_of(given), bytes.fromhex(given["key"]), (-1, -1)
     for packet in given["before"]:
         said = presence(log, key, bytes.fromhex(packet), newest)
-        newest = said["boot"], said["sequence"]
+        newest = said["incarnation"], said["sequence"]
     return plain(presence(log, key, bytes.fromhex(given["packet"]), newest))
 
 
@@ -647,7 +656,7 @@ MESSAGES = {
     "hello": structure({}),
     "welcome": structure({}),
     "get": structure({"request": U32, "round": U32, "stage": STAGE, "known": blob(8, 0)}, {"known": b""}),
-    "update": structure(
+    "model_update": structure(
         {
             "request": U32,
             "round": U32,
@@ -659,20 +668,22 @@ MESSAGES = {
         },
         {"base": b""},
     ),
-    "absent": structure({"request": U32, "round": U32, "reason": one_of("gone", "not allowed", "busy", "nothing yet")}),
+    "not_available": structure(
+        {"request": U32, "round": U32, "reason": one_of("gone", "not allowed", "busy", "nothing yet")}
+    ),
     "score": structure({"request": U32, "round": U32}),
     "scored": structure({"request": U32, "loss": number()}),
-    "have": structure({"round": U32}),
+    "round_reached": structure({"round": U32}),
     "ping": structure({"request": U32}),
     "pong": structure({"request": U32, "round": U32}),
-    "probe": structure({"request": U32, "subject": B32}),
-    "vouch": structure({"request": U32, "subject": B32}),
-    "entries": structure({"epoch": U32}),
+    "ping_request": structure({"request": U32, "subject": B32}),
+    "indirect_ack": structure({"request": U32, "subject": B32}),
+    "entries": structure({"membership_version": U32}),
     "bye": structure({"round": U32, "leaving": boolean}),
     "conflict": structure({}),
     **wire_coordination.MESSAGES,
 }
-WITH_PAYLOAD = ("hello", "welcome", "update", "score", "entries", "submit", "assigned", "conflict")
+WITH_PAYLOAD = ("hello", "welcome", "model_update", "score", "entries", "submit", "assigned", "conflict")
 U63 = integer(0, 2**63 - 1)
 HEADER = structure(
     {
@@ -681,7 +692,7 @@ HEADER = structure(
         "sender": B32,
         "recipient": B32,
         "session": B16,
-        "boot": U32,
+        "incarnation": U32,
         "sequence": U63,
         "term": U32,
         "layout": B16,
@@ -699,16 +710,16 @@ class FrameVerifier:
         self.members = [bytes.fromhex(key) for key in given["members"]]
         self.session, self.link = bytes.fromhex(given["session"]), bytes.fromhex(given["link"])
         self.limit = given["limit"]
-        self.seen = {}  # by key: the greatest boot, and the sequence numbers of it
+        self.seen = {}  # by key: the greatest incarnation, and the sequence numbers of it
 
     def open(self, frame):
         expect(320 <= len(frame) <= 320 + self.limit, "wrong length")
         head, signature, payload = frame[:256], frame[256:320], frame[320:]
         if 0x90 <= head[0] <= 0x9F and head[1] < 0x80:
-            expect(head[1] == 5, "version")
+            expect(head[1] == 6, "version")
         header = read(head, HEADER)
         sender, message = header["sender"], header["message"]
-        expect(header["version"] == 5, "version")
+        expect(header["version"] == 6, "version")
         expect(header["federation"] == self.federation, "other federation")
         expect(header["recipient"] == self.me, "other recipient")
         expect(sender in self.members, "stranger")
@@ -716,16 +727,16 @@ class FrameVerifier:
         expect(header["session"] == self.session, "other session")
         expect(header["payload_size"] == len(payload), "wrong length")
         expect(not payload or message["kind"] in WITH_PAYLOAD, "wrong length")
-        boot, numbers = self.seen.get(sender, (-1, set()))
-        if header["boot"] > boot:
-            boot, numbers = header["boot"], set()
-        expect(header["boot"] == boot, "replay")
+        incarnation, numbers = self.seen.get(sender, (-1, set()))
+        if header["incarnation"] > incarnation:
+            incarnation, numbers = header["incarnation"], set()
+        expect(header["incarnation"] == incarnation, "replay")
         expect(not numbers or header["sequence"] > max(numbers) - 1024, "replay")
         expect(header["sequence"] not in numbers, "replay")
-        expect(signed(sender, signature, b"p2pfl envelope 5\0" + digest(head) + header["digest"]), "wrong signature")
+        expect(signed(sender, signature, b"p2pfl envelope 6\0" + digest(head) + header["digest"]), "wrong signature")
         expect(blake3(payload).digest() == header["digest"], "wrong signature")
-        self.seen[sender] = boot, numbers | {header["sequence"]}
-        found = {name: header[name] for name in ("sender", "boot", "sequence", "layout")}
+        self.seen[sender] = incarnation, numbers | {header["sequence"]}
+        found = {name: header[name] for name in ("sender", "incarnation", "sequence", "layout")}
         return found | {"kind": message["kind"], "fields": without_kind(message), "payload": payload}
 
 
@@ -737,10 +748,10 @@ def check_conflict(given):
     header = read(head, HEADER)
     expect(header["federation"] == bytes.fromhex(given["federation"]), "other federation")
     expect(header["sender"] == bytes.fromhex(given["key"]), "wrong signature")
-    content = b"p2pfl envelope 5\0" + digest(head) + header["digest"]
+    content = b"p2pfl envelope 6\0" + digest(head) + header["digest"]
     expect(signed(header["sender"], signature, content), "wrong signature")
-    same = header["boot"] == given["boot"] and header["session"].hex() not in given["sessions"]
-    return {"conflict": header["boot"] > given["boot"] or same, "boot": header["boot"]}
+    same = header["incarnation"] == given["incarnation"] and header["session"].hex() not in given["sessions"]
+    return {"conflict": header["incarnation"] > given["incarnation"] or same, "incarnation": header["incarnation"]}
 
 
 def check_frame(given):
@@ -752,7 +763,7 @@ def check_frame(given):
 
 # Payloads
 
-TERMS_KEYS = {"agreed", "about", "round", "stopped", "epoch"}
+TERMS_KEYS = {"agreed", "public_info", "round", "stopped", "membership_version"}
 AGREED = map_of(WORD, text(256), 128)
 CODEC_WORDS = {
     "float32": "all parameters, float32, not compressed",
@@ -770,13 +781,13 @@ def fact(value):
 
 
 def terms(value):
-    expect(type(value) is dict and TERMS_KEYS - {"epoch"} <= set(value) <= TERMS_KEYS, "malformed")
+    expect(type(value) is dict and TERMS_KEYS - {"membership_version"} <= set(value) <= TERMS_KEYS, "malformed")
     return {
         "agreed": AGREED(value["agreed"]),
-        "about": map_of(WORD, fact, 32)(value["about"]),
+        "public_info": map_of(WORD, fact, 32)(value["public_info"]),
         "round": U32(value["round"]),
         "stopped": boolean(value["stopped"]),
-        "epoch": U32(value.get("epoch", 0)),
+        "membership_version": U32(value.get("membership_version", 0)),
     }
 
 

@@ -13,10 +13,10 @@ MIB = 1 << 20
 
 
 class RefusedError(Exception):
-    def __init__(self, cause, epoch=None):
+    def __init__(self, cause, membership_version=None):
         super().__init__(cause)
         self.cause = cause
-        self.epoch = epoch  # of a membership log: what is known afterwards
+        self.membership_version = membership_version  # of a membership log: what is known afterwards
 
 
 def expect(holds, cause):

@@ -172,7 +172,7 @@ def entry(log, action="add", name="dave", key=DAVE.public, role="participant", b
     last = sha256(entries[-1]).digest() if entries else bytes(32)
     fields = {
         "federation": ID,
-        "epoch": log.epoch + 1,
+        "membership_version": log.membership_version + 1,
         "before": last,
         "action": action,
         "name": name,
@@ -212,8 +212,17 @@ def membership_vectors() -> Vectors:
 
     good("a name of 64 characters", "", grown(("add", "x" * 64, ALICE)).encode().hex())
 
-    def bad(name, new, why, known=LOG, cause="membership", epoch=3):
-        v.bad(name, "log", cause, why, epoch, **IN, known=known.encode().hex() if known.epoch else "", entries=new)
+    def bad(name, new, why, known=LOG, cause="membership", membership_version=3):
+        v.bad(
+            name,
+            "log",
+            cause,
+            why,
+            membership_version,
+            **IN,
+            known=known.encode().hex() if known.membership_version else "",
+            entries=new,
+        )
 
     empty = grown()
     bad("not signed by the admission key", entries(entry(LOG, by=MALLORY)), "signed by another key")
@@ -223,7 +232,7 @@ def membership_vectors() -> Vectors:
         "before differs, and the signature does not hold",
     )
     bad("another federation", entries(entry(LOG, federation=bytes(16))), "names another federation")
-    bad("a gap", entries(entry(LOG, epoch=5)), "entry 5 after 3")
+    bad("a gap", entries(entry(LOG, membership_version=5)), "entry 5 after 3")
     bad("a false link", entries(entry(LOG, before=bytes(32))), "before is not the hash of the last entry")
     other = grown(*ADDED[:2], ("add", "dave", DAVE))
     bad("a fork", other.encode().hex(), "another entry 3, signed by the admission key", cause="membership fork")
@@ -234,8 +243,19 @@ def membership_vectors() -> Vectors:
     )
     bad("rolled back", entries(entry(empty)), "another entry 1 than the known one", cause="membership fork")
     handed = grown(*ADDED, ("hand-over", "", SUCCESSOR))
-    bad("signed by the former admission key", entries(entry(handed)), "it was handed over", known=handed, epoch=4)
-    bad("the first of two is taken", pack([entry(LOG), entry(LOG, epoch=6)]).hex(), "a gap after the first", epoch=4)
+    bad(
+        "signed by the former admission key",
+        entries(entry(handed)),
+        "it was handed over",
+        known=handed,
+        membership_version=4,
+    )
+    bad(
+        "the first of two is taken",
+        pack([entry(LOG), entry(LOG, membership_version=6)]).hex(),
+        "a gap after the first",
+        membership_version=4,
+    )
     for name, change, why in [
         ("a name that is taken", {"name": "bob"}, "there is a member named bob"),
         ("no name", {"name": ""}, "a member has a name"),
@@ -258,10 +278,10 @@ def membership_vectors() -> Vectors:
         ),
         ("an unknown action", {"action": "promote"}, "no such action"),
         ("an unknown role", {"role": "server"}, "no such role"),
-        ("epoch 0", {"epoch": 0}, "epochs begin with 1"),
+        ("membership version 0", {"membership_version": 0}, "membership versions begin with 1"),
         ("a short key", {"key": bytes(31)}, "31 bytes"),
         ("a field too many", {"extra": [1]}, "eight fields"),
-        ("an epoch that is a float", {"epoch": 4.0}, "no integer"),
+        ("a membership version that is a float", {"membership_version": 4.0}, "no integer"),
         ("a name in bytes", {"name": b"dave"}, "no text"),
     ]:
         bad(name, entries(entry(LOG, **change)), why)
@@ -272,7 +292,13 @@ def membership_vectors() -> Vectors:
     bad("a replacement by a key of small order", entries(entry(LOG, action="replace", name="bob", **weak)), "no signature")
     bad("a hand-over to a key of small order", entries(entry(LOG, action="hand-over", name="", **weak)), "no signature")
     gone = grown(*ADDED, ("remove", "bob", BOB))
-    bad("a revoked key comes back", entries(entry(gone, key=BOB.public)), "it was a member's before", known=gone, epoch=4)
+    bad(
+        "a revoked key comes back",
+        entries(entry(gone, key=BOB.public)),
+        "it was a member's before",
+        known=gone,
+        membership_version=4,
+    )
     bad("a signature of 63 bytes", entries([entry(LOG)[0], bytes(63)]), "63 bytes")
     bad("an entry of 513 bytes", entries([bytes(513), bytes(64)]), "more than 512 bytes")
     bad("no array", pack({}).hex(), "a map")
@@ -483,7 +509,7 @@ def tls_vectors() -> Vectors:
         certificate=certificate[1:].hex(),
     )
 
-    steps = [challenge, proof, handshake.Accepted(), handshake.Refused("stranger", "no member at epoch 3")]
+    steps = [challenge, proof, handshake.Accepted(), handshake.Refused("stranger", "no member at membership version 3")]
     frames = [handshake.encode(one) for one in steps]
     framed = b"".join(len(frame).to_bytes(4, "big") + frame for frame in frames)
     v.good("one after the other", "frames", limit=4096, bytes=framed.hex())
@@ -508,7 +534,7 @@ def tls_vectors() -> Vectors:
     for name, why, data in [
         ("an unknown kind", "no step", pack(["resume"])),
         ("a field more", "accepted has none", pack(["accepted", 1])),
-        ("a field less", "no epoch", pack(["challenge", 1, bytes(32)])),
+        ("a field less", "no membership version", pack(["challenge", 1, bytes(32)])),
         ("a short nonce", "31 bytes", pack(["challenge", 1, bytes(31), 0])),
         ("a version that is too large", "2^32", pack(["challenge", 2**32, bytes(32), 0])),
         ("joining as a number", "1 is no boolean", pack(["proof", 1, ID, bytes(32), bytes(32), 1, b"", bytes(64)])),
@@ -645,7 +671,7 @@ def opening_vectors(v, dialler, newcomer, news, stranger):
     bad("another listener", "other recipient", "meant for carol", changed(listener=CAROL.public))
     bad("signed by another key", "wrong proof", "mallory's", changed(MALLORY))
     bad("a changed signature", "wrong proof", "its first byte", flipped(dialler.packet, 0))
-    bad("a changed epoch", "wrong proof", "not what was signed", changed_byte_of_epoch(dialler.packet))
+    bad("a changed membership version", "wrong proof", "not what was signed", changed_byte_of_epoch(dialler.packet))
     bad("a point of small order", "malformed", "its secret would be known to everyone", changed(ephemeral=bytes(32)))
     bad("no signature", "malformed", "64 bytes", dialler.packet[:64])
     good("as many entries as there may be, which nobody needs", changed(entries=bytes(3500)))
@@ -659,7 +685,7 @@ def opening_vectors(v, dialler, newcomer, news, stranger):
 
 
 def changed_byte_of_epoch(packet):
-    """The epoch is the last but two bytes: entries of no bytes follow."""
+    """The membership version is the last but two bytes: entries of no bytes follow."""
     return packet[:-3] + bytes([packet[-3] + 1]) + packet[-2:]
 
 
@@ -669,7 +695,7 @@ def answer_vectors(v, dialler, ephemeral, opening, packet):
         "opening": dialler.packet.hex(),
         "ephemeral": ephemeral.private_bytes_raw().hex(),
     }
-    reason = key_exchange.ProtocolError("stranger", "no member at epoch 2")
+    reason = key_exchange.ProtocolError("stranger", "no member at membership version 2")
     refusing = key_exchange.refuse(dialler.packet, opening, BOB, grown(*ADDED[:2]), reason)
     v.good("accepting", "answer", **base, packet=packet.hex())
     v.good("refusing", "answer", **base, packet=refusing.hex())
@@ -775,7 +801,7 @@ def presence_vectors(v):
         fields = {
             "federation": ID,
             "key": identity.public,
-            "boot": 2,
+            "incarnation": 2,
             "sequence": 5,
             "addresses": ("tcp://192.168.1.5:4100",),
         }
@@ -794,9 +820,9 @@ def presence_vectors(v):
     good("it has left", describe(addresses=(), online=False, sequence=6), before=before)
     good("the same again", describe(), before=before)
     good("as many addresses as there may be", describe(addresses=("a" * 256,) * 8))
-    good("started anew", describe(boot=3, sequence=1), before=before)
+    good("started anew", describe(incarnation=3, sequence=1), before=before)
     bad("an old one", "replay", "sequence 4 after 5", describe(sequence=4), before=before)
-    bad("of an earlier boot", "replay", "boot 1 after 2", describe(boot=1, sequence=9), before=before)
+    bad("of an earlier incarnation", "replay", "incarnation 1 after 2", describe(incarnation=1, sequence=9), before=before)
     bad("another federation", "other federation", "zeros", describe(federation=bytes(16)))
     bad("in another's place", "other sender", "bob's", describe(BOB))
     bad("a stranger", "stranger", "dave is no member", describe(DAVE), key=DAVE.public.hex())
@@ -859,8 +885,8 @@ def envelope_vectors() -> Vectors:
     base |= {"limit": 70_000, "session": SESSION.hex(), "link": ALICE.public.hex(), "before": []}
     model = Payload.of(np.arange(8, dtype="<f4").tobytes(), encode_extras({"x": np.ones(2, np.float32)}))
 
-    def frame(message=None, payload=EMPTY, boot=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
-        sealer = FrameSigner(by, of, LAYOUT, boot, sequence=number - 1)
+    def frame(message=None, payload=EMPTY, incarnation=2, number=1, by=ALICE, to=BOB, of=ID, session=SESSION):
+        sealer = FrameSigner(by, of, LAYOUT, incarnation, sequence=number - 1)
         return b"".join(bytes(p) for p in sealer.seal(message or m.Ping(9), to.public, payload, session))
 
     def good(name, frame, **changes):
@@ -895,19 +921,22 @@ def envelope_vectors() -> Vectors:
         *coordination_messages(),
     ]:
         good(" ".join(str(field) for field in plain_fields(message)), frame(message, payload))
-    good("the greatest numbers", frame(boot=MOST, number=2**63 - 1))
+    good("the greatest numbers", frame(incarnation=MOST, number=2**63 - 1))
     good("a number of more than 32 bits", frame(number=2**32))
     good("an update without base, a get without known", raw_frame(["get", 1, 3, "trained"]))
-    good("the same in full", raw_frame(["update", 1, 3, "merged", 5, True, 1], Payload.of(bytes(32))))
-    good("no age", raw_frame(["update", 1, 3, "merged", 5, True, 0.0], Payload.of(bytes(32))))
-    quarter = pack(["update", 1, 3, "merged", 5, True, 0])[:-1] + b"\xca\x3e\x80\0\0"
+    good("the same in full", raw_frame(["model_update", 1, 3, "merged", 5, True, 1], Payload.of(bytes(32))))
+    good("no age", raw_frame(["model_update", 1, 3, "merged", 5, True, 0.0], Payload.of(bytes(32))))
+    quarter = pack(["model_update", 1, 3, "merged", 5, True, 0])[:-1] + b"\xca\x3e\x80\0\0"
     good("an age as float 32", raw_frame(None, Payload.of(bytes(32)), body=quarter))
-    good("longer formats", raw_frame(["have", 1], version=b"\xcc\x05", body=b"\xdc\x00\x02\xd9\x04have\xce\x00\x00\x00\x01"))
-    good("padding that is not zero", raw_frame(["have", 1], pad=b"x"))
-    good("a term", raw_frame(["have", 1], term=9))
-    good("another layout", raw_frame(["have", 1], layout=bytes(16)))
+    good(
+        "longer formats",
+        raw_frame(["round_reached", 1], version=b"\xcc\x06", body=b"\xdc\x00\x02\xd9\x0dround_reached\xce\x00\x00\x00\x01"),
+    )
+    good("padding that is not zero", raw_frame(["round_reached", 1], pad=b"x"))
+    good("a term", raw_frame(["round_reached", 1], term=9))
+    good("another layout", raw_frame(["round_reached", 1], layout=bytes(16)))
     good("an earlier one that had not come", frame(number=1), before=[frame(number=1024).hex()])
-    good("started anew", frame(boot=3), before=[frame(number=1000).hex()])
+    good("started anew", frame(incarnation=3), before=[frame(number=1000).hex()])
     good("the largest payload", frame(m.Score(1, 1), Payload.of(bytes(32))), limit=32)
 
     bad("short", "wrong length", "319 bytes", frame()[:-1])
@@ -918,26 +947,31 @@ def envelope_vectors() -> Vectors:
         frame(m.Score(1, 1), Payload.of(bytes(33))),
         limit=32,
     )
-    bad("the version before", "version", "4", b"\x9d\4" + frame()[2:])
+    bad("the version before", "version", "5", b"\x9d\5" + frame()[2:])
     bad(
         "a whole frame of the version before",
         "version",
-        "4, as it was signed then",
-        raw_frame(["have", 1], version=b"\4", label=b"p2pfl envelope 4\0"),
+        "5, as it was signed then",
+        raw_frame(["round_reached", 1], version=b"\5", label=b"p2pfl envelope 5\0"),
     )
-    bad("a later version with other fields", "version", "6, and an array of 14", b"\x9e\6" + frame()[2:])
+    bad("a later version with other fields", "version", "7, and an array of 14", b"\x9e\7" + frame()[2:])
     bad(
         "signed as the version before did",
         "wrong signature",
         "its label",
-        raw_frame(["have", 1], label=b"p2pfl envelope 4\0"),
+        raw_frame(["round_reached", 1], label=b"p2pfl envelope 5\0"),
     )
     bad("version 127 with most other fields", "version", "and an array of 15", b"\x9f\x7f" + frame()[2:])
     bad("version 0 without fields", "version", "and an array of 0", b"\x90\0" + frame()[2:])
     bad("a map in place of the version", "malformed", "0x80 is no small number", b"\x9d\x80" + frame()[2:])
-    bad("a map in place of the header", "malformed", "0x8f is no array", b"\x8f\5" + frame()[2:])
-    bad("text in place of the header", "malformed", "0xa0 is no array", b"\xa0\5" + frame()[2:])
-    bad("another version in a longer format", "version", "6, in two bytes", raw_frame(["have", 1], version=b"\xcc\x06"))
+    bad("a map in place of the header", "malformed", "0x8f is no array", b"\x8f\6" + frame()[2:])
+    bad("text in place of the header", "malformed", "0xa0 is no array", b"\xa0\6" + frame()[2:])
+    bad(
+        "another version in a longer format",
+        "version",
+        "7, in two bytes",
+        raw_frame(["round_reached", 1], version=b"\xcc\x07"),
+    )
     bad("another federation", "other federation", "zeros", frame(of=bytes(16)))
     bad("another recipient", "other recipient", "carol", frame(to=CAROL))
     bad("a stranger", "stranger", "dave is no member", frame(by=DAVE), link=DAVE.public.hex())
@@ -952,10 +986,16 @@ def envelope_vectors() -> Vectors:
     bad("a payload where there is none", "wrong length", "a ping has none", frame(m.Ping(1), Payload.of(b"x")))
     bad("again", "replay", "the same frame", frame(), before=[frame().hex()])
     bad("too old to tell", "replay", "1,024 behind", frame(number=1), before=[frame(number=1025).hex()])
-    bad("of an earlier boot", "replay", "boot 1 after 2", frame(boot=1, number=9), before=[frame().hex()])
+    bad(
+        "of an earlier incarnation",
+        "replay",
+        "incarnation 1 after 2",
+        frame(incarnation=1, number=9),
+        before=[frame().hex()],
+    )
     bad("a changed signature", "wrong signature", "its first byte", flipped(frame(), 256))
     bad("a signature that is not reduced", "wrong signature", "the scalar is greater than the order", not_reduced(frame()))
-    bad("signed by another key", "wrong signature", "mallory's", raw_frame(["have", 1], by=MALLORY))
+    bad("signed by another key", "wrong signature", "mallory's", raw_frame(["round_reached", 1], by=MALLORY))
     bad("a changed header", "wrong signature", "its last byte, of the padding", flipped(frame(), 255))
     bad("a changed payload", "wrong signature", "its last byte", flipped(frame(m.Score(1, 1), Payload.of(bytes(32)))))
     bad(
@@ -964,31 +1004,31 @@ def envelope_vectors() -> Vectors:
         "signed, but not that of the payload",
         raw_frame(["score", 1, 1], Payload((b"abc",), 3, bytes(32))),
     )
-    bad("without a label", "wrong signature", "a signature of something else", raw_frame(["have", 1], label=b""))
+    bad("without a label", "wrong signature", "a signature of something else", raw_frame(["round_reached", 1], label=b""))
     for name, why, body in [
         ("an unknown kind", "no such message", ["fetch", 1]),
         ("no kind", "an empty array", []),
-        ("a map", "messages are arrays", {"have": 1}),
+        ("a map", "messages are arrays", {"round_reached": 1}),
         ("a field less", "no stage", ["get", 1, 3]),
-        ("a field more", "have has one", ["have", 1, 2]),
+        ("a field more", "round_reached has one", ["round_reached", 1, 2]),
         ("a field more than the optional ones", "get has four", ["get", 1, 3, "trained", b"", b""]),
-        ("a negative number", "-1", ["have", -1]),
-        ("a number of 33 bits", "2^32", ["have", 2**32]),
-        ("a float for an integer", "1.0", ["have", 1.0]),
-        ("a boolean for an integer", "true", ["have", True]),
-        ("text for bytes", "a key as text", ["probe", 1, "k" * 32]),
+        ("a negative number", "-1", ["round_reached", -1]),
+        ("a number of 33 bits", "2^32", ["round_reached", 2**32]),
+        ("a float for an integer", "1.0", ["round_reached", 1.0]),
+        ("a boolean for an integer", "true", ["round_reached", True]),
+        ("text for bytes", "a key as text", ["ping_request", 1, "k" * 32]),
         ("bytes for text", "a stage as bytes", ["get", 1, 3, b"trained"]),
         ("an unknown stage", "final", ["get", 1, 3, "final"]),
-        ("an unknown reason", "later", ["absent", 1, 3, "later"]),
+        ("an unknown reason", "later", ["not_available", 1, 3, "later"]),
         ("nine bytes for a tag", "at most 8", ["get", 1, 3, "trained", bytes(9)]),
         ("nil", "no tag", ["get", 1, 3, "trained", None]),
-        ("a negative age", "-1", ["update", 1, 3, "trained", 5, False, -1.0]),
-        ("an infinite age", "inf", ["update", 1, 3, "trained", 5, False, float("inf")]),
-        ("an age that is no number", "NaN", ["update", 1, 3, "trained", 5, False, float("nan")]),
-        ("an age as text", "no number", ["update", 1, 3, "trained", 5, False, "1"]),
-        ("an age as a boolean", "no number", ["update", 1, 3, "trained", 5, False, True]),
-        ("final as a number", "1", ["update", 1, 3, "trained", 5, 1, 0.0]),
-        ("a short key", "31 bytes", ["vouch", 1, bytes(31)]),
+        ("a negative age", "-1", ["model_update", 1, 3, "trained", 5, False, -1.0]),
+        ("an infinite age", "inf", ["model_update", 1, 3, "trained", 5, False, float("inf")]),
+        ("an age that is no number", "NaN", ["model_update", 1, 3, "trained", 5, False, float("nan")]),
+        ("an age as text", "no number", ["model_update", 1, 3, "trained", 5, False, "1"]),
+        ("an age as a boolean", "no number", ["model_update", 1, 3, "trained", 5, False, True]),
+        ("final as a number", "1", ["model_update", 1, 3, "trained", 5, 1, 0.0]),
+        ("a short key", "31 bytes", ["indirect_ack", 1, bytes(31)]),
         *WRONG_MESSAGES,
     ]:
         bad(name, "malformed", why, raw_frame(body))
@@ -996,14 +1036,14 @@ def envelope_vectors() -> Vectors:
     bad("a kind that is no UTF-8", "malformed", "0xff", raw_frame(None, body=b"\x92\xa1\xff\x01"))
     bad("an array that is announced only", "malformed", "4 GiB of elements", raw_frame(None, body=b"\xdd\xff\xff\xff\xff"))
     bad("nested", "malformed", "arrays in arrays", raw_frame(None, body=b"\x91" * 60))
-    bad("a header that ends early", "malformed", "one byte after it", raw_frame(["have", 1], short=1))
+    bad("a header that ends early", "malformed", "one byte after it", raw_frame(["round_reached", 1], short=1))
     bad("zeros", "malformed", "no header", bytes(320))
     conflict_vectors(v, frame)
     return v
 
 
 def conflict_vectors(v, frame):
-    base = {"federation": ID.hex(), "key": ALICE.public.hex(), "boot": 2, "sessions": [SESSION.hex()]}
+    base = {"federation": ID.hex(), "key": ALICE.public.hex(), "incarnation": 2, "sessions": [SESSION.hex()]}
 
     def good(name, evidence):
         v.good(name, "conflict", **base, evidence=evidence[:320].hex())
@@ -1011,14 +1051,14 @@ def conflict_vectors(v, frame):
     def bad(name, cause, why, evidence):
         v.bad(name, "conflict", cause, why, **base, evidence=evidence.hex())
 
-    good("a frame of a later start", frame(boot=3))
-    good("a frame of an earlier start", frame(boot=1))
+    good("a frame of a later start", frame(incarnation=3))
+    good("a frame of an earlier start", frame(incarnation=1))
     good("an own frame", frame())
     good("a frame of the same start over another link", frame(session=bytes(16)))
     bad("evidence that is longer", "wrong length", "321 bytes", frame()[:320] + b"x")
-    bad("evidence of another federation", "other federation", "zeros", frame(boot=3, of=bytes(16))[:320])
-    bad("evidence of another sender", "wrong signature", "bob's", frame(boot=3, by=BOB, to=ALICE)[:320])
-    bad("evidence that was changed", "wrong signature", "its last byte", flipped(frame(boot=3)[:320]))
+    bad("evidence of another federation", "other federation", "zeros", frame(incarnation=3, of=bytes(16))[:320])
+    bad("evidence of another sender", "wrong signature", "bob's", frame(incarnation=3, by=BOB, to=ALICE)[:320])
+    bad("evidence that was changed", "wrong signature", "its last byte", flipped(frame(incarnation=3)[:320]))
     bad("evidence that is no header", "malformed", "zeros", bytes(320))
 
 
@@ -1028,7 +1068,7 @@ def plain_fields(message):
 
 
 def raw_frame(
-    message, payload=EMPTY, *, by=ALICE, version=b"\x05", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
+    message, payload=EMPTY, *, by=ALICE, version=b"\x06", body=None, pad=b"\0", term=0, layout=LAYOUT, short=0, label=None
 ):
     """Return a frame of alice's to bob, put together by hand, signed by `by`."""
     fields = [ID, ALICE.public, BOB.public, SESSION, 2, 1, term, layout, payload.size, payload.digest]
@@ -1036,7 +1076,7 @@ def raw_frame(
     left = 256 - len(start) - 2 - short
     header = start + b"\xc4" + bytes([left]) + pad * left + b"\0" * short
     assert len(header) == 256
-    signed = (b"p2pfl envelope 5\0" if label is None else label) + sha256(header).digest() + payload.digest
+    signed = (b"p2pfl envelope 6\0" if label is None else label) + sha256(header).digest() + payload.digest
     return header + by.sign(signed) + b"".join(payload.parts)
 
 
@@ -1063,30 +1103,37 @@ def payload_vectors() -> Vectors:
 
 
 def terms_vectors(v):
-    full = {"agreed": {"seed": "7"}, "about": {"n_samples": 50}, "round": 0, "stopped": False, "epoch": 2}
+    full = {"agreed": {"seed": "7"}, "public_info": {"n_samples": 50}, "round": 0, "stopped": False, "membership_version": 2}
     v.good("terms", "terms", bytes=TERMS.encode().hex())
-    v.good("without an epoch", "terms", bytes=pack({k: full[k] for k in ("stopped", "round", "about", "agreed")}).hex())
-    limits = {"agreed": {f"{k:064}": "é" * 256 for k in range(2)}, "about": {"é" * 64: 2**53, "least": -(2**53), "x": -0.5}}
-    limits["about"]["text"] = "é" * 256
+    v.good(
+        "without a membership version",
+        "terms",
+        bytes=pack({k: full[k] for k in ("stopped", "round", "public_info", "agreed")}).hex(),
+    )
+    limits = {
+        "agreed": {f"{k:064}": "é" * 256 for k in range(2)},
+        "public_info": {"é" * 64: 2**53, "least": -(2**53), "x": -0.5},
+    }
+    limits["public_info"]["text"] = "é" * 256
     v.good("the longest", "terms", bytes=pack(full | limits).hex())
-    many = {"agreed": {str(k): "" for k in range(128)}, "about": {str(k): k for k in range(32)}}
+    many = {"agreed": {str(k): "" for k in range(128)}, "public_info": {str(k): k for k in range(32)}}
     v.good("as many as there may be", "terms", bytes=pack(full | many).hex())
     for name, why, value in [
         ("an unknown key", "more", full | {"more": 1}),
-        ("a missing key", "stopped", {k: full[k] for k in ("agreed", "about", "round")}),
+        ("a missing key", "stopped", {k: full[k] for k in ("agreed", "public_info", "round")}),
         ("a long key", "65 characters", full | {"agreed": {"x" * 65: ""}}),
-        ("an empty key", "1 to 64 characters", full | {"about": {"": 1}}),
+        ("an empty key", "1 to 64 characters", full | {"public_info": {"": 1}}),
         ("a long text", "257 characters", full | {"agreed": {"a": "x" * 257}}),
         ("a number that is agreed on", "text only", full | {"agreed": {"seed": 7}}),
         ("129 that are agreed on", "at most 128", full | {"agreed": {str(k): "" for k in range(129)}}),
-        ("33 facts", "at most 32", full | {"about": {str(k): 0 for k in range(33)}}),
-        ("a list as a fact", "no such type", full | {"about": {"a": [1]}}),
-        ("nil as a fact", "no such type", full | {"about": {"a": None}}),
-        ("bytes as a fact", "no such type", full | {"about": {"a": b"x"}}),
-        ("an infinite fact", "inf", full | {"about": {"a": float("inf")}}),
-        ("a long text as a fact", "257 characters", full | {"about": {"a": "x" * 257}}),
-        ("a small fact", "less than -2^53", full | {"about": {"a": -(2**53) - 1}}),
-        ("a large fact", "more than 2^53", full | {"about": {"a": 2**53 + 1}}),
+        ("33 facts", "at most 32", full | {"public_info": {str(k): 0 for k in range(33)}}),
+        ("a list as a fact", "no such type", full | {"public_info": {"a": [1]}}),
+        ("nil as a fact", "no such type", full | {"public_info": {"a": None}}),
+        ("bytes as a fact", "no such type", full | {"public_info": {"a": b"x"}}),
+        ("an infinite fact", "inf", full | {"public_info": {"a": float("inf")}}),
+        ("a long text as a fact", "257 characters", full | {"public_info": {"a": "x" * 257}}),
+        ("a small fact", "less than -2^53", full | {"public_info": {"a": -(2**53) - 1}}),
+        ("a large fact", "more than 2^53", full | {"public_info": {"a": 2**53 + 1}}),
         ("a negative round", "-1", full | {"round": -1}),
         ("an array", "terms are a map", list(full.values())),
     ]:

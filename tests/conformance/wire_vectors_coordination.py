@@ -42,7 +42,7 @@ WRONG_MESSAGES = [
     ("a trial as a number", "1", ["vote", 3, 8, 1]),
     ("a term of 33 bits", "2^32", ["vote", 3, 2**32, True]),
     ("a negative term", "-1", ["leading", 3, -1, 1]),
-    ("an epoch that is a float", "3.0", ["leading", 3.0, 8, 1]),
+    ("a membership version that is a float", "3.0", ["leading", 3.0, 8, 1]),
     ("a beat that is nil", "no number", ["following", 3, 8, None]),
     ("a vote with a name", "a field more", ["vote", 3, 8, True, "alice"]),
     ("a grant as text", "no boolean", ["voted", 3, 8, True, "yes"]),
@@ -63,7 +63,7 @@ def coordination_vectors() -> Vectors:
 
 
 def election_vectors(v):
-    three = {"epoch": 3, "members": ["alice", "bob", "carol"], "eligible": ["alice", "bob"]}
+    three = {"membership_version": 3, "members": ["alice", "bob", "carol"], "eligible": ["alice", "bob"]}
     base = {"me": "carol", "electorate": three, "term": 7, "vote": "alice", "started": 0}
 
     def good(name, *heard, **changes):
@@ -93,7 +93,7 @@ def election_vectors(v):
     good("a refusal that was not asked for tells nothing", (5, "bob", ["voted", 3, 9, True, False]))
     good("a grant of another's tells nothing", (5, "bob", ["voted", 3, 9, True, True]))
     good("an answer of a later term ends the own one", (5, "bob", beat), (5.1, "alice", ["following", 3, 9, 0]))
-    good("another epoch is passed over", (5, "bob", ["vote", 2, 8, False]), (5, "bob", ["leading", 4, 1, 1]))
+    good("another membership version is passed over", (5, "bob", ["vote", 2, 8, False]), (5, "bob", ["leading", 4, 1, 1]))
     good("strangers and oneself are passed over", (5, "dave", vote), (5, "carol", beat))
     last = (5, "bob", ["leading", 3, MOST, MOST]), (9, "alice", ["vote", 3, MOST, True])
     good("the last term", *last, term=MOST - 1)
@@ -184,8 +184,14 @@ def assignment_vectors(v):
 
 
 def submit_vectors(v):
-    message = {"request": 7, "round": 4, "epoch": 3, "term": 8, "n_samples": 50, "start": False}
-    base = {"term": [3, 8], "coordinates": True, "voters": ["alice", "bob"], "about": {"n_samples": 50}, "tensors": SHAPES}
+    message = {"request": 7, "round": 4, "membership_version": 3, "term": 8, "n_samples": 50, "start": False}
+    base = {
+        "term": [3, 8],
+        "coordinates": True,
+        "voters": ["alice", "bob"],
+        "public_info": {"n_samples": 50},
+        "tensors": SHAPES,
+    }
     base |= {"norm": 2000.0, "message": message, "payload": floats(VALUES).hex()}
 
     def good(name, **changes):
@@ -199,13 +205,23 @@ def submit_vectors(v):
     good("with all that there may be", message=message | {"start": True}, payload=both)
     good("of an observer", voters=["bob"])
     bad("in an earlier term", "lower term", "7, not 8", message=message | {"term": 7})
-    bad("in an earlier epoch", "lower term", "2.9 is before 3.8", message=message | {"epoch": 2, "term": 9})
+    bad(
+        "in an earlier membership version",
+        "lower term",
+        "2.9 is before 3.8",
+        message=message | {"membership_version": 2, "term": 9},
+    )
     bad("in an earlier term, which it leads no more", "lower term", "7", message=message | {"term": 7}, coordinates=False)
     bad("in a later term", "not the coordinator", "9, not 8", message=message | {"term": 9})
-    bad("in a later epoch", "not the coordinator", "4.1 is after 3.8", message=message | {"epoch": 4, "term": 1})
+    bad(
+        "in a later membership version",
+        "not the coordinator",
+        "4.1 is after 3.8",
+        message=message | {"membership_version": 4, "term": 1},
+    )
     bad("to one who does not coordinate", "not the coordinator", "another one may", coordinates=False)
     bad("another number of samples", "differs", "51, not 50", message=message | {"n_samples": 51})
-    bad("a number that was never said", "differs", "none at the introduction", about={})
+    bad("a number that was never said", "differs", "none at the introduction", public_info={})
     bad("too large a model", "too large", "a norm of 1e6, at most 1000", norm=0.0)
     large = floats(STARTED) + floats([3e38] * 8)
     bad("too large a model to begin from", "too large", "1e38", message=message | {"start": True}, payload=large.hex())
@@ -215,7 +231,7 @@ def submit_vectors(v):
 
 def assigned_vectors(v):
     payload = floats(VALUES) + encode_assignment({"alice": 0.5, "bob": 0.5}, PREVIOUS)
-    message = {"request": 7, "round": 4, "epoch": 3, "term": 8, "given": True}
+    message = {"request": 7, "round": 4, "membership_version": 3, "term": 8, "given": True}
     asked = {"request": 7, "round": 4, "of": "alice", "term": [3, 8]}
     base = {
         "term": [3, 8],
@@ -237,7 +253,12 @@ def assigned_vectors(v):
     good("nothing will come of it", message=message | {"given": False}, payload="")
     good("another request is passed over", message=message | {"request": 8})
     bad("of an earlier term", "lower term", "7, not 8", message=message | {"term": 7})
-    bad("of an earlier epoch", "lower term", "2.9 is before 3.8", message=message | {"epoch": 2, "term": 9})
+    bad(
+        "of an earlier membership version",
+        "lower term",
+        "2.9 is before 3.8",
+        message=message | {"membership_version": 2, "term": 9},
+    )
     bad("of an earlier term, and another request", "lower term", "7", message=message | {"term": 7, "request": 8})
     bad("the term has ended since", "lower term", "9 is known here", term=[3, 9], follows="")
     bad("of a later term", "not asked for", "9, not 8", message=message | {"term": 9})
@@ -252,4 +273,8 @@ def assigned_vectors(v):
     bad("weights of an observer", "malformed", "alice", voters=["bob"])
 
 
-REFUSED = {"message": {"request": 7, "round": 4, "epoch": 3, "term": 8, "given": False}, "payload": "", "follows": "carol"}
+REFUSED = {
+    "message": {"request": 7, "round": 4, "membership_version": 3, "term": 8, "given": False},
+    "payload": "",
+    "follows": "carol",
+}

@@ -155,7 +155,7 @@ def update_vectors(v):
     payload = np.array(values, "<f4").tobytes()
     asked = {"kind": "get", "request": 7, "round": 3, "stage": "trained", "known": None}
     message = {"request": 7, "round": 3, "stage": "trained", "n_samples": 50, "final": False, "age": 0.5, "base": ""}
-    base = {"asynchronous": False, "tensors": SHAPES, "codec": "float32", "asked": asked, "about": {"n_samples": 50}}
+    base = {"asynchronous": False, "tensors": SHAPES, "codec": "float32", "asked": asked, "public_info": {"n_samples": 50}}
     base |= {"norm": 1.0, "message": message, "payload": payload.hex()}
 
     def good(name, **changes):
@@ -179,7 +179,7 @@ def update_vectors(v):
     bad("another preparation, asynchronous", "not asked for", "round 2, not 3", **prepared, asynchronous=True)
     bad("a model where a loss was asked for", "not asked for", "the request was a score", asked=asked | {"kind": "score"})
     bad("another number of samples", "differs", "51, 50 at the introduction", message=message | {"n_samples": 51})
-    bad("a number of samples that was not said before", "differs", "none at the introduction", about={})
+    bad("a number of samples that was not said before", "differs", "none at the introduction", public_info={})
     bad("too large a norm", "too large", "2001, at most 2000", payload=np.array([2001.0] + [0.0] * 7, "<f4").tobytes().hex())
     bad("large values, whose squares are not finite", "too large", "8.5e38", payload=np.full(8, 3e38, "<f4").tobytes().hex())
     bad("a value that is no number", "not finite", "the last", payload=(payload[:-4] + np.float32(np.nan).tobytes()).hex())

@@ -84,7 +84,7 @@ def same_as_simulated(federation, rounds):
     for name in federation.names:
         node, kept = result.nodes[name], federation.checkpoint(name)
         assert kept.params == node.me.params.tobytes()
-        assert kept.judge["best"] == node.judge.best.tobytes()
+        assert kept.early_stopping["best"] == node.early_stopping.best.tobytes()
         assert restored(kept)[0] == cluster_of(node.policy.previous)
         status = federation.status(name)
         assert status["deadlines_expired"] == 0
@@ -98,7 +98,7 @@ def test_an_elected_coordinator_in_processes_gives_what_the_simulator_gives(tmp_
         printed = federation.wait()
         same_as_simulated(federation, 8)
         votes = [msgspec.msgpack.decode(read_sealed(federation.folders[n] / config.VOTE, MAGIC), type=Ballot) for n in NAMES]
-        assert {ballot.term.epoch for ballot in votes} == {5}  # of the membership log: five were let in
+        assert {ballot.term.membership_version for ballot in votes} == {5}  # of the membership log: five were let in
         assert all(" coordinates, in term 5." in text for text in printed.values())
 
 

@@ -61,7 +61,7 @@ def test_the_simulator_is_the_system(tmp_path, options):
         if "top-k" not in options and "dac" not in options:  # there models are all that there is, to the byte
             received = statuses[name]["traffic"]["received"]
             assert received["update"] == received["models"] * (OVERHEAD + 4 * node.me.params.size) > 0
-        assert checkpoints[name].judge["best"] == node.judge.best.tobytes()
+        assert checkpoints[name].early_stopping["best"] == node.early_stopping.best.tobytes()
         counts = node.exchange.traffic.as_dict()
         for way in ("sent", "received"):
             for kind in ("models", *KINDS):
@@ -154,7 +154,7 @@ def test_a_stopped_node_goes_on_later_and_ends_as_if_it_had_not_been_stopped(tmp
             == np.frombuffer(expected, np.float32).tolist()
         )
         export(halves.folders["alice"], tmp_path / "model.safetensors")  # all of it, whatever is private
-        best = np.frombuffer(halves.checkpoint("alice").judge["best"], np.float32)
+        best = np.frombuffer(halves.checkpoint("alice").early_stopping["best"], np.float32)
         tensors = load_file(tmp_path / "model.safetensors")
         assert sum(tensor.size for tensor in tensors.values()) == best.size
         assert tensors["2.bias"].tolist() == best[-10:].tolist()

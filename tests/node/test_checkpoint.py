@@ -44,9 +44,9 @@ def checkpoint(round=3, **changes):
         "layout": LAYOUT,
         "round": round,
         "params": PARAMS.tobytes(),
-        "judge": judge.state(),
-        "unjudged": {"trained": PARAMS.tobytes(), "merged": PARAMS[:2].tobytes()},
-        "unjudged_round": round,
+        "early_stopping": judge.state(),
+        "unevaluated": {"trained": PARAMS.tobytes(), "merged": PARAMS[:2].tobytes()},
+        "unevaluated_round": round,
         "policy": "p2pfl.policies.dac:Dac",
         "policy_state": msgspec.msgpack.encode({"met": {"bob": 0.5}}),
         "outbox": [pack_model(published(), now=5.0)],
@@ -80,11 +80,13 @@ def test_what_is_saved_is_loaded(store):
     loaded = FileStore(store.path).load()
     assert loaded == checkpoint(final=True)
     assert unpack(loaded.params).tobytes() == PARAMS.tobytes()
-    assert loaded.judge["best"] == PARAMS.tobytes()
+    assert loaded.early_stopping["best"] == PARAMS.tobytes()
 
 
 def test_the_checkpoint_before_the_first_round(store):
-    first = checkpoint(0, judge=EarlyStopping(0).state(), unjudged={}, policy_state=msgspec.msgpack.encode({}), outbox=[])
+    first = checkpoint(
+        0, early_stopping=EarlyStopping(0).state(), unevaluated={}, policy_state=msgspec.msgpack.encode({}), outbox=[]
+    )
     store.save(first)
     assert store.load() == first
 

@@ -96,17 +96,23 @@ def test_every_flipped_bit_of_a_checkpoint_is_noticed_and_the_one_before_it_is_l
         assert (tmp_path / "checkpoint.damaged").read_bytes() == changed
 
 
-# The boot counter
+# The incarnation counter
 
 
 def test_starts_are_counted(tmp_path):
-    path = tmp_path / "boot"
+    path = tmp_path / "incarnation"
     assert [incarnation.count_start(path) for _ in range(4)] == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
+def test_count_start_file_of_an_earlier_version_is_named(tmp_path):
+    (tmp_path / "boot").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=r"boot was written by an earlier version; rename it to incarnation$"):
+        incarnation.count_start(tmp_path / "incarnation")
+
+
 def test_a_damaged_count_is_noticed_whatever_bit_it_is_and_no_number_comes_twice(tmp_path):
-    path, before = tmp_path / "boot", tmp_path / "boot.1"
+    path, before = tmp_path / "incarnation", tmp_path / "incarnation.1"
     for _ in range(3):
         incarnation.count_start(path)
     newest, older = path.read_bytes(), before.read_bytes()
@@ -121,7 +127,7 @@ def test_a_damaged_count_is_noticed_whatever_bit_it_is_and_no_number_comes_twice
 
 
 def test_a_count_that_was_deleted_is_not_begun_anew(tmp_path):
-    path = tmp_path / "boot"
+    path = tmp_path / "incarnation"
     for _ in range(3):
         incarnation.count_start(path)
     path.unlink()
@@ -129,7 +135,7 @@ def test_a_count_that_was_deleted_is_not_begun_anew(tmp_path):
 
 
 def test_a_damaged_count_before_the_newest_does_no_harm(tmp_path):
-    path, before = tmp_path / "boot", tmp_path / "boot.1"
+    path, before = tmp_path / "incarnation", tmp_path / "incarnation.1"
     for _ in range(3):
         incarnation.count_start(path)
     before.write_bytes(b"")
@@ -141,12 +147,14 @@ def test_a_damaged_count_before_the_newest_does_no_harm(tmp_path):
 
 
 def test_without_any_whole_count_a_node_does_not_start(tmp_path):
-    path, before = tmp_path / "boot", tmp_path / "boot.1"
+    path, before = tmp_path / "incarnation", tmp_path / "incarnation.1"
     incarnation.count_start(path)
     for damage in (lambda: before.write_bytes(b"x"), before.unlink):
         damage()
         path.write_bytes(b"2\n")
-        with pytest.raises(ConfigurationError, match=r"boot is damaged, and there is no whole boot\.1") as refused:
+        with pytest.raises(
+            ConfigurationError, match=r"incarnation is damaged, and there is no whole incarnation\.1"
+        ) as refused:
             incarnation.count_start(path)
         assert "Make a new node" in str(refused.value)
         assert "\n" not in str(refused.value)
@@ -244,7 +252,7 @@ def test_a_node_does_not_start_on_a_full_disk(capsys, tmp_path, monkeypatch):
     command(capsys, "init", "alice")
     with limited(40):  # less than the file needs, and more than what scikit-learn writes when it is imported
         code, out, err = command(capsys, "run", "alice")
-    assert (code, out, err) == (2, "", "cannot count this start in alice/boot: File too large\n")
+    assert (code, out, err) == (2, "", "cannot count this start in alice/incarnation: File too large\n")
 
 
 # Crash points
@@ -262,7 +270,7 @@ def test_the_variable_names_a_point_and_a_time():
     assert failpoints.parse("published") == ("published", 1)
     assert failpoints.parse("published:12") == ("published", 12)
     for text in ("publish", "published:", "published:0", "published:x", ":3", "published:-1"):
-        with pytest.raises(ValueError, match=r"P2PFL_FAILPOINT is .* it may be one of boot-counted"):
+        with pytest.raises(ValueError, match=r"P2PFL_FAILPOINT is .* it may be one of incarnation-counted"):
             failpoints.parse(text)
 
 
@@ -313,21 +321,21 @@ def quick(tmp_path_factory):
     return ended(tmp_path_factory.mktemp("undisturbed"), QUICK)
 
 
-def boots(federation):
+def incarnations(federation):
     with suppress(FileNotFoundError):
-        return int(read_sealed(federation.folders["alice"] / config.BOOT, incarnation.MAGIC))
+        return int(read_sealed(federation.folders["alice"] / config.INCARNATION, incarnation.MAGIC))
     return 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["boot-counted", *LIFE, *(f"{point}:4" for point in LIFE)])
+@pytest.mark.parametrize("point", ["incarnation-counted", *LIFE, *(f"{point}:4" for point in LIFE)])
 def test_a_node_that_was_killed_at_a_crash_point_ends_as_if_it_had_not_been(tmp_path, monkeypatch, quick, point):
     with processes(tmp_path, ("alice",), QUICK) as federation:
         monkeypatch.setenv(failpoints.VARIABLE, point)
         federation.start()
         printed = federation.wait()["alice"]
         assert federation.running["alice"].returncode == -signal.SIGKILL
-        assert boots(federation) == 1
+        assert incarnations(federation) == 1
         told = [int(round) for round in re.findall(r"^round (\d+) of", printed, re.MULTILINE)]
         kept = federation.checkpoint("alice")
         assert (kept.round if kept else 0) >= max(told, default=0)
@@ -336,7 +344,7 @@ def test_a_node_that_was_killed_at_a_crash_point_ends_as_if_it_had_not_been(tmp_
         printed = federation.wait()["alice"]
         assert federation.running["alice"].returncode == 0
         assert "damaged" not in printed
-        assert boots(federation) == 2
+        assert incarnations(federation) == 2
         assert federation.checkpoint("alice").params == quick
         assert list(federation.folders["alice"].glob("*.new")) == []
 
@@ -350,7 +358,7 @@ def test_a_node_that_is_killed_twenty_times_at_random_moments_loses_nothing(tmp_
         for life in range(1, 21):
             federation.start()
             process = federation.running["alice"]
-            federation.until(lambda life=life: boots(federation) == life, "its start is counted")
+            federation.until(lambda life=life: incarnations(federation) == life, "its start is counted")
             target = kept + draw.randrange(18)
             federation.until(lambda target=target: federation.status("alice")["round"] >= target, f"round {target}")
             with suppress(subprocess.TimeoutExpired):
@@ -366,7 +374,7 @@ def test_a_node_that_is_killed_twenty_times_at_random_moments_loses_nothing(tmp_
         federation.start()
         federation.wait("alice")
         assert federation.running["alice"].returncode == 0
-        assert boots(federation) == 21
+        assert incarnations(federation) == 21
         assert said == []
         assert store.load().params == ended(tmp_path / "whole", LONG)
 

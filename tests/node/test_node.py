@@ -347,7 +347,7 @@ def test_a_node_without_progress_stops_and_serves_its_last_model():
 
     federation = play(test, NAMES, settings(rounds=20, patience=3))
     assert max(federation.watch["d"].weights) == 5  # its best is round 1; the one of round 4 is looked at in round 5
-    assert federation.nodes["d"].judge.round == 1
+    assert federation.nodes["d"].early_stopping.round == 1
     last = max(federation.watch["a"].weights)
     assert last > 7
     assert "d" in federation.partners("a", last)
@@ -360,7 +360,7 @@ def test_the_result_is_the_model_that_was_best_on_validation():
         losses = {r: stages["trained"]["validation_loss"] for r, stages in federation.watch[name].metrics.items()}
         assert sorted(losses) == [1, 2, 3, 4, 5, 6]
         best = min(losses, key=losses.get)
-        assert federation.nodes[name].judge.round == best
+        assert federation.nodes[name].early_stopping.round == best
         assert federation.watch[name].result["validation_loss"] == losses[best]
 
 

@@ -241,7 +241,7 @@ def test_every_policy_runs_on_a_shared_body_and_sends_nothing_else(policy):
     assert not any(node.exchange.rejected for node in wire.nodes.values())
     for name, node in wire.nodes.items():
         assert node.me.params.shape == node.me.initial.shape == (SHARED,)
-        assert node.judge.best.shape == (ALL,)
+        assert node.early_stopping.best.shape == (ALL,)
         assert all(model.update.params.shape == (SHARED,) for model in node.exchange.outbox.models.values())
         assert wire.recorder.results[name] == modelled.recorder.results[name]
     private = [head.tobytes() for head in heads(wire.nodes)]

@@ -126,9 +126,9 @@ def test_every_kind_has_been_tried():
         ["get", 0, 0, "trained", 1],
         ["get", "0", 0, "trained"],
         ["fetch", 0],
-        ["update", 0, 0, "trained", 1, True, -1.0],
-        ["update", 0, 0, "trained", 1, True, float("inf")],
-        ["update", 0, 0, "trained", 1, True, float("nan")],
+        ["model_update", 0, 0, "trained", 1, True, -1.0],
+        ["model_update", 0, 0, "trained", 1, True, float("inf")],
+        ["model_update", 0, 0, "trained", 1, True, float("nan")],
         [],
         {"get": 0},
         None,
@@ -141,7 +141,7 @@ def test_what_is_not_a_message_is_refused(fields):
 
 def test_terms_survive_the_wire():
     terms = m.HelloParameters({"layout": "abc", "policy.tau": "3.0"}, {"group": 2, "share": 0.5, "name": "x"}, 7, False)
-    assert m.decode_terms(terms.encode()) == terms
+    assert m.decode_hello_parameters(terms.encode()) == terms
     assert msgpack.unpackb(terms.encode())["agreed"]["policy.tau"] == "3.0"
 
 
@@ -150,19 +150,19 @@ def test_terms_survive_the_wire():
     [
         b"",
         b"\xc1",
-        msgpack.packb({"agreed": {}, "about": {}, "round": 0}),
-        msgpack.packb({"agreed": {"x" * 65: ""}, "about": {}, "round": 0, "stopped": False}),
-        msgpack.packb({"agreed": {str(k): "" for k in range(129)}, "about": {}, "round": 0, "stopped": False}),
-        msgpack.packb({"agreed": {"a": "x" * 257}, "about": {}, "round": 0, "stopped": False}),
-        msgpack.packb({"agreed": {}, "about": {"a": [1]}, "round": 0, "stopped": False}),
-        msgpack.packb({"agreed": {}, "about": {"a": float("nan")}, "round": 0, "stopped": False}),
-        msgpack.packb({"agreed": {}, "about": {}, "round": 0, "stopped": False, "more": 1}),
+        msgpack.packb({"agreed": {}, "public_info": {}, "round": 0}),
+        msgpack.packb({"agreed": {"x" * 65: ""}, "public_info": {}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {str(k): "" for k in range(129)}, "public_info": {}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {"a": "x" * 257}, "public_info": {}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {}, "public_info": {"a": [1]}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {}, "public_info": {"a": float("nan")}, "round": 0, "stopped": False}),
+        msgpack.packb({"agreed": {}, "public_info": {}, "round": 0, "stopped": False, "more": 1}),
         b"\x91" * 70_000,
     ],
 )
 def test_terms_have_limits(payload):
     with pytest.raises(ProtocolError):
-        m.decode_terms(payload)
+        m.decode_hello_parameters(payload)
 
 
 # Payloads
@@ -324,9 +324,9 @@ class Pair:
         return bytearray(b"".join(self.sealer.seal(message, self.bob.public, payload)))
 
 
-def make_pair(boot=1, federation=FEDERATION):
+def make_pair(incarnation=1, federation=FEDERATION):
     alice, bob = Identity.from_seed(b"a" * 32), Identity.from_seed(b"b" * 32)
-    sealer = FrameSigner(alice, federation, LAYOUT, boot)
+    sealer = FrameSigner(alice, federation, LAYOUT, incarnation)
     return Pair(alice, bob, sealer, FrameVerifier({"alice": alice.public}, bob.public, FEDERATION, limit=1000))
 
 
@@ -348,12 +348,12 @@ def test_what_is_sealed_can_be_opened_and_its_size_is_known(pair, message, size)
     frame = pair.frame(message, Payload.of(payload))
     assert len(frame) == OVERHEAD + len(payload)
     opened = pair.door.open(frame)
-    assert (opened.sender, opened.message, bytes(opened.payload), opened.boot) == ("alice", message, payload, 1)
+    assert (opened.sender, opened.message, bytes(opened.payload), opened.incarnation) == ("alice", message, payload, 1)
 
 
 def test_the_header_is_plain_msgpack(pair):
     header = msgpack.unpackb(pair.frame()[:HEADER_SIZE])
-    assert header[:6] == [5, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
+    assert header[:6] == [6, FEDERATION, pair.alice.public, pair.bob.public, bytes(16), 1]
     assert header[11] == ["get", BIG, BIG, "prepared", b""]
 
 
@@ -411,7 +411,7 @@ def test_another_version_is_known_as_one_even_where_its_header_has_other_fields(
     frame = pair.frame()
     frame[:2] = bytes([0x90 | fields, 4])
     assert cause(pair.door, frame) == "version"
-    frame[:2] = bytes([0x9E, 5])
+    frame[:2] = bytes([0x9E, 6])
     assert cause(pair.door, frame) == "malformed"
 
 
@@ -452,7 +452,7 @@ def test_a_frame_is_taken_once(pair):
 def test_after_a_restart_old_frames_are_still_refused(pair):
     old, unseen = pair.frame(), pair.frame()
     pair.door.open(old)
-    pair.door.open(make_pair(boot=2).frame())
+    pair.door.open(make_pair(incarnation=2).frame())
     assert cause(pair.door, unseen) == "replay"
 
 
@@ -482,17 +482,17 @@ def test_mutated_frames_raise_only_the_documented_error(data):
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60)), max_size=80))
 def test_the_window_is_a_set_of_what_was_seen(frames):
     window, seen, newest = ReplayWindow(), set(), -1
-    for boot, sequence in frames:
-        fresh = boot >= newest and (boot, sequence) not in seen
+    for incarnation, sequence in frames:
+        fresh = incarnation >= newest and (incarnation, sequence) not in seen
         try:
-            window.check(boot, sequence)
+            window.check(incarnation, sequence)
         except ProtocolError:
             assert not fresh
         else:
             assert fresh
-            window.commit(boot, sequence)
-            seen.add((boot, sequence))
-            newest = max(newest, boot)
+            window.commit(incarnation, sequence)
+            seen.add((incarnation, sequence))
+            newest = max(newest, incarnation)
 
 
 def test_the_window_is_as_wide_as_stated():

@@ -69,13 +69,13 @@ class Council:
                 sealer=FrameSigner(KEYS[name], FEDERATION, LAYOUT.fingerprint, 1),
                 door=FrameVerifier(keys, KEYS[name].public, FEDERATION, payload_limit(SIZE, True)),
                 agreed=AGREED,
-                about={"n_samples": SAMPLES[name]},
+                public_info={"n_samples": SAMPLES[name]},
             ),
             settings=Settings(deadline=DEADLINE),
             n_samples=SAMPLES[name],
         )
         electing = ElectionRunner(
-            name, self.electorate, votes, boot=1, seed=0, clock=lambda: asyncio.get_running_loop().time()
+            name, self.electorate, votes, incarnation=1, seed=0, clock=lambda: asyncio.get_running_loop().time()
         )
         exchange = MessageExchange(config, ModelEncoder(Float32(), LAYOUT), coordination=Coordination(electing, policy.step))
         exchange.resume(0, own(name, 0))
@@ -149,7 +149,7 @@ class Cheat:
     def submit(self, round=1, params=None, start=None, extras=None, previous=None, rest=None, **changes):
         """Submit to whoever coordinates."""
         leader, term = self.council.leader(), self.council.term
-        fields = {"request": 1, "round": round, "epoch": term.epoch, "term": term.number}
+        fields = {"request": 1, "round": round, "membership_version": term.membership_version, "term": term.number}
         fields |= {"n_samples": SAMPLES["mallory"], "start": start is not None} | changes
         models = [
             np.asarray(x, "<f4").tobytes()

@@ -144,7 +144,7 @@ class DisturbedWorld:
         out = [name for name in self.names if name not in last.members]
         members = last.members ^ {self.rng.choice(out or self.names)} or last.members
         order = self.rng.sample(self.names, len(self.names))
-        new = type(last)(last.epoch + 1, members, self.eligible(name for name in order if name in members))
+        new = type(last)(last.membership_version + 1, members, self.eligible(name for name in order if name in members))
         self.epochs.append(new)
         for name in self.names:
             self.at(self.now + self.rng.choice([0.1, self.rng.uniform(0, 5)]), self.learn, (name, new))
@@ -153,7 +153,7 @@ class DisturbedWorld:
     def learn(self, name, electorate):
         if self.frozen[name] > self.now:
             self.at(self.frozen[name], self.learn, (name, electorate))
-        elif electorate.epoch > self.logs[name].epoch and name in self.members:
+        elif electorate.membership_version > self.logs[name].membership_version and name in self.members:
             self.logs[name] = electorate
             self.carry_out(name, self.members[name].change(electorate, self.clock(name)))
             if name in self.members:
@@ -281,7 +281,7 @@ class DisturbedWorld:
             self.vote(name, ballot.vote, ballot.term)
 
     def check_sent(self, name, recipient, message):
-        term = Term(message.epoch, message.term)
+        term = Term(message.membership_version, message.term)
         known = self.known[name]
         match message:
             case m.Vote(trial=True) | m.Voted(trial=True, granted=True):
@@ -299,7 +299,7 @@ class DisturbedWorld:
     def check_leading(self, name, term):
         if self.coordinators.setdefault(term, name) != name:
             raise BrokenInvariantError(f"two coordinators in term {term}")
-        electorate = self.epochs[term.epoch - 1]
+        electorate = self.epochs[term.membership_version - 1]
         votes = sum(self.votes.get((voter, term)) == name for voter in electorate.members)
         if 2 * votes <= len(electorate.members):
             raise BrokenInvariantError(f"{name} leads term {term} with {votes} votes of {len(electorate.members)}")
@@ -313,7 +313,7 @@ class DisturbedWorld:
 
     def check_leases(self):
         epochs = Counter(
-            self.members[name].term.epoch for name in self.leading if self.members[name].leads(self.clock(name))
+            self.members[name].term.membership_version for name in self.leading if self.members[name].leads(self.clock(name))
         )
         if max(epochs.values(), default=0) > 1:
             raise BrokenInvariantError("two leases overlap")

@@ -92,7 +92,7 @@ class Federation:
     Args:
         edges: pairs of names that may exchange; everyone with everyone by default.
         folder: where checkpoints are kept; without one nodes forget all.
-        speeds: seconds that a node needs for an epoch; 1 by default.
+        speeds: seconds that a node needs for a membership version; 1 by default.
         roles: of members, in a federation with a coordinator.
         on_fault: counts errors of the nodes; see PeeringOptions.
         period: seconds between probes; by default nobody is probed who is not suspected.
@@ -135,7 +135,7 @@ class Federation:
         self.trainers = {name: BatchedTrainer(self.batcher, k, speeds.get(name, 1.0)) for k, name in enumerate(self.names)}
         self.keys = {name: Identity.from_seed(RandomStreams(0, name).digest(0, "key")) for name in self.names}
         self.watch = {name: Watch() for name in self.names}
-        self.boots = dict.fromkeys(self.names, 0)
+        self.incarnations = dict.fromkeys(self.names, 0)
         self.policies = {}
         self.nodes = {}
         self.running = {}
@@ -149,9 +149,11 @@ class Federation:
     def coordinated(self):
         return isinstance(self.policy(), Coordinated)
 
-    def electorate(self, epoch=1):
+    def electorate(self, membership_version=1):
         roles = {name: self.roles.get(name, "participant") for name in self.names}
-        return electorate(epoch, [MemberEntry(name, self.keys[name].public, role) for name, role in roles.items()])
+        return electorate(
+            membership_version, [MemberEntry(name, self.keys[name].public, role) for name, role in roles.items()]
+        )
 
     def ballots(self, name):
         """Return what keeps a node's ballot."""
@@ -159,13 +161,15 @@ class Federation:
 
     def electing(self, name):
         clock = asyncio.get_running_loop().time
-        boot, seed = self.boots[name], self.settings.seed
+        incarnation, seed = self.incarnations[name], self.settings.seed
         votes = self.ballots(name)
-        return ElectionRunner(name, self.electorate(), votes, boot=boot, seed=seed, clock=clock, log=log_to(self.said[name]))
+        return ElectionRunner(
+            name, self.electorate(), votes, incarnation=incarnation, seed=seed, clock=clock, log=log_to(self.said[name])
+        )
 
     def exchange(self, name, task=None, agreed=None):
         """Return the exchange of a node that starts once more."""
-        self.boots[name] += 1
+        self.incarnations[name] += 1
         self.policies[name] = policy = self.policy()
         return message_exchange(
             name,
@@ -175,7 +179,7 @@ class Federation:
             ),
             identity=self.keys[name],
             transport=self.network.transport(name),
-            boot=self.boots[name],
+            incarnation=self.incarnations[name],
             federation=federation_id("test"),
             task=task or self.tasks[name],
             trainer=self.trainers[name],

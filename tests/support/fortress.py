@@ -83,10 +83,10 @@ class Honest:
                 key=self.key,
                 neighbours=around,
                 transport=self.transport,
-                sealer=FrameSigner(self.identity, self.log.federation, LAYOUT, config.next_boot(folder)),
+                sealer=FrameSigner(self.identity, self.log.federation, LAYOUT, config.next_incarnation(folder)),
                 door=FrameVerifier(keys, self.key, self.log.federation, payload_limit(size)),
                 agreed={"size": str(size)},
-                about={"n_samples": 50},
+                public_info={"n_samples": 50},
                 seed=own.seed,
                 options=PeeringOptions(
                     gate=gate,
@@ -153,9 +153,9 @@ class Intruder:
         heard, said: frames, by their link.
     """
 
-    def __init__(self, identity, gate, boot=1, size=SIZE):
+    def __init__(self, identity, gate, incarnation=1, size=SIZE):
         self.identity, self.gate, self.key = identity, gate, identity.public
-        self.sealer = FrameSigner(identity, gate.federation, LAYOUT, boot)
+        self.sealer = FrameSigner(identity, gate.federation, LAYOUT, incarnation)
         self.transport = TlsTransport("127.0.0.1:0", identity, gate, max_frame(size))
         self.transport.use(self)
         self.heard, self.said, self.numbers = {}, {}, iter(range(1, 1 << 30))
@@ -197,7 +197,7 @@ class Intruder:
         """Become a peer like any other; return the link."""
         link = await self.dial(node)
         terms = m.HelloParameters(
-            {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.epoch
+            {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.membership_version
         )
         self.send(link, m.Hello(), terms.encode())
         await until(lambda: link in self.heard)

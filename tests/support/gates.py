@@ -13,12 +13,12 @@ class Club:
     def __init__(self, *members, federation=FEDERATION, invites=False):
         self.members = {identity.public for identity in members}
         self.gone = set()
-        self.federation, self.invites, self.epoch = federation, invites, 0
+        self.federation, self.invites, self.membership_version = federation, invites, 0
 
     def refusal(self, key):
         return "revoked" if key in self.gone else "" if key in self.members else "stranger"
 
-    def after(self, epoch, limit):
+    def after(self, membership_version, limit):
         return b""
 
     def extend(self, entries):

@@ -21,7 +21,7 @@ class Liar:
         self.exchange.handle = self._handle
         self.exchange.may_return = lambda peer: True
         self.n_samples = federation.tasks[name].n_samples if n_samples is None else n_samples
-        self.contacts.about["n_samples"] = self.n_samples
+        self.contacts.public_info["n_samples"] = self.n_samples
         self.follows = True
 
     def _handle(self, peer, opened):

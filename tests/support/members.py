@@ -8,8 +8,8 @@ ALICE, BOB, CAROL, EVE = (Identity.from_seed(bytes([k]) * 32) for k in range(4))
 
 
 class KnownMembers:
-    def __init__(self, *identities, federation=FEDERATION, epoch=1, invites=False):
-        self.federation, self.epoch, self.invites = federation, epoch, invites
+    def __init__(self, *identities, federation=FEDERATION, membership_version=1, invites=False):
+        self.federation, self.membership_version, self.invites = federation, membership_version, invites
         self.keys, self.revoked = {identity.public for identity in identities}, set()
 
     def refusal(self, key):
@@ -19,13 +19,13 @@ class KnownMembers:
         self.keys.discard(key)
         self.revoked.add(key)
 
-    def after(self, epoch, limit):
-        return b"".join(sorted(self.keys))[:limit] if epoch < self.epoch else b""
+    def after(self, membership_version, limit):
+        return b"".join(sorted(self.keys))[:limit] if membership_version < self.membership_version else b""
 
     def extend(self, entries):
         if len(entries) % 32:
             raise ProtocolError("membership", "nonsense")
         new = {entries[k : k + 32] for k in range(0, len(entries), 32)} - self.keys - self.revoked
         self.keys |= new
-        self.epoch += len(new)
+        self.membership_version += len(new)
         return len(new)

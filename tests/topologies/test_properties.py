@@ -268,7 +268,9 @@ def test_a_round_takes_the_time_of_its_fibres(fidelity):
     there = simulation.links.latency("node-0", "node-1")
     (times,) = {tuple(run.recorder.rounds_table()["virtual_time"])}
     introduction = there if fidelity == "wire" else 0.0
-    assert times == pytest.approx((introduction + 1.0 + 2 * there,) * 2, abs=1e-9)  # an epoch, a request and a model
+    assert times == pytest.approx(
+        (introduction + 1.0 + 2 * there,) * 2, abs=1e-9
+    )  # a membership version, a request and a model
 
 
 def test_jitter_and_bandwidth_add_to_geography():

@@ -20,12 +20,12 @@ class IncarnationConflictError(P2pflError):
     """A peer has a later frame of this node's key, which this process has not signed.
 
     Attributes:
-        boot: of that frame.
+        incarnation: of that frame.
     """
 
-    def __init__(self, boot: int) -> None:
-        super().__init__(f"a frame of start {boot} of this node is known to others")
-        self.boot = boot
+    def __init__(self, incarnation: int) -> None:
+        super().__init__(f"a frame of start {incarnation} of this node is known to others")
+        self.incarnation = incarnation
 
 
 class IncarnationCheck:
@@ -52,5 +52,5 @@ class IncarnationCheck:
         Raises:
             ProtocolError: it is no frame of this node's key.
         """
-        if (boot := self._sealer.foreign(opened.payload)) is not None:
-            self._tasks.fail(IncarnationConflictError(boot), f"{self._name} has started elsewhere")
+        if (incarnation := self._sealer.foreign(opened.payload)) is not None:
+            self._tasks.fail(IncarnationConflictError(incarnation), f"{self._name} has started elsewhere")

@@ -43,7 +43,7 @@ class Introducer:
         """Return the payload of a hello: what must be equal, and the state of this node."""
         local, version = self._local, self._config.membership_version
         return Payload.of(
-            m.HelloParameters(dict(self._config.agreed), local.about, local.round, local.final, version).encode()
+            m.HelloParameters(dict(self._config.agreed), local.public_info, local.round, local.final, version).encode()
         )
 
     def greet(self, link: Link, peer: Peer) -> None:
@@ -60,22 +60,22 @@ class Introducer:
         Raises:
             ProtocolError: it is malformed, or the peer differs in what must be equal.
         """
-        if peer.boot != opened.boot:  # what an earlier life of it was asked is lost
-            peer.boot = opened.boot
+        if peer.incarnation != opened.incarnation:  # what an earlier life of it was asked is lost
+            peer.incarnation = opened.incarnation
             peer.give_up()
-        terms, answer = m.decode_terms(opened.payload), isinstance(opened.message, m.Hello)
+        theirs, answer = m.decode_hello_parameters(opened.payload), isinstance(opened.message, m.Hello)
         if answer:
             self._messenger.send_over(link, peer, m.Welcome(), self.parameters())
-        if problem := difference(self._config.agreed, terms.agreed):
+        if problem := difference(self._config.agreed, theirs.agreed):
             peer.problem = problem
             self._table.suspect(peer, problem)
             raise ProtocolError("differs", problem)
         peer.problem = ""
         self._choose_link(peer, link, answer)
         peer.known = True
-        peer.about, peer.stopped = terms.about, terms.stopped
-        peer.round, peer.checking = terms.round, 0  # also back: a peer that has lost its disk starts anew
-        peer.epoch = terms.epoch
+        peer.public_info, peer.stopped = theirs.public_info, theirs.stopped
+        peer.round, peer.checking = theirs.round, 0  # also back: a peer that has lost its disk starts anew
+        peer.membership_version = theirs.membership_version
         self._table.watch(peer)
         self._table.heard(peer)
         self._gossip.greet(peer)

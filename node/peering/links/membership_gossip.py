@@ -34,10 +34,10 @@ class MembershipGossip:
         if self._gate is None:
             return
         try:
-            while peer.epoch < self._gate.epoch:  # a long log takes several messages
-                news = self._gate.after(peer.epoch, m.Entries.LIMIT)
-                self._messenger.send(peer, m.Entries(self._gate.epoch), Payload.of(news))
-                peer.epoch += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
+            while peer.membership_version < self._gate.membership_version:  # a long log takes several messages
+                news = self._gate.after(peer.membership_version, m.Entries.LIMIT)
+                self._messenger.send(peer, m.Entries(self._gate.membership_version), Payload.of(news))
+                peer.membership_version += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
         except TransportError:
             self._messenger.rejected["link lost"] += 1
 
@@ -52,7 +52,7 @@ class MembershipGossip:
         Raises:
             ProtocolError: there is no log here, or they are malformed or not signed.
         """
-        peer.epoch = max(peer.epoch, message.epoch)
+        peer.membership_version = max(peer.membership_version, message.membership_version)
         if self._gate is None:
             raise ProtocolError("membership", "there is no log here")
         self._gate.extend(bytes(opened.payload))

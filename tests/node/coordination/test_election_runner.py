@@ -170,7 +170,7 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
     assert [name for name in around if neighbourhood.may_learn_from(name)] == ["b"]
     assert neighbourhood.askers() == {"b"}
     assert set(Neighbourhood(ready, ()).members()) == {"b"}  # where nobody coordinates
-    electing = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), boot=1, seed=0)
+    electing = ElectionRunner("a", neighbourhood.electorate(), MemoryVotes(), incarnation=1, seed=0)
     contacts = Address(around)
     MembershipSync(ready, key, neighbourhood, contacts, electing)
     assert electing.votes("c")
@@ -315,12 +315,12 @@ def test_a_successor_rebuilds_the_state_from_what_the_others_hold_bit_for_bit():
     async def changing(federation):
         federation.start()
         leaders = []
-        for epoch, round in ((2, 2), (3, 4)):
+        for membership_version, round in ((2, 2), (3, 4)):
             await federation.round("a", round)
             leaders.append(await elected(federation))
             may = tuple(name for name in NAMES if name not in leaders)
             for node in federation.nodes.values():
-                node.exchange.electing.change(Electorate(epoch, frozenset(NAMES), may))
+                node.exchange.electing.change(Electorate(membership_version, frozenset(NAMES), may))
         await federation.done()
         federation.leaders = [*leaders, elections(federation, "a").pop()]
 
@@ -530,7 +530,7 @@ def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
     async def main():
         clock = asyncio.get_running_loop().time
         electing = ElectionRunner(
-            "a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), boot=1, seed=0, clock=clock
+            "a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), incarnation=1, seed=0, clock=clock
         )
         electing.send = lambda name, message: log.append((name, message))
         task = asyncio.create_task(electing.run())

@@ -74,7 +74,7 @@ def attack(policy, *attacks, cause="", times=None, **options):
         ({"n_samples": 2**32 - 1}, "differs"),
         ({"term": 0}, "lower term"),
         ({"term": LAST}, "not the coordinator"),
-        ({"epoch": 2}, "not the coordinator"),
+        ({"membership_version": 2}, "not the coordinator"),
     ],
 )
 def test_a_submission_that_no_step_can_be_made_with_is_dropped(said, cause):
@@ -257,7 +257,7 @@ def test_who_does_not_coordinate_cannot_assign(term, cause):
     async def main():
         async with council(CoordinatedFedAvg()) as (here, mallory):
             now = here.term
-            number = {"epoch": now.epoch, "term": now.number} | term
+            number = {"membership_version": now.membership_version, "term": now.number} | term
 
             def guess():
                 for name in HONEST:
@@ -343,9 +343,9 @@ def test_votes_for_late_terms_do_not_unseat_a_coordinator():
             mallory.tell_all(m.Vote(1, LAST, trial))
         mallory.tell_all(m.Voted(1, here.term.number, False, True))
         mallory.tell_all(m.Voted(1, LAST, True, True))
-        for epoch in (0, 2, LAST):
-            mallory.tell_all(m.Leading(epoch, LAST, 1))
-            mallory.tell_all(m.Following(epoch, LAST, 0))
+        for membership_version in (0, 2, LAST):
+            mallory.tell_all(m.Leading(membership_version, LAST, 1))
+            mallory.tell_all(m.Following(membership_version, LAST, 0))
 
     attack(CoordinatedFedAvg(), stand, stand)
 

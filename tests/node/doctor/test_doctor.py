@@ -119,7 +119,7 @@ def test_a_node_alone_belongs_to_no_federation(tmp_path):
 def test_a_member_a_stranger_and_a_removed_member_are_told_apart(tmp_path):
     folder = make_one(tmp_path)
     admission.create_federation(folder, {"name": "home"}, tmp_path / "backup.pem")
-    assert check_federation(folder) == Finding("federation", True, "home, members: 1, epoch: 1")
+    assert check_federation(folder) == Finding("federation", True, "home, members: 1, membership version: 1")
     stranger = make_one(tmp_path, "mallory")
     for name in ("federation.toml", "membership"):
         shutil.copy(folder / name, stranger / name)

@@ -145,7 +145,7 @@ def test_who_makes_a_federation_is_its_first_member_and_has_its_admission_key(ho
     own = Identity.load(home.alice / config.KEY)
     assert log.file == home.file
     assert log.members["alice"].key == own.public
-    assert log.epoch == 1
+    assert log.membership_version == 1
     assert home.admission_key().public == log.admission == home.file.admission
     assert home.admission_key().public != own.public
 
@@ -192,7 +192,7 @@ def test_a_node_of_no_federation_has_no_membership_and_can_do_nothing(home):
 
 def test_a_federation_is_described_without_secrets(home):
     shown = admission.describe(home.alice)
-    assert (shown["federation"], shown["id"], shown["epoch"]) == ("home", home.file.id.hex(), 1)
+    assert (shown["federation"], shown["id"], shown["membership_version"]) == ("home", home.file.id.hex(), 1)
     assert [member["name"] for member in shown["members"]] == ["alice"]
     assert shown["agreed"]["task"] == {"name": "digits"}
     assert "PRIVATE" not in str(shown)
@@ -213,7 +213,7 @@ def test_every_flipped_bit_of_both_files_is_noticed(home):
             with pytest.raises(ConfigurationError, match=name):
                 load_federation(home.alice)
         path.write_bytes(whole)
-    assert home.log().epoch == 1
+    assert home.log().membership_version == 1
 
 
 def test_a_log_that_is_missing_cut_or_of_another_federation_is_said(home, tmp_path, digits):
@@ -236,7 +236,7 @@ def test_the_epoch_on_the_disk_never_goes_back(home):
     old = home.log()
     home.bundle(home.node("bob"))
     MembershipFile(home.alice).save(old)
-    assert home.log().epoch == old.epoch == 2
+    assert home.log().membership_version == old.membership_version == 2
 
 
 def test_a_running_node_and_commands_lose_nothing_of_each_other(home):
@@ -249,7 +249,7 @@ def test_a_running_node_and_commands_lose_nothing_of_each_other(home):
     running.extend(home.log().after(1, 300))
     assert list(running.members) == ["alice", "bob"]
     assert list(home.log().members) == ["alice", "bob", "carol"]
-    assert file.epoch > running.epoch
+    assert file.membership_version > running.membership_version
     file.merge(running)
     assert list(running.members) == ["alice", "bob", "carol"]
     assert not file.has_changed()
@@ -276,7 +276,7 @@ def test_a_node_sees_what_was_written_before_it_began_to_look(home):
     file = MembershipFile(home.alice)
     assert file.has_changed()
     file.merge(running)
-    assert running.epoch == 2
+    assert running.membership_version == 2
     assert not file.has_changed()
 
 
@@ -284,7 +284,7 @@ def test_a_log_on_the_disk_that_differs_is_said_and_left(home):
     running = home.log()
     running.append(home.admission_key(), "add", "carol", CAROL.public)
     home.bundle(home.node("bob"))
-    with pytest.raises(ConfigurationError, match="membership fork: two entries of epoch 2"):
+    with pytest.raises(ConfigurationError, match="membership fork: two entries of membership version 2"):
         MembershipFile(home.alice).save(running)
     assert "bob" in home.log().members
 
@@ -314,7 +314,7 @@ def test_commands_that_run_together_all_count(home):
         partial(admission.admit, home.alice, line, "participant", home.root / f"bundle-{k}") for k, line in enumerate(lines)
     ]
     assert at_once(*works) == [f"node-{k}" for k in range(8)]
-    assert home.log().epoch == 9
+    assert home.log().membership_version == 9
     assert len(home.log().members) == 9
 
 
@@ -357,10 +357,10 @@ def test_what_is_kept_of_a_token_is_for_its_owner_only(home):
 
 def refusals(door, *asked):
     """The causes of refusals; nobody came in."""
-    before = door.log.epoch
+    before = door.log.membership_version
     for key, secret, *name in asked:
         assert isinstance(door.ask(key, secret, *name), JoinRefused)
-    assert door.log.epoch == before
+    assert door.log.membership_version == before
     return door.causes
 
 
@@ -376,7 +376,7 @@ def test_one_who_has_lost_the_answer_gets_it_again(home, door):
     door.clock.passes(3600)
     assert door.ask(BOB, token.secret) == first
     assert FrameVerifier(home).ask(BOB, token.secret) == first  # also of a node that was started again
-    assert home.log().epoch == 2
+    assert home.log().membership_version == 2
 
 
 def test_a_token_is_good_until_it_expires(home, door):
@@ -574,7 +574,7 @@ def test_of_two_who_come_at_once_with_a_token_one_is_let_in(home):
         )
         assert sorted(type(answer).__name__ for answer in answers) == ["JoinRefused", "Joined"]
         assert doors[0].causes + doors[1].causes in (["invitation used"], ["name taken"])  # by who has written what first
-        assert home.log().epoch == k + 2
+        assert home.log().membership_version == k + 2
 
 
 def test_inviter_sees_what_commands_have_added(home, door):
@@ -611,7 +611,7 @@ def test_a_node_that_was_killed_while_it_let_one_in_lets_in_that_one_only(home, 
         patch.setattr("p2pfl.node.federation.token_redeemer.failpoint", kill)
         with pytest.raises(Killed):
             door.ask(BOB, token.secret)
-    assert home.log().epoch == 1
+    assert home.log().membership_version == 1
     door = FrameVerifier(home)
     assert refusals(door, (EVE, token.secret, "eve")) == ["invitation used"]
     assert isinstance(door.ask(BOB, token.secret), Joined)
@@ -622,9 +622,9 @@ def test_where_the_disk_is_full_nobody_is_let_in_and_the_token_stays_good(home, 
     for size in (10, 300):  # too little for the token's file; enough for it, too little for the log
         with limited(size):
             assert set(refusals(door, (BOB, token.secret))) == {"join failed"}
-        assert home.log().epoch == 1
+        assert home.log().membership_version == 1
     assert isinstance(door.ask(BOB, token.secret), Joined)
-    assert home.log().epoch == 2
+    assert home.log().membership_version == 2
 
 
 def test_tokens_are_made_only_where_the_admission_key_in_force_is(home):
@@ -735,7 +735,7 @@ def test_a_newcomer_takes_no_log_without_itself_in_it(home):
     bob = Newcomer(home)
     log = home.log()
     without = Membership(home.file, log.after(0, 250))
-    assert without.epoch == 1
+    assert without.membership_version == 1
     assert "not among the members" in bob.refuses(joined=Joined(home.file.data, without.encode()))
     assert "not among the members" in bob.refuses(key=EVE.public)
     admission.revoke(home.alice, "bob")
@@ -802,7 +802,7 @@ def test_a_node_is_admitted_by_hand(home):
 def test_the_same_request_again_gives_the_same_admission(home):
     bob = home.node("bob")
     assert home.bundle(bob) == home.bundle(bob)
-    assert home.log().epoch == 2
+    assert home.log().membership_version == 2
 
 
 def test_a_name_that_is_taken_is_not_given_to_another_key(home, tmp_path):
@@ -904,7 +904,7 @@ def test_after_a_hand_over_the_new_key_decides(home):
 def test_a_hand_over_without_a_copy_does_not_happen(home):
     with pytest.raises(ConfigurationError, match="exists"):
         admission.rotate(home.alice, home.backup)
-    assert home.log().epoch == 1
+    assert home.log().membership_version == 1
     assert not (home.alice / "admission.pem.new").exists()
     home.bundle(home.node("bob"))
 

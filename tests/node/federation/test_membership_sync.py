@@ -59,7 +59,7 @@ class Node:
         async def main():
             running = asyncio.create_task(self.members.run())
             try:
-                await until(lambda: self.file.epoch == self.log.epoch)
+                await until(lambda: self.file.membership_version == self.log.membership_version)
                 await test()
             finally:
                 running.cancel()
@@ -124,7 +124,7 @@ def test_members_take_in_what_commands_write(bob):
         other.extend(news)
         MembershipFile(bob.folder).save(other)
         await until(lambda: list(bob.contacts.peers) == ["alice"])
-        assert bob.log.epoch == other.epoch
+        assert bob.log.membership_version == other.membership_version
 
     bob.run(test)
 
@@ -141,7 +141,7 @@ def test_members_lose_nothing_that_comes_from_both_sides(bob):
             bob.log.extend(first)
             await until(lambda: any("cannot write" in line for line in bob.said))
         MembershipFile(bob.folder).save(second.copy())
-        await until(lambda: bob.log.epoch == second.epoch)
+        await until(lambda: bob.log.membership_version == second.membership_version)
         await until(lambda: bob.on_disk() == ["alice", "bob", "dave"])
 
     bob.run(test)

@@ -23,8 +23,8 @@ def frame(sealer, session=SESSION):
     return b"".join(bytes(part) for part in sealer.seal(m.Ping(1), BOB.public, session=session))
 
 
-def sealer(boot):
-    return FrameSigner(ALICE, FEDERATION, LAYOUT, boot)
+def sealer(incarnation):
+    return FrameSigner(ALICE, FEDERATION, LAYOUT, incarnation)
 
 
 def test_sealer_knows_frames_of_a_later_start():
@@ -85,7 +85,7 @@ def test_node_of_a_restored_folder_learns_of_its_later_start(tmp_path):
                     await asyncio.sleep(SOON)
             (conflict,) = group.value.exceptions
             assert isinstance(conflict, IncarnationConflictError)
-            assert conflict.boot == 3
+            assert conflict.incarnation == 3
             assert alice.rejected["replay"] >= 1
 
     asyncio.run(main())

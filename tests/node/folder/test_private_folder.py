@@ -48,7 +48,7 @@ def test_folder_and_every_file_of_a_node_are_private(alice, capsys):
         "status.json",
         "lock",
         "checkpoint",
-        "boot",
+        "incarnation",
         "membership.lock",
         "federation.toml.old",
     } <= files.keys()

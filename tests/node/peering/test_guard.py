@@ -13,12 +13,12 @@ KEY, OTHER = bytes(32), bytes([1]) * 32
 
 
 class Everyone:
-    federation, invites, epoch = bytes(16), False, 3
+    federation, invites, membership_version = bytes(16), False, 3
 
     def refusal(self, key):
         return "stranger" if key == OTHER else ""
 
-    def after(self, epoch, limit):
+    def after(self, membership_version, limit):
         return b"entries"
 
     def extend(self, entries):
@@ -79,7 +79,7 @@ def test_guard_does_not_mind_what_honest_members_may_send():
 
 def test_guard_is_the_gate_that_it_guards():
     gate, _ = guard()
-    assert (gate.federation, gate.invites, gate.epoch) == (bytes(16), False, 3)
+    assert (gate.federation, gate.invites, gate.membership_version) == (bytes(16), False, 3)
     assert gate.refusal(OTHER) == "stranger"
     assert gate.after(1, 2) == b"entries"
     assert gate.extend(b"two") == 3

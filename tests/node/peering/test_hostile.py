@@ -114,8 +114,8 @@ def test_frames_that_are_cut_end_their_link_only(tmp_path):
         async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
             await until(lambda: bob.exchange.peers["alice"].introduced)
             identity, log = Identity.load(members["mallory"] / "key.pem"), Membership(alice.log.file, alice.log.encode())
-            for boot, kept in enumerate((0, 3, 4, 5, 319, 3000)):
-                async with Intruder(identity, log, boot=boot) as mallory:
+            for incarnation, kept in enumerate((0, 3, 4, 5, 319, 3000)):
+                async with Intruder(identity, log, incarnation=incarnation) as mallory:
                     link = await mallory.introduce(alice)
                     frame = mallory.seal(link, m.Score(1 << 20, 1), bytes(4000))
                     link.connection.write((len(frame).to_bytes(4, "big") + frame)[:kept])
@@ -179,7 +179,7 @@ def test_a_log_longer_than_a_message_is_told_whole(tmp_path, monkeypatch):
 
     async def main():
         async with honest(members["alice"]) as alice, honest(members["bob"]) as bob:
-            await until(lambda: bob.log.epoch == alice.log.epoch == 22)
+            await until(lambda: bob.log.membership_version == alice.log.membership_version == 22)
             assert bob.rejected == {}
             assert "node-19" in bob.log.members
 

@@ -75,14 +75,16 @@ def with_a_log_of_its_own(node, members):
     """It brings an entry that follows the node's log, but that it has signed itself."""
     forger, log = somebody(), gate(node)
     last = msgspec.msgpack.decode(log.encode(), type=list[msgspec.Raw])[-1]
-    entry = Entry(log.federation, log.epoch + 1, sha256(last).digest(), "add", "eve", forger.public, "participant")
+    entry = Entry(
+        log.federation, log.membership_version + 1, sha256(last).digest(), "add", "eve", forger.public, "participant"
+    )
     encoded = msgspec.msgpack.encode(entry)
 
     class Forged:
-        federation, epoch = log.federation, log.epoch + 1
+        federation, membership_version = log.federation, log.membership_version + 1
 
         @staticmethod
-        def after(epoch, limit):
+        def after(membership_version, limit):
             return msgspec.msgpack.encode([Signed(encoded, forger.sign(b"p2pfl membership 1\0" + encoded))])
 
     return Intruder(forger, Forged)
@@ -283,7 +285,7 @@ async def another_link(stage, again):
 
 
 async def sender_restarted(stage, again):
-    reborn = Intruder(stage.mallory.identity, stage.mallory.gate, boot=2)
+    reborn = Intruder(stage.mallory.identity, stage.mallory.gate, incarnation=2)
     stage.mallory.transport, stage.mallory.sealer, stage.mallory.heard = reborn.transport, reborn.sealer, {}
     reborn.transport.use(stage.mallory)
     return again, await stage.mallory.introduce(stage.alice), "other session"

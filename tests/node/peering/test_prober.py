@@ -65,7 +65,7 @@ class Alice:
             sealer=Plain(),
             door=None,
             agreed={},
-            about={},
+            public_info={},
         )
         self.local = LocalState("alice", {})
         self.table = PeerTable(config, self.local, Quiet())

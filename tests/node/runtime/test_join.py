@@ -103,7 +103,7 @@ def test_who_has_invited_may_be_killed_while_a_node_joins(tmp_path, capsys, alic
     with pytest.raises(ConfigurationError, match="a token is good for one node"):
         joining.join(tmp_path / "other", token)
     log = load_federation(folder)
-    assert (log.epoch, set(log.members)) == (2, {"alice", "bob"})
+    assert (log.membership_version, set(log.members)) == (2, {"alice", "bob"})
 
 
 def test_a_token_on_standard_input_and_one_whose_giver_does_not_run(tmp_path, capsys, monkeypatch, alice):
@@ -131,4 +131,4 @@ def test_a_token_on_standard_input_and_one_whose_giver_does_not_run(tmp_path, ca
     assert main(["federation", "show", str(alice.folder), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in shown["members"]] == ["alice"]
-    assert shown["epoch"] == 3
+    assert shown["membership_version"] == 3

@@ -10,7 +10,7 @@ from p2pfl.learning.modules import flatten, layout_of
 from p2pfl.learning.optimizers import SGD, Adam
 from p2pfl.learning.torch_learner import choose_device
 from p2pfl.learning.torch_task import classification
-from p2pfl.protocols.wire.messages import HelloParameters, decode_terms
+from p2pfl.protocols.wire.messages import HelloParameters, decode_hello_parameters
 from p2pfl.random_streams import RandomStreams
 from p2pfl.task import MOST_FACTS, Part, check_public_info, make_task
 from p2pfl.tasks.digits import digit_images, digit_shares, node_labels
@@ -187,7 +187,7 @@ def test_what_a_task_may_say_is_what_a_peer_can_be_told():
     about = {f"{k:064d}": values[k % len(values)] for k in range(MOST_FACTS)}
     check_public_info(about)
     told = HelloParameters({}, about | {"n_samples": 3}, 0, False)
-    assert decode_terms(told.encode()) == told
+    assert decode_hello_parameters(told.encode()) == told
 
 
 def test_nodes_that_share_the_digits_draw_each_for_themselves():

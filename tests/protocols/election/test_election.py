@@ -18,8 +18,8 @@ BEAT, LEASE, PATIENCE = 0.4, 1.6, 2.0
 SEEDS = int(os.environ.get("P2PFL_ELECTION_SEEDS", "100"))  # of 600 virtual seconds each
 
 
-def electorate(names="abc", eligible=None, epoch=1):
-    return Electorate(epoch, frozenset(names), tuple(names if eligible is None else eligible))
+def electorate(names="abc", eligible=None, membership_version=1):
+    return Electorate(membership_version, frozenset(names), tuple(names if eligible is None else eligible))
 
 
 def member(me="a", names="abc", eligible=None, ballot=Ballot(), now=0.0, draw=0.0):  # noqa: B008
@@ -32,7 +32,7 @@ def sent(step, kind=object):
 
 def yes(message, **changes):
     """The answer of one who grants what was asked."""
-    return msgspec.structs.replace(m.Voted(message.epoch, message.term, message.trial, True), **changes)
+    return msgspec.structs.replace(m.Voted(message.membership_version, message.term, message.trial, True), **changes)
 
 
 def candidate(names="abc", others="b", **options):
@@ -428,19 +428,19 @@ def test_an_answer_to_a_beat_that_was_never_sent_is_a_lie():
 
 def test_a_new_epoch_is_a_new_term_without_votes():
     c = member("c", ballot=Ballot(Term(1, 7), "a"))
-    step = c.change(electorate("abcd", epoch=2), 3.0)
+    step = c.change(electorate("abcd", membership_version=2), 3.0)
     assert step == (Ballot(Term(2, 0)), ())
     assert Term(2, 0) > Term(1, LAST)
     assert c.receive("d", m.Vote(2, 1, False), 3.0).write == Ballot(Term(2, 1), "d")
-    assert c.receive("a", m.Vote(1, 9, False), 3.0) == (None, ())  # of an epoch that is over
+    assert c.receive("a", m.Vote(1, 9, False), 3.0) == (None, ())  # of a membership version that is over
     assert c.receive("a", m.Vote(3, 1, False), 3.0) == (None, ())  # of one that is not known here
-    assert c.change(electorate("abc", epoch=1), 3.0) == (None, ())
+    assert c.change(electorate("abc", membership_version=1), 3.0) == (None, ())
     assert "d" in c.electorate.members
 
 
 def test_a_coordinator_goes_on_when_a_member_comes():
     a, c = coordinator(), follower("c", "a", now=2.0)
-    wider = electorate("abcd", epoch=2)
+    wider = electorate("abcd", membership_version=2)
     step = a.change(wider, 2.2)
     assert step.write == Ballot(Term(2, 1), "a")
     assert not a.leads(2.2)
@@ -458,7 +458,7 @@ def test_a_coordinator_goes_on_when_a_member_comes():
 @pytest.mark.parametrize(("names", "eligible"), [("bcd", "bcd"), ("abc", "bc")])
 def test_a_coordinator_that_is_revoked_or_may_not_be_one_any_more_stops_at_once(names, eligible):
     a = coordinator()
-    a.change(electorate(names, eligible, epoch=2), 2.2)
+    a.change(electorate(names, eligible, membership_version=2), 2.2)
     assert not a.leads(2.2)
     for _ in range(20):
         assert a.tick(a.next_tick()) == (None, ())
@@ -468,7 +468,7 @@ def test_a_coordinator_that_is_revoked_or_may_not_be_one_any_more_stops_at_once(
 
 def test_the_revoked_do_not_count():
     a = coordinator("abcde", "bc")
-    step = a.change(electorate("abde", epoch=2), 2.2)
+    step = a.change(electorate("abde", membership_version=2), 2.2)
     a.receive("c", m.Voted(2, 1, False, True), 2.3)
     a.receive("b", m.Voted(2, 1, False, True), 2.3)
     assert a.role == "candidate"
@@ -478,7 +478,7 @@ def test_the_revoked_do_not_count():
 
 def test_the_last_one_left_coordinates_alone():
     a = coordinator("ab")
-    assert a.change(electorate("a", epoch=2), 2.2).write == Ballot(Term(2, 1), "a")
+    assert a.change(electorate("a", membership_version=2), 2.2).write == Ballot(Term(2, 1), "a")
     assert a.leads(2.2)
 
 
@@ -486,7 +486,7 @@ def test_a_log_that_has_lost_entries_gives_no_vote_until_they_are_back():
     a = member("a", "a", ballot=Ballot(Term(2, 7), "b"))
     for _ in range(5):
         assert a.tick(a.next_tick()) == (None, ())
-    assert a.change(electorate("ab", epoch=2), 20.0) == (None, ())
+    assert a.change(electorate("ab", membership_version=2), 20.0) == (None, ())
     assert a.ballot == Ballot(Term(2, 7), "b")
     assert sent(a.receive("b", m.Vote(2, 7, False), 20.0)) == [("b", m.Voted(2, 7, False, True))]
 
@@ -613,7 +613,7 @@ class BreaksPromises(Election):
 
 class CountsOldGrants(Election):
     def _voted(self, sender, term, answer, now):
-        asked_for = Term(self.term.epoch, self.term.number + answer.trial)
+        asked_for = Term(self.term.membership_version, self.term.number + answer.trial)
         super()._voted(sender, asked_for if answer.granted else term, answer, now)
 
 

@@ -143,7 +143,14 @@ def encoded(*signed):
 def signed(identity, **fields):
     """An entry as its signer pleases; it would be the second one of `log("alice")`."""
     before = sha256(msgspec.msgpack.encode(entries(log("alice"))[0])).digest()
-    values = {"federation": FILE.id, "epoch": 2, "before": before, "action": "add", "name": "bob", "key": key("bob")}
+    values = {
+        "federation": FILE.id,
+        "membership_version": 2,
+        "before": before,
+        "action": "add",
+        "name": "bob",
+        "key": key("bob"),
+    }
     entry = msgspec.msgpack.encode(Entry(**{**values, "role": "participant", **fields}))
     return Signed(entry, identity.sign(b"p2pfl membership 1\0" + entry))
 
@@ -165,7 +172,7 @@ def test_a_log_that_was_handed_on_says_the_same():
     assert copy.encode() == made.encode()
     assert copy.members == made.members
     assert list(copy.members) == ["alice", "carol"]
-    assert copy.epoch == 5
+    assert copy.membership_version == 5
 
 
 def test_members_are_let_in_and_others_are_kept_out_for_a_reason():
@@ -191,7 +198,7 @@ def test_news_are_what_follows_an_epoch_as_many_as_fit():
     assert len(entries(made, 1)) == 2
     assert len(msgspec.msgpack.decode(made.after(0, 2 * size + 5))) == 2
     assert len(made.after(0, 2 * size + 5)) <= 2 * size + 5
-    assert Membership(FILE, made.after(3, 1000)).epoch == 0
+    assert Membership(FILE, made.after(3, 1000)).membership_version == 0
     assert made.after(9, 1000) == encoded()
 
 
@@ -200,9 +207,9 @@ def test_what_is_known_is_passed_over_and_an_old_log_changes_nothing():
     old = made.encode()
     made.append(ADMISSION, "remove", "bob", key("bob"))
     told = []
-    made.on_change.append(lambda: told.append(made.epoch))
+    made.on_change.append(lambda: told.append(made.membership_version))
     assert made.extend(old) == 0
-    assert made.epoch == 3
+    assert made.membership_version == 3
     assert made.refusal(key("bob")) == "revoked"
     assert told == []
 
@@ -218,12 +225,12 @@ def test_membership_extend_verifies_new_entries_only(monkeypatch):
 
 def test_membership_copy_grows_apart_and_tells_nobody():
     made, told = log("alice", "bob"), []
-    made.on_change.append(lambda: told.append(made.epoch))
+    made.on_change.append(lambda: told.append(made.membership_version))
     same = made.copy()
     same.append(ADMISSION, "remove", "bob", key("bob"))
     same.append(ADMISSION, "add", "carol", key("carol"))
     same.append(ADMISSION, "hand-over", "", NEXT.public)
-    assert (made.epoch, list(made.members), made.refusal(key("bob")), told) == (2, ["alice", "bob"], "", [])
+    assert (made.membership_version, list(made.members), made.refusal(key("bob")), told) == (2, ["alice", "bob"], "", [])
     assert made.admission == ADMISSION.public
     assert made.extend(same.encode()) == 3
     assert (made.members, made.admission) == (same.members, NEXT.public)
@@ -252,7 +259,7 @@ def test_membership_with_a_weak_key_is_refused(weak):
     for change in (("add", "carol", weak), ("replace", "bob", weak), ("hand-over", "", weak)):
         with pytest.raises(FederationError, match="a key without a secret"):
             made.append(ADMISSION, *change)
-    assert made.epoch == 2
+    assert made.membership_version == 2
 
 
 def test_federation_file_by_a_weak_key_is_forged():
@@ -276,7 +283,7 @@ def test_a_change_is_told_once_however_many_entries_it_has():
 
 def test_of_two_entries_of_one_epoch_the_first_stands():
     made, other = log("alice", "bob"), log("alice", "carol")
-    assert cause(made, other.encode()) == "membership fork: two entries of epoch 2; the first stands"
+    assert cause(made, other.encode()) == "membership fork: two entries of membership version 2; the first stands"
 
 
 def test_a_fork_from_before_a_hand_over_is_still_a_fork():
@@ -296,10 +303,10 @@ def test_a_gap_is_refused_and_what_stands_before_it_is_taken():
     made = log("alice")
     assert cause(made, encoded(third)) == "membership: entry 3 after 1"
     empty, told = Membership(FILE), []
-    empty.on_change.append(lambda: told.append(empty.epoch))
+    empty.on_change.append(lambda: told.append(empty.membership_version))
     with pytest.raises(ProtocolError, match="entry 3 after 1"):
         empty.extend(encoded(first, third))
-    assert (empty.epoch, told) == (1, [1])
+    assert (empty.membership_version, told) == (1, [1])
     assert empty.extend(encoded(second, third)) == 2
 
 
@@ -320,7 +327,7 @@ def test_the_log_of_another_federation_is_refused():
 
 def test_an_entry_that_follows_another_log_is_refused():
     assert "names another one before it" in cause(log("alice"), encoded(signed(ADMISSION, before=bytes(32))))
-    assert "names another one before it" in cause(Membership(FILE), encoded(signed(ADMISSION, epoch=1)))
+    assert "names another one before it" in cause(Membership(FILE), encoded(signed(ADMISSION, membership_version=1)))
 
 
 @pytest.mark.parametrize(
@@ -347,9 +354,9 @@ def test_signed_nonsense_is_refused(fields, why):
     assert why in cause(log("alice"), encoded(signed(ADMISSION, **fields)))
 
 
-@pytest.mark.parametrize("epoch", [0, -1, 2**32])
-def test_an_epoch_is_a_positive_number_of_32_bits(epoch):
-    assert "Expected `int`" in cause(log("alice"), encoded(signed(ADMISSION, epoch=epoch)))
+@pytest.mark.parametrize("membership_version", [0, -1, 2**32])
+def test_an_epoch_is_a_positive_number_of_32_bits(membership_version):
+    assert "Expected `int`" in cause(log("alice"), encoded(signed(ADMISSION, membership_version=membership_version)))
 
 
 def test_a_revoked_key_never_comes_back_under_any_name():
@@ -372,7 +379,7 @@ def test_after_a_hand_over_the_old_key_decides_nothing():
     with pytest.raises(FederationError, match="not the admission key that is in force"):
         made.append(ADMISSION, "add", "bob", BOB.public)
     before = sha256(msgspec.msgpack.encode(entries(made)[1])).digest()
-    assert "has not signed" in cause(made, encoded(signed(ADMISSION, epoch=3, before=before)))
+    assert "has not signed" in cause(made, encoded(signed(ADMISSION, membership_version=3, before=before)))
     made.append(NEXT, "add", "bob", BOB.public)
     assert Membership(FILE, made.encode()).members == made.members
 
@@ -392,7 +399,7 @@ def test_a_change_that_makes_no_sense_is_said_in_one_line_and_not_made(change, w
     with pytest.raises(FederationError, match=why) as caught:
         made.append(ADMISSION, *change)
     assert "\n" not in str(caught.value)
-    assert made.epoch == 1
+    assert made.membership_version == 1
 
 
 def test_a_stranger_cannot_append():
@@ -416,7 +423,7 @@ def test_noise_is_no_log(noise):
         if data != encoded():
             with pytest.raises(ProtocolError, match="membership"):
                 made.extend(data)
-    assert made.epoch == 1
+    assert made.membership_version == 1
 
 
 def test_a_log_that_is_too_long_is_not_decoded():
@@ -429,7 +436,7 @@ def test_a_full_log_takes_nothing_more_rather_than_lose_its_end(monkeypatch):
     monkeypatch.setattr(membership, "LIMIT", len(made.encode()) + 100)
     with pytest.raises(FederationError, match="the log is full"):
         made.append(ADMISSION, "add", "carol", CAROL.public)
-    assert Membership(FILE, made.encode()).epoch == made.epoch == 2
+    assert Membership(FILE, made.encode()).membership_version == made.membership_version == 2
 
 
 # Tokens

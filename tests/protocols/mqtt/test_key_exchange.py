@@ -139,7 +139,7 @@ def test_an_opening_with_a_key_that_gives_everything_away_is_refused():
 
 
 def test_a_listener_that_is_behind_learns_of_the_dialler():
-    behind = KnownMembers(BOB, epoch=0)
+    behind = KnownMembers(BOB, membership_version=0)
     dialler = Dialler(ALICE, gate(), BOB.public, after=0)
     assert isinstance(dialler.finish(answer(dialler, members=behind).packet), Sealing)
     assert behind.refusal(ALICE.public) == ""
@@ -148,10 +148,10 @@ def test_a_listener_that_is_behind_learns_of_the_dialler():
 def test_a_refusal_is_signed_and_says_why():
     dialler = Dialler(EVE, gate(), BOB.public)
     opening = decode_opening(dialler.packet)
-    packet = refuse(dialler.packet, opening, BOB, gate(epoch=7), ProtocolError("stranger", "nobody knows it"))
+    packet = refuse(dialler.packet, opening, BOB, gate(membership_version=7), ProtocolError("stranger", "nobody knows it"))
     said = dialler.finish(packet)
     assert isinstance(said, Refusing)
-    assert (said.cause, said.detail, said.epoch) == ("stranger", "nobody knows it", 7)
+    assert (said.cause, said.detail, said.membership_version) == ("stranger", "nobody knows it", 7)
     with pytest.raises(ProtocolError, match="wrong proof"):
         dialler.finish(refuse(dialler.packet, opening, CAROL, gate(), ProtocolError("stranger")))
 

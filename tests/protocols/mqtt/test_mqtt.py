@@ -361,7 +361,7 @@ async def test_what_is_too_large_or_in_no_known_place_is_not_looked_at(here):
 async def test_a_stranger_is_told_why(here):
     await here.node(BOB)
     eve = await here.node(EVE)
-    with pytest.raises(TransportError, match=r"keeps this node out: stranger: .* is no member at epoch 1"):
+    with pytest.raises(TransportError, match=r"keeps this node out: stranger: .* is no member at membership version 1"):
         await eve.transport.dial("mqtt:", BOB.public)
     assert here.ends[0].ear.causes == ["stranger"]
 
@@ -378,8 +378,8 @@ async def test_a_revoked_member_is_kept_out(here):
 
 @world
 async def test_a_new_member_brings_the_news_of_itself(here):
-    bob = await here.node(BOB, KnownMembers(ALICE, BOB, epoch=2))
-    carol = await here.node(CAROL, KnownMembers(ALICE, BOB, CAROL, epoch=3))
+    bob = await here.node(BOB, KnownMembers(ALICE, BOB, membership_version=2))
+    carol = await here.node(CAROL, KnownMembers(ALICE, BOB, CAROL, membership_version=3))
     await introduced(carol, bob)
     assert bob.gate.refusal(CAROL.public) == ""
 
@@ -795,9 +795,9 @@ async def test_one_who_becomes_a_member_is_found(here):
 def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
     directory = presence.Directory(KnownMembers(ALICE, BOB))
 
-    def describe(identity=ALICE, boot=1, sequence=1, **options):
+    def describe(identity=ALICE, incarnation=1, sequence=1, **options):
         fields = {"federation": FEDERATION, "key": identity.public, "addresses": (), "online": True} | options
-        return presence.sign(identity, presence.Presence(boot=boot, sequence=sequence, **fields))
+        return presence.sign(identity, presence.Presence(incarnation=incarnation, sequence=sequence, **fields))
 
     def cause(packet, key=ALICE.public):
         with pytest.raises(ProtocolError) as caught:
@@ -805,22 +805,22 @@ def test_a_presence_is_believed_if_it_is_a_members_own_and_new():
         return caught.value.cause
 
     assert not directory.online(ALICE.public)
-    directory.read(ALICE.public, describe(boot=2))
-    directory.read(ALICE.public, describe(boot=2))  # the broker shows it again after every connection
+    directory.read(ALICE.public, describe(incarnation=2))
+    directory.read(ALICE.public, describe(incarnation=2))  # the broker shows it again after every connection
     assert directory.online(ALICE.public)
-    assert cause(describe(boot=1, sequence=9)) == "replay"
+    assert cause(describe(incarnation=1, sequence=9)) == "replay"
     assert cause(describe(BOB)) == "other sender"
-    assert cause(describe(BOB, key=ALICE.public, boot=3)) == "wrong signature"
+    assert cause(describe(BOB, key=ALICE.public, incarnation=3)) == "wrong signature"
     assert cause(describe(EVE), EVE.public) == "stranger"
     assert cause(describe(federation=bytes(16))) == "other federation"
     assert cause(b"x" * 100) == "malformed"
     assert cause(bytes(presence.LIMIT + 1)) == "malformed"
-    good = describe(boot=2, sequence=2, addresses=("tcp://h:1",))
+    good = describe(incarnation=2, sequence=2, addresses=("tcp://h:1",))
     for position in range(len(good)):
         changed = bytearray(good)
         changed[position] ^= 1
         assert cause(bytes(changed))
-    directory.read(ALICE.public, describe(boot=2, sequence=3, online=False))
+    directory.read(ALICE.public, describe(incarnation=2, sequence=3, online=False))
     assert not directory.online(ALICE.public)
 
 
@@ -895,7 +895,7 @@ LARGE = 20_000_000
 @pytest.mark.slow
 def test_large_frames_cross_a_real_broker_both_ways(broker):
     async def test(here):
-        a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE, boot=1) for who in (ALICE, BOB)]
+        a, b = [await here.node(who, bus=here.bus(), max_frame=LARGE, incarnation=1) for who in (ALICE, BOB)]
         link, other = await introduced(a, b)
         frame = random.Random(0).randbytes(LARGE)
         link.send([frame[:100], memoryview(frame)[100:]])

@@ -48,7 +48,7 @@ def extras(shape, data=b"", count=1):
 
 
 def take_terms(data):
-    m.decode_terms(data)
+    m.decode_hello_parameters(data)
 
 
 def take_model(data):

@@ -118,7 +118,7 @@ NASTY = [  # as msgpack
 ]
 VALUES = [None, True, -1, 0, 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1, -(2**63), 0.5, float("nan"), float("inf"), -0.0]
 VALUES += ["", "trained", "x" * 300, "\0", "\ud7ff", b"", bytes(16), bytes(32), b"\xff" * 32, [], [[]], {}, {"a": 1}]
-VALUES += ["get", "update", "hello", "entries", CAROL.public, ALICE.public]
+VALUES += ["get", "model_update", "hello", "entries", CAROL.public, ALICE.public]
 
 
 class Mutator:
@@ -235,8 +235,8 @@ class Frames:
         keys = {name: member.key for name, member in others.items()}
         everyone = ("alice", "bob", "carol")
         electing = ElectionRunner(
-            *("alice", Electorate(LOG.epoch, frozenset(everyone), everyone), self.votes),
-            boot=1,
+            *("alice", Electorate(LOG.membership_version, frozenset(everyone), everyone), self.votes),
+            incarnation=1,
             seed=0,
             clock=asyncio.get_running_loop().time,
         )
@@ -249,7 +249,7 @@ class Frames:
                 sealer=FrameSigner(ALICE, FILE.id, bytes(16), 1),
                 door=FrameVerifier(keys, ALICE.public, FILE.id, payload_limit(P, True)),
                 agreed={"size": "8"},
-                about={"n_samples": 50},
+                public_info={"n_samples": 50},
                 options=PeeringOptions(gate=grown()),
             ),
             settings=Settings(),
@@ -284,21 +284,21 @@ class Frames:
         """Have alice coordinate, or wait for what bob assigns to her."""
         exchange, rng = self.exchange, self.mutator.rng
         exchange.contacts.final = True  # so that what bob submits makes a round
-        self.votes.ballot = Ballot(Term(LOG.epoch, 0))
+        self.votes.ballot = Ballot(Term(LOG.membership_version, 0))
         exchange.electing.begin()
         election = exchange.electing.election
         if rng.random() < 0.5:
             election.tick(LATER)
             for said in (
-                m.Voted(LOG.epoch, 1, True, True),
-                m.Voted(LOG.epoch, 1, False, True),
-                m.Following(LOG.epoch, 1, 1),
+                m.Voted(LOG.membership_version, 1, True, True),
+                m.Voted(LOG.membership_version, 1, False, True),
+                m.Following(LOG.membership_version, 1, 1),
             ):
                 election.receive("carol", said, LATER)
             assert election.leads(LATER)
         else:
-            election.receive("bob", m.Leading(LOG.epoch, 1, 1), LATER)
-            assert election.obeys("bob", Term(LOG.epoch, 1))
+            election.receive("bob", m.Leading(LOG.membership_version, 1, 1), LATER)
+            assert election.obeys("bob", Term(LOG.membership_version, 1))
         answer = asyncio.get_running_loop().create_future()
         exchange.coordination.client.pending = UnansweredSubmission(1, 1, "bob", election.term, answer)
 
@@ -352,7 +352,7 @@ class Stones:
             "new entries": ([LOG.encode()], lambda data: Membership(FILE).extend(self.entries(data)), ProtocolError),
             "federation": ([FILE.data], Federation.parse, FederationError),
             "signed federation": ([FILE.data], lambda data: Federation.parse(self.file(data)), FederationError),
-            "terms": ([TERMS.parts[0]], m.decode_terms, ProtocolError),
+            "terms": ([TERMS.parts[0]], m.decode_hello_parameters, ProtocolError),
             "payload": ([b"".join(MODEL.parts)], lambda data: payload.decode(data, P), ProtocolError),
             "submission": (
                 [b"".join(SUBMISSION.parts)],

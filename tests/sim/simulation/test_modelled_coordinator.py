@@ -84,7 +84,7 @@ def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(p
     assert not any(node.exchange.rejected for node in wire.nodes.values())
     (elections,) = wire.recorder.elections().values()
     assert len(elections["time"]) == 6
-    assert {len(set(elections[column])) for column in ("epoch", "term", "coordinator")} == {1}
+    assert {len(set(elections[column])) for column in ("membership_version", "term", "coordinator")} == {1}
     assert modelled.recorder.elections() == {}
 
 
@@ -99,7 +99,7 @@ def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph(policy, trainer
     """
     one, other = (run(scenario(name, trainer=trainer, task=task)) for name in (policy, f"coordinated-{policy}"))
     for name in NAMES:
-        for values in (lambda node: node.me.params, lambda node: node.judge.best):
+        for values in (lambda node: node.me.params, lambda node: node.early_stopping.best):
             mine, theirs = values(one.nodes[name]), values(other.nodes[name])
             if trainer == "stacked":
                 np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
