@@ -76,7 +76,7 @@ def add_commands(commands: argparse._SubParsersAction[Any], command: Command) ->
         help="run the short forms, or the whole where there is none, and check what is claimed of their rows",
     )
     which.add_argument("--full", dest="form", action="store_const", const="full", help="run the whole: hours for some")
-    which.add_argument("--markdown", action="store_true", help="print the list as the README has it")
+    which.add_argument("--markdown", action="store_true", help="print the tables of docs/reproduced.md")
     parser.add_argument(
         "--out",
         type=Path,

@@ -1,22 +1,26 @@
-"""What p2pfl reproduces: each shipped scenario with its paper, its rows, the printed figures, and those measured last."""
+"""Catalogue of the shipped scenarios: their papers, rows, printed figures and the figures that were measured last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from textwrap import wrap
 from typing import Any
 
 from msgspec.structs import replace
 
 from p2pfl.errors import unknown
 from p2pfl.sim.execution.forecast import duration
-from p2pfl.sim.formatting import number
 from p2pfl.sim.reproduction.measured import Book, Measured
 from p2pfl.sim.scenario.claims import MEAN, Claim, check
 from p2pfl.sim.scenario.scenario import ScenarioFile, load, shipped_scenarios
 
 FORMS = ("full", "short")
 HEADS = ("paper, table, scenario and row", "printed", "measured", "short form")
+COLUMNS = ("printed", "full form", "short form")  # of a table in Markdown
+WIDTH = 100  # columns of a line of Markdown
+OWN = "p2pfl's own"
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,39 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """ "Listo Zec et al., table 3"; p2pfl's own where it is of no paper."""
-        return ", ".join(part for part in (self.file.source or "p2pfl's own", self.file.table) if part)
+        """ "Listo Zec et al., table 3"; OWN where there is no paper."""
+        return ", ".join(part for part in (self.source, self.file.table) if part)
+
+    @property
+    def source(self) -> str:
+        """The paper, or OWN."""
+        return self.file.source or OWN
+
+    @property
+    def figure(self) -> str:
+        """The name of the compared figure; empty for the mean of the test metric."""
+        return "" if self.file.figure == MEAN else self.file.figure.rpartition(".")[2]
+
+    @property
+    def decimals(self) -> int:
+        """The decimals of all figures of the scenario's table: 3 below 2, 2 below 1000, else 0."""
+        shown = [abs(value) for row, paper in self.rows.items() for value in (paper, *self.figures(row).values()) if value]
+        return 3 if max(shown, default=0.0) < 2 else 2 if min(shown) < 1000 else 0
 
     def figures(self, row: str) -> dict[str, float]:
-        """What was measured of a row, by form."""
+        """The measured figures of a row, by form."""
         return {form: told.figures[row] for form in FORMS if (told := self.measured.get(form)) and row in told.figures}
+
+    def written(self, row: str) -> tuple[str, str, str]:
+        """The printed figure of a row and the measured ones of FORMS, as the table writes them."""
+        figures = self.figures(row)
+        values = (self.rows[row], *(figures.get(form) for form in FORMS))
+        printed, full, short = ("" if value is None else f"{value:,.{self.decimals}f}" for value in values)
+        return printed, full, short
+
+    def not_run(self) -> list[str]:
+        """The rows that no form has a figure of."""
+        return [row for row in self.rows if not self.figures(row)]
 
 
 def entries(names: Sequence[str], book: Book) -> list[Entry]:
@@ -70,30 +101,32 @@ def to_dict(entry: Entry) -> dict[str, Any]:
 
 
 def lines(entry: Entry) -> list[tuple[str, str, str, str]]:
-    """Return the lines of the table that are of a scenario, as HEADS: what it is of, its rows, and what it claims of them,
-    with whether the figures measured say so.
+    """Return the lines of the listing that are of a scenario, in the columns of HEADS.
 
-    Rows that were not run are one line.
+    Title, rows, one line for all rows that were not run, and the claims with their verdicts.
     """
-    of = "" if entry.file.figure == MEAN else f", {entry.file.figure.rpartition('.')[2]}"
-    head = f"**{entry.title}: `{entry.file.name}`**{of}"
+    of = f", {entry.figure}" if entry.figure else ""
     full, short = (entry.measured.get(form) for form in FORMS)
-    found = [(head, "", _about(full), _about(short))]
-    missing = []
-    for row, paper in entry.rows.items():
-        figures = entry.figures(row)
-        if figures:
-            found.append((row, number(paper), number(figures.get("full")), number(figures.get("short"))))
-        else:
-            missing.append(row if paper is None else f"{row} {number(paper)}")
-    if missing:
-        found.append((f"not run: {', '.join(missing)}", "", "", ""))
-    claimed = [(claim, [_verdict(entry, claim, form) for form in FORMS]) for claim in entry.file.claims]
-    return found + [(f"*{claim}*", "", whole, short) for claim, (whole, short) in claimed]
+    found = [(f"{entry.title}: `{entry.file.name}`{of}", "", _about(full), _about(short))]
+    found += [(row, *entry.written(row)) for row in entry.rows if entry.figures(row)]
+    if missing := entry.not_run():
+        found.append((_not_run(entry, missing), "", "", ""))
+    return found + [(str(claim), "", *_verdicts(entry, claim)) for claim in entry.file.claims]
+
+
+def _not_run(entry: Entry, rows: Sequence[str]) -> str:
+    """Name rows that were not run, each with its printed figure."""
+    named = [f"{row} ({printed})" if (printed := entry.written(row)[0]) else row for row in rows]
+    return f"{len(rows)} row{'s' * (len(rows) != 1)} not run yet: {', '.join(named)}"
+
+
+def _verdicts(entry: Entry, claim: Claim) -> tuple[str, str]:
+    full, short = (_verdict(entry, claim, form) for form in FORMS)
+    return full, short
 
 
 def _verdict(entry: Entry, claim: Claim, form: str) -> str:
-    """Say whether a claim is borne out by what was measured of a form; nothing of a figure or a row that was not kept."""
+    """Return whether a claim held in the figures of a form; an empty string where a figure or a row was not recorded."""
     measured = entry.measured.get(form)
     if measured is None or claim.figure not in ("", entry.file.figure):
         return ""
@@ -115,9 +148,36 @@ def _about(measured: Measured | None) -> str:
 
 
 def markdown(found: Sequence[Entry]) -> str:
-    """Return the table as it stands in the README."""
-    rows = [HEADS, ("---", "---:", "---:", "---:"), *(line for entry in found for line in lines(entry))]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    """Return the generated part of docs/reproduced.md: a section for each paper, and in it one for each scenario."""
+    parts = []
+    for source, entries in groupby(found, key=lambda entry: entry.source):
+        parts += [f"## {source}", *(part for entry in entries for part in _section(entry))]
+    return "\n\n".join(parts)
+
+
+def _section(entry: Entry) -> Iterator[str]:
+    yield f"### `{entry.file.name}`" + (f": {entry.file.table}" if entry.file.table else "")
+    about = [f"{form.capitalize()} form: {told}." for form in FORMS if (told := _about(entry.measured.get(form)))]
+    if entry.figure:
+        about.append(f"Figure: {entry.figure}.")
+    if about:
+        yield " ".join(about)
+    if rows := [(row, *entry.written(row)) for row in entry.rows if entry.figures(row)]:
+        yield _table(("row", *COLUMNS), rows)
+    if missing := entry.not_run():
+        whole = _not_run(entry, missing).replace(" (", "\u00a0(")  # no line ends between a row and its figure
+        names = "\n".join(wrap(whole, WIDTH, break_long_words=False, break_on_hyphens=False)).replace("\u00a0", " ")
+        yield f"```text\n{names}\n```"
+    if entry.file.claims:
+        yield _table(("claim", *COLUMNS[1:]), [(str(claim), *_verdicts(entry, claim)) for claim in entry.file.claims])
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown without the columns that are empty."""
+    kept = [k for k in range(len(heads)) if k == 0 or any(row[k] for row in rows)]
+    aligned = ["---" if k == 0 else "---:" for k in range(len(heads))]
+    shown = [[line[k].replace("|", "\\|") for k in kept] for line in (heads, aligned, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in shown)
 
 
 def print_listing(found: Sequence[Entry]) -> None:
@@ -130,6 +190,6 @@ def print_listing(found: Sequence[Entry]) -> None:
         table.add_column(head, justify="left" if head == HEADS[0] else "right")
     for entry in found:
         for first, *figures in lines(entry):
-            table.add_row(first.replace("**", "").strip("*"), *figures)
+            table.add_row(first, *figures)
         table.add_section()
     Console(highlight=False, markup=False).print(table)

@@ -8,22 +8,22 @@ import json
 import pytest
 
 from p2pfl.sim.reproduction import measured
-from tests.support.pages import DOCS
-from tests.support.readme import bash, line
+from tests.support.pages import DOCS, line
+from tests.support.readme import bash
 from tests.support.reproductions import outcome, whole_tables
 
 TEXT = (DOCS / "measurements.md").read_text(encoding="utf-8")
 
 
 def played(folder):
-    """What a command of the README leaves behind, by scenario: the table by row, and all runs."""
+    """Run the commands of docs/reproduced.md for DPFL; return by scenario the table by row, and all runs."""
     read = again(folder, "dpfl", "dpfl-two-groups-short", "dpfl-budgets-short")
     return {each["scenario"]: ({row["name"]: row for row in each["table"]}, each["runs"]) for each in read}
 
 
 def again(folder, name, *scenarios):
-    """Do what the README's command does that writes to this folder, and return the summaries, which are as recorded."""
-    said = bash(line(f"runs/{name}"), folder, timeout=800)
+    """Run the command of docs/reproduced.md that writes to this folder, and return the summaries, which are as recorded."""
+    said = bash(line("reproduced.md", f"runs/{name}"), folder, timeout=800)
     assert "otherwise" not in said  # of claims
     found = [json.loads((folder / "runs" / name / each / "summary.json").read_text()) for each in scenarios]
     for summary, (scenario, _, form) in zip(found, (each.rpartition("-") for each in scenarios), strict=True):
@@ -67,7 +67,7 @@ def as_printed(summaries):
 @pytest.mark.slow
 @whole_tables
 @pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
-def test_the_tables_of_the_readme_show_what_they_are_there_to_show(tmp_path):
+def test_whole_tables_of_dpfl_hold(tmp_path):
     """One test, so that the tables are made once however many run tests at the same time."""
     summaries = played(tmp_path)
     two_groups_find_each_other(*summaries["dpfl-two-groups"])

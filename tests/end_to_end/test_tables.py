@@ -5,7 +5,8 @@ import json
 import pytest
 
 from p2pfl.sim.reproduction import measured
-from tests.support.readme import bash, line
+from tests.support.pages import line
+from tests.support.readme import bash
 from tests.support.reproductions import outcome, whole_tables
 
 COSINE = [f"cosine-{kind}/{mean}" for kind in ("weights", "gradients") for mean in ("fedavg", "fedsim")]
@@ -14,7 +15,7 @@ COLUMNS = ("dac-synthetic", "dac-synthetic-default")
 
 def played(folder):
     """By scenario, the mean of each row over five seeds; and all runs."""
-    said = bash(line("dac-synthetic-default"), folder, timeout=800)
+    said = bash(line("reproduced.md", "dac-synthetic-default"), folder, timeout=800)
     assert ": held\n" in said
     assert "not held" not in said
     summaries = [json.loads((folder / "runs" / "table" / f"{name}-full" / "summary.json").read_text()) for name in COLUMNS]
@@ -52,7 +53,7 @@ def by_default(rows):
 
 
 def as_recorded(tables):
-    """What the README's table is made of; another processor rounds otherwise."""
+    """Compare with the recorded figures of docs/reproduced.md; another processor rounds differently."""
     book = measured.load(measured.FILE)
     for column in COLUMNS:
         recorded, (rows, _) = book[column]["full"].figures, tables[column]
@@ -86,7 +87,7 @@ def test_the_table_holds_by_default_with_one_seed():
 @pytest.mark.slow
 @whole_tables
 @pytest.mark.timeout(900)  # a minute or two, but longer than others where several tests share the cores
-def test_the_tables_of_the_readme_are_those_of_the_paper(tmp_path):
+def test_whole_tables_match_the_paper(tmp_path):
     """One test, so that the tables are made once however many run tests at the same time."""
     tables = played(tmp_path)
     literal(*tables["dac-synthetic"])

@@ -38,3 +38,15 @@ def commands(page: str, folder: Path, ports: Mapping[str, str] = MappingProxyTyp
             (folder / first.removeprefix("# ")).write_text(text, encoding="utf-8")
         elif kind == "sh":
             yield text
+
+
+def block(page: str, word: str) -> str:
+    """Return the one block of commands of a page with this word in it."""
+    (found,) = [text for kind, text in blocks(page) if kind == "sh" and word in text]
+    return found
+
+
+def line(page: str, word: str) -> str:
+    """Return the one line of commands of a page with this word in it."""
+    (found,) = [each for kind, text in blocks(page) if kind == "sh" for each in text.splitlines() if word in each]
+    return found
