@@ -11,8 +11,9 @@ import pytest
 
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.folder import config
+from tests.support import readme
 from tests.support.namespaces import PATH, machines, until
-from tests.support.readme import block
+from tests.support.pages import block
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ class Homes:
         *lines, last = commands.strip().splitlines()
         if last.startswith("p2pfl-node run "):
             self._do(i, lines)
-            self.start(i)
+            self.start(i, last.split()[2])
         else:
             self._do(i, [*lines, last])
 
@@ -82,8 +83,7 @@ class Homes:
         for line in lines:
             self.net.run(i, ["bash", "-c", line], **self._here)
 
-    def start(self, i):
-        name = NAMES[i]
+    def start(self, i, name):
         with (self.root / f"{name}.log").open("ab") as log:
             command = ["p2pfl-node", "run", name]
             self.running[name] = self.net.start(i, command, stdout=log, stderr=log, **self._here)
@@ -191,11 +191,23 @@ def test_machines_are_cut_off_by_a_partition_and_reached_again_when_it_heals(rul
             listener.kill()
 
 
-def test_what_the_readme_types_on_three_machines_works(tmp_path):
+def test_the_readme_federates_two_machines(tmp_path):
+    with homes(tmp_path) as federation:
+        federation.do(1, readme.block("federation create laptop"))
+        federation.do(2, readme.block("join pi"))
+        federation.until(lambda: all(federation.status(name)["state"] == "serving" for name in ("laptop", "pi")), "both end")
+        for name, other in (("laptop", "pi"), ("pi", "laptop")):
+            history = federation.status(name)["history"]
+            assert [row["round"] for row in history] == list(range(1, 11))
+            assert {name, other} in [set(row["weights"]) for row in history]
+            assert federation.peers(name)[other]["link"] == "direct"
+
+
+def test_the_page_real_machines_federates_three_machines(tmp_path):
     """Nobody writes an address anywhere: a token says where who invites is, and the rest is found by mDNS."""
     with homes(tmp_path) as federation:
         for i, word in ((1, "init laptop"), (1, "invite laptop"), (2, "init pi-1"), (3, "init pi-2")):
-            federation.do(i, block(word))
+            federation.do(i, block("real-machines.md", word))
         federation.until(lambda: all(federation.status(name)["state"] == "serving" for name in ALL), "all are done")
         for name in ALL:
             status = federation.status(name)
@@ -206,7 +218,7 @@ def test_what_the_readme_types_on_three_machines_works(tmp_path):
                 assert (peer["state"], peer["link"]) == ("connected", "direct")
                 assert set(peer["addresses"].values()) <= {"mdns"}
                 assert peer["bytes_in"] > 0
-        federation.do(2, block("status pi-1"))
+        federation.do(2, block("real-machines.md", "status pi-1"))
 
 
 @pytest.mark.parametrize(
