@@ -1,168 +1,148 @@
-"""The README: its files are made, and its commands run. Other tests run those that reproduce papers; this one names them."""
+"""The README: it is short, its figures are those of the repository, and every block of it is run by a test."""
 
+import ast
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from p2pfl.node.folder.config import STATUS
+from p2pfl.compression.codecs import CODECS
 from p2pfl.policies import POLICIES
+from p2pfl.sim.reproduction import catalogue, measured
 from p2pfl.task import TASKS
-from tests.support.namespaces import machines, until
+from p2pfl.topologies.builders import BUILDERS
+from scripts.tools import status_picture
+from tests.support.browser import needs_chromium
+from tests.support.pages import DOCS
+from tests.support.pages import blocks as page_blocks
 from tests.support.readme import BLOCKS, COMMANDS, FILES, ROOT, TEXT, bash, block
 
 
+def section(title):
+    """Return the lines below a heading."""
+    return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0].splitlines()
+
+
+def rows(title):
+    """Return the cells of the table of a section, without its heading."""
+    lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section(title) if line.startswith("|")]
+    return lines[2:]
+
+
 def test_every_block_is_run_by_a_test():
-    assert {kind for kind, _ in BLOCKS} == {"sh", "python", "toml"}
-    assert list(FILES) == ["mine.py", "rings.py", "rings.toml", "study.py"]
-    real = "federation create laptop", "invite laptop", "join pi-1", "join pi-2", "status pi-1", "broker="
-    words = (
-        "./scripts",
-        *real,
-        "digits-gossip",
-        "rings.toml",
-        "p2pfl-sim reproduce\n",
-        "data check",
-        "sim_speed",
-        "wire.py",
-    )
-    assert [block(word) for word in words] == COMMANDS
-
-
-def test_every_command_that_reproduces_is_run_by_a_test():
+    assert [kind for kind, _ in BLOCKS] == ["sh", "sh", "text", "sh", "sh", "python", "sh"]
+    assert list(FILES) == ["mine.py"]
     by = {
-        "reproduce": "test_reproduce.py",
-        "reproduce codecs-one-byte-budget --smoke": "test_reproduce.py",
-        "reproduce dac-synthetic dac-synthetic-default --short --out runs/table": "test_tables.py",
-        "reproduce dpfl-two-groups dpfl-budgets --short --out runs/dpfl": "test_scenarios.py",
-        "reproduce fedpref-dst fedpref-teachers --short --out runs/preferences": "test_scenarios.py",
-        "reproduce topology-study --short --out runs/topology": "test_scenarios.py",
+        "./scripts": "test_the_two_commands",
+        "p2pfl-sim run": "test_a_simulation",
+        "federation create": "test_namespaces.py",
+        "join pi": "test_namespaces.py",
+        "p2pfl-sim sweep": "test_the_policy",
     }
-    assert [f"p2pfl-sim {command}" for command in by] == block("p2pfl-sim reproduce\n").splitlines()
+    assert [block(word) for word in by] == COMMANDS
 
 
-def test_every_policy_and_task_that_is_built_in_is_named():
-    assert [name for name in (*POLICIES, *TASKS) if f"`{name}`" not in TEXT] == []
+def test_it_is_short():
+    lines = TEXT.splitlines()
+    assert len(lines) <= 160
+    assert max(map(len, lines)) <= 160
+    long = [line for line in lines if len(line) > 100 and "](" not in line and not line.startswith("|")]
+    assert long == []
 
 
-@pytest.mark.parametrize("name", ["mine.py", "rings.py"])
-def test_a_policy_and_a_task_take_less_than_thirty_lines(name):
-    assert len(FILES[name].splitlines()) < 30
+def test_every_link_leads_to_a_file_and_a_heading():
+    for path, anchor in re.findall(r"\]\(([^)#]+)#?([^)]*)\)", TEXT):
+        assert (ROOT / path).is_file(), path
+        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text("utf-8"), re.M) if anchor else []
+        assert anchor in ["", *(heading.lower().replace(" ", "-") for heading in headings)]
 
 
-MACHINES = {1: "laptop", 2: "pi-1", 3: "pi-2"}
+def test_everything_that_is_built_in_is_named():
+    found = re.findall(r"`([^`]+)`", " ".join(names for _, names in rows("Built in")))
+    topologies = {factory: name for name, factory in reversed(BUILDERS.items())}.values()  # one name of each
+    assert sorted(found) == sorted([*POLICIES, *TASKS, *topologies, *CODECS])
 
 
-class Homes:
-    """What is typed on three machines at one switch. Files of tokens are carried from one to the other."""
-
-    def __init__(self, net, root):
-        self.net, self.root, self.running = net, root, []
-        self.environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"}
-
-    def type(self, i, command):
-        return self.net.run(i, ["bash", "-ec", command], cwd=self.root, env=self.environment, timeout=LONG).stdout
-
-    def leave_running(self, i, command):
-        with (self.root / f"{MACHINES[i]}.log").open("ab") as log:
-            self.running.append(
-                self.net.start(i, ["bash", "-ec", command], cwd=self.root, env=self.environment, stdout=log, stderr=log)
-            )
-
-    def status(self, name):
-        path = self.root / name / STATUS
-        return json.loads(path.read_text()) if path.exists() else {"state": "", "peers": []}
-
-    def serving(self):
-        return all(self.status(name)["state"] == "serving" for name in MACHINES.values())
-
-    def logs(self):
-        return "".join(path.read_text() for path in self.root.glob("*.log"))
-
-    def stop(self):
-        """As Ctrl-C would."""
-        for name in MACHINES.values():
-            if (pid := self.status(name).get("pid")) is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGINT)
-        for process in self.running:
-            process.wait(LONG)
-        self.running = []
+def test_headline_rows_are_the_recorded_figures():
+    shown = rows("Reproduced results")
+    assert len(shown) == 6
+    for _, place, _, printed, here in shown:
+        name, row = re.fullmatch(r"`([\w-]+)`, (.*)", place).groups()
+        (entry,) = catalogue.entries([name], measured.load(measured.FILE))
+        assert printed == f"{entry.rows[row]:.2f}", place
+        assert here == f"{entry.figures(row)['full']:.2f}", place
 
 
-LONG = 200  # seconds of real time after which something has gone wrong
+def test_speeds_are_those_of_the_measurements():
+    page = (DOCS / "measurements.md").read_text(encoding="utf-8")
+    figures = [figure for line in section("Speed") if line.startswith("- ") for figure in re.findall(r"\d[\d,.]*\d", line)]
+    assert len(figures) > 8
+    assert [figure for figure in figures if not re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d,]|\.\d)", page)] == []
 
 
-@pytest.mark.slow
-def test_three_machines_through_a_broker(tmp_path):
-    """Nobody can be found or dialled except the broker, on a fourth machine. (Without one: test_namespaces.py.)"""
-    program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        pytest.skip("Mosquitto is not installed")
-    (tmp_path / "mosquitto.conf").write_text("listener 1883 0.0.0.0\nallow_anonymous true\npersistence false\n")
-    tmp_path.chmod(0o755)
-    with machines(4) as net:
-        homes = Homes(net, tmp_path)
-        broker = net.start(4, [program, "-c", str(tmp_path / "mosquitto.conf")], stderr=subprocess.DEVNULL)
-        url = "mqtt://10.77.0.4:1883"
-        through = block("broker=").replace("mqtt://broker.example:1883", f"{url} --set mdns=false")
-
-        def without_run(command):
-            return command.partition("p2pfl-node run")[0].replace(" init ", f" init --listen 127.0.0.1:4100 --broker {url} ")
-
-        try:
-            homes.type(1, without_run(block("federation create laptop")))
-            homes.leave_running(1, through.replace("pi-1", "laptop"))
-            until(lambda: homes.status("laptop")["state"] == "running", homes.logs, LONG)
-            homes.type(1, block("invite laptop"))
-            for i, name in ((2, "pi-1"), (3, "pi-2")):
-                homes.type(i, without_run(block(f"join {name}")))
-                homes.leave_running(i, through.replace("pi-1", name))
-            until(homes.serving, homes.logs, LONG)
-            assert "through the broker" in homes.type(2, "p2pfl-node status pi-1")
-        finally:
-            homes.stop()
-            broker.terminate()
-            broker.wait()
+def statements(text, kind):
+    """Count the lines of the first function or class that are neither empty nor a comment, with its decorators."""
+    found = next(each for each in ast.parse(text).body if isinstance(each, kind))
+    first = min([found.lineno, *(each.lineno for each in found.decorator_list)])
+    lines = [line.strip() for line in text.splitlines()[first - 1 : found.end_lineno]]
+    return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-@pytest.mark.slow
-def test_real_data(tmp_path):
-    if "P2PFL_DATA" not in os.environ:
-        pytest.skip("P2PFL_DATA names no folder with data sets")
-    said = bash(block("data check"), tmp_path)
-    assert "fashion-mnist" in said
-    assert "dpfl-table1: 45 runs of 100 nodes" in said
-    assert json.loads((tmp_path / "runs" / "smoke" / "summary.json").read_text())["scenario"] == "dac-fmnist-covariate"
+def test_lines_of_the_example_are_counted():
+    example = {text.splitlines()[0]: text for kind, text in page_blocks("policy-and-task.md") if kind == "python"}
+    policy = statements(example["# mine.py"], ast.ClassDef)
+    task = statements(example["# rings.py"], ast.FunctionDef)
+    assert f"has a policy of {policy} lines and a task of {task} lines" in " ".join(section("Comparison"))
+
+
+def test_the_policy_takes_fifteen_lines():
+    assert sum(bool(line) for line in FILES["mine.py"].splitlines()) <= 15
+
+
+def locally(command):
+    """Without worker processes, which change no result and would each import torch for a few seconds of work."""
+    return re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command)
+
+
+def cells(line):
+    return re.sub("[│┃]", " ", line).split()
 
 
 @pytest.mark.slow
 def test_a_simulation(tmp_path):
-    # Without worker processes, which change no result and would each import torch for a second's work.
-    said = bash(re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", block("digits-gossip")), tmp_path)
-    assert "dac-synthetic: 11 runs of 99 nodes" in said
-    for name in ("gossip", "sweep"):
-        left = {path.name for path in (tmp_path / "runs" / name).iterdir()}
-        assert left == {"summary.json", "rounds.parquet", "edges.parquet", "scenario.toml", "report.html"}
-    assert "policy.neighbours=9, budget.models=5" in (tmp_path / "compared.html").read_text()
+    said = [cells(line) for line in bash(locally(block("p2pfl-sim run")), tmp_path).splitlines()]
+    (shown,) = [text.splitlines() for kind, text in BLOCKS if kind == "text"]
+    assert cells(shown[0]) in said
+    for name, accuracy, *_ in map(cells, shown[1:]):  # other machines may differ in the last digit of a mean
+        (found,) = [line for line in said if line[:1] == [name]]
+        assert float(found[1]) == pytest.approx(float(accuracy), abs=0.01)
+    left = {path.name for path in (tmp_path / "runs" / "two-groups").iterdir()}
+    assert left == {"summary.json", "rounds.parquet", "edges.parquet", "scenario.toml", "report.html"}
 
 
 @pytest.mark.slow
-def test_a_policy_and_a_task_of_ones_own(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    said = bash(re.sub(r"p2pfl-sim run ", "p2pfl-sim run --engine local ", block("rings.toml")), tmp_path)
-    assert "finished; the model of round" in said  # dave
-    rows = {row["name"]: row["mean"] for row in json.loads((tmp_path / "runs/rings/summary.json").read_text())["table"]}
-    assert rows["pulled"] > rows["alone"] > 1 / 3
-    assert [line.split()[0] for line in bash("python study.py", tmp_path).splitlines()] == ["local", "random", "mine:Pull"]
+def test_the_policy(tmp_path):
+    (tmp_path / "mine.py").write_text(FILES["mine.py"])
+    bash(locally(block("p2pfl-sim sweep").rstrip()) + " --out runs/mine", tmp_path)
+    table = json.loads((tmp_path / "runs/mine/summary.json").read_text())["table"]
+    random, similar = map(float, re.search(r"from (0\.\d+) to (0\.\d+)", " ".join(section("Write a policy"))).groups())
+    assert [row["mean"] for row in table] == pytest.approx([random, similar], abs=0.02)
+
+
+@pytest.mark.slow
+def test_a_node_runs_the_policy(tmp_path):
+    (command,) = re.findall(r"`(p2pfl-node init [^`]*)`", " ".join(section("Write a policy")))
+    (tmp_path / "mine.py").write_text(FILES["mine.py"])
+    bash(f"{command.replace('NODE', 'node')}\ncp mine.py node/\np2pfl-node run node", tmp_path)
+
+
+@needs_chromium
+def test_the_picture_of_the_status_page_can_be_made(tmp_path):
+    status_picture.take(tmp_path / "status.png")
+    assert (tmp_path / "status.png").read_bytes()[:4] == b"\x89PNG"
+    assert (ROOT / "docs" / "status.png").stat().st_size < 150_000
 
 
 @pytest.mark.slow

@@ -19,12 +19,6 @@ def block(word):
     return found
 
 
-def line(word):
-    """The one line of commands with this word in it."""
-    (found,) = [each for text in COMMANDS for each in text.splitlines() if word in each]
-    return found
-
-
 def bash(command, folder, timeout=280):
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
