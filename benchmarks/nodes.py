@@ -12,13 +12,13 @@ from math import inf
 import numpy as np
 
 from p2pfl.compression.codecs import Float32
-from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.exchange_config import ExchangeConfig
 from p2pfl.node.exchange.factory import max_frame
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
 from p2pfl.node.peering.peer import Member, Peer
+from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
 from p2pfl.protocols.transports.tls import TlsTransport

@@ -21,8 +21,7 @@ def answers(*operations: type) -> Callable[[Answer], Answer]:
 
     Args:
         operations: types of queries, `p2pfl.update_rules.Rule` for `Train` with a rule, and
-            `p2pfl.prediction_mixing.PredictionMixer` for `Evaluate`
-            with a memory; see `p2pfl.queries.Query.operation`.
+            `p2pfl.prediction_mixing.PredictionMixer` for `Evaluate` with a memory; see `p2pfl.queries.Query.operation`.
     """
 
     def mark(method: Answer) -> Answer:

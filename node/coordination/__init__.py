@@ -1,4 +1,4 @@
-"""Coordinated rounds: the elected coordinator's step, participants that submit to it, and the election's timers.
+"""Coordinated rounds: aggregation step of the elected coordinator, submissions of participants, timers of the election.
 
 The election itself is `p2pfl.protocols.election`.
 """

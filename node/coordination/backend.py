@@ -9,8 +9,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from p2pfl.node.coordination.aggregation_step import StepResult, run_protected_step
 from p2pfl.node.coordination.election_runner import ElectionRunner
-from p2pfl.node.coordination.policy_step import StepResult, run_protected_step
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.parameters import Layout
 from p2pfl.policy import Robust, Step, Submission

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from p2pfl.node.coordination.policy_step import StepResult
+from p2pfl.node.coordination.aggregation_step import StepResult
 from p2pfl.policy import Assignment, Submission
 from p2pfl.protocols.election.types import Term
 
@@ -51,7 +51,7 @@ class CoordinatorBackend(Protocol):
     def compute(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], then: Callable[[StepResult], None]
     ) -> None:
-        """Run the policy's step (see p2pfl.node.coordination.policy_step) and call `then` with its result, now or later."""
+        """Run the policy's step and call `then` with its result; see p2pfl.node.coordination.aggregation_step."""
 
 
 class _OpenRound:

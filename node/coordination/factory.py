@@ -10,7 +10,7 @@ from p2pfl.node.coordination.coordinator import Coordinator
 from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.coordination.messages import CheckModel
 from p2pfl.node.coordination.participant import CoordinationClient
-from p2pfl.node.coordination.server import CoordinationServer
+from p2pfl.node.coordination.submission_server import CoordinationServer
 from p2pfl.node.folder.settings import Settings
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.parameters import Layout

@@ -1,7 +1,7 @@
 """A participant's side of coordinated rounds: it submits its model to the coordinator and waits for the assignment.
 
 A participant that loses its coordinator submits again to the successor, with the model that it began from. Where none is
-elected in time, the round ends without a joint step. The coordinator's side is in node/coordination/server.py.
+elected in time, the round ends without a joint step. The coordinator's side is in node/coordination/submission_server.py.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from asyncio import Future
 from functools import partial
 from typing import NamedTuple
 
+from p2pfl.node.coordination.aggregation_step import without_known_start
 from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
 from p2pfl.node.coordination.election_runner import ElectionRunner
 from p2pfl.node.coordination.messages import CheckModel, read_assignment, submission_payload
-from p2pfl.node.coordination.policy_step import without_known_start
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.policy import Assignment, Submission

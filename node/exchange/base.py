@@ -79,7 +79,7 @@ class Exchange(Protocol):
     def expected_bytes(self, id: str, round: int) -> int:
         """Return the bytes that a peer's model of a round is expected to take.
 
-        See p2pfl.node.exchange.model_encoding.ModelEncoder.expected..
+        See p2pfl.node.exchange.model_encoding.ModelEncoder.expected_bytes.
         """
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:

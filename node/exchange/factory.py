@@ -9,13 +9,13 @@ from math import nan
 from p2pfl.compression.codecs import TopK, make_codec
 from p2pfl.config.binding import split_name
 from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.exchange.config import ExchangeConfig, NeighbourRoles
+from p2pfl.node.exchange.exchange_config import ExchangeConfig, NeighbourRoles
 from p2pfl.node.exchange.losses import LossFunction
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.federation.agreement import Edges, terms
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
+from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
 from p2pfl.node.trainer import Trainer
 from p2pfl.parameters import Parameters
 from p2pfl.protocols.identity import Identity

@@ -16,7 +16,7 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.node.coordination.election_runner import Elected, ElectionRunner
 from p2pfl.node.coordination.factory import Coordination, CoordinationRoles, make_coordination_roles
 from p2pfl.node.exchange.base import Detached, ExchangeHost
-from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.exchange_config import ExchangeConfig
 from p2pfl.node.exchange.losses import LossClient, LossFunction, LossServer
 from p2pfl.node.exchange.model_client import ModelClient
 from p2pfl.node.exchange.model_encoding import ModelEncoder

@@ -27,6 +27,6 @@ def without_stale(updates: list[Update], settings: Settings) -> list[Update]:
 def disclosed_loss(loss: float, robust: Robust) -> float:
     """Return what a peer learns of the loss of its model: less than all, where members may lie.
 
-    See p2pfl.algorithms.robust_aggregation..
+    See p2pfl.algorithms.robust_aggregation.
     """
     return loss if robust == "none" else coarse(loss)

@@ -3,9 +3,8 @@
 A peer is silent until it was introduced: both sides name the settings that must be equal
     (p2pfl.node.peering.links.introducer). Each frame is
 verified at one place (p2pfl.node.peering.links.link_handler) and goes to the part that handles it
-(p2pfl.node.peering.links.message_router). Peers that are not
-there are dialled (p2pfl.node.peering.links.dialler), and silent ones are probed (p2pfl.node.peering.prober). Messages about
-learning go to the exchange.
+(p2pfl.node.peering.links.message_router). Peers that are not there are dialled (p2pfl.node.peering.links.dialler), and
+silent ones are probed (p2pfl.node.peering.prober). Messages about learning go to the exchange.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from math import inf
 from typing import Any
 
 from p2pfl.node.peering.background_tasks import BackgroundTasks
-from p2pfl.node.peering.config import LocalState, PeeringConfig
 from p2pfl.node.peering.links.dialler import Dialler
 from p2pfl.node.peering.links.incarnations import IncarnationCheck
 from p2pfl.node.peering.links.introducer import Introducer
@@ -27,6 +25,7 @@ from p2pfl.node.peering.links.message_router import MessageRouter
 from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.node.peering.peer_table import PeerEvents, PeerTable
+from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
 from p2pfl.node.peering.prober import Prober
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.protocols.transport import Link

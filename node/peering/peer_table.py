@@ -7,10 +7,10 @@ from math import inf
 from typing import Any, Protocol
 
 from p2pfl.node.peering.change_notifier import ChangeNotifier
-from p2pfl.node.peering.config import LocalState, PeeringConfig
 from p2pfl.node.peering.failure_detector import FailureDetector
 from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.node.peering.peer_view import PeerView
+from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
 from p2pfl.protocols.wire.envelope import Opened
 from p2pfl.random_streams import RandomStreams
 from p2pfl.system.printable import printable

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from p2pfl.node.peering.config import LocalState
 from p2pfl.node.peering.failure_detector import AskOthers, Dead, Ping, Step, Suspect
 from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peering_config import LocalState
 from p2pfl.protocols.wire import messages as m
 
 REMEMBERED = 10.0  # seconds for which an answer to a probe through others counts

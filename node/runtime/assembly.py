@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from p2pfl.node.checkpoint import FileStore
 from p2pfl.node.coordination.election_runner import ElectionRunner, FileVotes, MemoryVotes, timing_of
 from p2pfl.node.coordination.factory import Coordination
-from p2pfl.node.exchange.config import NeighbourRoles
+from p2pfl.node.exchange.exchange_config import NeighbourRoles
 from p2pfl.node.exchange.factory import federation_id, max_frame, message_exchange
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.federation import agreement, loading
@@ -20,9 +20,9 @@ from p2pfl.node.federation.membership_sync import MembershipSync
 from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.folder import config as folders
 from p2pfl.node.node import Node
-from p2pfl.node.peering.config import PeeringOptions
 from p2pfl.node.peering.discovery import Discovery
 from p2pfl.node.peering.guard import Guard
+from p2pfl.node.peering.peering_config import PeeringOptions
 from p2pfl.node.runtime.connectivity import Connectivity
 from p2pfl.node.runtime.supervisor import Supervisor
 from p2pfl.node.status.observer import StatusObserver

@@ -10,7 +10,7 @@ import numpy as np
 
 from p2pfl.errors import ConfigurationError
 from p2pfl.multiobjective.preferences import preference_of
-from p2pfl.rl.q_learning import Environment, TabularTask
+from p2pfl.rl.tabular_q_learning import Environment, TabularTask
 from p2pfl.task import Part
 
 ROWS = 11
@@ -46,7 +46,7 @@ def deep_sea_treasure(
     policy.
 
     Args:
-        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.rl.q_learning.TabularTask. By default
+        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.rl.tabular_q_learning.TabularTask. By default
             exploration
             ends after the first 40 % of 28 rounds.
         preference: this node's own weights of treasure and time.

@@ -95,7 +95,7 @@ def images(
         validation: validation samples of a node, or below 1 a part of its samples; never more than half of its share.
         test: test samples of a node, at most, in the proportions of its training labels; 0 takes as many as there are.
         partition: { name = "iid" }, "dirichlet" (alpha), "pathological" (classes), "quantity" (alpha), "writer", or
-            "clusters" (groups, sizes); see p2pfl.data.partition.partition.
+            "clusters" (groups, sizes); see p2pfl.data.partition.label_partition.
         shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),
             "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see p2pfl.data.partition.shifts.
         augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the run; see

@@ -1,6 +1,6 @@
 """One member as a voter: what it has promised and voted, and which terms it believes in.
 
-See p2pfl.protocols.election.raft..
+See p2pfl.protocols.election.raft.
 """
 
 from __future__ import annotations

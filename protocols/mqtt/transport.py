@@ -1,9 +1,8 @@
 """Links through an MQTT broker, which is not trusted with anything but carrying packets.
 
 Every pair of members agrees on keys of its own (p2pfl.protocols.mqtt.key_exchange); frames are cut, sealed, acknowledged
-and sent again
-(p2pfl.protocols.mqtt.reliable_stream). The broker sees who talks with whom, when, and how much. It may lose, repeat,
-reorder and alter packets, or make some up: frames arrive whole, in order and once, or the link ends.
+and sent again (p2pfl.protocols.mqtt.reliable_stream). The broker sees who talks with whom, when, and how much. It may
+lose, repeat, reorder and alter packets, or make some up: frames arrive whole, in order and once, or the link ends.
 
     p2pfl/<federation>/<recipient>/<sender>    packets; a node subscribes to p2pfl/<federation>/<its own key>/+
     p2pfl/<federation>/presence/<key>          who is there, signed and retained (p2pfl.protocols.mqtt.presence)

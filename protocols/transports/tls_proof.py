@@ -1,6 +1,6 @@
 """Both sides' proofs of their keys as state machines: steps come in, answers come out.
 
-See p2pfl.protocols.transports.handshake..
+See p2pfl.protocols.transports.handshake.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Partial results of an interrupted run, for --resume: each in a file of its own, until all are there.
 
 The files lie in DIR/parts, beside the scenario.toml that says what is to be done. Each is sealed (see
-p2pfl.system.atomic_files), and names
-the run, the seed and the version of the program that it belongs to; one that does not fit is computed again.
+p2pfl.system.atomic_files), and names the run, the seed and the version of the program that it belongs to; one that does
+not fit is computed again.
 """
 
 from __future__ import annotations

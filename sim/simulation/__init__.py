@@ -1,4 +1,4 @@
-"""One run: nodes on a virtual clock, a modelled network, batched training, and records of what happened.
+"""One simulated run: virtual clock, modelled network, batched training and recorder.
 
-The nodes are those of `p2pfl.node`; only the exchange differs.
+The nodes and their rounds are those of real machines: see `p2pfl.node.node`.
 """

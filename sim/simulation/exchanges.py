@@ -12,7 +12,7 @@ import numpy as np
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes, timing_of
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.base import Exchange
-from p2pfl.node.exchange.config import NeighbourRoles
+from p2pfl.node.exchange.exchange_config import NeighbourRoles
 from p2pfl.node.exchange.factory import federation_id, message_exchange
 from p2pfl.node.peering.peer import Member
 from p2pfl.parameters import Parameters

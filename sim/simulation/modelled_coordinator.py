@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from p2pfl.errors import ConfigurationError
+from p2pfl.node.coordination.aggregation_step import StepResult, run_protected_step, without_known_start
 from p2pfl.node.coordination.coordinator import Coordinator, PendingSubmission
-from p2pfl.node.coordination.policy_step import StepResult, run_protected_step, without_known_start
 from p2pfl.node.folder.settings import check_coordinated
 from p2pfl.policy import Assignment, Coordinated, Policy, Step, Submission
 from p2pfl.protocols.election.types import Term

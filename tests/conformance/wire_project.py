@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from p2pfl.compression.codecs import CODECS, make_codec
 from p2pfl.compression.sparse_updates import Copy, tag
-from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.exchange_config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.federation import admission_key, invitations, membership_file
@@ -22,9 +22,9 @@ from p2pfl.node.federation.agreement import describe, read, terms
 from p2pfl.node.federation.invitation_service import InvitationService
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.links.introducer import difference
 from p2pfl.node.peering.peer import Asked, Member
+from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.parameters import Layout
 from p2pfl.protocols import key_files
 from p2pfl.protocols.discovery import mdns

@@ -9,12 +9,12 @@ from p2pfl.compression.codecs import Float32
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.exchange.base import Detached
-from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.exchange_config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.peer import Member
+from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.parameters import Layout
 from p2pfl.policy import Submission
 from p2pfl.protocols.election.types import LAST, Ballot, Electorate, Term

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from p2pfl.compression.codecs import Float32
-from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.exchange_config import ExchangeConfig
 from p2pfl.node.exchange.factory import max_frame
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
@@ -18,8 +18,8 @@ from p2pfl.node.federation.membership_sync import MembershipSync
 from p2pfl.node.federation.neighbourhood import Neighbourhood
 from p2pfl.node.federation.token_redeemer import TokenRedeemer
 from p2pfl.node.folder import config
-from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
 from p2pfl.node.peering.guard import Guard
+from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
 from p2pfl.parameters import Layout
 from p2pfl.protocols.addresses import split_address
 from p2pfl.protocols.identity import Identity

@@ -52,6 +52,6 @@ class Participants:
     def common_round(self) -> int:
         """Return the latest round that can be believed, of this node and the participants.
 
-        See p2pfl.node.exchange.rounds.pacing..
+        See p2pfl.node.exchange.rounds.pacing.
         """
         return common_round([self._contacts.round, *self.rounds()])

@@ -8,11 +8,11 @@ from itertools import count
 from math import inf
 
 from p2pfl.node.peering.background_tasks import BackgroundTasks
-from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.links.introducer import Introducer
 from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import MOST_ADDRESSES, Peer
 from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.protocols.transport import Link

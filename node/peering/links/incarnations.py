@@ -7,9 +7,9 @@ from weakref import WeakSet
 
 from p2pfl.errors import P2pflError
 from p2pfl.node.peering.background_tasks import BackgroundTasks
-from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
+from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.protocols.errors import TransportError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m

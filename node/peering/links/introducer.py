@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from p2pfl.node.peering.config import LocalState, PeeringConfig
 from p2pfl.node.peering.links.membership_gossip import MembershipGossip
 from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire import messages as m

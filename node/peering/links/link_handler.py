@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from p2pfl.node.peering.background_tasks import BackgroundTasks
-from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.links.incarnations import IncarnationCheck
 from p2pfl.node.peering.links.message_router import MessageRouter
 from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.newcomers import JoinReply, Newcomers
 from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_table import PeerEvents, PeerTable
+from p2pfl.node.peering.peering_config import PeeringConfig
 from p2pfl.protocols.errors import ProtocolError, TransportError
 from p2pfl.protocols.transport import Link
 

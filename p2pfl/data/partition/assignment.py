@@ -10,7 +10,7 @@ import numpy as np
 
 from p2pfl.config.binding import build, choose
 from p2pfl.data.images.registry import ImageSet
-from p2pfl.data.partition.partition import PARTITIONS, class_pools
+from p2pfl.data.partition.label_partition import PARTITIONS, class_pools
 from p2pfl.data.partition.shifts import SHIFTS, Shift
 from p2pfl.data.partition.splits import by_class, check_sizes, draw_test, histogram, hold_out
 from p2pfl.errors import ConfigurationError

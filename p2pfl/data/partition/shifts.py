@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from p2pfl.data.partition.partition import group_sizes
+from p2pfl.data.partition.label_partition import group_sizes
 from p2pfl.errors import ConfigurationError
 
 Rng = np.random.Generator

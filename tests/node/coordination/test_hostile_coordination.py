@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
+from p2pfl.node.coordination.aggregation_step import StepResult
 from p2pfl.node.coordination.coordinator import AT_ONCE, Coordinator, PendingSubmission
-from p2pfl.node.coordination.policy_step import StepResult
 from p2pfl.policies.cfl import Cfl
 from p2pfl.policies.clusters import MOST_SPLITS
 from p2pfl.policies.coordinated import CoordinatedFedAvg

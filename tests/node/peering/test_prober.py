@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from p2pfl.node.peering.config import LocalState, PeeringConfig
 from p2pfl.node.peering.failure_detector import Dead, Ping, Suspect
 from p2pfl.node.peering.messenger import Messenger
 from p2pfl.node.peering.peer import Member
 from p2pfl.node.peering.peer_table import PeerTable
+from p2pfl.node.peering.peering_config import LocalState, PeeringConfig
 from p2pfl.node.peering.prober import DEAF, PENDING_PROBES, REMEMBERED, Prober
 from p2pfl.node.peering.traffic import Traffic
 from p2pfl.protocols.errors import TransportError

@@ -26,12 +26,12 @@ from p2pfl.compression.sparse_updates import Copy, decode_entries, encode_entrie
 from p2pfl.node.coordination.election_runner import ElectionRunner, MemoryVotes
 from p2pfl.node.coordination.factory import Coordination
 from p2pfl.node.coordination.participant import UnansweredSubmission
-from p2pfl.node.exchange.config import ExchangeConfig
+from p2pfl.node.exchange.exchange_config import ExchangeConfig
 from p2pfl.node.exchange.message_exchange import MessageExchange, payload_limit
 from p2pfl.node.exchange.model_encoding import ModelEncoder
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.config import PeeringConfig, PeeringOptions
 from p2pfl.node.peering.peer import Asked, Member
+from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
 from p2pfl.parameters import Layout
 from p2pfl.policies.coordinated import CoordinatedFedAvg
 from p2pfl.protocols.discovery import mdns

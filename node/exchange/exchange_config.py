@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pfl.node.folder.settings import Settings
-from p2pfl.node.peering.config import PeeringConfig
 from p2pfl.node.peering.peer import Member
+from p2pfl.node.peering.peering_config import PeeringConfig
 
 
 @dataclass(frozen=True, kw_only=True)

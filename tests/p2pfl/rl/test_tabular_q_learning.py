@@ -6,7 +6,7 @@ import pytest
 from p2pfl.errors import ConfigurationError, DivergenceError
 from p2pfl.pareto_metrics import hypervolume, non_dominated
 from p2pfl.random_streams import RandomStreams
-from p2pfl.rl.q_learning import Environment, TabularTask, random_actions
+from p2pfl.rl.tabular_q_learning import Environment, TabularTask, random_actions
 from p2pfl.sim.api import simulate
 from p2pfl.task import Part, goals_of, group_of, make_task
 from p2pfl.tasks.deep_sea_treasure import DEPTHS, FRONT, ROWS, TREASURES, environment

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from p2pfl.data.images.registry import Images, ImageSet
 from p2pfl.data.images.transforms import augment, rotate
 from p2pfl.data.partition.assignment import plan
+from p2pfl.data.partition.label_partition import (
+    class_pools,
+    clusters,
+    dirichlet,
+    group_sizes,
+    iid,
+    pathological,
+    quantity,
+    writer,
+)
 from p2pfl.data.partition.largest_remainder import quotas
-from p2pfl.data.partition.partition import class_pools, clusters, dirichlet, group_sizes, iid, pathological, quantity, writer
 from p2pfl.data.partition.shifts import concept, label_permutation
 from p2pfl.data.partition.splits import by_class, draw_test, histogram, hold_out
 from p2pfl.errors import ConfigurationError
