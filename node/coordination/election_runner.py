@@ -196,15 +196,24 @@ class ElectionRunner:
         self._clock = clock
         self._log = log
         self.timing = timing
-        self.send: Callable[[str, m.ElectionMessage], None]
-        self.on_change: Callable[[Elected], None] = lambda elected: None
+        self._send: Callable[[str, m.ElectionMessage], None]
+        self._on_change: Callable[[Elected], None] = lambda elected: None
         self.seen = Elected(None, Term(0, 0), UNKNOWN)
         self._lost = -1.0  # when there was a coordinator last
         self.election: Election | None = None  # while it takes no part
         self._running = False
 
+    def connect(self, send: Callable[[str, m.ElectionMessage], None], on_change: Callable[[Elected], None]) -> None:
+        """Connect the runner to the members, before it runs.
+
+        Args:
+            send: sends a message to a member, if it can be reached.
+            on_change: receives every change of the coordinator.
+        """
+        self._send, self._on_change = send, on_change
+
     async def run(self) -> None:
-        """Take part, for ever."""
+        """Take part until cancelled."""
         self.begin()
         self._lost = self._clock()
         while True:
@@ -241,7 +250,7 @@ class ElectionRunner:
                 self.begin()
                 return
         for name, message in step.send:
-            self.send(name, message)
+            self._send(name, message)
         self._look()
 
     def begin(self) -> None:
@@ -268,7 +277,7 @@ class ElectionRunner:
             self._lost = now
         before, self.seen = self.seen, seen
         if seen.coordinator != before.coordinator or seen.problem != before.problem or (coordinator and seen != before):
-            self.on_change(seen)
+            self._on_change(seen)
 
     # What is known
 

@@ -211,7 +211,7 @@ class MessageExchange:
     # The coordinator, where the policy has one
 
     def _join(self, coordination: Coordination, participants: Participants) -> CoordinationRoles:
-        coordination.electing.send, coordination.electing.on_change = self._say_in_election, self._elected
+        coordination.electing.connect(self._send_in_election, self._elected)
         return make_coordination_roles(
             self.contacts,
             coordination,
@@ -234,7 +234,7 @@ class MessageExchange:
         self.pacer.reach(submission.round)
         return await self.coordination.client.submit(submission)
 
-    def _say_in_election(self, name: str, message: m.ElectionMessage) -> None:
+    def _send_in_election(self, name: str, message: m.ElectionMessage) -> None:
         peer = self.peers.get(name)
         if peer is not None and peer.introduced:
             self.contacts.tell(peer, message)

@@ -193,7 +193,7 @@ class PeerManager:
     def broker_changed(self, problem: str) -> None:
         """Note the current problem of the broker, and have it shown."""
         self.broker = problem
-        self.roster.on_change()
+        self.roster.notify()
 
     # Suspicion
 

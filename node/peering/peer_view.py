@@ -11,14 +11,15 @@ class PeerView:
     Attributes:
         neighbours: all peers that the topology allows; sorted.
         ids: those that are not suspected; sorted. Replaced, never changed, so that it can be kept.
-        suspected: why a peer is left out.
+        suspected: reason for which a peer is left out.
+        on_change: called after every change.
     """
 
     def __init__(self, neighbours: Iterable[str]) -> None:
         self.neighbours = tuple(sorted(neighbours))
         self.ids = self.neighbours
         self.suspected: dict[str, str] = {}
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: list[Callable[[], None]] = []
 
     def add(self, id: str) -> None:
         """Add a peer."""
@@ -44,6 +45,11 @@ class PeerView:
         if self.suspected.pop(id, None) is not None:
             self._update()
 
+    def notify(self) -> None:
+        """Call everyone who asked for changes."""
+        for notify in self.on_change:
+            notify()
+
     def _update(self) -> None:
         self.ids = tuple(id for id in self.neighbours if id not in self.suspected)
-        self.on_change()
+        self.notify()

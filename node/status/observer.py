@@ -65,7 +65,7 @@ class StatusObserver:
         self._node: Node | None = None
         self._ended = clock()  # the last round
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
-        exchange.roster.on_change = self._peers_changed
+        exchange.roster.on_change.append(self._peers_changed)
 
     def begin(self, node: Node, about: Mapping[str, str] = MappingProxyType({})) -> None:
         """Show a node from now on.

@@ -532,7 +532,7 @@ def test_a_vote_is_written_before_anything_is_said_that_follows_from_it():
         electing = ElectionRunner(
             "a", Electorate(1, frozenset("abc"), ("a", "b", "c")), Written(), incarnation=1, seed=0, clock=clock
         )
-        electing.send = lambda name, message: log.append((name, message))
+        electing.connect(lambda name, message: log.append((name, message)), lambda elected: None)
         task = asyncio.create_task(electing.run())
         while not log:
             await asyncio.sleep(0.1)

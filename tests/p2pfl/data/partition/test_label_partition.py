@@ -1,4 +1,4 @@
-"""How samples are divided among nodes, and a node's samples among its splits."""
+"""Division of samples among nodes: every sample at one node, in the sizes and mixtures asked for."""
 
 import hashlib
 
