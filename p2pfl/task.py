@@ -116,11 +116,10 @@ class Task(Protocol):
 
     A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner
     trains what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective
-    as "<split>_<name>". It may have a `reference`, a value of each objective that is as bad as can be of interest, for the
-    hypervolume of a run, a `front`, all values that are best, for the distance from it (IGD), and `counts_for_front`, which
-    says
-    which rows of float64 [n, m] (more is better) count in measures of the front. Such a node does not tell peers the loss of
-    their models, from which they could infer its preference.
+    as "<split>_<name>". It may have a `reference`, the worst value of each objective that is of interest, for the
+    hypervolume of a run. It may have a `front`, all values that are best, for the distance from it (IGD). It may have
+    `counts_for_front`, which says which rows of float64 [n, m] (more is better) count in measures of the front. Such a node
+    does not tell peers the loss of their models, from which they could infer its preference.
 
     A task whose parameters hold several solutions (see Answering) may have a method `solutions(params)`, which returns
     p2pfl.pareto_metrics.Solutions of the test data, or None without any: the report shows them.

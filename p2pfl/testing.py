@@ -68,7 +68,7 @@ class InMemoryCoordinator:
 
 
 class InMemoryNode(Me):
-    """One node of a rehearsal: its own `Me`, and its `Peers`, who are the other actors.
+    """One node of a run in memory: its own `Me`, and its `Peers`, which are the other nodes.
 
     Attributes:
         published: by (round, stage), what it has published.

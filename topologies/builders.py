@@ -22,14 +22,23 @@ def ring(n: int, seed: int) -> nx.Graph:
 
 
 def k_regular(n: int, seed: int, *, degree: int = 4) -> nx.Graph:
-    """A random graph in which every node has `degree` neighbours."""
+    """A random graph in which every node has the same number of neighbours.
+
+    Args:
+        degree: the number of neighbours; nodes * degree must be even.
+    """
     if degree < 0 or degree >= n or n * degree % 2:
         raise ValueError(f"no graph of {n} nodes has degree {degree} everywhere: 0 <= degree < nodes, nodes * degree even")
     return nx.random_regular_graph(degree, n, seed=seed)
 
 
 def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -> nx.Graph:
-    """A small world: a ring with `degree` nearest neighbours, each edge rewired with probability `rewire`; connected."""
+    """A connected small world: a ring in which some edges lead to random nodes.
+
+    Args:
+        degree: nearest neighbours of each node on the ring; an even number.
+        rewire: the probability with which each edge is rewired.
+    """
     _probability("rewire", rewire)
     if n < 3:
         raise ValueError(f"a small world has 3 nodes or more, got {n}")
@@ -42,7 +51,11 @@ def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -
 
 
 def erdos_renyi(n: int, seed: int, *, p: float = 0.1) -> nx.Graph:
-    """Every pair of nodes is joined with probability `p`; the graph may be disconnected."""
+    """A random graph of independent edges, which may be disconnected.
+
+    Args:
+        p: the probability with which each pair of nodes is joined.
+    """
     _probability("p", p)
     return nx.gnp_random_graph(n, p, seed=seed)
 
@@ -67,10 +80,12 @@ def star(n: int, seed: int) -> nx.Graph:
 
 
 def barabasi_albert(n: int, seed: int, *, edges: int = 2) -> nx.Graph:
-    """A scale-free graph: nodes come one by one, each with so many `edges` to others, likelier the more these have.
+    """A connected, scale-free graph (Barabasi and Albert, Emergence of scaling in random networks, Science, 1999).
 
-    Barabasi and Albert, Emergence of scaling in random networks (Science, 1999). It starts from a star of edges + 1 nodes,
-    and is connected.
+    It starts from a star of edges + 1 nodes. Further nodes are added one by one, and prefer nodes with many edges.
+
+    Args:
+        edges: edges of each added node.
     """
     if not 1 <= edges < n:
         raise ValueError(f"edges must be from 1 to {n - 1} for {n} nodes, got {edges}")
@@ -80,9 +95,13 @@ def barabasi_albert(n: int, seed: int, *, edges: int = 2) -> nx.Graph:
 def clusters(n: int, seed: int, *, groups: int = 3, within: float = 1.0, links: int = 1) -> nx.Graph:
     """Dense groups with few edges between them; connected.
 
-    The groups have consecutive nodes and sizes that differ by one at most: node k is in group k * groups // n. Two nodes of
-    a group are joined with probability `within`; each group is joined to the next one, and the last to the first, by so
-    many `links` between nodes drawn at random. If that is not connected it is drawn again.
+    The groups have consecutive nodes and sizes that differ by one at most: node k is in group k * groups // n. Each group is
+    joined to the next one, and the last to the first. A graph that is not connected is drawn again.
+
+    Args:
+        groups: the number of groups.
+        within: the probability with which two nodes of a group are joined.
+        links: edges between two groups that follow each other, between nodes drawn at random.
     """
     _probability("within", within)
     if not 1 <= groups <= n:

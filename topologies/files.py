@@ -36,13 +36,12 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
         directed: whether an edge of a list allows the target to fetch from the source only, which is not so by default; a
             GraphML file says it itself.
 
-    Returns:
-        A Graph (a DiGraph if any edge is directed; the others then go both ways) on the nodes 0..n-1, in the order in which
-        the file first names them, but those of a list in the order of their numbers where all are whole numbers. Each
-        has the attribute `label`, and `latitude` and `longitude` in degrees where the file gives them. Edges have the
-        attribute `weight`, a positive number, if any edge of the file has; then it is 1 for one without, and of parallel
-        edges the largest counts.
-        graph.graph holds `name`, the file's without its ending, and `notes`, lines that say what was left out.
+    Returns: A Graph, or a DiGraph if any edge is directed; the others then go both ways. Its nodes are 0..n-1, in the order
+        in which the file first names them. Nodes of a list that are all whole numbers are in the order of their numbers.
+        Each has the attribute `label`, and `latitude` and `longitude` in degrees where the file gives them. Edges have the
+        attribute `weight`, a positive number, if any edge of the file has. Then it is 1 for one without, and of parallel
+        edges the largest counts. The dict graph.graph holds `name`, the file's without its ending, and `notes`, lines that
+        say what was left out.
 
     Raises:
         ValueError: in one line, what is wrong with the file, and where.

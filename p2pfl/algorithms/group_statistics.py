@@ -80,11 +80,11 @@ def fedfb_step(weights: np.ndarray, tally: GroupCounts, step: float) -> np.ndarr
     """Return the weights of samples after a step towards equal shares of positive decisions (demographic parity).
 
     FedFB's step for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"), after
-    FairBatch (Roh et al. 2021). With l_{ya} the mean over group a of the losses of its samples of label y, f_a = (l_{0a} -
-    l_{1a} + P(y=1 | a)) less the same of the first group is how many more positive decisions group a has, the loss standing
-    for the error. Then lambda_a, by which the samples of label 0 count, grows by `step` * f_a, that of the first group
-    shrinks by `step` times the sum of all f_a, and each stays from 0 to 2 p_a, p_a being the group's share of the samples;
-    those of label 1 count by 2 p_a - lambda_a. Weights here are these divided by p_a.
+    FairBatch (Roh et al. 2021). Let l_{ya} be the mean over group a of the losses of its samples of label y. Then f_a =
+    (l_{0a} - l_{1a} + P(y=1 | a)) less the same of the first group estimates how many more positive decisions group a has.
+    Samples of label 0 count by lambda_a, and those of label 1 by 2 p_a - lambda_a, where p_a is the group's share of the
+    samples. A step adds `step` * f_a to lambda_a, and subtracts `step` times the sum of all f_a from that of the first
+    group. Each stays from 0 to 2 p_a. Weights here are these divided by p_a.
     """
     sizes = tally.counts.sum(0)
     there = np.flatnonzero(sizes)

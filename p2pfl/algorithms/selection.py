@@ -46,9 +46,9 @@ def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.f
     """softmax(tau * s) (eq. 4) over the peers whose similarity is known (not 0).
 
     Every other peer keeps a floor of 1e-6, and so does a known one that the softmax would leave less; one of negative
-    similarity (only cosines are) keeps next to nothing. The paper says nothing of either. Without a floor nodes whose first
-    peers were all of other clusters can stay with them; with the same floor for negative ones some do, and the mean error
-    of the cosine rows with FedAvg rises above 11 (measured on the synthetic problem, 15 seeds).
+    similarity (only cosines are) keeps next to nothing. The paper says nothing of either. Without a floor, nodes whose first
+    peers were all of other clusters can stay with them. With the same floor for negative ones some do, and the mean error of
+    the cosine rows with FedAvg rises above 11 (measured on the synthetic problem, 15 seeds).
 
     Args:
         similarities: shape [K]; 0 is unknown.

@@ -163,8 +163,9 @@ class Int8:
 
 @dataclass(frozen=True)
 class TopK(Float32):
-    """The values that have changed most, and the rest when they have: q and w^ of CHOCO-SGD (Koloskova et al., 2019,
-    "Decentralized stochastic optimization and gossip algorithms with compressed communication", algorithm 2, lines 4 to 6).
+    """The values that have changed most, and the rest when they have. These are q and w^ of CHOCO-SGD (Koloskova et al.,
+    2019, "Decentralized stochastic optimization and gossip algorithms with compressed communication", algorithm 2, lines 4
+    to 6).
 
     A node has a public copy w^ of its model w, which starts as the common initial model. With each publication the
     k = ceil(share * P) entries of largest `|w - w^|` of w^ become those of w, exactly; what was left out stays in the
@@ -177,7 +178,7 @@ class TopK(Float32):
     to it after ceil(1 / share) publications.
 
     Memory: a node keeps a model for each of the `copies` peers that it has asked last (4 P bytes each), which `budget.held`
-    does not count; one that it has not kept, or that is more than 8 publications old, is sent whole the next time.
+    does not count. A model that it has not kept, or that is more than 8 publications old, is sent whole the next time.
 
     Attributes:
         share: of the entries, sent with a publication.

@@ -24,8 +24,8 @@ class Apfl(Personal):
     model that the round has assigned. At alpha 1 it is that of a node alone, at 0 it is FedAvg's.
 
     Alpha goes along the slope of the loss (equation 10), and stays from 0 to 1. Simplified: it does so once, as a round
-    begins, with the loss on all training data, and the slope is a difference quotient; both models are trained by the task's
-    optimiser, where the paper has plain stochastic gradient descent; all participants take part in every round.
+    begins, with the loss on all training data, and the slope is a difference quotient. The task's optimiser trains both
+    models; the paper has plain stochastic gradient descent. All participants take part in every round.
 
     Attributes:
         epochs: of both models in a round.

@@ -22,8 +22,8 @@ class Cfl(CoordinatedFedAvg):
     Optimization under Privacy Constraints", 2019), run by the elected coordinator.
 
     A cluster takes the mean of its members, weighted by samples. It is split when the norm of its mean update is below
-    `epsilon_1` and the greatest norm of a member's update is above `epsilon_2` (the paper's two criteria), so that the
-    greatest cosine of two updates across the cut is least (its optimal bipartition).
+    `epsilon_1` and the greatest norm of a member's update is above `epsilon_2` (the paper's two criteria). The cut is the
+    one whose greatest cosine of two updates across it is least (the paper's optimal bipartition).
 
     Simplified: no check of the gap between similarities before a split (the paper's gamma_max), and no tree of past models
     for newcomers; a newcomer joins the cluster whose updates its own is most like. An update is taken from the model that

@@ -23,10 +23,10 @@ class FairFed(LftFedAvg):
     """FairFed (Ezzeldin et al., "FairFed: Enabling group fairness in federated learning", AAAI 2023), with FairBatch as the
     local debiasing, as PraFFL has it; the step is made by the elected coordinator.
 
-    Each round a node's weight w falls by `beta` times how much its gap is above the mean gap, and the weights, divided by
-    their sum, are those of the mean; they begin as the shares of the samples. The gap is that between the disparity
-    (PraFFL, eq. 2) of the model that the round began with on the node's training samples, and on all nodes'. Of a node with
-    samples of one group only it is that of the accuracies.
+    Each round a node's weight w falls by `beta` times the difference of its gap and the mean gap. The weights, divided by
+    their sum, are those of the mean. They begin as the shares of the samples. The gap is that between the disparity (PraFFL,
+    eq. 2) of the model that the round began with on the node's training samples, and on all nodes'. Of a node with samples
+    of one group only it is that of the accuracies.
 
     A node submits how many training samples it has of each label in each group, and how many of them that model decides to
     be of label 1: the coordinator learns these. (The paper's server learns sums only, by secure aggregation.)

@@ -29,20 +29,19 @@ class FedCmoo(CoordinatedFedAvg):
     Hartmann compares in the fairness benchmarks of "Multi-objective learning in federation" (chapter 5); the step is made by
     the elected coordinator. The task must be a TorchTask of several objectives.
 
-    All nodes train one model, by a linear combination of the objectives. Its weights are set anew in each round, from all
-    nodes' mean losses and the inner products of their mean gradients: those objectives come down whose loss is too great,
-    and where loss times preference is the same for all, they come down together (MGDA). The coordinator goes `global_lr`
-    times as far as the mean of the nodes' models.
+    All nodes train one model, by a linear combination of the objectives. Each round sets its weights from all nodes' mean
+    losses and the inner products of their mean gradients. They lower the objectives whose loss is too great. Where loss
+    times preference is the same for all, they lower all together (MGDA). The coordinator goes `global_lr` times as far as
+    the mean of the nodes' models.
 
     With its model a node submits its losses, and its gradients in compressed form. Its preference does not leave it: the
     coordinator sends back the sums, and each node sets its own weights. (In the paper the server, which knows the one
     preference, does; where all nodes have the same it is the same.)
 
-    Simplified: weights are set from the losses and gradients at the model that the last round began with, so that a round
-    takes one exchange and not two, and in the first round all objectives count the same; gradients are those of all
-    training samples, compressed by a count sketch in place of a randomised singular value decomposition; and the linear
-    program by which EPO search finds the weights is replaced by the weights whose combined gradient is nearest to the
-    direction that makes losses equal.
+    Simplified: weights are set from the losses and gradients at the model that the last round began with. So a round takes
+    one exchange instead of two, and all objectives count the same in the first round. Gradients are those of all training
+    samples, compressed by a count sketch instead of a randomised singular value decomposition. EPO search finds the weights
+    by a linear program; here they are those whose combined gradient is nearest to the direction that makes losses equal.
 
     Attributes:
         epochs, ft: as of `fedavg`; the fine tuning trains by the last weights.

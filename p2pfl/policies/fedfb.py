@@ -94,7 +94,7 @@ class FedFB(Weighing):
     the elected coordinator.
 
     The weights of samples by label and group move each round by p2pfl.algorithms.group_statistics.fedfb_step with a step of
-    `alpha` / sqrt(t), from the losses of all nodes' samples, so that averaging comes near to FairBatch on all data at once.
+    `alpha` / sqrt(t), from the losses of all nodes' samples. Averaging then comes near to FairBatch on all data at once.
 
     A node submits how many training samples it has of each label in each group, and the sum of their losses: the
     coordinator learns these. (The paper's server learns sums only, by secure aggregation.)
@@ -129,10 +129,10 @@ class AgnosticFair(Weighing):
     A node submits how many training samples it has of each label in each group, and the sum of their losses: the
     coordinator learns these.
 
-    Simplified: samples are reweighted by their label and group, where the paper has Gaussian kernels around points of the
-    input space (of which the cells are the coarsest); weights take multiplicative steps, where it solves a linear
-    programme; nodes average models each round, and not gradients each step; the constraint is not reweighted, and is
-    squared, as in PraFFL's eq. 3. (In the program of PraFFL's authors nothing is reweighted.)
+    Simplified: samples are reweighted by their label and group; the paper has Gaussian kernels around points of the input
+    space, and these cells are the coarsest kind. Weights take multiplicative steps; the paper solves a linear programme.
+    Nodes average models each round, not gradients each step. The constraint is not reweighted, and is squared, as in
+    PraFFL's eq. 3. (In the program of PraFFL's authors nothing is reweighted.)
 
     Attributes:
         epochs, ft: as of `fedavg`; fine tuning is not weighted.

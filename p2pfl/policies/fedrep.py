@@ -15,10 +15,10 @@ class FedRep(Personal):
     Learning", ICML 2021, algorithm 1), run by the elected coordinator.
 
     A task for it keeps a part of the model private: the head, which is mostly the last layer (`private = "head"` of the
-    tasks `digits` and `images`); what precedes it is the representation. In each round a node trains its head, from where it
-    was, for `head_epochs`, the representation staying as it was assigned; then the representation for `epochs`, with the new
-    head; and submits the representation, of which the coordinator makes the mean. The personal model is that mean with the
-    own head.
+    tasks `digits` and `images`); what precedes it is the representation. In each round a node first trains its head for
+    `head_epochs`, and the representation stays as it was assigned. Then it trains the representation for `epochs`, with the
+    new head. It submits the representation, and the coordinator makes the mean. The personal model is that mean with the own
+    head.
 
     Simplified: all participants take part in every round, and count by their samples; both parts are trained by the task's
     optimiser, from a fresh state each. The authors train the head for 10 epochs and the representation for 1 or 5.

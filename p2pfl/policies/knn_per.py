@@ -14,10 +14,10 @@ class KnnPer(CoordinatedFedAvg):
     """kNN-Per (Marfoq, Neglia, Kameni and Vidal, "Personalized Federated Learning through Local Memorization", ICML 2022),
     with the shared model by FedAvg through the elected coordinator.
 
-    A node predicts with `weight * p_kNN + (1 - weight) * p_model`. p_kNN is made of the labels of the k nearest training
-    samples of the node, by the features that the shared model gives them; each counts exp(-d^2 / (scale D)), d being the
-    Euclidean distance and D the number of features (as in the authors' program). Features are what the module's last linear
-    layer gets. At weight 0 it is FedAvg.
+    A node predicts with `weight * p_kNN + (1 - weight) * p_model`. The prediction p_kNN is made of the labels of the k
+    nearest training samples of the node, by the features that the shared model gives them. Each counts exp(-d^2 / (scale
+    D)), where d is the Euclidean distance and D the number of features (as in the authors' program). Features are what the
+    module's last linear layer gets. At weight 0 it is FedAvg.
 
     The parameters stay those of the shared model: they are what travels, is averaged and exported. Mixed predictions are
     what is evaluated and judged, of the snapshot `trained` too. Only classifications by cross-entropy can have them.

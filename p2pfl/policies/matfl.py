@@ -21,9 +21,9 @@ class MaTfl(CoordinatedFedAvg):
     CVPR workshops 2023), as FedPref compares with it, run by the elected coordinator.
 
     Models are compared layer by layer, by the cosine of their differences from the mean of all. Each layer of a node's model
-    votes for the `neighbours` others that it is most like; the node averages with the `neighbours` that have most votes (of
-    equals, those more like it on average; then the first by id). Weights are the mean similarities over layers, clipped at
-    0; the own one is 1.
+    votes for the `neighbours` others that it is most like. The node averages with the `neighbours` that have most votes. Of
+    equals, those that are more like it on average come first, then the first by id. Weights are the mean similarities over
+    layers, clipped at 0; the own one is 1.
 
     Simplified: one model for all, where the paper averages a common backbone only; a layer is a module, weight and bias
     joined.

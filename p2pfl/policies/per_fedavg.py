@@ -16,10 +16,10 @@ class PerFedAvg(Personal):
     Model-Agnostic Meta-Learning Approach", NeurIPS 2020, algorithm 1), in its first-order variant (FO), run by the elected
     coordinator.
 
-    The shared model w is trained so that it is good after one step of gradient descent: each local step goes along the
-    gradient at `w - lr * gradient`, the two gradients being those of the two halves of a batch. What the second derivative
-    would contribute is left out: that is the first-order variant. The personal model is what one such step, on all training
-    data, makes of the shared model that the round has assigned.
+    The shared model w is trained to be good after one step of gradient descent. Each local step goes along the gradient at
+    `w - lr * gradient`, the two gradients being those of the two halves of a batch. What the second derivative would
+    contribute is left out: that is the first-order variant. The personal model is what one such step, on all training data,
+    makes of the shared model that the round has assigned.
 
     Simplified: all participants take part in every round; steps of the shared model are those of the task's optimiser, where
     the paper has plain steps of length beta.

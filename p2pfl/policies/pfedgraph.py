@@ -27,12 +27,12 @@ class PFedGraph(CoordinatedFedAvg):
     2023), run by the elected coordinator.
 
     Node i is given the mean of all models with the weights a that minimise `alpha ||a - p||^2 - sum_j a_j s_ij` among those
-    that are not negative and sum to 1. p are shares of the samples, s_ij is the cosine of what i and j have learned since
-    the common initial model. The solution is the point of the simplex that is nearest to `p + s_i / (2 alpha)`. From the
-    second round on a node trains with `weight (1 - cos(w, u))` added to its loss, u being what it was given.
+    that are not negative and sum to 1. Here p are shares of the samples, and s_ij is the cosine of what i and j have learned
+    since the common initial model. The solution is the point of the simplex that is nearest to `p + s_i / (2 alpha)`. From
+    the second round on a node trains with `weight (1 - cos(w, u))` added to its loss, u being what it was given.
 
-    Simplified: u is the mean that was assigned, where the paper adds up a cosine for each other model; all values of a model
-    are compared (as in the authors' program with the measure "all"); the similarity of nodes that learned nothing is 0.
+    Simplified: u is the mean that was assigned; the paper adds up a cosine for each other model. All values of a model are
+    compared, as in the authors' program with the measure "all". The similarity of nodes that learned nothing is 0.
 
     Attributes:
         epochs, ft: as of `fedavg`.

@@ -125,8 +125,8 @@ class Environment:
 class MorlProblem:
     """DQN or DDPG of the linearly scalarised reward: a MorlTask without its learner.
 
-    The model is what acts and is trained by gradients: of DQN the Q-network, of DDPG the actor and the critic. Their target
-    networks, the optimiser's moments and the transitions stay on the node, from round to round: without the
+    The model is what acts and is trained by gradients: of DQN the Q-network, of DDPG the `actor` and the critic. Their
+    target networks, the optimiser's moments and the transitions stay on the node, from round to round: without the
     transitions of earlier rounds, in the environments where learning starts late, nothing would ever be learned.
 
     Attributes:

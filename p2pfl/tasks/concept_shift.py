@@ -38,8 +38,12 @@ def concept_shift(
     these settings its figures come out.)
 
     Args:
+        clusters: how many groups of nodes there are.
+        dimensions: d, the numbers in a sample.
         samples, validation, test: sizes, per node, per cluster and per cluster.
-        lr: the learning rate; the paper has .008 for inverse loss, and .003 else.
+        noise: the standard deviation of the noise of the targets.
+        lr: the learning rate; the paper has 0.008 for inverse loss, and 0.003 otherwise.
+        batch_size: samples in one step of the optimiser.
     """
     for name, value in {"clusters": clusters, "dimensions": dimensions, "samples": samples}.items():
         if value < 1:

@@ -39,9 +39,9 @@ def deep_sea_treasure(
 ) -> TabularTask:
     """Tabular Q-learning of deep-sea treasure, with the objectives `treasure` and `time`.
 
-    The map has 11 rows and 10 columns (Vamplew et al. 2011) and the treasures of Yang et al. 2019, .7 to 23.7, as
-    mo-gymnasium's deep-sea-treasure-v0, which has an eleventh column of open water that leads nowhere. The submarine starts
-    in the upper left corner and moves up, down, left or right; a move into rock or off the map leaves it where it is. Each
+    The map has 11 rows and 10 columns (Vamplew et al. 2011) and the treasures of Yang et al. 2019, 0.7 to 23.7.
+    It is mo-gymnasium's deep-sea-treasure-v0 without its eleventh column of open water. The submarine starts in the upper
+    left corner and moves up, down, left or right; a move into rock or off the map leaves it where it is. Each
     step costs 1 of time; an episode ends at a treasure. The reward is the scalarised return, not discounted, of the greedy
     policy.
 

@@ -46,6 +46,9 @@ def digits(
             there are images.
         judged_on: the labels of the images that a node is validated and tested on: its `own` (default), or `all` ten, most
             of which a node with few of its own can only learn from others.
+        hidden: width of the hidden layer.
+        lr, momentum: learning rate and momentum of SGD.
+        batch_size: samples in one step of the optimiser.
         private: "head" keeps the last layer on its node: what precedes it is shared.
     """
     if not 1 <= labels <= CLASSES:

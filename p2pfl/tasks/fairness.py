@@ -65,13 +65,12 @@ def fairness(
 ) -> TorchTask:
     """Two classes, and one sensitive attribute or several, by which decisions shall not differ.
 
-    The fairness benchmarks of Hartmann, Multi-objective learning in federation (chapter 5): the objectives are the binary
-    cross-entropy with logits, and for each attribute the relaxed difference between its groups plus .1 times the
-    cross-entropy, all divided by their values before training. The model is an MLP 64-32 with relu; its inputs include the
-    sensitive columns. Reported are accuracy and fairness, 1 minus the exact difference: `parity_sex`,
-    `opportunity_race` or `odds_age`, by measure and attribute. (The dissertation gives neither c
-    nor the batch size; initial values are here those of the initial model on all nodes' training samples, so that a
-    preference means the same at each node.)
+    The fairness benchmarks of Hartmann, Multi-objective learning in federation (chapter 5). The objectives are the binary
+    cross-entropy with logits, and for each attribute the relaxed difference between its groups plus 0.1 times the
+    cross-entropy. All are divided by their values before training. The model is an MLP 64-32 with relu; its inputs include
+    the sensitive columns. Reported are accuracy and fairness, 1 minus the exact difference: `parity_sex`, `opportunity_race`
+    or `odds_age`, by measure and attribute. (The dissertation gives neither c nor the batch size; initial values are here
+    those of the initial model on all nodes' training samples, so that a preference means the same at each node.)
 
     Features are fitted on what nodes train on, and on nothing else (see p2pfl.data.tabular.table.Encoder); a node on its
     own reads the whole table too, of which it takes its part.
@@ -96,6 +95,7 @@ def fairness(
         judged_on: the test samples of a node: its `own` part of them (default), or `all`.
         hidden: widths of the hidden layers, [64, 32] by default; an empty list makes a linear model.
         optimizer: { name = "adam" } (lr, betas, eps, weight_decay), or "sgd" (lr, momentum, weight_decay).
+        batch_size: samples in one step of the optimiser.
         preference: this node's own weights, of accuracy first and then of each attribute.
         preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
             default uniformly.

@@ -85,8 +85,8 @@ def images(
 
     Training and validation samples are of a set's official training part, test samples of its official test part. No two
     nodes train on the same sample. Pixels are scaled to 0 to 1, then by the set's mean and deviation, one of each per
-    channel: MNIST .1307 and .3081, Fashion-MNIST .2860 and .3530, digits .3053 and .3760, the CIFAR sets' as in
-    p2pfl.data.images.registry; of a set that has no name those of its training part.
+    channel. They are 0.1307 and 0.3081 for MNIST, 0.2860 and 0.3530 for Fashion-MNIST, and 0.3053 and 0.3760 for digits.
+    Those of the CIFAR sets are in p2pfl.data.images.registry; a set without a name has those of its training part.
 
     Args:
         data: a folder of the data root (data.images.registry), "digits" for scikit-learn's, or a list for a domain shift.
@@ -103,6 +103,7 @@ def images(
         model: { name = "linear" }, "mlp" (hidden), "cnn" (channels, kernel, dense), or "resnet18"; see
             p2pfl.learning.models.
         optimizer: { name = "sgd" } (lr, momentum, weight_decay), or "adam" (lr, betas, eps, weight_decay).
+        batch_size: samples in one step of the optimiser.
         initial: a safetensors file to start from, instead of weights drawn from the seed.
         head: whether the last layer is of that file too, or is drawn from the seed (`new`): for weights that were trained on
             other classes.

@@ -73,6 +73,7 @@ def praffl(
         preferences: how many are drawn for each step.
         gamma: of the smooth Tchebycheff function (1/gamma) log sum_i exp(gamma L_i / lambda_i).
         optimizer: { name = "adam" } (lr, betas, eps, weight_decay), or "sgd" (lr, momentum, weight_decay).
+        batch_size: samples in one step of the optimiser.
         measured: how many preferences a model is measured with.
         penalty: of a "single" model, by which PraFFL's fairness loss is multiplied that is added to its cross-entropy.
         kept: which "single" model of a run is its result: that of the least validation "loss", or of the greatest validation

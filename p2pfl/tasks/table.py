@@ -53,11 +53,14 @@ def table(
     and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1.
 
     Args:
-        part: is not looked at: the file is this node's part.
+        part: not used, as the file is this node's part.
+        classes: the number of classes, 2 or more.
         features: numbers in a sample; an array of more dimensions is flattened.
         data: path of this node's file.
         target: name of the label's column in a .csv file; the last one if not given.
         hidden: width of the hidden layer, or a list of widths; an empty list makes a linear model.
+        lr, momentum: learning rate and momentum of SGD.
+        batch_size: samples in one step of the optimiser.
         validation, test: fractions of the rows that are held out where the file has no such split, drawn from the seed.
         standardize: "local" makes each feature's mean 0 and deviation 1 over this node's training rows.
 

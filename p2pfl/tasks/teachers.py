@@ -50,6 +50,10 @@ def teachers(
         teachers: m, the number of objectives.
         samples, validation: sizes, per node.
         test: size of the set that all nodes share.
+        noise: the standard deviation of the noise of the targets.
+        hidden: width of the hidden layer.
+        lr: the learning rate of SGD.
+        batch_size: samples in one step of the optimiser.
         preference: this node's own weights, one for each teacher.
         preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
             default a group for
