@@ -1,0 +1,20 @@
+"""Scenarios that are shipped."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from p2pfl.config import toml_reader
+from scripts.tools.reference.markdown import escape, table
+
+
+def scenarios(module: str) -> str:
+    """Return a table of the shipped scenarios: subject, size, and forms."""
+    scenario = import_module(module)
+    rows = []
+    for name, path in scenario.shipped().items():
+        file = scenario.load(name)
+        forms = ", ".join(f"`{form}`" for form in toml_reader.read(path).get("forms", {}))
+        size = f"{len(file.runs)} runs of {file.runs[0].nodes} nodes, {file.runs[0].rounds} rounds"
+        rows.append((f"`{name}`", f"{escape(file.description)}<br>*{size}; other forms: {forms}*"))
+    return table(("scenario", "subject"), rows)
