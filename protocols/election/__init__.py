@@ -1,4 +1,4 @@
 """Election of a coordinator: a core without input and output in the manner of Raft.
 
-See docs/coordination.md for the rules and their limits.
+See docs/explanation/elections.md for the rules and their limits.
 """

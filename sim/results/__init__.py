@@ -1,4 +1,4 @@
 """Results of runs: files, summary metrics, learning curves, fronts.
 
-docs/reports.md lists the files that a run leaves.
+docs/reference/files.md lists the files that a run leaves.
 """
