@@ -20,11 +20,13 @@ from p2pfl.system.printable import printable
 from p2pfl.task import TASKS
 
 COORDINATED = (
-    "Coordinated ones, such as fedpref, have a coordinator, whom a majority of all members elects, be they there or not:"
-    " one node alone coordinates itself, two nodes must both be there, and an even number can miss no more than the odd"
-    " one below it: of three one, of four one, of five two. Without a majority each node learns alone, and says so."
+    "Coordinated policies, such as fedpref, elect a coordinator: with n members, more than n/2 must be online. So 2 members"
+    " tolerate none offline, 3 or 4 tolerate one, 5 tolerate two. Without a majority each node learns alone."
 )
-POLICY_HELP = f"with whom, and how: {', '.join(POLICIES)}, or package.module:factory (default: dac). {COORDINATED}"
+POLICY_HELP = (
+    f"policy that chooses peers and averages models: {', '.join(POLICIES)}, or package.module:factory (default: dac)."
+    f" {COORDINATED}"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +88,7 @@ def _add_init(commands: Any) -> None:
 
 
 def _add_run(commands: Any) -> None:
-    parser = commands.add_parser("run", help="run a node until it is told to stop; run again, it goes on where it was")
+    parser = commands.add_parser("run", help="run a node until you stop it; it continues with its last checkpoint")
     _folder(parser)
     parser.add_argument(
         "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of node.toml"
@@ -118,7 +120,7 @@ def _add_status(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
-    parser = commands.add_parser("doctor", help="look for what keeps a node from working, and say how to mend it")
+    parser = commands.add_parser("doctor", help="look for problems of a node, and print a remedy for each")
     _folder(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(do=_doctor)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROLES = ("participant", "observer", "coordinator-eligible")
 ROLE_HELP = (
-    "of the new member (default: participant). Nobody learns from an observer, and it elects nobody. Once some members are"
+    "of the new member (default: participant). No node learns from an observer, and it does not vote. Once some members are"
     " coordinator-eligible, only these may be elected as the coordinator"
 )
 Folder = Callable[[argparse.ArgumentParser], None]

@@ -56,7 +56,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         data: a file of the node's own, for tasks that take one.
         root: the folder of the data sets, for tasks that read them, if it is not the environment variable P2PFL_DATA.
         initial: a safetensors file to start from, for tasks that take one; all nodes of a federation need the same content.
-        preference: the node's own weights of a task's objectives, for tasks of several; nobody is told.
+        preference: the node's own weights of a task's objectives, for tasks of several; it stays on the node.
         passphrase_file: a file with the passphrase of the admission key, where that is here and encrypted.
         mdns: whether to look for members on the local network, and be found there.
         direct: whether to listen, and to dial members where they can be reached without the broker.
@@ -226,7 +226,7 @@ part = {part}               # which part of a built-in data set is this node's
 data = {data}                  # its own data: data.npz or data.csv for "classification", a schema file for "fairness"
 root = {root}                  # the folder of published data sets, if it is not the environment variable P2PFL_DATA
 initial = ""               # a safetensors file to start from, for a task that takes one; the same content at all nodes
-preference = []            # the node's own weights of the task's objectives, if it has several; nobody is told
+preference = []            # the node's own weights of the task's objectives, if it has several; they stay on the node
 passphrase_file = ""       # a file with the passphrase of the admission key, where that is here and encrypted
 device = "cpu"             # cpu, cuda, mps, or auto
 mdns = true                # look for members on the local network, and be found there

@@ -1,4 +1,4 @@
-"""The documentation: it builds without a warning, its links hold, its pages ask for nothing, and its code runs."""
+"""Documentation: the site builds without a warning, links lead somewhere, and the code of every page runs."""
 
 import json
 import re
@@ -6,12 +6,11 @@ import signal
 import sys
 import tomllib
 
-import duckdb
 import pytest
 
 import p2pfl
 from p2pfl.node.folder.config import STATUS
-from tests.support import forked
+from tests.support import brokers, forked
 from tests.support.browser import DESKTOP, PHONE, browser, needs_chromium, page
 from tests.support.namespaces import until
 from tests.support.pages import DOCS, PAGES, blocks, commands
@@ -19,7 +18,9 @@ from tests.support.processes import PATIENCE, free_ports
 from tests.support.readme import bash
 from tests.support.site_of_docs import broken, build
 
-NODES = ("first-federation.md", "watching.md")  # have nodes that go on running while other things are typed
+FEDERATION, BROKER = "tutorials/first-federation.md", "how-to/connect-through-a-broker.md"
+MANAGE, WATCH = "how-to/manage-nodes.md", "how-to/watch-a-federation.md"
+NODES = (FEDERATION, BROKER, MANAGE, WATCH)  # have nodes that continue to run while other things are typed
 ELSEWHERE = ("real-machines.md", "reproduced.md")  # test_real_machines.py and test_reproduced.py name the tests
 OTHERS = [name for name in PAGES if name not in (*NODES, *ELSEWHERE) and any(block.kind == "sh" for block in blocks(name))]
 
@@ -31,57 +32,25 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
-def test_the_code_explains_what_a_page_takes_from_it(name, monkeypatch):
-    monkeypatch.syspath_prepend(DOCS)
-    import reference
-
-    for what, where in reference.PLACE.findall((DOCS / name).read_text(encoding="utf-8")):
-        assert reference.MARKS[what](where)
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_of_a_page_can_be_run_or_is_no_code(name):
     for kind, text in blocks(name):
-        assert kind in ("sh", "python", "toml", "text", "{toctree}", "{eval-rst}", "{include}"), text
+        assert kind in ("sh", "python", "toml", "text", "{toctree}", "{include}"), text
         if kind in ("python", "toml"):
             assert re.fullmatch(r"# [a-z_]+\.(py|toml)", text.splitlines()[0]), "its first line names the file"
 
 
 def test_every_extra_is_described():
-    described = re.findall(r"^\| `(\w+)` \|", (DOCS / "installation.md").read_text(encoding="utf-8"), re.M)
+    described = re.findall(r"^\| `(\w+)` \|", (DOCS / "how-to/install.md").read_text(encoding="utf-8"), re.M)
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert sorted(described) == sorted(project["optional-dependencies"])
-
-
-def test_what_tells_of_the_site_is_not_on_it(monkeypatch):
-    monkeypatch.syspath_prepend(DOCS)
-    import reference
-
-    source = ["Words.\n\nOn the site, a table\nis here.\n\nMore of it on the site.\n"]
-    reference.fill(None, "page", source)
-    assert source == ["Words.\n\nMore of it on the site.\n"]
-
-
-@pytest.mark.slow
-def test_columns_that_are_described_are_those_that_there_are(tmp_path):
-    text = (DOCS / "simulations.md").read_text(encoding="utf-8")
-    bash("p2pfl-sim run digits-gossip --set form=smoke --set rounds=1 --only random --engine local --out run", tmp_path)
-    for file in ("rounds", "edges"):
-        part = text.partition(f"The columns of `{file}.parquet`:")[2].partition("\n\n")[2].partition("\n\n")[0]
-        described = {name for row in part.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-        found = {row[0] for row in duckdb.sql(f"describe select * from '{tmp_path}/run/{file}.parquet'").fetchall()}
-        metrics = {name for name in found if re.fullmatch("(trained|merged)_(validation|test)_(loss|accuracy)", name)}
-        assert found - metrics == described - {"STAGE_SPLIT_METRIC"}, file
-        assert bool(metrics) == ("STAGE_SPLIT_METRIC" in described)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_code_of_a_page_runs(name, tmp_path):
     said = ""
-    for command in commands(name, tmp_path):
+    for command in commands(name, tmp_path, ports_of(name)):
         # Without worker processes, which change no result and would each import torch for a second's work.
         said += bash(re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command), tmp_path)
     tables = [block.text.splitlines() for block in blocks(name) if block.kind == "text" and "accuracy   +-" in block.text]
@@ -89,23 +58,29 @@ def test_the_code_of_a_page_runs(name, tmp_path):
         assert " ".join(line.split()) in " ".join(re.sub("[│┃]", " ", said).split())
 
 
-class Terminals:
-    """What is typed in one folder, where `p2pfl-node run` at the end of a block keeps its terminal.
+def ports_of(page):
+    """Return a free port for each port of a page, as text: nothing else may have them."""
+    used = sorted(set(re.findall(r"\b41\d\d\b", "".join(block.text for block in blocks(page)))))
+    return dict(zip(used, map(str, free_ports(len(used))), strict=True))
 
-    Ports that are on the page are others here: nothing else may have them.
+
+class Terminals:
+    """Terminals in one folder, where `p2pfl-node run` at the end of a block keeps its terminal.
+
+    Args:
+        others: texts that take the place of those on the page.
     """
 
-    def __init__(self, folder, page):
+    def __init__(self, folder, page, **others):
         self.folder, self.page = folder, page
-        used = sorted(set(re.findall(r"\b41\d\d\b", "".join(block.text for block in blocks(page)))))
-        self.ports = dict(zip(used, map(str, free_ports(len(used))), strict=True))
+        self.others = ports_of(page) | others
         self.running = {}
         self.said = ""
 
     def type_all(self):
         """Type every block of the page; before the next one comes, nodes serve, or wait for one that is still to run."""
         left = sum("p2pfl-node run" in block.text for block in blocks(self.page) if block.kind == "sh")
-        for text in commands(self.page, self.folder, self.ports):
+        for text in commands(self.page, self.folder, self.others):
             if "p2pfl-node demo" in text:
                 continue  # tests/node/cli/test_demo.py runs it
             before, run, options = text.rstrip().partition("p2pfl-node run ")
@@ -146,8 +121,8 @@ class Terminals:
 def terminals(tmp_path):
     opened = []
 
-    def of(page):
-        opened.append(Terminals(tmp_path, page))
+    def of(page, **others):
+        opened.append(Terminals(tmp_path, page, **others))
         return opened[0]
 
     yield of
@@ -157,7 +132,7 @@ def terminals(tmp_path):
 
 @pytest.mark.slow
 def test_the_first_federation_on_one_machine(terminals, tmp_path):
-    there = terminals("first-federation.md")
+    there = terminals(FEDERATION)
     there.type_all()
     assert list(there.running) == ["alice", "bob"]
     assert "bob: connected, round 10, directly" in there.said
@@ -167,9 +142,27 @@ def test_the_first_federation_on_one_machine(terminals, tmp_path):
 
 @pytest.mark.slow
 def test_watching_a_node(terminals):
-    there = terminals("watching.md")
+    there = terminals(WATCH)
     there.type_all()
     assert "dora serving round 10 of 10" in there.said
+
+
+@pytest.mark.slow
+def test_nodes_through_a_broker_learn(terminals):
+    with brokers.mosquitto() as broker:
+        there = terminals(BROKER, **{"mqtt://broker.example:1883": broker.url})
+        there.type_all()
+        assert "through the broker" in there.said
+        there.stop()
+
+
+@pytest.mark.slow
+def test_managed_federation_ends_with_one_member(terminals, tmp_path):
+    there = terminals(MANAGE)
+    there.type_all()
+    shown = there.said.rpartition("federation: home\n")[2]
+    assert re.findall(r"name (\w+), role", shown) == ["alice"]
+    assert (tmp_path / "bob.backup" / "key.pem").exists()
 
 
 @pytest.mark.slow
@@ -178,18 +171,30 @@ def test_every_link_of_the_site_leads_somewhere(site):
 
 
 @pytest.mark.slow
-def test_what_is_made_from_the_code_is_there(site):
+def test_pages_of_the_site_have_what_the_code_says(site):
     def text(name):
         return re.sub(r"<[^>]+>", "", (site / name).read_text(encoding="utf-8"))
 
     assert f"p2pfl {p2pfl.__version__}" in text("index.html")
     for option in ("--resume DIR", "--until-done", "--backup FILE", "p2pfl-sim data check"):
-        assert option in text("commands.html")
+        assert option in text("reference/commands.html")
     for key in ("network.stretch", "compute.slowdown", "evaluate_every", "against"):
-        assert key in text("simulations.html")
-    assert "inverse temperature of the softmax" in text("policies.html")
-    missing = [name for name in p2pfl.__all__ if f'id="p2pfl.{name}"' not in (site / "api.html").read_text("utf-8")]
-    assert missing == ["Parameters"]  # it is where it is defined, as a type
+        assert key in text("reference/scenarios.html")
+    assert "nverse temperature of the softmax" in text("reference/policies.html")
+
+
+def test_index_lists_every_page_once():
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    for part in (re.findall(r"\]\(([\w/-]+)\.md\)", text), re.findall(r"^([\w-]+(?:/[\w-]+)?)$", text, re.M)):
+        assert sorted(set(part)) == sorted(page.removesuffix(".md") for page in PAGES if page != "index.md")
+
+
+@pytest.mark.parametrize("name", [page for page in PAGES if page.startswith("how-to/")])
+def test_guide_has_goal_steps_and_problems(name):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    assert "\nAt the end, " in text
+    assert re.search(r"^1\. ", text, re.M)
+    assert "\n## What can go wrong\n" in text
 
 
 @needs_chromium
@@ -197,7 +202,7 @@ def test_what_is_made_from_the_code_is_there(site):
 def test_the_site_asks_for_nothing_of_others(site):
     with browser() as chromium:
         for size, dark in ((DESKTOP, False), (PHONE, True)):
-            for name in ("index.html", "simulations.html", "api.html", "search.html"):
+            for name in ("index.html", "reference/scenarios.html", "reference/api.html", "search.html"):
                 with page(chromium, size, dark) as (opened, seen):
                     opened.goto((site / name).as_uri())
                     assert [url for url in seen.requests if not url.startswith("file:")] == []

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "_build" not in path.parts)
 BLOCK = re.compile(r"^( *)```(\S*)(?: [^\n]*)?\n(.*?)^\1```$", re.M | re.S)
 
 
@@ -25,14 +25,16 @@ def blocks(page: str) -> list[Block]:
     return [Block(found[2], found[3]) for found in BLOCK.finditer((DOCS / page).read_text(encoding="utf-8"))]
 
 
-def commands(page: str, folder: Path, ports: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+def commands(page: str, folder: Path, others: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """Make the files that a page has, each when it comes to it, and yield the commands, as a reader would come to them.
 
     Args:
-        ports: that take the place of those on the page.
+        others: texts, for example ports, that take the place of those on the page.
     """
     for kind, text in blocks(page):
-        text = re.sub(r"\b41\d\d\b", lambda port: ports.get(port[0], port[0]), text)
+        if others:
+            old = "|".join(map(re.escape, others))
+            text = re.sub(rf"(?<!\w)({old})(?!\w)", lambda found: others[found[1]], text)
         if kind in ("python", "toml"):
             first, _, _ = text.partition("\n")
             (folder / first.removeprefix("# ")).write_text(text, encoding="utf-8")

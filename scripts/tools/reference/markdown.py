@@ -24,7 +24,7 @@ def _cell(text: str) -> str:
 
 def sentence(text: str) -> str:
     """Return a text with a capital at its beginning, unless it begins with a symbol such as "m,", and a full stop."""
-    first = text[:1] if re.match(r"\w\b", text) else text[:1].upper()
+    first = text[:1] if re.match(r"[b-z]\b", text) else text[:1].upper()
     return first + text[1:].rstrip(".") + "."
 
 

@@ -587,7 +587,7 @@ def test_help_says_what_everything_is_and_what_the_default_is(capsys, main, comm
 
 
 def test_help_says_with_how_many_nodes_there_is_a_coordinator(capsys):
-    for command, said in (("init", "two nodes must both be there"), ("invite", "only these may be elected")):
+    for command, said in (("init", "2 members tolerate none offline"), ("invite", "only these may be elected")):
         with pytest.raises(SystemExit):
             node_cli.main([command, "--help"])
         assert said in " ".join(capsys.readouterr().out.split())

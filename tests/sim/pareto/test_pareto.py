@@ -171,8 +171,8 @@ def test_candidates_that_are_as_good_are_on_the_front_once_and_those_that_do_not
 
 
 def test_columns_that_are_described_are_those_that_there_are(whole):
-    text = (Path(__file__).parents[3] / "docs" / "pareto.md").read_text()
-    table = text.partition("The columns of `candidates.parquet`:")[2]
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "files.md").read_text()
+    table = text.partition("### Columns of `candidates.parquet`")[2].partition("###")[0]
     described = {name for row in table.splitlines() if row[:1] == "|" for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     found = {row[0] for row in duckdb.sql(f"describe select * from '{whole}/candidates.parquet'").fetchall()}
     assert {re.sub("(treasure|time)$", "OBJECTIVE", name) for name in found} == described
