@@ -12,7 +12,7 @@ def scenarios(module: str) -> str:
     """Return a table of the shipped scenarios: subject, size, and forms."""
     scenario = import_module(module)
     rows = []
-    for name, path in scenario.shipped().items():
+    for name, path in scenario.shipped_scenarios().items():
         file = scenario.load(name)
         forms = ", ".join(f"`{form}`" for form in toml_reader.read(path).get("forms", {}))
         size = f"{len(file.runs)} runs of {file.runs[0].nodes} nodes, {file.runs[0].rounds} rounds"
