@@ -42,8 +42,7 @@ def digits(
     Args:
         labels: how many of the ten labels each node has.
         samples: at most so many training images per node; 0 takes an equal share of all.
-        shared: nodes draw their `samples` images each for itself, so that several have the same ones: for more nodes than
-            there are images.
+        shared: each node draws its `samples` images for itself: for more nodes than there are images.
         judged_on: the labels of the images that a node is validated and tested on: its `own` (default), or `all` ten, most
             of which a node with few of its own can only learn from others.
         hidden: width of the hidden layer.
