@@ -91,7 +91,7 @@ def statements(text, kind):
 
 
 def test_lines_of_the_example_are_counted():
-    example = {text.splitlines()[0]: text for kind, text in page_blocks("policy-and-task.md") if kind == "python"}
+    example = {text.splitlines()[0]: text for kind, text in page_blocks("tutorials/own-policy.md") if kind == "python"}
     policy = statements(example["# mine.py"], ast.ClassDef)
     task = statements(example["# rings.py"], ast.FunctionDef)
     assert f"has a policy of {policy} lines and a task of {task} lines" in " ".join(section("Comparison"))
