@@ -2,11 +2,12 @@
 
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,12 @@ def needed_distributions():
 def test_every_distribution_of_the_environment_is_pinned():
     missing = set(needed_distributions()) - set(VERSIONS)
     assert sorted(name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))) == []  # they follow torch
+
+
+def test_pins_allow_the_first_release_of_the_oldest_python():
+    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"  # Debian 12 has 3.11.2
+    found = {name: metadata(name).get("Requires-Python") or "" for name in needed_distributions()}
+    assert {name: text for name, text in found.items() if not SpecifierSet(text).contains(oldest)} == {}
 
 
 def test_pins_are_sorted_and_keep_torch():
