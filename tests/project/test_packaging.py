@@ -42,7 +42,7 @@ def built(tmp_path_factory):
     wheel, sdist = build(ROOT, tmp_path_factory.mktemp("checkout"))
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extractall(unpacked, filter="data")
+        archive.extractall(unpacked, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # since 3.11.4
     [source] = unpacked.iterdir()
     return wheel, sdist, build(source, tmp_path_factory.mktemp("again"))[0]
 

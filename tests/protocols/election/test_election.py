@@ -596,25 +596,25 @@ class ObeysAnyTerm(Election):
 
 class TriesStaleTerms(Election):
     def _would_grant(self, sender, term, now):
-        return not self._bound(sender, now)
+        return not self._has_promised(sender, now)
 
 
 class VotesAgain(Election):
     def _grant(self, sender, term, now):
-        if term == self.term and not self._bound(sender, now):
+        if term == self.term and not self._has_promised(sender, now):
             self.ballot = Ballot(term, sender)
         return super()._grant(sender, term, now)
 
 
 class BreaksPromises(Election):
-    def _bound(self, candidate, now):
+    def _has_promised(self, candidate, now):
         return False
 
 
 class CountsOldGrants(Election):
-    def _voted(self, sender, term, answer, now):
+    def _on_vote(self, sender, term, answer, now):
         asked_for = Term(self.term.membership_version, self.term.number + answer.trial)
-        super()._voted(sender, asked_for if answer.granted else term, answer, now)
+        super()._on_vote(sender, asked_for if answer.granted else term, answer, now)
 
 
 class LeadsUnasked(Election):
