@@ -1,7 +1,7 @@
-"""Checkpoints of a node: a file replaced as a whole, with the hash of its content, and the two before it.
+"""Checkpoints of a node: a file that is replaced atomically, with the hash of its content, and the two previous ones.
 
-A checkpoint is written when a model is published, before any peer can get it, after the preparation and after every round.
-So a node that was killed at any moment comes back with its last finished round and still serves the bytes that it has served
+A checkpoint is written when a model is published, before any peer can fetch it, after the preparation, and after every
+round. A node that was killed at any time therefore restarts with its last finished round, and serves the same bytes as
 before.
 """
 
@@ -29,11 +29,11 @@ _MAGIC = b"p2pfl checkpoint 1\n"
 
 
 Array = tuple[str, list[int], bytes]
-"""The type, the shape and the values of an array."""
+"""Type, shape and values of an array."""
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A published model on disk, as peers get it; `age` in seconds stands for the time, which has no use after a restart."""
+    """Published model on disk, as peers receive it; `age` in seconds replaces the time, invalid after a restart."""
 
     round: int
     stage: Stage
@@ -45,22 +45,23 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
+    """State of a node on disk.
+
     Attributes:
         layout: the fingerprint of the layout of all values, shared and private.
-        round: the last finished one.
-        params: as that round left them, with the private part.
-        early_stopping: the state of early stopping, with the best model, all of it.
-        unevaluated: the models of `unevaluated_round`, all of each, by stage, whose metrics were not looked at yet.
-        policy: which policy it is.
+        round: the last finished round.
+        params: parameters after that round, with the private part.
+        early_stopping: the state of early stopping, with all values of the best model.
+        unevaluated: the models of `unevaluated_round` that have not been evaluated yet, all values, by stage.
+        policy: name of the policy.
         policy_state: the policy's own state, msgpack.
-        outbox: what may still be asked for: shared parts.
-        final: nothing more will be published.
-        codec: how models travel.
-        steps: the tags of what was published last, and which entries have changed (uint32); see
+        outbox: the published models that may still be requested; shared parts.
+        final: whether nothing more will be published.
+        codec: encoding of sent models.
+        steps: the tags of the latest publications, and the entries that have changed (uint32); see
             p2pfl.compression.sparse_updates.Public.
-        prepared: what comes before the first round is done.
-        learner: what the learner keeps from round to round.
+        prepared: whether the preparation before the first round is done.
+        learner: the state that the learner keeps from round to round.
     """
 
     name: str
@@ -107,11 +108,11 @@ def unpack(data: bytes) -> Parameters:
 
 
 class Store(Protocol):
-    """Keeps one checkpoint.
+    """Storage of one checkpoint.
 
     Attributes:
-        problem: why the last one could not be kept; "" if it was.
-        round: that of the one that is kept; 0 if there is none.
+        problem: why the last checkpoint could not be stored; "" if it was.
+        round: round of the stored checkpoint; 0 if there is none.
     """
 
     @property
@@ -126,10 +127,11 @@ class Store(Protocol):
 
 
 class FileStore:
-    """Keeps the last three checkpoints in files: `path`, and before it `path`.1 and `path`.2.
+    """Storage of the last three checkpoints in files: `path`, and the previous ones in `path`.1 and `path`.2.
 
     Args:
-        log: receives an event when a damaged one was set aside, when none can be written, and when they can be again.
+        log: receives an event when a damaged checkpoint was set aside, when none can be written, and when writing works
+            again.
     """
 
     def __init__(self, path: Path, log: EventLogger = LOG) -> None:
@@ -145,9 +147,10 @@ class FileStore:
         return self._tries.problem
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; when this returns it is on the disk, or `problem` says why not and the one before it is.
+        """Write a checkpoint. When this returns it is on disk, or `problem` gives the error and the previous one is.
 
-        One whose caller was cancelled may still be on its way in another thread: then this waits for it.
+        The checkpoint of a cancelled caller may still be being written in another thread; this method then waits for
+        it.
         """
         content = msgspec.msgpack.encode(checkpoint)
         with self._lock, self._tries.tolerate():
@@ -156,10 +159,10 @@ class FileStore:
             failpoint("checkpoint-saved")
 
     def load(self) -> Checkpoint | None:
-        """Return the last checkpoint that is whole, or None if there never was one. Damaged ones before it are set aside.
+        """Return the last intact checkpoint, or None if there never was one. Newer damaged ones are set aside.
 
         Raises:
-            ConfigurationError: all are damaged; they are left as they are. Or they cannot be read.
+            ConfigurationError: all checkpoints are damaged, and remain unchanged; or they cannot be read.
         """
         try:
             checkpoint = self._load()
@@ -195,7 +198,7 @@ class FileStore:
             before.replace(oldest)
         if newest.exists():
             try:
-                os.link(newest, before)  # so that there is a newest one at every moment
+                os.link(newest, before)  # so that a newest one exists at every moment
             except OSError:  # a file system without links
                 newest.replace(before)
         failpoint("checkpoint-shifted")

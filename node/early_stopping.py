@@ -1,4 +1,4 @@
-"""Early stopping and best-on-validation (Listo Zec et al., section 3.2): which of a node's models is its result."""
+"""Early stopping and best-on-validation (Listo Zec et al., section 3.2), which select a node's resulting model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from p2pfl.parameters import Parameters
 
 
 class EarlyStopping:
-    """Remembers the model with the least validation loss, and how many rounds ago that was.
+    """Early stopping that keeps the model with the least validation loss and its round.
 
     Attributes:
-        best: that model, or None before the first one; without validation data, the newest.
+        best: that model, or None before the first one; without validation data, the newest model.
         round: its round.
     """
 
@@ -25,7 +25,7 @@ class EarlyStopping:
         self._newest = 0
 
     def see(self, round: int, params: Parameters, loss: float | None) -> bool:
-        """Take note of a round's model and its validation loss (None: no such data). Return True if it is the best."""
+        """Record a round's model and its validation loss (None: no validation data). Return True if it is the best."""
         self._newest = round
         if loss is None:
             better = True
@@ -39,7 +39,7 @@ class EarlyStopping:
 
     @property
     def stop(self) -> bool:
-        """Whether patience has run out."""
+        """Return whether patience has run out."""
         return self.patience > 0 and self._newest - self.round >= self.patience
 
     def state(self) -> dict[str, Any]:

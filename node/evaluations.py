@@ -1,6 +1,6 @@
-"""Evaluations of a node's models: begun after a round, looked at one round later.
+"""Evaluations of a node's models: started after a round, and processed one round later.
 
-So they never hold a round back, and the simulator can compute them together with other work.
+Evaluations therefore never delay a round, and the simulator can compute them together with other work.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Metrics = dict[str, float]
 
 
 class Evaluation(NamedTuple):
-    """Models of a round whose metrics were not looked at yet.
+    """Models of a round whose metrics have not been processed yet.
 
     Attributes:
         snapshots: the models by stage, float32 [P].
-        metrics: in the order of the snapshots; None where the computation has not begun either.
+        metrics: metrics in the order of the snapshots; None if the computation has not started either.
     """
 
     round: int
@@ -29,15 +29,16 @@ class Evaluation(NamedTuple):
 
 
 class Evaluations:
-    """
+    """Evaluator of the models of each round.
+
     Args:
-        judge: takes note of each round's model.
-        stage: of the model that it takes note of; "merged" where a round has none of that stage.
-        measure: begins to compute the metrics of some models.
-        report: is called with the metrics of a round's models by stage.
+        judge: receives each round's model for early stopping.
+        stage: stage of that model; "merged" for a round without a model of this stage.
+        measure: starts to compute the metrics of some models.
+        report: called with the metrics of a round's models by stage.
 
     Attributes:
-        pending: the newest evaluation, if it was not looked at yet.
+        pending: the newest evaluation, if it has not been processed yet.
     """
 
     def __init__(
@@ -55,20 +56,20 @@ class Evaluations:
         self._report = report
 
     async def begin(self, round: int, snapshots: Mapping[Stage, Parameters]) -> None:
-        """Begin to evaluate the models of a round, and look at the evaluation before."""
+        """Start to evaluate the models of a round, and process the previous evaluation."""
         started = self._measure(list(snapshots.values()))
         previous, self.pending = self.pending, Evaluation(round, snapshots, started)
         if previous is not None:
             await self._look(previous)
 
     async def finish(self) -> None:
-        """Look at the evaluation that is pending."""
+        """Process the pending evaluation."""
         if self.pending is not None:
             await self._look(self.pending)
             self.pending = None
 
     def restore(self, round: int, snapshots: Mapping[Stage, Parameters]) -> None:
-        """Take up models that an earlier run has not looked at."""
+        """Restore models that an earlier run has not evaluated."""
         self.pending = Evaluation(round, snapshots, None)
 
     async def _look(self, evaluation: Evaluation) -> None:

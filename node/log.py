@@ -1,4 +1,4 @@
-"""Logger of nodes, for those that are given no other: `p2pfl.node` of the standard library's loggers."""
+"""Default logger of nodes: `p2pfl.node` of the standard library's loggers."""
 
 from __future__ import annotations
 

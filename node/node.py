@@ -1,7 +1,7 @@
-"""The life of a node. The same lines run on machines, through a broker, and by the hundred in the simulator.
+"""Life of a node. The same code runs on machines, through a broker, and by the hundred in the simulator.
 
-All that differs is injected: the way to peers (`exchange`), the place of training (`trainer`), storage (`store`), and the
-`observer`.
+All differences are injected: the way to peers (`exchange`), the place of training (`trainer`), storage (`store`), and
+the `observer`.
 """
 
 from __future__ import annotations
@@ -47,37 +47,38 @@ SPLITS: tuple[Split, ...] = ("validation", "test")
 
 
 class Observer(policy_api.Observer, Protocol):
-    """Who watches a node. Nothing of what it does may reach back."""
+    """Observer of a node. Its methods must not affect the node."""
 
     def restored(self, node: Node) -> None:
-        """The node goes on with what its last run has stored."""
+        """Report that the node continues from its stored checkpoint."""
 
     def elected(self, node: Node, elected: Elected) -> None:
-        """Another one coordinates, as the node sees it, or nobody does any more."""
+        """Report a change of the node's coordinator, including its loss."""
 
     def skipped(self, node: Node, finished: int, following: int) -> None:
-        """The node does another round than the next, where most participants are: a later one, or an earlier one."""
+        """Report that the node skips forward or goes back to the round of most participants."""
 
     def merged(self, node: Node, merge: Merge) -> None:
-        """A round has ended."""
+        """Report that a round has ended."""
 
     def evaluated(self, node: Node, round: int, stages: Mapping[Stage, Mapping[str, float]]) -> None:
-        """The metrics of a round's models are known, by stage; perhaps some rounds later."""
+        """Report the metrics of a round's models by stage, possibly some rounds later."""
 
     def finished(self, node: Node, result: Mapping[str, float]) -> None:
-        """The node's last round has ended; `result` are the metrics of the model that was best on validation."""
+        """Report that the last round has ended; `result` has the metrics of the model that was best on validation."""
 
 
 class Node:
     """One participant.
 
     Args:
-        name: by which the federation knows it.
-        names: those of all participants, its own included; every participant gives the same.
-        budget: what it may receive; by default anything.
-        lenient: leave out models that the budget does not let in, instead of ending with BudgetExceededError; and keep the
-            model where training or a merge gives values that are not finite, instead of ending with DivergenceError.
-        initial: the common initial model, all of it, if it was made already.
+        name: name of the node in the federation.
+        names: names of all participants, including this one; equal on every participant.
+        budget: limits of what the node may receive; unlimited by default.
+        lenient: whether to drop models that exceed the budget, instead of raising BudgetExceededError. Also whether to
+            keep the previous model if training or a merge gives values that are not finite, instead of raising
+            DivergenceError.
+        initial: the whole common initial model, if it exists already.
     """
 
     def __init__(
@@ -137,35 +138,36 @@ class Node:
 
     @property
     def round(self) -> int:
-        """The round that the node is in, or has finished."""
+        """The round that the node is in or has finished."""
         return self.me.round
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to learn, as all rounds are done or the node has stopped early."""
+        """Return whether the node has finished, because all rounds are done or it has stopped early."""
         return self.me.round >= self.settings.rounds or self.early_stopping.stop
 
     @property
     def disk(self) -> str:
-        """Why the last checkpoint could not be written; "" if it was."""
+        """The reason why the last checkpoint could not be written; "" if it was written."""
         return "" if self._store is None else self._store.problem
 
     @property
     def stored(self) -> int:
-        """The last round whose checkpoint is on the disk; without a store, the last one."""
+        """The last round whose checkpoint is on disk; without a store, the last round."""
         return self.me.round if self._store is None else self._store.round
 
     def stop(self) -> None:
-        """Leave after the round in progress. What is finished is in the checkpoint."""
+        """Leave after the current round. The checkpoint contains everything that is finished."""
         self._stopping = True
         self.exchange.leave()
 
     async def run(self, linger: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Do all rounds, then serve until `linger()` is done (without it, end).
+        """Run all rounds, then serve until `linger()` returns; without `linger`, end at once.
 
         Raises:
-            ConfigurationError: the policy, or what was stored, does not fit.
-            BudgetExceededError: the policy asks for more than the budget allows; whatever else it raises comes through, too.
+            ConfigurationError: the policy or the stored checkpoint does not fit.
+            BudgetExceededError: the policy asks for more than the budget allows. Other errors of the policy are raised
+                unchanged.
         """
         self._restore()
         if isinstance(self.policy, Coordinated):
@@ -178,11 +180,11 @@ class Node:
                     if linger is not None and not self._stopping:
                         await linger()
                 except BaseException:
-                    with suppress(Exception):  # the first error is the reason, not one that follows from it
+                    with suppress(Exception):  # the first error is the cause, not those that follow from it
                         await self.exchange.close()
                     raise
                 await self.exchange.close()
-        except ExceptionGroup as group:  # one reason, not a tree of them
+        except ExceptionGroup as group:  # report one cause, not a tree
             raise first_error(group) from None
 
     async def _rounds(self) -> None:
@@ -209,7 +211,7 @@ class Node:
     async def _round(self) -> None:
         me, settings = self.me, self.settings
         following = me.round + 1
-        if settings.mode == "synchronous":  # where most of the others are
+        if settings.mode == "synchronous":  # the round of most of the others
             following = min(await self.exchange.next_round(me.round), settings.rounds)
             if self._stopping:
                 return
@@ -225,14 +227,14 @@ class Node:
         merge = self._take(merge)
         if settings.evaluate_every and me.round % settings.evaluate_every == 0:
             await self._evaluate()
-        if self._store is not None:  # first: who is told of a round may rely on it
+        if self._store is not None:  # first, because an observer of the round may rely on it
             await self._save()
             failpoint("round-saved")
         if self._observer is not None:
             self._observer.merged(self, merge)
 
     def _take(self, merge: Merge) -> Merge:
-        """Take over what a round made, and return it; or keep the own model, where that has values that are not finite."""
+        """Adopt and return the result of a round; keep the own model if the result has values that are not finite."""
         if not isinstance(merge, Merge):
             raise ConfigurationError(f"the policy {type(self.policy).__name__} returned {type(merge).__name__}, not a Merge")
         params = merge.params
@@ -256,7 +258,7 @@ class Node:
         await self._evaluations.begin(self.me.round, snapshots)
 
     async def _finish(self) -> None:
-        """Evaluate the model that was best on validation; it is the node's result."""
+        """Evaluate the model that was best on validation, which is the node's result."""
         await self._evaluations.finish()
         (result,) = await self._metrics([self.result])
         if self._observer is not None:
@@ -264,7 +266,7 @@ class Node:
 
     @property
     def result(self) -> Parameters:
-        """All values of the model that was best on validation so far; before the first evaluation, of the newest; [P]."""
+        """Return all values, [P], of the model best on validation; before the first evaluation, of the newest."""
         return self.early_stopping.best if self.early_stopping.best is not None else self._reported_parameters()
 
     def _metrics(self, models: Sequence[Parameters]) -> Awaitable[list[dict[str, float]]]:
@@ -276,7 +278,7 @@ class Node:
     def _reported_parameters(self) -> Parameters:
         return self.peers.published.get(self.policy.reported_stage, self.me.whole)
 
-    # For the exchange (see p2pfl.node.exchange.base.ExchangeHost)
+    # Interface for the exchange (see p2pfl.node.exchange.base.ExchangeHost)
 
     def complete(self, params: Parameters) -> Parameters:
         return self.me.border.whole(params)
@@ -292,7 +294,7 @@ class Node:
     # Checkpoints
 
     async def _save(self) -> None:
-        """Write down the state after a round, or around the preparation."""
+        """Save the state after a round, or before or after the preparation."""
         unevaluated = self._evaluations.pending
         self._saved = Checkpoint(
             name=self.name,
@@ -314,7 +316,7 @@ class Node:
         await self._save_outbox()
 
     async def _save_outbox(self, coming: Published | None = None) -> None:
-        """Write down what was published beside the state after the last round: a round that has begun is done again."""
+        """Save the published models with the last round's state. An unfinished round is repeated after a restart."""
         assert self._store is not None
         assert self._saved is not None
         loop, outbox = asyncio.get_running_loop(), self.exchange.outbox
@@ -373,7 +375,7 @@ def encode_state(policy: Policy) -> bytes:
     """Return a policy's state as MessagePack.
 
     Raises:
-        ConfigurationError: there is more in it than numbers, strings, lists and dicts.
+        ConfigurationError: the state contains values other than numbers, strings, lists and dicts.
     """
     try:
         return msgspec.msgpack.encode(policy.state())
@@ -384,7 +386,7 @@ def encode_state(policy: Policy) -> bytes:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the first error of a group, out of whatever groups it is in; an error that is none is itself."""
+    """Return the first error that is not a group, from a group nested to any depth; return any other error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""The two windows of a policy: `Me`, its own node, and `NodePeers`, all that it may do to the outside."""
+"""Interfaces of a policy: `Me`, its own node, and `NodePeers`, its only access to other nodes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from p2pfl.protocols.wire.payload import encode_extras
 from p2pfl.queries import Query, R, Train
 from p2pfl.random_streams import RandomStreams, common_order
 
-DIVERGED_IN_A_ROW = 3  # trainings, after which the node ends
-ASSIGNMENTS = 9  # of the coordinator, whose distances bound that of the next one
+DIVERGED_IN_A_ROW = 3  # failed trainings in a row after which the node ends
+ASSIGNMENTS = 9  # assignments of the coordinator whose distances limit that of the next one
 
 
 class Observer(Protocol):
-    """Who watches what a node does with its peers."""
+    """Observer of a node's exchanges with its peers."""
 
     def published(self, id: str, round: int, stage: Stage, params: Parameters) -> None: ...
 
@@ -36,21 +36,23 @@ class Observer(Protocol):
     def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
 
     def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
-        """Report that the node keeps its model, as the next one has values that are not finite.
+        """Report that the node keeps its model, because the next one has values that are not finite.
 
         Args:
-            senders: of the models that it was made of.
+            senders: senders of the models from which it was made.
         """
 
 
 class Me(policy.Me):
-    """The policy's own node; see p2pfl.policy.Me. What it takes and gives are shared values, [S]; its trainer gets all.
+    """Policy's own node; see p2pfl.policy.Me.
+
+    Its inputs and outputs are shared values, [S]; its trainer receives all values.
 
     Args:
         initial: all values of the common initial model, [P].
-        layout: of all values.
-        lenient: go on with the model from before where training diverges, instead of ending with DivergenceError; a node
-            that does not is simulated.
+        layout: layout of all values.
+        lenient: whether to continue with the previous model if training diverges, instead of raising DivergenceError. A
+            node that is not lenient is simulated.
     """
 
     __slots__ = (
@@ -88,7 +90,7 @@ class Me(policy.Me):
         self.id = id
         self.observer: Observer | None = None
         self.lenient = lenient
-        self.diverged = 0  # trainings in a row
+        self.diverged = 0  # number of diverged trainings in a row
         self.draws = draws
         self.trainer = trainer
         self.border = PrivateParameters(layout, initial)
@@ -115,7 +117,7 @@ class Me(policy.Me):
         return query.restrict(await self.trainer.submit(query.complete(self.border)), self.border)
 
     async def _train_leniently(self, query: Train) -> Parameters:
-        """Train; where that gives values that are not finite, return the model that it began with, a few times in a row."""
+        """Train. If the result has values that are not finite, return the previous model, a few times in a row."""
         before = self.border.whole(query.params)
         try:
             trained = await self._compute(query)
@@ -138,22 +140,23 @@ class Me(policy.Me):
         return self.border.whole(self.params)
 
     def restore(self, whole: Parameters) -> None:
-        """Go on from all values, [P]."""
+        """Continue from all values, [P]."""
         self.params = self.border.keep(whole)
 
 
 class NodePeers:
-    """What a policy may do to the outside, held to the node's budget; see p2pfl.policy.Peers.
+    """Policy's access to other nodes, within the node's budget; see p2pfl.policy.Peers.
 
     Args:
         refuse: see p2pfl.budget.BudgetTracker.
         asks_scores: whether the policy may ask for losses.
 
     Attributes:
-        ledger: what was received, and its budget.
-        published: what was published in this round, by stage, with the private part as it was then; [P].
-        clip: protects the node's own model, where the federation has agreed on it; see p2pfl.algorithms.robust_aggregation.
-        capped: how often a peer claimed more samples than count.
+        ledger: the received models and bytes, and their budget.
+        published: the models published in this round, by stage, with the private part at that time; [P].
+        clip: protects the node's own model, if the federation has agreed on it; see
+            p2pfl.algorithms.robust_aggregation.
+        capped: number of times that a peer claimed more samples than are counted.
     """
 
     def __init__(
@@ -174,8 +177,8 @@ class NodePeers:
         self._neighbours: tuple[str, ...] = exchange.roster.neighbours
         self.observer: Observer | None = None
         self.ledger = BudgetTracker(me.budget, refuse)
-        self._extras = 0  # bytes of those that were published last
-        self._beyond: dict[str, int] = {}  # by peer: bytes of its last model that were not expected
+        self._extras = 0  # bytes of the extras that were published last
+        self._beyond: dict[str, int] = {}  # by peer: bytes by which its last model exceeded the expected size
         self._own: Parameters | None = None  # the model that was published last in this round
         self.clip = MedianClip() if me.robust == "median-clip" else None
         self._assigned = MedianClip()
@@ -189,7 +192,7 @@ class NodePeers:
 
     @property
     def own(self) -> Parameters:
-        """The shared values that the node published last in this round; before that, those after the last round; [S]."""
+        """The shared values that the node published last in this round, else those after the last round; [S]."""
         return self._me.params if self._own is None else self._own
 
     @property
@@ -206,7 +209,7 @@ class NodePeers:
 
     def round_order(self, round: int) -> Mapping[str, int]:
         neighbours = self._exchange.roster.neighbours
-        if neighbours is not self._neighbours:  # somebody has become a member since
+        if neighbours is not self._neighbours:  # a peer has become a member since
             self._neighbours, self._names = neighbours, tuple(sorted({*self._names, *neighbours}))
         return common_order(self._seed, round, self._names)
 
@@ -237,7 +240,7 @@ class NodePeers:
         return updates
 
     async def _clip_updates(self, clip: MedianClip, updates: Sequence[Update]) -> list[Update]:
-        """Return updates with clipped models and capped numbers of samples."""
+        """Return the updates with clipped models and capped numbers of samples."""
         me, own = self._me, self.own
         capped = cap_updates(me.n_samples, updates)
         self.capped.update(u.sender for u, after in zip(updates, capped, strict=True) if after is not u)
@@ -268,7 +271,7 @@ class NodePeers:
             self.observer.published(me.id, me.round, "trained", params)
         if not self.ledger.admits(
             self._expected_bytes(me.id)
-        ):  # it learns alone, as it must not receive what it would be assigned
+        ):  # the node learns alone, because the budget does not allow the assignment
             return None
         submission = Submission(me.id, me.round, params, me.n_samples, extras or {}, previous or {}, start)
         assignment = await self._exchange.submit(submission)
@@ -283,10 +286,10 @@ class NodePeers:
         return assignment
 
     def _note_sizes(self, updates: Sequence[Update]) -> None:
-        """Expect of peers what they sent last, if it was more than they were expected to send."""
+        """Expect from each peer the size that it sent last, if it was more than expected."""
         for update in updates:
             self._beyond[update.sender] = max(0, update.size - self._exchange.expected_bytes(update.sender, self._me.round))
 
     def _expected_bytes(self, id: str) -> int:
-        """Bytes of a peer's model, if its extras are as long as the own ones, or as its last ones."""
+        """Return the expected bytes of a peer's model, with extras as long as this node's or the peer's last ones."""
         return self._exchange.expected_bytes(id, self._me.round) + max(self._extras, self._beyond.get(id, 0))

@@ -1,4 +1,4 @@
-"""Execution of a node's computations: on a real machine in a thread, so that the node serves its peers at the same time."""
+"""Execution of a node's computations. On a machine they run in a thread, so that the node can serve its peers."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ T = TypeVar("T")
 
 
 class Trainer(Protocol):
-    """Runs a node's learner."""
+    """Runner of a node's learner."""
 
     def submit(self, query: Query[R]) -> Awaitable[R]:
-        """Return the learner's answer to a query, to be awaited.
+        """Return an awaitable of the learner's answer to a query.
 
-        An answer that is not urgent need not be awaited before the next round.
+        An answer that is not urgent may be awaited after the next round has begun.
 
         Raises:
-            ConfigurationError: the learner does not answer such a query.
+            ConfigurationError: the learner does not support this query.
         """
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run other work with models, and return its result."""
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
-        """Return the learner's state (see p2pfl.task.StatefulLearner), while it is not training."""
+        """Return the learner's state (see p2pfl.task.StatefulLearner) while it is not training."""
 
     def restore(self, kept: Mapping[str, np.ndarray]) -> None:
         """Restore the learner's state, before its first training."""
 
 
 class ThreadTrainer:
-    """Runs a learner in one thread of its own, with one thread for torch (so that equal seeds give equal bits)."""
+    """Trainer that runs a learner in its own thread, with one thread for torch, so that equal seeds give equal bits."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner

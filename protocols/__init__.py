@@ -1,5 +1,5 @@
 """Communication between nodes: identity, messages, signatures, transports, discovery, membership, election.
 
-A transport yields a complete frame; `wire.envelope.FrameVerifier.open` turns it into a message or raises, and nothing else
-does. This package knows no torch, no policy and no node.
+A transport yields a complete frame. Only `wire.envelope.FrameVerifier.open` turns a frame into a message, or raises.
+This package does not depend on torch, policies or nodes.
 """

@@ -1,4 +1,4 @@
-"""Addresses in the form that people write, and the networks that they belong to."""
+"""Addresses in readable form, and the networks to which they belong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from p2pfl.protocols.errors import AddressError
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of "tcp://host:port" or "host:port"; an IPv6 host is in brackets, no host means all addresses.
+    """Return host and port of "tcp://host:port" or "host:port".
+
+    An IPv6 host is in brackets; no host means all addresses.
 
     Raises:
-        AddressError: it has another form.
+        AddressError: the address has another form.
     """
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -22,7 +24,7 @@ def split_address(address: str) -> tuple[str, int]:
         or "[" in host
         or "]" in host
         or (":" in host and not bracketed)
-        or not host.isprintable()  # it may come from a peer, and is shown to people
+        or not host.isprintable()  # it may come from a peer, and users see it
     ):
         raise AddressError(f"address {address!r} is not of the form 192.168.1.5:4100 or [fe80::1]:4100")
     return host, int(port)
@@ -34,7 +36,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is reached from this machine only."""
+    """Return whether a host is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -42,7 +44,7 @@ def is_loopback(host: str) -> bool:
 
 
 def needs_scope(host: str) -> bool:
-    """Return whether a host is an IPv6 address of one link, which another machine cannot use as it is."""
+    """Return whether a host is a link-local IPv6 address, which other machines cannot use without a scope."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -53,7 +55,7 @@ def needs_scope(host: str) -> bool:
 def network(host: str) -> bytes:
     """Return the network of a host, for limits per host: its IPv4 address, or the /64 of its IPv6 address.
 
-    One machine usually has a whole /64 to itself. A text that is no IP address stands for itself.
+    One machine usually has a whole /64. A text that is not an IP address is returned as it is.
     """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

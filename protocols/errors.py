@@ -1,4 +1,4 @@
-"""Errors by whose fault they are."""
+"""Errors of communication, by cause."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from p2pfl.errors import P2pflError
 
 
 class ProtocolError(P2pflError):
-    """Fault of a peer: the frame is counted under `cause` and dropped, and the node goes on."""
+    """Fault of a peer: the frame is counted under `cause` and dropped, and the node continues."""
 
     def __init__(self, cause: str, detail: str = "") -> None:
         super().__init__(f"{cause}: {detail}" if detail else cause)
@@ -14,11 +14,11 @@ class ProtocolError(P2pflError):
 
 
 class TransportError(P2pflError):
-    """Fault of the network: an address that does not answer, a connection that broke. Try again later."""
+    """Fault of the network: an address does not answer, or a connection broke. Try again later."""
 
 
 class IdentityError(P2pflError):
-    """Unusable key or key file: the text tells the user what to do."""
+    """Unusable key or key file: the text tells the user how to correct it."""
 
 
 class PassphraseError(IdentityError):
@@ -26,8 +26,8 @@ class PassphraseError(IdentityError):
 
 
 class AddressError(P2pflError):
-    """Unusable address: the text says what would be right."""
+    """Unusable address: the text describes the correct form."""
 
 
 class FederationError(P2pflError):
-    """Unusable invitation, request or federation file: the text says why, and never quotes a secret."""
+    """Unusable invitation, request or federation file: the text gives the reason, and never quotes a secret."""

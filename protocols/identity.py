@@ -20,7 +20,7 @@ SIGNATURE_SIZE = 64
 
 
 class Identity:
-    """A private key. Its `public` half, 32 bytes, is how others know the node."""
+    """Private key of a node. Its `public` half, 32 bytes, identifies the node to others."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -31,14 +31,14 @@ class Identity:
 
     @classmethod
     def create(cls, path: Path, passphrase: bytes | None = None) -> Identity:
-        """Make a new key and write it to a new file of mode 0600; when this returns it is on the disk.
+        """Create a new key and write it to a new file of mode 0600. The file is on disk when this returns.
 
         Args:
             passphrase: encrypts the file.
 
         Raises:
             IdentityError: the file exists already, or the passphrase is too short.
-            OSError: it cannot be written; there is no file then.
+            OSError: the file cannot be written; it does not exist then.
         """
         private = Ed25519PrivateKey.generate()
         content = key_files.encode(private, passphrase)
@@ -53,7 +53,7 @@ class Identity:
         """Read a key file.
 
         Args:
-            passphrase: with which the file was encrypted, if it was.
+            passphrase: the passphrase of an encrypted file.
 
         Raises:
             PassphraseError: the file is encrypted, and the passphrase is missing or wrong.
@@ -70,11 +70,11 @@ class Identity:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """Make the key of 32 given bytes: for simulations and tests, where a key protects nothing."""
+        """Derive the key from 32 given bytes, for simulations and tests, where a key protects nothing."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     def private_pem(self) -> bytes:
-        """Return the private key as PEM (PKCS #8, not encrypted). It is secret: it must not be logged, sent, or shown."""
+        """Return the private key as PEM (PKCS #8, not encrypted). It is secret: never log, send or show it."""
         return key_files.plain_pem(self._private)
 
     def sign(self, data: bytes) -> bytes:
@@ -82,12 +82,12 @@ class Identity:
         return self._private.sign(data)
 
 
-# Keys by which no signature holds. A point whose order divides 8 is the key of no secret: anyone finds signatures that a
-# library accepts for it. An encoding whose y is not reduced is a second name for a point.
+# Keys for which no signature is valid. A point whose order divides 8 belongs to no secret: anyone can find signatures
+# that a library accepts for it. An encoding whose y is not reduced is a second encoding of a point.
 _PRIME = 2**255 - 19
 _SIGN = 2**255
 _ORDER_8 = int.from_bytes(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little")
-_SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})  # y; either sign of x makes such a point
+_SMALL_ORDER = frozenset({0, 1, _PRIME - 1, _ORDER_8, _PRIME - _ORDER_8})  # y, for both signs of x
 
 
 def is_weak(public: bytes) -> bool:
@@ -97,10 +97,10 @@ def is_weak(public: bytes) -> bool:
 
 
 class Verifier:
-    """Checks the signatures of one public key (made once: parsing a key costs as much as a hash of 20 kB).
+    """Verifier of the signatures of one public key. Reuse it: parsing a key costs as much as a hash of 20 kB.
 
     Raises:
-        IdentityError: it is no public key, or `is_weak`.
+        IdentityError: the key is not a public key, or it is weak (see `is_weak`).
     """
 
     def __init__(self, public: bytes) -> None:
@@ -120,7 +120,7 @@ class Verifier:
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Return whether a signature holds; with bytes that are no key, or a weak one, none does."""
+    """Return whether a signature is valid; it never is for an invalid or weak key."""
     try:
         return Verifier(public).valid(signature, data)
     except IdentityError:

@@ -1,7 +1,7 @@
-"""Key files: an Ed25519 private key as PEM, which other tools read too, and a line with the SHA-256 of what precedes it.
+"""Key files: an Ed25519 private key as PEM, which other tools can read, and a line with the SHA-256 of that text.
 
-The line makes sure that a damaged key is not taken for another one. A key may be encrypted with a passphrase (PKCS #8,
-PBES2: PBKDF2 with HMAC-SHA-256, then AES-256-CBC).
+With this line a damaged key is never accepted as another one. A key may be encrypted with a passphrase (PKCS #8, PBES2:
+PBKDF2 with HMAC-SHA-256, then AES-256-CBC).
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from cryptography.hazmat.primitives.padding import PKCS7
 
 from p2pfl.protocols.errors import IdentityError, PassphraseError
 
-ITERATIONS = (
-    600_000  # of PBKDF2; what `cryptography` writes has 2,048, which lets a GPU try millions of passphrases a second
-)
-SHORTEST = 8  # bytes of a passphrase
+ITERATIONS = 600_000  # of PBKDF2; with the 2,048 of `cryptography` a GPU can try millions of passphrases a second
+SHORTEST = 8  # minimum bytes of a passphrase
 _ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
 
@@ -39,14 +37,14 @@ def encode(private: Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes
 
 
 def decode(path: Path, content: bytes, passphrase: bytes | None = None) -> Ed25519PrivateKey:
-    """Return the key in the content of a key file. A passphrase is not looked at where the key is not encrypted.
+    """Return the key in the content of a key file. If the key is not encrypted, the passphrase is ignored.
 
     Args:
-        path: of the file, for the error.
+        path: path of the file, for the error message.
 
     Raises:
-        PassphraseError: it is encrypted, and the passphrase is missing or wrong.
-        IdentityError: it is damaged, or holds no Ed25519 key.
+        PassphraseError: the key is encrypted, and the passphrase is missing or wrong.
+        IdentityError: the content is damaged, or holds no Ed25519 key.
     """
     pem = content[: -len(_checksum(b""))]
     if content != pem + _checksum(pem):
@@ -56,7 +54,7 @@ def decode(path: Path, content: bytes, passphrase: bytes | None = None) -> Ed255
         raise PassphraseError(f"{path} is encrypted: its passphrase is needed")
     try:
         private = serialization.load_pem_private_key(pem, passphrase if encrypted else None)
-    except (ValueError, TypeError):  # without the cause: it may quote the file
+    except (ValueError, TypeError):  # without the cause, which may quote the file
         if encrypted:
             raise PassphraseError(f"the passphrase of {path} is wrong") from None
         raise IdentityError(f"{path} is not a key file") from None
@@ -69,7 +67,7 @@ def is_encrypted(path: Path) -> bool:
     """Return whether a key file is encrypted.
 
     Raises:
-        IdentityError: it cannot be read.
+        IdentityError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -79,11 +77,11 @@ def is_encrypted(path: Path) -> bool:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Make a file of mode 0600; when this returns it is on the disk. A power cut may leave a part of it.
+    """Create a file of mode 0600. It is on disk when this returns; a power failure may leave a part of it.
 
     Raises:
-        FileExistsError: there is one already.
-        OSError: it cannot be written; there is no file then.
+        FileExistsError: the file exists already.
+        OSError: the file cannot be written; it does not exist then.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

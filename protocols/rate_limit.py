@@ -1,32 +1,32 @@
-"""Rate limits on requests that cost this node work."""
+"""Rate limits on requests that cause work."""
 
 from __future__ import annotations
 
 from math import floor
 
-MOST = 1024  # who are remembered; the one that did nothing for the longest time is forgotten first
+MOST = 1024  # maximum number of remembered senders; the one that was inactive for the longest time is removed first
 
 
 class TokenBucket:
-    """A token bucket for each of many senders.
+    """Token bucket for each of many senders.
 
     Args:
-        rate: times a second, for each.
-        burst: times at once, after a pause.
+        rate: permitted requests of each sender per second.
+        burst: permitted requests at once after a pause.
     """
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
         self._burst = burst
-        self._left: dict[bytes, tuple[float, float]] = {}  # how often still, and when that was so
+        self._left: dict[bytes, tuple[float, float]] = {}  # number of remaining requests, and the time of that number
 
     def remaining(self, who: bytes, now: float) -> float:
-        """Return how often `who` may do it at `now`, in seconds."""
+        """Return the number of requests that `who` may still make at `now`, in seconds."""
         left, before = self._left.get(who, (float(self._burst), now))
         return min(left + (now - before) * self._rate, float(self._burst))
 
     def take(self, who: bytes, now: float) -> bool:
-        """Return whether `who` may do it once more at `now`, in seconds."""
+        """Return whether `who` may make one more request at `now`, in seconds."""
         left, before = self._left.pop(who, (float(self._burst), now))
         left = min(left + (now - before) * self._rate, float(self._burst))
         allowed = left >= 1
@@ -41,23 +41,23 @@ class TokenBucket:
 
 
 class Shares:
-    """A budget of all together. Those who ask in a second, or have asked in the one before, have equal shares of it.
+    """Common budget in equal shares for all senders of the current and the previous second.
 
-    It is for work that is done before it is known who asks: nobody is charged for what others claim in its name.
+    It limits work that comes before authentication: no sender is charged for claims that others make in its name.
 
     Args:
-        rate: times a second.
+        rate: permitted requests per second.
     """
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
         self._second = 0
         self._used: dict[bytes, int] = {}
-        self._before: set[bytes] = set()  # who asked in the second before
+        self._before: set[bytes] = set()  # senders of the previous second
         self._claimants = 0
 
     def take(self, who: bytes, now: float) -> bool:
-        """Return whether something may be done in the name of `who` at `now`, in seconds."""
+        """Return whether a request in the name of `who` is permitted at `now`, in seconds."""
         if (second := floor(now)) != self._second:
             self._before = set(self._used) if second == self._second + 1 else set()
             self._second, self._used, self._claimants = second, {}, len(self._before)

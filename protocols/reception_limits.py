@@ -1,6 +1,6 @@
-"""Bounds on what one member may send, over all its links together: incomplete frames and their memory, and frames a second.
+"""Limits on what one member may send over all its links: incomplete frames and their memory, and frames per second.
 
-No I/O: who calls it ends links and pauses their reading.
+No I/O: the caller closes links and pauses their reading.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import sys
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-RATE, BURST = 400.0, 1000.0  # frames a second of one member, and after a pause; the fastest honest ones sent a quarter
-INCOMPLETE = 2  # frames of the greatest size that may be incomplete, in bytes
-SLOWEST, GRACE = 16_000.0, 30.0  # bytes a second, and seconds more, in which a frame must be complete
-REUSED = 256 << 10  # bytes of a frame from which on its memory is used again
-SPARE = 4  # of such memory, kept
+RATE, BURST = 400.0, 1000.0  # frames per second of one member, and at once; the fastest honest ones sent a quarter
+INCOMPLETE = 2  # maximum size of all incomplete frames, in frames of maximum size
+SLOWEST, GRACE = 16_000.0, 30.0  # minimum bytes per second, and additional seconds, for a frame to be complete
+REUSED = 256 << 10  # minimum bytes of a frame whose memory is reused
+SPARE = 4  # number of buffers to keep
 
-L = TypeVar("L")  # a link
+L = TypeVar("L")  # type of a link
 
 
 def patience(size: int) -> float:
-    """Return in how many seconds a frame of `size` bytes must be complete."""
+    """Return the seconds within which a frame of `size` bytes must be complete."""
     return GRACE + size / SLOWEST
 
 
@@ -27,9 +27,9 @@ class Reception(Generic[L]):
     """Limits on what one member sends.
 
     Args:
-        most: bytes of a frame of the greatest size.
-        clock: returns seconds that never go back.
-        rate, burst: frames a second, and at once after a pause.
+        most: maximum bytes of a frame.
+        clock: returns seconds and never goes back.
+        rate, burst: frames per second, and frames at once after a pause.
     """
 
     def __init__(self, most: int, clock: Callable[[], float], rate: float = RATE, burst: float = BURST) -> None:
@@ -42,7 +42,7 @@ class Reception(Generic[L]):
         self._begun: dict[L, tuple[int, float]] = {}  # size and deadline of the frame of each link, the oldest first
 
     def begin(self, link: L, size: int) -> list[L]:
-        """Note that a frame of `size` bytes has begun; return the links that must be ended for it, the oldest first."""
+        """Record that a frame of `size` bytes has begun; return the links to close for its memory, the oldest first."""
         self._begun[link] = size, self._clock() + patience(size)
         held = sum(size for size, _ in self._begun.values())
         ended = []
@@ -55,7 +55,7 @@ class Reception(Generic[L]):
         return ended
 
     def complete(self, link: L) -> float:
-        """Note that the frame of a link is complete; return for how many seconds nothing more shall be read from it."""
+        """Record that the frame of a link is complete; return the seconds for which to pause reading from the link."""
         self._begun.pop(link, None)
         now = self._clock()
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
@@ -63,7 +63,7 @@ class Reception(Generic[L]):
         return max(0.0, -self._left / self._rate)
 
     def forget(self, link: L) -> None:
-        """Note that a link has ended."""
+        """Record that a link has ended."""
         self._begun.pop(link, None)
 
     @property
@@ -72,13 +72,13 @@ class Reception(Generic[L]):
         return not self._begun
 
     def overdue(self) -> list[L]:
-        """Return the links whose frame should be complete by now."""
+        """Return the links whose frame has missed its deadline."""
         now = self._clock()
         return [link for link, (_, deadline) in self._begun.items() if deadline <= now]
 
 
 class Buffers:
-    """Memory for large frames, used again once nobody looks at it: fresh memory costs more than what is written into it."""
+    """Reusable memory for large frames. Fresh memory costs more than the data that is written into it."""
 
     def __init__(self) -> None:
         self._spare: list[bytearray] = []
@@ -87,7 +87,7 @@ class Buffers:
         if size < REUSED:
             return memoryview(bytearray(size))
         for buffer in self._spare:
-            # Held by the list, this variable and the call: no view of it, nor an array made of one, is left.
+            # The list, this variable and the call hold three references, so no view or array of the buffer exists.
             if len(buffer) >= size and sys.getrefcount(buffer) == 3:
                 return memoryview(buffer)[:size]
         buffer = bytearray(size)

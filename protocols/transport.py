@@ -1,11 +1,11 @@
-"""Interface of transports: what every way of carrying frames promises.
+"""Interface of transports, with the guarantees of every implementation.
 
 A transport carries whole frames over links. A frame that arrives is the frame that was sent: never altered, split or
 joined. It may not arrive at all. Frames of one link arrive in the order in which they were sent.
 
-Between machines a link stands only after both sides have proven their keys to each other. Only members get one: an
-`AccessControl` decides who is a member. Addresses are plain strings, "tcp://192.168.1.5:4100", "mqtt:", or "memory:alice";
-only the transport reads them.
+Between machines a link exists only after both sides have proven their keys to each other. Only members get one: an
+`AccessControl` decides which nodes are members. Addresses are plain strings, "tcp://192.168.1.5:4100", "mqtt:", or
+"memory:alice"; only the transport interprets them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ NO_SESSION = bytes(16)
 
 
 class Link(Protocol):
-    """A connection with one other transport, in both directions.
+    """Connection with one other transport, in both directions.
 
     Attributes:
-        remote: for messages to people, not an identity.
-        key: the public key that the other side has proven to have; None within one process, where nothing is proven.
-        session: 16 bytes, other ones for every link and the same at both ends. Signed messages name them, so that what was
-            said over one link is refused on every other.
-        dialled: from this side.
-        direct: not through a broker.
-        joining: the other side is no member and may ask for one thing only, to become one.
-        backlog: bytes that were sent and that the other side, or the network, has not taken yet.
-        progress: grows whenever something came that only the other side can have sent, or it took some of what it was sent:
-            a sign of life while a large frame is on its way, of a slow one too.
+        remote: description of the other side for messages to people, not an identity.
+        key: the proven public key of the other side; None within one process, because keys are not proven there.
+        session: 16 bytes, different for every link and equal at both ends. Signed messages contain it, so that a
+            message from one link is refused on every other.
+        dialled: whether this side dialled the link.
+        direct: whether the link does not go through a broker.
+        joining: whether the other side is a newcomer, which may only send a request to join.
+        backlog: bytes that were sent and that the other side, or the network, has not accepted yet.
+        progress: a number that grows whenever data arrives that only the other side can have sent, or the other side
+            accepts sent data. It is a sign of life during the slow transfer of a large frame.
     """
 
     remote: str
@@ -48,42 +48,42 @@ class Link(Protocol):
     def progress(self) -> int: ...
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Send the frame that `parts` make when joined. Does not wait. The parts must not change afterwards.
+        """Send the frame that results from joining `parts`, without waiting. The parts must not change afterwards.
 
         Raises:
-            TransportError: the link is closed, or the other side does not read what was sent before.
+            TransportError: the link is closed, or the other side does not read the previous data.
         """
 
     def trust(self) -> None:
-        """Let the other side send frames of full size, and keep the link: it was introduced as a member."""
+        """Allow frames of full size from the other side, and keep the link. It was introduced as a member."""
 
     def close(self) -> None:
-        """Close the link; frames on their way may be lost. Closing twice does nothing."""
+        """Close the link; frames in transit may be lost. Closing twice does nothing."""
 
 
 class Handler(Protocol):
-    """Who uses a transport."""
+    """User of a transport."""
 
     def received(self, link: Link, frame: memoryview) -> None:
-        """A frame came. `frame` may be kept: its memory is not used again."""
+        """Handle a received frame. `frame` may be kept: its memory is not reused."""
 
     def drained(self, link: Link) -> None:
-        """The backlog of a link has become small."""
+        """Report that the backlog of a link has become small."""
 
     def lost(self, link: Link, reason: str) -> None:
-        """A link ended that was not closed from this side."""
+        """Report that a link has ended which this side did not close."""
 
     def refused(self, cause: str, detail: str) -> None:
-        """Somebody was kept out before there was a link: a stranger, a forger, a member of another federation."""
+        """Report a connection refused before it became a link, from a stranger, a forger or another federation."""
 
 
 class AccessControl(Protocol):
-    """Who may have a link.
+    """Decision on the keys that may have a link.
 
     Attributes:
-        federation: 16 bytes, by which it is known.
-        membership_version: the number of the newest entry of the membership log that is known here.
-        invites: whether those who are no members may ask to become one here.
+        federation: the federation's id, 16 bytes.
+        membership_version: number of the newest entry of the membership log that is known here.
+        invites: whether newcomers may ask to become members here.
     """
 
     @property
@@ -96,43 +96,46 @@ class AccessControl(Protocol):
     def membership_version(self) -> int: ...
 
     def refusal(self, key: bytes) -> str:
-        """Return why a key is kept out, such as "stranger" or "revoked"; "" for one that is let in."""
+        """Return the reason why a key is refused, for example "stranger" or "revoked"; "" for a permitted key."""
 
     def after(self, membership_version: int, limit: int) -> bytes:
-        """Return the entries of the membership log that follow `membership_version`, as many as fit into `limit` bytes."""
+        """Return the entries of the membership log after `membership_version`, as many as fit into `limit` bytes."""
 
     def extend(self, entries: bytes) -> int:
-        """Take in entries of the membership log that another node knows; return how many were new.
+        """Add entries of the membership log from another node; return the number of new ones.
 
         Raises:
-            ProtocolError: they are malformed, or not signed by the federation's admission key.
+            ProtocolError: the entries are malformed, or not signed by the federation's admission key.
         """
 
 
 class Transport(Protocol):
-    """Attributes:
-    address: where others can dial; known after `listen`.
+    """Factory of links to other nodes.
+
+    Attributes:
+        address: the address at which others can dial; known after `listen`.
     """
 
     @property
     def address(self) -> str: ...
 
     async def listen(self, handler: Handler) -> None:
-        """Begin to accept links.
+        """Start to accept links.
 
         Raises:
-            TransportError: the address is in use or cannot be listened on.
+            TransportError: the address is in use or cannot be bound.
         """
 
     async def dial(self, address: str, key: bytes, joining: bool = False) -> Link:
-        """Open a link with the one who has `key`; where it is proven, before anything is said to it.
+        """Open a link with the owner of `key`. If keys are proven, this happens before any message is sent.
 
         Raises:
-            TransportError: nobody answers there, or somebody else, or it keeps this node out. The text says which.
+            TransportError: there is no answer, another node answers, or the node refuses the link. The text gives the
+                reason.
         """
 
     def expel(self, key: bytes) -> None:
-        """Close all links with one who has `key`: it is no member any more, or is kept out."""
+        """Close all links with the owner of `key`, because it is excluded or no longer a member."""
 
     async def close(self) -> None:
         """Stop listening and close every link."""

@@ -1,4 +1,4 @@
 """Command `p2pfl-node` and its subcommands.
 
-Parsing and printing only; the work is done in the other subpackages.
+They only parse and print; the other subpackages do the work.
 """

@@ -1,4 +1,4 @@
-"""A throw-away federation on this machine: a process for each node, and a table that shows them learning."""
+"""Temporary federation on this machine, with a process for each node and a table that shows their learning."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from p2pfl.policies import make_policy
 from p2pfl.system.console import fail
 
 NAMES = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy")
-SAMPLES = 40  # training images of each node: few enough that peers' models help
-RATE = 0.1  # learning rate that suits so few
-OUTPUT = "output"  # a file in the node's folder
+SAMPLES = 40  # training images of each node: so few that peers' models help
+RATE = 0.1  # learning rate for so few samples
+OUTPUT = "output"  # file in the node's folder
 States = dict[str, dict[str, Any]]
 
 
@@ -40,20 +40,20 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bo
 
     Args:
         nodes: number of processes.
-        through_broker: let the nodes reach each other through a broker on this machine only.
+        through_broker: whether the nodes reach each other through a broker on this machine only.
 
     Raises:
-        ConfigurationError: a number that makes no sense, or a policy that cannot be made.
+        ConfigurationError: an invalid number, or a policy that cannot be created.
     """
     if not 2 <= nodes <= len(NAMES):
         raise ConfigurationError(f"--nodes must be from 2 to {len(NAMES)}, got {nodes}")
     if rounds < 1:
         raise ConfigurationError(f"--rounds must be 1 or more, got {rounds}")
-    if ":" in policy and (here := str(Path.cwd())) not in sys.path:  # where the user's own policy may lie
+    if ":" in policy and (here := str(Path.cwd())) not in sys.path:  # the user's own policy may be there
         sys.path.append(here)
     make_policy(policy, {})
     names = NAMES[:nodes]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave no process and no folder then either
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end processes and remove folders in this case as well
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-demo-"))
         broker = stack.enter_context(local_broker()) if through_broker else ""
@@ -75,7 +75,7 @@ def demo(nodes: int, rounds: int, policy: str, as_json: bool, through_broker: bo
 
 
 def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, broker: str) -> dict[str, Path]:
-    """Make the folders of nodes of one federation, which meet at a broker, or at fixed ports on loopback."""
+    """Create the folders of the nodes of one federation, which use a broker or fixed ports on loopback."""
     addresses = dict(zip(names, (f"127.0.0.1:{port}" for port in _free_ports(len(names))), strict=True))
     for k, (name, address) in enumerate(addresses.items()):
         config.create(root / name, name, address, f"{k}/{len(names)}", policy=policy, broker=broker)
@@ -93,7 +93,7 @@ def _federation(root: Path, names: Sequence[str], rounds: int, policy: str, brok
 
 
 def _bring(policy: str, folder: Path) -> None:
-    """Copy the user's own policy, if it lies in the current folder, to where a node looks for it."""
+    """Copy the user's own policy from the current folder, if it is there, to the place in which a node finds it."""
     module = Path(policy.partition(":")[0].partition(".")[0])
     if ":" not in policy:
         return
@@ -104,7 +104,7 @@ def _bring(policy: str, folder: Path) -> None:
 
 
 def _hermits(root: Path, names: Sequence[str], rounds: int) -> dict[str, Path]:
-    """Make the folders of the same nodes, each without peers."""
+    """Create the folders of the same nodes, each without peers."""
     for k, name in enumerate(names):
         config.create(root / name, name, "127.0.0.1:0", f"{k}/{len(names)}", policy="local")
         _complete(root / name, rounds, 1, {})
@@ -138,9 +138,9 @@ def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
             )
             for name, folder in folders.items()
         }
-        for process in processes.values():  # on the way out, so that no process outlives the demo
+        for process in processes.values():  # on exit, so that no process outlives the demo
             stack.callback(process.wait)
-        for process in processes.values():  # these run before those
+        for process in processes.values():  # these run before the previous ones
             stack.callback(process.kill)
         show = _lines(title) if quiet or not sys.stdout.isatty() else stack.enter_context(_LiveTable(title))
         while any(process.poll() is None for process in processes.values()):
@@ -157,7 +157,7 @@ def _run(folders: Mapping[str, Path], title: str, quiet: bool) -> States:
 
 
 def _lines(title: str) -> Callable[[States], None]:
-    """Print a line for each round of each node, as it comes."""
+    """Return a function that prints a line for each round of each node as it ends."""
     seen: set[tuple[str, int]] = set()
 
     def show(states: States) -> None:
@@ -175,7 +175,7 @@ def _lines(title: str) -> Callable[[States], None]:
 
 
 class _LiveTable:
-    """A table that changes in place."""
+    """Table that is updated in place."""
 
     def __init__(self, title: str) -> None:
         self._title = title

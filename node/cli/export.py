@@ -1,4 +1,4 @@
-"""A node's result as a file: the best model on validation data, as safetensors or ONNX."""
+"""Export of a node's result: the best model on validation data, as safetensors or ONNX."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from p2pfl.system.size_limit import READING
 from p2pfl.task import PreferenceConditioned, Task
 
 Encode = Callable[[Parameters, Mapping[str, str]], bytes]
-"""(parameters, metadata) -> what a file holds."""
+"""Function of parameters and metadata that returns the content of a file."""
 
 
 def export(folder: Path, target: Path, force: bool = False, format: str = "", preference: Sequence[float] = ()) -> int:
     """Write the best model of a node, running or not, and return its round.
 
     Args:
-        folder: the node's.
-        target: the file to be written.
-        force: overwrite it.
-        format: "safetensors" or "onnx"; by default what the file's name ends with, or else safetensors.
-        preference: of a task that has a model for each (see p2pfl.task.PreferenceConditioned), the one whose model is
-            written; without
-            it such a task writes all of its parameters.
+        folder: the node's folder.
+        target: the file to write.
+        force: whether to overwrite it.
+        format: "safetensors" or "onnx"; by default the format of the file's extension, or else safetensors.
+        preference: for a task with a model for each preference (see p2pfl.task.PreferenceConditioned), the preference
+            whose model to write; without it, all parameters are written.
 
     Raises:
-        ConfigurationError: the node has no checkpoint yet, or one of another model than its task has, or the file exists or
-            cannot be written, or its task has nothing that ONNX could hold, or no model for this preference.
+        ConfigurationError: the node has no checkpoint yet; its checkpoint does not fit the task's model; the file
+            exists or cannot be written; or the task has no model that ONNX supports, or none for this preference.
     """
     ready = loading.load(folder)
     checkpoint, membership = newest(folder), ready.membership
@@ -44,7 +43,7 @@ def export(folder: Path, target: Path, force: bool = False, format: str = "", pr
 
 
 def encoder_for(task: Task, onnx: bool, preference: Sequence[float]) -> Encode | None:
-    """Return the function that encodes a model as a file; None stands for the layout's tensors."""
+    """Return the function that encodes a model as a file; None to write the layout's tensors."""
     if preference:
         if not isinstance(task, PreferenceConditioned):
             raise ConfigurationError("the node's task has one model, and none for each preference: leave --preference out")
@@ -61,7 +60,7 @@ def encoder_for(task: Task, onnx: bool, preference: Sequence[float]) -> Encode |
 def _answer(
     task: PreferenceConditioned, preference: Sequence[float], onnx: bool, params: Parameters, about: Mapping[str, str]
 ) -> bytes:
-    """Return the module for a preference as a file, whose metadata has the `preference` too."""
+    """Return the module for a preference as a file; the metadata contains the `preference` as well."""
     from safetensors.numpy import save
 
     module = task.model_for(params, preference)
@@ -74,7 +73,7 @@ def _answer(
 
 
 def newest(folder: Path) -> Checkpoint:
-    """Return a node's newest whole checkpoint.
+    """Return a node's newest intact checkpoint.
 
     Raises:
         ConfigurationError: there is none.
@@ -96,9 +95,9 @@ def write(
 ) -> int:
     """Write the best model of a checkpoint, and return its round.
 
-    The file has the layout's tensors, float32, unless `encode` makes another of parameters and metadata. These are the
-    `name` of the node, the `round`, the `federation` (none for a node that is alone) and the layout's `fingerprint` in
-    hexadecimal.
+    The file has the layout's tensors, float32, unless `encode` makes other content from parameters and metadata. The
+    metadata contains the `name` of the node, the `round`, the `federation` (none for a node without peers) and the
+    layout's `fingerprint` in hexadecimal.
 
     Raises:
         ConfigurationError: see `export`.

@@ -1,4 +1,4 @@
-"""A broker on this machine, for a trial: Mosquitto where it is installed, else amqtt, which is Python."""
+"""Local broker for trials: Mosquitto if it is installed, otherwise amqtt, which is written in Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from p2pfl.errors import ConfigurationError
 
-STARTING = 30.0  # seconds for it to answer
+STARTING = 30.0  # seconds for the broker to answer
 _MOSQUITTO = "listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
 
 
@@ -25,12 +25,12 @@ def local_broker() -> Iterator[str]:
     """Run a broker without access rules on a free port of loopback; yield its URL.
 
     Raises:
-        ConfigurationError: neither of the two is installed, or it does not start.
+        ConfigurationError: neither broker is installed, or it does not start.
     """
     with ExitStack() as stack:
         port = _free_port()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-broker-")))
-        folder.chmod(0o755)  # Mosquitto gives up root's rights before it reads its file
+        folder.chmod(0o755)  # Mosquitto drops root privileges before it reads its file
         mosquitto = shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")
         if mosquitto is not None:
             (folder / "mosquitto.conf").write_text(_MOSQUITTO.format(port=port))
@@ -76,7 +76,7 @@ async def _serve(port: int) -> None:
         }
     )
     await broker.start()
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)  # until who has started it is gone
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)  # until the parent process has ended
     await broker.shutdown()
 
 

@@ -41,7 +41,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def parser() -> Parser:
-    """Return the parser of the command line; docs/ is made from it, too."""
+    """Return the parser of the command line; the documentation is also generated from it."""
     from p2pfl.node.cli import membership as cli_members
 
     parser = Parser(prog="p2pfl-node", description="Learn with peers, without a server.")
@@ -160,7 +160,7 @@ def _folder(parser: argparse.ArgumentParser, help: str = "the node's folder, mad
 
 
 def _from_anywhere(path: str) -> str:
-    """Return an absolute path, which a node that starts in another folder finds too; other words, such as "adult", stay."""
+    """Return an existing path as an absolute one, for a node that starts in another folder; keep other words."""
     return str(Path(path).resolve()) if path and Path(path).exists() else path
 
 
@@ -223,7 +223,7 @@ def _status(options: argparse.Namespace) -> int:
             print("this node has never run", file=sys.stderr, flush=True)
             if not options.watch:
                 return FAILED
-            waiting = True  # this is said once
+            waiting = True  # logged once
         if state is not None:
             text = json.dumps(state) if options.json else "\n".join(status_text.describe(state))
             print(_CLEAR + text if options.watch and sys.stdout.isatty() else text, flush=True)

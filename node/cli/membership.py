@@ -1,4 +1,4 @@
-"""The commands about membership: federation, invite, join, request, admit, revoke."""
+"""Commands for membership: federation, invite, join, request, admit, revoke."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _passphrase(
 
 
 def _unlock(options: argparse.Namespace) -> bytes | None:
-    """Return the passphrase of the present admission key, if it needs one."""
+    """Return the passphrase of the current admission key, if it needs one."""
     from p2pfl.node.federation import admission_key, passphrases
     from p2pfl.node.folder import config
 
@@ -270,7 +270,7 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _approve(options: argparse.Namespace, own: NodeConfig, agreement: Agreement) -> None:
-    """Show a federation's settings, and ask whether to join; without a terminal, join only if node.toml has the same."""
+    """Show a federation's settings and ask whether to join; without a terminal, join only if node.toml has the same."""
     from p2pfl.node.federation import approval
 
     different = approval.differences(own, agreement, options.folder)
@@ -306,7 +306,7 @@ def _read(token: str) -> str:
         raise ConfigurationError(f"cannot read {token}: {getattr(error, 'strerror', None) or 'it is no text'}") from error
 
 
-_MOST = 16 << 20  # characters of an admission
+_MOST = 16 << 20  # maximum characters of an admission
 
 
 def _request(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The policy's step, made of submissions that members sent: one that breaks it costs no other member the round."""
+"""Aggregation step of a policy on members' submissions. One that makes it fail does not cost others the round."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ def run_protected_step(
     robust: Robust,
     trusted: bool = False,
 ) -> StepResult:
-    """Run a policy's step on submissions that are protected as the federation has agreed; see
-    p2pfl.algorithms.robust_aggregation.
+    """Run a policy's step on submissions, with the protection that the federation has agreed on.
+
+    See p2pfl.algorithms.robust_aggregation.
 
     Args:
         coordinator: name of the node that runs the step.
-        trusted: let errors of the step through instead of dropping submissions.
+        trusted: whether to raise errors of the step instead of dropping submissions.
 
     Raises:
         Exception: see `run_step`.
@@ -52,10 +53,10 @@ def run_protected_step(
 def run_step(
     step: Step, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout, coordinator: str
 ) -> StepResult:
-    """Run a policy's step, if need be without the submissions that make it raise.
+    """Run a policy's step, if necessary without the submissions that make it raise.
 
-    Where it raises, it runs again with one submission more at a time, the coordinator's own first, and leaves out those with
-    which it raises. So no participant can cost the others their round.
+    If the step raises, it runs again with one more submission at a time, the coordinator's own first. Submissions with
+    which it raises are dropped. Thus no participant can cost the others their round.
 
     Args:
         coordinator: name of the node that runs the step.
@@ -63,7 +64,7 @@ def run_step(
     Raises:
         Exception: the step raises it with the coordinator's own submission alone: a fault of the policy.
     """
-    with suppress(Exception):  # a step is the policy's own code, and may raise anything on nonsense
+    with suppress(Exception):  # a step is the policy's own code, and may raise anything on invalid data
         return StepResult(*_run_checked(step, submissions, state, layout), {})
     kept: list[Submission] = []
     result: tuple[Mapping[str, Assignment], Mapping[str, Any]] = {}, state
@@ -91,10 +92,10 @@ def _run_checked(
 
 
 def without_known_start(submission: Submission, assigned_in: Term | None, term: Term) -> Submission:
-    """Return a submission without the model that it started from, where the coordinator has assigned that in the same term.
+    """Return a submission without its start model if the coordinator has assigned that model in the same term.
 
     Args:
-        assigned_in: term of the assignment that the last submission was answered with, if there was one.
-        term: of the coordinator now.
+        assigned_in: term of the assignment that answered the last submission, if there was one.
+        term: current term of the coordinator.
     """
     return replace(submission, start=None) if assigned_in == term else submission

@@ -18,12 +18,12 @@ from p2pfl.protocols.election.types import Term
 
 
 class MessageCoordinatorBackend:
-    """See p2pfl.node.coordination.coordinator.CoordinatorBackend.
+    """Backend of the coordinator; see p2pfl.node.coordination.coordinator.CoordinatorBackend.
 
     Args:
-        newest: returns the latest round that is credible: enough of the other nodes are in it.
-        step: of the node's policy.
-        robust: protection against members that lie; see p2pfl.algorithms.robust_aggregation.
+        newest: returns the latest credible round, which enough of the other nodes have reached.
+        step: step of the node's policy.
+        robust: protection against malicious members; see p2pfl.algorithms.robust_aggregation.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""The coordinator of a term: it gathers each round's submissions, has the policy's step run, and sends the assignments.
+"""Coordinator of a term: it collects each round's submissions, runs the policy's step, and sends the assignments.
 
-It gathers a round's submissions until every expected member has submitted, or until half a deadline after the first of them.
-Each participant waits for a whole deadline from its own submission, so the assignments of a round that some members missed
-still reach the others in time.
+It collects the submissions of a round until every expected member has submitted, or until half a deadline after the
+first one. Each participant waits for a whole deadline from its own submission. The assignments of a round that some
+members missed therefore still reach the others in time.
 
-The state of the policy's steps never leaves the coordinator. A term begins with none: the first step of a coordinator
-rebuilds it from what the participants hold and submit again (see p2pfl.policy.Submission).
+The state of the policy's steps never leaves the coordinator. A term begins without a state. The first step of a
+coordinator rebuilds it from the data that the participants keep and submit again (see p2pfl.policy.Submission).
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from p2pfl.node.coordination.aggregation_step import StepResult
 from p2pfl.policy import Assignment, Submission
 from p2pfl.protocols.election.types import Term
 
-AT_ONCE = 2  # submissions kept of one participant: for its present round and one before
+AT_ONCE = 2  # submissions kept of one participant: for its current round and the one before
 LAPSE = 0.1  # seconds until a coordinator without a lease checks again
 
 
 class PendingSubmission(NamedTuple):
-    """A submission, and the function that answers its sender; the answer None means that there will be no assignment."""
+    """Submission, and the function that answers its sender; the answer None means that there will be no assignment."""
 
     submission: Submission
     reply: Callable[[Assignment | None], None]
 
 
 class CoordinatorBackend(Protocol):
-    """Environment of a coordinator: whatever differs between machines and the modelled world."""
+    """Environment of a coordinator, which differs between machines and the simulator."""
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back after so many seconds."""
+        """Call `callback` after `seconds`."""
 
     def known_participants(self) -> AbstractSet[str]:
-        """Return the names of the participants known here: members that are connected and have not stopped."""
+        """Return the names of the known participants: members that are connected and have not stopped."""
 
     def credible_round(self) -> float:
-        """Return the latest round that is credible: this node is in it, or enough of the participants are."""
+        """Return the latest credible round: this node is in it, or enough of the participants are."""
 
     def coordinates(self, term: Term) -> bool:
         """Return whether this node is still the coordinator of a term."""
@@ -55,10 +55,10 @@ class CoordinatorBackend(Protocol):
 
 
 class _OpenRound:
-    """Submissions for a round that still takes them.
+    """Submissions for a round that is still open.
 
     Attributes:
-        entries: by sender.
+        entries: submissions by sender.
         timed: whether its deadline is set.
         expired: whether its deadline has passed.
     """
@@ -75,10 +75,10 @@ class Coordinator:
         deadline: seconds for which participants wait.
 
     Attributes:
-        term: the last one in which this node was the coordinator. Its state is forgotten with it, as others may have
-            coordinated since: a later term begins with what the participants hold.
-        state: of the policy's steps in this term.
-        away: members that missed a round and were not heard since. The coordinator does not wait for them.
+        term: the last term in which this node was the coordinator. Its state ends with it, because others may have
+            coordinated since. A later term begins with the data that the participants keep.
+        state: state of the policy's steps in this term.
+        away: members that missed a round and have not sent anything since. The coordinator does not wait for them.
     """
 
     def __init__(self, office: CoordinatorBackend, deadline: float) -> None:
@@ -88,19 +88,19 @@ class Coordinator:
         self.state: Mapping[str, Any] = {}
         self.away: set[str] = set()
         self._open: dict[int, _OpenRound] = {}  # by round
-        self._closed = 0  # no round up to this one takes submissions any more
-        self._working: dict[str, PendingSubmission] | None = None  # submissions of the step that is running
-        self._given: Mapping[str, Assignment] = {}  # in the round that was closed last
+        self._closed = 0  # rounds up to this one accept no more submissions
+        self._working: dict[str, PendingSubmission] | None = None  # submissions of the running step
+        self._given: Mapping[str, Assignment] = {}  # assignments of the last closed round
 
     @property
     def waiting(self) -> int:
-        """Number of submissions that are kept for rounds that still take them."""
+        """Number of submissions that are kept for open rounds."""
         return sum(len(opened.entries) for opened in self._open.values())
 
     def take(self, term: Term, entry: PendingSubmission) -> None:
         """Keep a submission of a term in which this node coordinates, or answer that it is too late.
 
-        A repeated one, from a sender that lost its connection, replaces the first or gets the answer that was lost.
+        A sender that lost its connection may repeat a submission. It replaces the first one, or gets the lost answer.
         """
         if term > self.term:
             self._begin(term)
@@ -123,7 +123,7 @@ class Coordinator:
         self._open.clear()
 
     def _drop_older(self, sender: str) -> None:
-        """Drop a sender's submissions but the newest AT_ONCE."""
+        """Drop a sender's submissions except the newest AT_ONCE."""
         rounds = sorted(round for round, opened in self._open.items() if sender in opened.entries)
         for round in rounds[:-AT_ONCE]:
             self._open[round].entries.pop(sender).reply(None)
@@ -131,20 +131,20 @@ class Coordinator:
                 del self._open[round]
 
     def rewind(self, round: int) -> None:
-        """Take submissions for a round, and for those after it, again."""
+        """Reopen a round and the rounds after it for submissions."""
         if round <= self._closed:
             self._closed, self._given = round - 1, {}
 
     def refuse(self, term: Term, sender: str) -> None:
-        """Stop waiting for a member whose submission was unusable."""
+        """Stop waiting for a member that sent an unusable submission."""
         if term == self.term:
             self.away.add(sender)
             self.review()
 
     def review(self) -> None:
-        """Close the earliest round that no expected submission is missing from, or whose deadline has passed.
+        """Close the earliest round that is complete or whose deadline has passed.
 
-        A round further ahead than is credible waits until the others come there.
+        A round that is further ahead than is credible waits until the others reach it.
         """
         if not self._open or self._working is not None:
             return
@@ -157,10 +157,10 @@ class Coordinator:
                 opened.timed = True
                 self._office.later(self._deadline / 2, partial(self._expire, round, opened))
         if any(opened.expired or not self._missing(round) for round, opened in near.items()):
-            self._close(min(near))  # the step of an earlier one comes first
+            self._close(min(near))  # the step of an earlier round comes first
 
     def _missing(self, round: int) -> AbstractSet[str]:
-        """Return the members whose submission for a round may still come: not away, and at no later round."""
+        """Return the members whose submission for a round may still arrive: neither away nor at a later round."""
         ahead = {sender for other, opened in self._open.items() if other >= round for sender in opened.entries}
         return self._office.known_participants() - self.away - ahead
 
@@ -179,9 +179,9 @@ class Coordinator:
 
     def _finish(self, term: Term, entries: dict[str, PendingSubmission], result: StepResult) -> None:
         """Send the assignments of a step."""
-        if self._working is not entries:  # of a term that is over
+        if self._working is not entries:  # of an earlier term
             return
-        if not self._office.leads(term):  # asked just before anything is sent
+        if not self._office.leads(term):  # check immediately before sending
             if self._office.coordinates(term):
                 self._office.later(LAPSE, partial(self._finish, term, entries, result))
             else:
@@ -193,7 +193,7 @@ class Coordinator:
         self.review()
 
     def _give_up(self) -> None:
-        """Answer all submissions that there will be no assignment: this node coordinates no more."""
+        """Answer all submissions that there will be no assignment, because this node no longer coordinates."""
         given_up = [
             *(self._working or {}).values(),
             *(entry for opened in self._open.values() for entry in opened.entries.values()),

@@ -1,6 +1,6 @@
-"""A node's part in electing a coordinator: the rules of p2pfl.protocols.election.raft with a clock, a disk and links.
+"""Election runner: the rules of p2pfl.protocols.election.raft with a clock, a disk and links.
 
-Elections are held only in federations whose policy is coordinated (see p2pfl.policy.Coordinated).
+Elections are held only in federations with a coordinated policy (see p2pfl.policy.Coordinated).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from p2pfl.system.event_log import EventLogger
 from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl vote 1\n"
-PATIENCE = 5  # times Timing.patience: for so long a round waits for a coordinator to be elected
-AHEAD, SLOWEST = 8, 1_000_000  # models that what is said may wait for, and bytes in a second of their link
+PATIENCE = 5  # multiple of Timing.patience for which a round waits for the election of a coordinator
+AHEAD, SLOWEST = 8, 1_000_000  # models that may delay an election message, and the bytes per second of their link
 UNKNOWN = "no coordinator yet"
 SILENT = "no coordinator is known here: this node's vote was damaged, and it takes no part until the membership changes"
 
 
 class Elected(NamedTuple):
-    """The coordinator as one node sees it.
+    """Coordinator as one node sees it.
 
     Attributes:
-        coordinator: its name; None while there is none, and then `problem` says why.
-        term: the newest that the node knows.
+        coordinator: name of the coordinator; None if there is none, and then `problem` gives the reason.
+        term: the newest term that the node knows.
     """
 
     coordinator: str | None
@@ -46,21 +46,21 @@ class Elected(NamedTuple):
 
 
 class Votes(Protocol):
-    """Keeps a node's ballot."""
+    """Storage of a node's ballot."""
 
     def load(self, membership_version: int) -> Ballot:
-        """Return the ballot that was saved last; an empty one for a node that never voted."""
+        """Return the last saved ballot; an empty one for a node that never voted."""
 
     def save(self, ballot: Ballot) -> None:
-        """Keep a ballot. When this returns, it is never forgotten.
+        """Save a ballot permanently before returning.
 
         Raises:
-            OSError: it could not be kept.
+            OSError: the ballot could not be saved.
         """
 
 
 class MemoryVotes:
-    """Keeps a ballot as long as the process runs: for simulated nodes, and for one without a federation."""
+    """Storage of the ballot in memory: for simulated nodes, and for one without a federation."""
 
     def __init__(self) -> None:
         self.ballot = Ballot()
@@ -73,10 +73,10 @@ class MemoryVotes:
 
 
 class FileVotes:
-    """Keeps the ballot in a sealed file.
+    """Storage of the ballot in a sealed file.
 
     Args:
-        log: receives an event when it is damaged.
+        log: receives an event if the file is damaged.
     """
 
     def __init__(self, path: Path, log: EventLogger = LOG) -> None:
@@ -84,13 +84,13 @@ class FileVotes:
         self._log = log
 
     def load(self, membership_version: int) -> Ballot:
-        """Return the ballot that was saved last.
+        """Return the last saved ballot.
 
-        A damaged file is set aside, because its vote is unknown. The ballot returned then has the last term of this version
-        of the membership log, in which the node takes no part.
+        A damaged file is set aside, because its vote is unknown. The returned ballot then has the last term of this
+        version of the membership log, in which the node takes no part.
 
         Raises:
-            ConfigurationError: it cannot be read, or the other one not written.
+            ConfigurationError: the file cannot be read, or its replacement cannot be written.
         """
         try:
             return msgspec.msgpack.decode(read_sealed(self._path, MAGIC), type=Ballot)
@@ -116,10 +116,10 @@ class FileVotes:
         failpoint("vote-saved")
 
     def distrust(self, membership_version: int) -> None:
-        """Take no part in the elections of a membership version: the file is older than messages of this node.
+        """Withdraw from the elections of a membership version, because the file is older than messages of this node.
 
         Raises:
-            ConfigurationError: it cannot be written.
+            ConfigurationError: the file cannot be written.
         """
         try:
             self.save(Ballot(Term(membership_version, LAST)))
@@ -131,10 +131,10 @@ class FileVotes:
 
 
 def electorate(membership_version: int, members: Iterable[Member]) -> Electorate:
-    """Return the members that vote, and those that may coordinate.
+    """Return the members that vote, and the members that may coordinate.
 
-    Observers have no vote. Where members have the role `coordinator-eligible`, only these may coordinate, else all who vote;
-    the preferred one is the first by name.
+    Observers have no vote. If any member has the role `coordinator-eligible`, only members with this role may
+    coordinate; otherwise all voters may. The preferred one is the first by name.
     """
     voters = sorted((member.name, member.role) for member in members if member.role != "observer")
     chosen = [name for name, role in voters if role == "coordinator-eligible"]
@@ -144,37 +144,39 @@ def electorate(membership_version: int, members: Iterable[Member]) -> Electorate
 
 
 def timing_of(size: int, deadline: float) -> Timing:
-    """Return how long everything takes in the elections of nodes with P parameters.
+    """Return the timing of elections between nodes with P parameters.
 
-    What is said in an election waits behind models on the same links, and nobody may take a coordinator for lost meanwhile:
-    it would never have all submissions. So patience is as long as AHEAD models take at SLOWEST, and not less than usual.
-    Half the deadline, in which a coordinator must have all submissions, is enough for the lease.
+    An election message may wait behind models on the same link. No member may count a coordinator as lost during that
+    time, because the coordinator would then never receive all submissions. Patience is therefore the time of AHEAD
+    models at SLOWEST, but not less than its default. The lease is limited to half the deadline, within which a
+    coordinator must have all submissions.
 
     Args:
-        deadline: for which participants wait, in seconds.
+        deadline: time in seconds for which participants wait.
     """
     patience = min(4 * size * AHEAD / SLOWEST, deadline / 2 * TIMING.patience / TIMING.lease)
     return TIMING if patience <= TIMING.patience else Timing(0.2 * patience, 0.8 * patience, patience)
 
 
 def awake() -> float:
-    """Return seconds of a clock that never goes back and, on Linux, runs while the machine sleeps."""
+    """Return seconds of a clock that never goes back and, on Linux, also runs while the machine sleeps."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class ElectionRunner:
-    """
+    """Runner of a node's part in elections.
+
     Args:
         me: this node's name.
-        electorate: who votes; it may change later.
-        incarnation: how often the node has started.
-        seed: of the federation.
-        clock: tells the time in seconds; see p2pfl.protocols.election.raft.Election.
-        log: receives an event when the vote cannot be written.
+        electorate: the members that vote; it may change later.
+        incarnation: number of the node's starts.
+        seed: seed of the federation.
+        clock: returns the time in seconds; see p2pfl.protocols.election.raft.Election.
+        log: receives an event if the vote cannot be written.
 
     Attributes:
-        election: the rules as this node follows them; None while it takes no part.
+        election: the election as this node follows it; None while the node takes no part.
     """
 
     def __init__(
@@ -199,8 +201,8 @@ class ElectionRunner:
         self._send: Callable[[str, m.ElectionMessage], None]
         self._on_change: Callable[[Elected], None] = lambda elected: None
         self.seen = Elected(None, Term(0, 0), UNKNOWN)
-        self._lost = -1.0  # when there was a coordinator last
-        self.election: Election | None = None  # while it takes no part
+        self._lost = -1.0  # last time at which there was a coordinator
+        self.election: Election | None = None  # None while the node takes no part
         self._running = False
 
     def connect(self, send: Callable[[str, m.ElectionMessage], None], on_change: Callable[[Elected], None]) -> None:
@@ -213,11 +215,11 @@ class ElectionRunner:
         self._send, self._on_change = send, on_change
 
     async def run(self) -> None:
-        """Take part until cancelled."""
+        """Take part in elections until cancelled."""
         self.begin()
         self._lost = self._clock()
         while True:
-            wait = self.timing.beat  # not longer: that nobody is heard any more is noticed although nothing happens
+            wait = self.timing.beat  # not longer, so that silence of the others is noticed without an event
             if self.election is not None:
                 self._do(self.election.tick(self._clock()))
             if self.election is not None:
@@ -225,16 +227,16 @@ class ElectionRunner:
             await asyncio.sleep(max(0.0, wait))
 
     def receive(self, sender: str, message: m.ElectionMessage) -> None:
-        """Take a member's message about the election.
+        """Handle a member's message about the election.
 
         Raises:
-            ProtocolError: it breaks the rules.
+            ProtocolError: the message violates the rules.
         """
         if self.election is not None:
             self._do(self.election.receive(sender, message, self._clock()))
 
     def change(self, electorate: Electorate) -> None:
-        """Follow a change of the membership, which is on the disk already."""
+        """Adopt a change of the membership, which is on disk already."""
         self._electorate = electorate
         if self.election is not None:
             self._do(self.election.change(electorate, self._clock()))
@@ -245,7 +247,7 @@ class ElectionRunner:
         if step.write is not None:
             try:
                 self._votes.save(step.write)
-            except OSError as error:  # nothing was promised, and nothing is said: as if the node had crashed before
+            except OSError as error:  # no promise was made and no message is sent, as after an earlier crash
                 self._log.warning(f"cannot write this node's vote: {reason(error)}; it takes no part in this election")
                 self.begin()
                 return
@@ -254,9 +256,10 @@ class ElectionRunner:
         self._look()
 
     def begin(self) -> None:
-        """Begin with the saved ballot; or stay silent where it was damaged.
+        """Start with the saved ballot; stay silent if it was damaged.
 
-        A node that only withheld its vote would still spread its term, the last one, and so end the elections of the others.
+        A node that only withheld its vote would still spread its term, the last one, and thereby end the elections of
+        the others.
         """
         self._running = True
         ballot = self._votes.load(self._electorate.membership_version)
@@ -279,7 +282,7 @@ class ElectionRunner:
         if seen.coordinator != before.coordinator or seen.problem != before.problem or (coordinator and seen != before):
             self._on_change(seen)
 
-    # What is known
+    # State
 
     @property
     def term(self) -> Term:
@@ -295,7 +298,7 @@ class ElectionRunner:
 
     @property
     def patience(self) -> float:
-        """Seconds for which it is worth waiting for an election."""
+        """Seconds for which to wait for an election."""
         return max(0.0, self._lost + PATIENCE * self.timing.patience - self._clock()) if self.election is not None else 0.0
 
     def coordinates(self, term: Term) -> bool:
@@ -303,7 +306,7 @@ class ElectionRunner:
         return self.election is not None and self.election.role == "coordinator" and self.election.term == term
 
     def leads(self, term: Term) -> bool:
-        """Return whether this node may act as the coordinator of a term now. Ask just before it acts."""
+        """Return whether this node may act as the coordinator of a term now. Call it immediately before acting."""
         return self.coordinates(term) and self.election is not None and self.election.leads(self._clock())
 
     def obeys(self, sender: str, term: Term) -> bool:

@@ -18,11 +18,11 @@ from p2pfl.policy import Step
 
 
 class Coordination(NamedTuple):
-    """A node's part in a coordinated policy.
+    """Node's part in a coordinated policy.
 
     Attributes:
-        electing: its part in electing a coordinator.
-        step: of the policy, to be made while this node is the coordinator.
+        electing: its part in the election of a coordinator.
+        step: step of the policy, which runs while this node is the coordinator.
     """
 
     electing: ElectionRunner
@@ -30,12 +30,12 @@ class Coordination(NamedTuple):
 
 
 class CoordinationRoles(NamedTuple):
-    """A node's roles in coordinated rounds.
+    """Roles of a node in coordinated rounds.
 
     Attributes:
         client: submits to the coordinator.
-        server: takes the submissions of others while this node is the coordinator.
-        coordinator: gathers the submissions of a round and has its step run.
+        server: accepts the submissions of others while this node is the coordinator.
+        coordinator: collects the submissions of a round and runs its step.
     """
 
     client: CoordinationClient
@@ -55,7 +55,7 @@ def make_coordination_roles(
     """Return a node's roles in coordinated rounds.
 
     Args:
-        newest: returns the latest round that is credible: enough of the other nodes are in it.
+        newest: returns the latest credible round, which enough of the other nodes have reached.
     """
     electing, deadline = coordination.electing, settings.deadline
     backend = MessageCoordinatorBackend(

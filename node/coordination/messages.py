@@ -14,11 +14,11 @@ from p2pfl.protocols.wire.envelope import OVERHEAD, Opened, Payload
 from p2pfl.protocols.wire.submission import decode_assignment, decode_submission, encode_assignment, encode_submission
 
 CheckModel = Callable[[Parameters], None]
-"""Raises ProtocolError for a model that is too large to be of use."""
+"""Check that raises ProtocolError for a model that is too large to be useful."""
 
 
 def submission_payload(submission: Submission) -> Payload:
-    """Return the payload of a Submit message: the model, the one that the round began with if it is sent, and the extras."""
+    """Return the payload of a Submit message: the model, the start model if it is sent, and the extras."""
     models = [_to_bytes(model) for model in (submission.params, submission.start) if model is not None]
     return Payload.of(*models, encode_submission(submission.extras, submission.previous))
 
@@ -30,13 +30,13 @@ def assignment_payload(assignment: Assignment) -> Payload:
 
 
 def read_submission(sender: str, opened: Opened, message: m.Submit, size: int, check: CheckModel) -> Submission:
-    """Return the submission that a message carries.
+    """Return the submission in a message.
 
     Args:
         size: P, the number of shared parameters.
 
     Raises:
-        ProtocolError: it is malformed, or a model in it is too large.
+        ProtocolError: the submission is malformed, or a model in it is too large.
     """
     content = decode_submission(opened.payload, size, message.start)
     for model in (content.params, content.start):
@@ -54,14 +54,14 @@ def read_submission(sender: str, opened: Opened, message: m.Submit, size: int, c
 
 
 def read_assignment(opened: Opened, size: int, check: CheckModel, has_vote: Callable[[str], bool]) -> Assignment:
-    """Return the assignment that a message carries.
+    """Return the assignment in a message.
 
     Args:
         size: P, the number of shared parameters.
-        has_vote: returns whether a member has a vote; only the models of these may count.
+        has_vote: returns whether a member has a vote; only models of members with a vote may count.
 
     Raises:
-        ProtocolError: it is malformed, or its model is too large.
+        ProtocolError: the assignment is malformed, or its model is too large.
     """
     content = decode_assignment(opened.payload, size)
     check(content.params)
@@ -71,5 +71,5 @@ def read_assignment(opened: Opened, size: int, check: CheckModel, has_vote: Call
 
 
 def _to_bytes(params: Parameters) -> memoryview:
-    """Return a model as float32, little-endian."""
+    """Return a model as little-endian float32."""
     return np.ascontiguousarray(params, "<f4").data.cast("B")

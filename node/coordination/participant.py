@@ -1,7 +1,7 @@
-"""A participant's side of coordinated rounds: it submits its model to the coordinator and waits for the assignment.
+"""Participant's side of coordinated rounds: it submits its model to the coordinator and waits for the assignment.
 
-A participant that loses its coordinator submits again to the successor, with the model that it began from. Where none is
-elected in time, the round ends without a joint step. The coordinator's side is in node/coordination/submission_server.py.
+A participant that loses its coordinator submits again to the successor, with its start model. If none is elected in
+time, the round ends without a joint step. The coordinator's side is in node/coordination/submission_server.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
 
 
 class UnansweredSubmission(NamedTuple):
-    """A submission that waits for its answer."""
+    """Submission that waits for its answer."""
 
     number: int
     round: int
@@ -35,14 +35,15 @@ class UnansweredSubmission(NamedTuple):
 
 
 class CoordinationClient:
-    """
+    """Client that submits models to the coordinator.
+
     Args:
-        coordinator: takes this node's submissions in the terms in which it coordinates itself.
+        coordinator: handles this node's submissions in the terms in which it coordinates itself.
         size: P, the number of shared parameters.
         deadline: seconds to wait for an assignment, elections included.
 
     Attributes:
-        expired: number of deadlines that have passed.
+        expired: number of missed deadlines.
         pending: the submission that waits for its answer; None if there is none.
     """
 
@@ -64,7 +65,7 @@ class CoordinationClient:
         self._check = check
         self.expired = 0
         self.pending: UnansweredSubmission | None = None
-        self._assigned_in: Term | None = None  # of the last assignment, if the last submission was answered by one
+        self._assigned_in: Term | None = None  # term of the last assignment, if the last submission was answered by one
 
     async def submit(self, submission: Submission) -> Assignment | None:
         """Return the coordinator's assignment; None if there is no coordinator, or no assignment by the deadline."""
@@ -75,7 +76,7 @@ class CoordinationClient:
             while (left := expires - loop.time()) > 0:
                 seconds = min(left, self._electing.patience)
                 if not await self._contacts.until(self._can_submit, seconds) and seconds < left:
-                    return None  # no coordinator is elected: the round goes on alone
+                    return None  # no coordinator is elected: the round continues alone
                 if self._can_submit():
                     pending = self._submit_once(submission, known)
                     if await self._wait_for_answer(pending, expires - loop.time()):
@@ -88,7 +89,7 @@ class CoordinationClient:
         return None
 
     def _can_submit(self) -> bool:
-        """Return whether there is a coordinator that can be reached."""
+        """Return whether there is a reachable coordinator."""
         name = self._electing.coordinator
         return name == self._contacts.name or (name in self._contacts.peers and self._contacts.peers[name].introduced)
 
@@ -105,7 +106,7 @@ class CoordinationClient:
         return pending
 
     async def _wait_for_answer(self, pending: UnansweredSubmission, seconds: float) -> bool:
-        """Wait until a submission is answered. Return False when that will not happen, or may not."""
+        """Wait until a submission is answered. Return False if that will not happen, or may not happen."""
         contacts, name = self._contacts, pending.coordinator
         link = None if name == contacts.name else contacts.peers[name].link
 
@@ -136,7 +137,7 @@ class CoordinationClient:
         self._contacts.traffic.sent_submit += OVERHEAD + payload.size
 
     def _take_own(self, pending: UnansweredSubmission, assignment: Assignment | None) -> None:
-        """Take an assignment that this node has made for itself."""
+        """Adopt an assignment that this node has made for itself."""
         if self._electing.leads(pending.term):
             self._resolve(pending, assignment)
 
@@ -146,10 +147,10 @@ class CoordinationClient:
             self._contacts.notify()
 
     def take_assigned(self, peer: Peer, opened: Opened, message: m.Assigned) -> None:
-        """Take the coordinator's answer.
+        """Handle the coordinator's answer.
 
         Raises:
-            ProtocolError: the sender is not the coordinator, or was not asked, or its answer is malformed.
+            ProtocolError: the sender is not the coordinator, there was no submission to it, or its answer is malformed.
         """
         traffic = self._contacts.traffic
         traffic.received_assigned += OVERHEAD + len(opened.payload)
@@ -158,7 +159,7 @@ class CoordinationClient:
         if term < self._electing.term:
             raise ProtocolError("lower term", f"an assignment of term {term}, which is over")
         if pending is None or message.request != pending.number:
-            return  # it came too late
+            return  # the answer came too late
         asked = (pending.coordinator, pending.term, pending.round) == (peer.name, term, message.round)
         if not asked or not self._electing.obeys(peer.name, term):
             raise ProtocolError("not asked for", f"an assignment for round {message.round} of term {term}")

@@ -1,4 +1,4 @@
-"""The coordinator's side of coordinated rounds: it takes submissions and answers them by messages."""
+"""Coordinator's side of coordinated rounds: it accepts submissions and answers them by messages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, Opened
 
 
 class CoordinationServer:
-    """
+    """Server of the submissions to this node.
+
     Args:
-        coordinator: gathers the submissions of a round and has its step run.
+        coordinator: collects the submissions of a round and runs its step.
         size: P, the number of shared parameters.
     """
 
@@ -33,10 +34,10 @@ class CoordinationServer:
         self._check = check
 
     def take_submit(self, peer: Peer, opened: Opened, message: m.Submit) -> None:
-        """Take a member's submission.
+        """Handle a member's submission.
 
         Raises:
-            ProtocolError: it is for another coordinator, or no step can be made with it.
+            ProtocolError: the submission is for another coordinator, or unusable for a step.
         """
         traffic = self._contacts.traffic
         traffic.received_submit += OVERHEAD + len(opened.payload)
@@ -64,9 +65,9 @@ class CoordinationServer:
         return read_submission(peer.name, opened, message, self._size, self._check)
 
     def _reply(self, peer: Peer, submit: m.Submit, assignment: Assignment | None) -> None:
-        """Send an assignment or, for None, that there will be none."""
+        """Send an assignment, or, for None, the message that there will be none."""
         if not self._electing.leads(Term(submit.membership_version, submit.term)):
-            return  # the participant submits again, to the successor
+            return  # the participant submits again to the successor
         given = assignment is not None
         message = m.Assigned(submit.request, submit.round, submit.membership_version, submit.term, given)
         payload = EMPTY if assignment is None else assignment_payload(assignment)

@@ -1,7 +1,7 @@
-"""Checks of a node: each returns its finding, and the remedy, in one line.
+"""Checks of a node. Each returns its finding and the remedy in one line.
 
-Checks take what they look at as plain arguments, change nothing, and raise nothing that the user could mend. Those of the
-network are in p2pfl.node.doctor.network_checks.
+Checks receive all input as plain arguments and change nothing. They raise no error that the user could correct. The
+checks of the network are in p2pfl.node.doctor.network_checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2pfl.protocols.errors import IdentityError
 from p2pfl.protocols.identity import Identity
 from p2pfl.system.atomic_files import reason
 
-OLDEST = 2026  # no clock is right that shows an earlier year
+OLDEST = 2026  # a clock that shows an earlier year is wrong
 TIMESYNC = Path("/run/systemd/timesync")
 LEAST_FREE = 100_000_000  # bytes
 
@@ -31,10 +31,10 @@ class Finding:
     """Finding of a check.
 
     Attributes:
-        check: what was looked at, in a word.
-        ok: True, False, or None where it may be meant so.
-        said: what was found.
-        mend: what to do; "" where there is nothing to do.
+        check: the subject of the check, in one word.
+        ok: True, False, or None if it may be intended.
+        said: the result.
+        mend: the remedy; "" if none is needed.
     """
 
     check: str
@@ -49,11 +49,11 @@ def report(findings: Iterable[Finding]) -> list[str]:
     return [f"{marks[f.ok]}  {f.check}: {f.said}" + (f"; {f.mend}" if f.mend else "") for f in findings]
 
 
-# The folder
+# Folder
 
 
 def check_key(folder: Path) -> Finding:
-    """Look at the node's private key."""
+    """Check the node's private key."""
     path = folder / folders.KEY
     try:
         identity = Identity.load(path)
@@ -64,7 +64,7 @@ def check_key(folder: Path) -> Finding:
 
 
 def check_folder(folder: Path) -> Finding:
-    """Look whether other users of the machine can enter the node's folder."""
+    """Check whether other users of the machine can enter the node's folder."""
     open_to = folders.open_to_others(folder)
     if open_to:
         said, _, mend = open_to.partition("; ")
@@ -75,10 +75,11 @@ def check_folder(folder: Path) -> Finding:
 
 
 def check_disk(folder: Path, needed: int = 0) -> Finding:
-    """Look whether checkpoints can be written.
+    """Check whether checkpoints can be written.
 
     Args:
-        needed: bytes that the node will write; at least four times its newest checkpoint, and 100 MB, are asked for.
+        needed: bytes that the node will write. The check requires at least four times its newest checkpoint, and 100
+            MB.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -95,7 +96,7 @@ def check_disk(folder: Path, needed: int = 0) -> Finding:
 
 
 def check_federation(folder: Path) -> Finding:
-    """Look at the federation file and the membership, and whether this node is a member."""
+    """Check the federation file, the membership, and whether this node is a member."""
     from p2pfl.node.federation.membership_file import load_federation
 
     try:
@@ -124,10 +125,10 @@ def check_federation(folder: Path) -> Finding:
 
 
 def check_layout(make: Callable[[], Layout], agreed: str) -> Finding:
-    """Look whether the node's task makes the model that the federation has agreed on.
+    """Check whether the node's task makes the model that the federation has agreed on.
 
     Args:
-        make: makes the task and returns its layout; may raise ConfigurationError.
+        make: creates the task and returns its layout; may raise ConfigurationError.
         agreed: the fingerprint of the federation's layout, in hexadecimal.
     """
     try:
@@ -147,11 +148,11 @@ def check_clock(
     pause: Callable[[float], None] = time.sleep,
     timesync: Path = TIMESYNC,
 ) -> Finding:
-    """Look at the clock, which invitations expire by. Nothing else of a node depends on it.
+    """Check the clock, on which the expiry of invitations depends. Nothing else of a node depends on it.
 
     Args:
         wall, monotonic: return seconds.
-        pause: waits so many seconds.
+        pause: waits for a number of seconds.
         timesync: the folder of systemd's time synchronisation.
     """
     mend = "set the clock, or turn its synchronisation on: timedatectl set-ntp true"

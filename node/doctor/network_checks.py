@@ -1,4 +1,4 @@
-"""Checks of a node's network: its port, multicast in the local network, a broker (see p2pfl.node.doctor.checks)."""
+"""Checks of a node's network: its port, multicast on the local network, a broker (see p2pfl.node.doctor.checks)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from p2pfl.system.atomic_files import reason
 if TYPE_CHECKING:
     import aiomqtt
 
-GROUP = "224.0.0.251"  # that of multicast DNS, for which routers and firewalls have their rules
+GROUP = "224.0.0.251"  # group of multicast DNS, for which routers and firewalls have their rules
 BROKER_PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
 def check_port(listen: str, running: bool = False) -> Finding:
-    """Look whether the node can listen at its address, and others reach it there.
+    """Check whether the node can listen at its address, and whether others can reach it there.
 
     Args:
-        running: whether a process runs this node, which then has the port.
+        running: whether a process runs this node, which then holds the port.
     """
     try:
         host, port = split_address(listen)
@@ -51,7 +51,7 @@ def check_port(listen: str, running: bool = False) -> Finding:
 def _why(error: OSError) -> str:
     """Return the system's error text, without the address that socket.create_server adds."""
     number = error.errno or 0
-    return os.strerror(number) if number in errno.errorcode else reason(error)  # the others are of getaddrinfo
+    return os.strerror(number) if number in errno.errorcode else reason(error)  # other numbers come from getaddrinfo
 
 
 def _port_mend(error: OSError) -> str:
@@ -63,7 +63,7 @@ def _port_mend(error: OSError) -> str:
 
 
 def check_multicast(addresses: Sequence[str] | None = None) -> Finding:
-    """Look whether nodes in the local network can be found by multicast DNS; nothing leaves this machine.
+    """Check whether multicast DNS can find nodes on the local network; nothing leaves this machine.
 
     Args:
         addresses: IPv4 addresses of the interfaces to try; all by default.
@@ -118,9 +118,9 @@ def check_broker(url: str, topic: str = "", password: str | None = None, seconds
 
     Args:
         url: mqtt://[user@]host[:port] or mqtts://...; a password in it is never shown.
-        topic: one that this node may publish to and subscribe to; by default one of its own making.
-        password: by default that in the environment variable P2PFL_MQTT_PASSWORD, or in the URL.
-        seconds: to wait for the connection, and for the echo.
+        topic: a topic that this node may publish to and subscribe to; by default a generated one.
+        password: by default the one in the environment variable P2PFL_MQTT_PASSWORD, or in the URL.
+        seconds: time to wait for the connection, and for the echo.
     """
     form = "the address of a broker is of the form mqtt://host:1883 or mqtts://user@host:8883"
     try:

@@ -25,7 +25,7 @@ from p2pfl.system.size_limit import READING
 
 
 def run_checks(folder: Path) -> list[Finding]:
-    """Return the findings in a node's folder, on its machine and in its network."""
+    """Return the findings of all checks of a node's folder, its machine and its network."""
     findings = [check_key(folder), check_folder(folder), check_disk(folder), check_clock(), check_federation(folder)]
     try:
         ready = loading.load(folder)

@@ -1,4 +1,7 @@
-"""Interface for obtaining peers' models. What differs between machines and the simulator is behind it."""
+"""Interface for publishing models and obtaining peers' models.
+
+Machines and the simulator implement it differently.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ from p2pfl.policy import Assignment, Extras, Stage, Submission, Update
 
 
 class ExchangeHost(Protocol):
-    """Node that an exchange works for."""
+    """Node that an exchange serves."""
 
     def complete(self, params: Parameters) -> Parameters:
-        """Return a peer's model, float32 [S], with the private part of this node, [P]."""
+        """Return a peer's model, float32 [S], with the private part of this node added, [P]."""
 
     async def save_model(self, model: Published) -> None:
-        """Make a model durable. No peer can get it before this returns."""
+        """Write a model to disk. No peer can fetch it before this method returns."""
 
     def elected(self, elected: Elected) -> None:
-        """Take note that there is another coordinator, or none any more."""
+        """Report a change of the coordinator, including its loss."""
 
 
 class Detached:
-    """Host of an exchange that works for no node: nothing is private, nothing is saved."""
+    """Host of an exchange without a node. No values are private, and nothing is saved."""
 
     def complete(self, params: Parameters) -> Parameters:
         return params
@@ -42,14 +45,17 @@ class Detached:
 
 
 class Exchange(Protocol):
-    """A peer that does not answer by the deadline is left out of the answer and suspected; nothing is raised for it."""
+    """Interface for publishing models and obtaining peers' models.
+
+    A peer that misses the deadline is omitted from the answer and suspected. It does not cause an exception.
+    """
 
     outbox: Outbox
     coding: ModelEncoder
 
     @property
     def expired(self) -> int:
-        """Number of deadlines that have passed."""
+        """Number of missed deadlines."""
 
     @property
     def roster(self) -> PeerView: ...
@@ -58,52 +64,55 @@ class Exchange(Protocol):
     def traffic(self) -> Traffic: ...
 
     async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
-        """Be reachable, and wait for the neighbours, at most one deadline."""
+        """Accept connections, and wait for the neighbours for at most one deadline."""
 
     async def next_round(self, finished: int) -> int:
         """Return the round that follows `finished`; see p2pfl.node.exchange.rounds.pacing.
 
-        It is lower than that where most participants are behind, and have not come up within a deadline. Then nothing that
-        was published in later rounds is served any more.
+        The result is lower than `finished` if most participants are behind and do not catch up within a deadline. The
+        node then stops serving models that it published in later rounds.
         """
 
     def public_info(self, id: str) -> Mapping[str, Any]:
-        """Return the public facts that a peer has given of itself."""
+        """Return the public information that a peer has announced about itself."""
 
     async def publish(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> None:
-        """Let neighbours fetch a model. A synchronous node first waits for slower ones, at most half a deadline."""
+        """Publish a model so that neighbours can fetch it.
+
+        A synchronous node first waits for slower nodes, for at most half a deadline.
+        """
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
-        """Return the models of (round, stage) at `ids`, sorted by id."""
+        """Return the models of (round, stage) from the peers `ids`, sorted by id."""
 
     def expected_bytes(self, id: str, round: int) -> int:
-        """Return the bytes that a peer's model of a round is expected to take.
+        """Return the expected size in bytes of a peer's model of a round.
 
         See p2pfl.node.exchange.model_encoding.ModelEncoder.expected_bytes.
         """
 
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
-        """Return the mean loss of `params`, which travel as float32 always, on the training data of each of `ids`."""
+        """Return the mean loss of `params`, always sent as float32, on the training data of each of `ids`."""
 
     def resume(self, round: int, params: Parameters) -> None:
-        """Take note, before the start, of the last round that a node with a coordinated policy has done, and of its model.
+        """Restore the last finished round of a node with a coordinated policy, and its model. Call this before `start`.
 
         Raises:
             ConfigurationError: the exchange takes no part in elections.
         """
 
     async def submit(self, submission: Submission) -> Assignment | None:
-        """Return what the coordinator assigns; None without a coordinator, or if nothing has come by the deadline.
+        """Return the coordinator's assignment; None if there is no coordinator or no answer by the deadline.
 
         Raises:
             ConfigurationError: the node's policy is not coordinated.
         """
 
     def finish(self) -> None:
-        """Say that what was published is final. Serving goes on."""
+        """Mark the published models as final. The node continues to serve them."""
 
     def leave(self) -> None:
-        """Do not wait for peers to appear any more: this node is about to stop."""
+        """Stop waiting for peers to connect, because this node is about to stop."""
 
     async def close(self) -> None:
-        """Leave."""
+        """Leave the federation and close all links."""

@@ -1,4 +1,4 @@
-"""Values that an exchange of messages is made with."""
+"""Configuration of a message exchange."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from p2pfl.node.peering.peering_config import PeeringConfig
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourRoles:
-    """Neighbours of a node, and the part that they and the node have.
+    """Neighbours of a node, and the direction in which models may flow.
 
     Attributes:
-        members: the members with which the node may exchange anything, by name.
-        sources: names of those that it may fetch from; None for all.
-        askers: names of those that may fetch from it; None for all.
-        observer: the node is an observer, whose round counts for no node.
-        sparse: the topology is not complete; see p2pfl.node.exchange.rounds.pacing.
+        members: the members with which the node may exchange messages, by name.
+        sources: names of the members from which the node may fetch; None for all.
+        askers: names of the members that may fetch from the node; None for all.
+        observer: whether the node is an observer; its round then does not count for any node.
+        sparse: whether the topology is incomplete; see p2pfl.node.exchange.rounds.pacing.
     """
 
     members: Mapping[str, Member]
@@ -32,10 +32,11 @@ class NeighbourRoles:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeConfig:
-    """
+    """Configuration of a message exchange.
+
     Attributes:
-        peering: of the node. Where its period is inf, for nodes in one process, the exchange takes all nodes for honest, and
-            waits as long as the settings say.
+        peering: configuration of the node's peering. A period of inf is for nodes in one process: the exchange then
+            treats all nodes as honest and always waits for the full deadline of the settings.
         n_samples: number of the node's training samples.
         askers, observer, sparse: see NeighbourRoles.
     """
@@ -49,5 +50,5 @@ class ExchangeConfig:
 
     @property
     def strict(self) -> bool:
-        """Whether peers that miss deadlines are put on probation."""
+        """Return whether peers that miss deadlines are put on probation."""
         return self.peering.options.period < inf

@@ -47,11 +47,11 @@ def message_exchange(
     """Return the exchange of a node that reaches its neighbours over `transport`.
 
     Args:
-        incarnation: number of the node's starts; durable before this is called.
-        federation: 16 bytes; see `federation_id` where there is no signed file.
-        agreed: settings that all nodes must have alike, beyond those of `p2pfl.node.federation.agreement.terms`.
+        incarnation: number of the node's starts; it must be on disk before this call.
+        federation: 16 bytes; see `federation_id` if there is no signed file.
+        agreed: settings that must be equal on all nodes, in addition to `p2pfl.node.federation.agreement.terms`.
         initial: the hash of the initial model.
-        coding: encoding of models, if it was made already.
+        coding: encoder of models, if it exists already.
         edges: pairs of nodes that may exchange models.
         scores: whether the policy asks for losses.
     """
@@ -84,16 +84,16 @@ def message_exchange(
 
 
 def coding_of(task: Task, settings: Settings) -> ModelEncoder:
-    """Return the encoding of models that the settings name."""
+    """Return the model encoder that the settings select."""
     codec = make_codec(*split_name("codec", settings.codec))
     initial = task.layout.shared_of(task.initial(settings.seed)) if isinstance(codec, TopK) else None
     return ModelEncoder(codec, task.layout.shared, initial)
 
 
 def _loss(task: Task, trainer: Trainer) -> LossFunction:
-    """Return a function that computes the loss of a peer's model on the own training data.
+    """Return a function that computes the loss of a peer's model on this node's training data.
 
-    It returns NaN for a task with a preference, which the losses would show.
+    The function returns NaN for a task with a preference, because the losses would reveal the preference.
     """
     private = bool(goals_of(task))
 
@@ -106,7 +106,7 @@ def _loss(task: Task, trainer: Trainer) -> LossFunction:
 
 
 def max_frame(size: int, coordinated: bool = False) -> int:
-    """Return the most bytes that a frame may have between nodes with P parameters.
+    """Return the maximum size in bytes of a frame between nodes with P parameters.
 
     Args:
         coordinated: see p2pfl.node.exchange.message_exchange.payload_limit.
@@ -115,5 +115,5 @@ def max_frame(size: int, coordinated: bool = False) -> int:
 
 
 def federation_id(name: str) -> bytes:
-    """Return the 16 bytes that mark the frames of a federation."""
+    """Return the 16 bytes that identify the federation in its frames."""
     return sha256(b"p2pfl federation 1\0" + name.encode()).digest()[:16]

@@ -1,4 +1,4 @@
-"""Losses of models on peers' training data: asked of peers, and computed for them."""
+"""Losses of models on training data: requests to peers, and answers to their requests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
 from p2pfl.protocols.wire.payload import decode
 
-SCORES_AT_ONCE = 2  # losses computed for one peer at a time
+SCORES_AT_ONCE = 2  # losses computed in parallel for one peer
 
 LossFunction = Callable[[Parameters], Awaitable[float]]
 
 
 class LossClient:
-    """Losses of own models, asked of peers."""
+    """Client that requests the losses of this node's models from peers."""
 
     def __init__(self, contacts: PeerManager, requests: PeerRequests) -> None:
         self._contacts = contacts
@@ -42,7 +42,7 @@ class LossClient:
         return dict(await self._requests.ask(ids, round, ask))
 
     def take(self, peer: Peer, scored: m.Scored) -> None:
-        """Take a loss that a peer has sent.
+        """Accept a loss from a peer.
 
         Raises:
             ProtocolError: the request was for a model.
@@ -55,14 +55,14 @@ class LossClient:
 
 
 class LossServer:
-    """Losses of peers' models, computed for them.
+    """Server that computes the losses of peers' models.
 
     Args:
-        size: S, the number of values that peers know of a model.
-        loss: computes the mean loss of a model [S] on the own training data; None: no peer is answered.
+        size: S, the number of values of a model that peers know.
+        loss: computes the mean loss of a model [S] on this node's training data; None: no request is answered.
 
     Attributes:
-        given: number of losses, by peer.
+        given: number of losses sent, by peer.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class LossServer:
         self._loss = loss
 
     def serve(self, peer: Peer, score: m.Score, payload: memoryview) -> None:
-        """Begin to compute a loss.
+        """Start to compute a loss.
 
         Raises:
-            ProtocolError: the peer may not ask for one now, or its model is malformed.
-            TransportError: the peer is not connected any more.
+            ProtocolError: the peer may not ask for a loss now, or its model is malformed.
+            TransportError: the peer is no longer connected.
         """
         loss = self._loss
         if loss is None or not self._participants.may_ask(peer) or not self._is_fresh(peer, score):
             self._refuse(peer, score, "not allowed")
             raise ProtocolError("not allowed", f"{peer.name} asks for a loss")
-        params, _ = decode(payload, self._size)  # whatever the codec
+        params, _ = decode(payload, self._size)  # independent of the codec
         if peer.scoring >= SCORES_AT_ONCE:
             self._refuse(peer, score, "busy")
             return
@@ -108,11 +108,14 @@ class LossServer:
         self._contacts.send(peer, m.NotAvailable(score.request, self._contacts.round, reason))
 
     def _round_of(self, score: m.Score) -> int:
-        """Return the round that a request counts for."""
+        """Return the round to which a request counts."""
         return score.round if self._settings.mode == "synchronous" else self._contacts.round
 
     def _is_fresh(self, peer: Peer, score: m.Score) -> bool:
-        """Return whether a member may ask for a loss now: a participant, once a round, and only for a round near by."""
+        """Return whether a member may ask for a loss now.
+
+        It must be a participant, may ask once per round, and only for a round close to this node's round.
+        """
         if self._settings.robust == "none":
             return True
         own, round = self._contacts.round, self._round_of(score)

@@ -1,7 +1,7 @@
-"""An exchange by messages, over any links (see p2pfl.node.exchange.base.Exchange).
+"""Implementation of p2pfl.node.exchange.base.Exchange with messages over any kind of link.
 
-Requests carry a number by which their answer is known. Serving and asking stand in modules of their own; here they are put
-together with the peers, the rounds, and the coordinator.
+Each request has a number that identifies its answer. The clients and servers of models and losses are separate modules;
+this module connects them with the peers, the rounds and the coordinator.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
 from p2pfl.protocols.wire.payload import EXTRAS_LIMIT
 
-GONE_AFTER = 3  # unanswered probes after which no node waits for a peer to finish
+GONE_AFTER = 3  # unanswered probes after which a node that has finished no longer waits for a peer
 
 
 class MessageExchange:
-    """
+    """Exchange of models and losses by messages.
+
     Args:
-        coding: encoding of models.
-        loss: computes the mean loss of a whole model on the own training data, for peers that ask; None where the policy
-            asks for none, and no peer is answered.
+        coding: encoder of models.
+        loss: computes the mean loss of a whole model on this node's training data for peers that ask for it. None if
+            the policy does not ask for losses; then no peer is answered.
         coordination: the node's part in a coordinated policy, if it has one.
 
     Attributes:
         contacts: links with the peers.
-        requests: models and losses that peers are asked for.
-        models: models that peers ask for.
-        losses: losses that peers ask for.
-        limit: of the norm of a model.
+        requests: requests to peers for models and losses.
+        models: server of this node's models.
+        losses: server of losses.
+        limit: limit of the norm of a model.
     """
 
     def __init__(
@@ -121,17 +122,17 @@ class MessageExchange:
 
     @property
     def expired(self) -> int:
-        """Number of deadlines that have passed."""
+        """Number of missed deadlines."""
         submitting = 0 if self.coordination is None else self.coordination.client.expired
         return self.requests.expired + self.pacer.expired + submitting
 
-    # Life
+    # Lifecycle
 
     async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
-        """Be reachable, and wait for the neighbours, at most one deadline.
+        """Accept connections, and wait for the neighbours for at most one deadline.
 
         Raises:
-            ConfigurationError: every peer is kept out, as it has other settings.
+            ConfigurationError: every peer is excluded because its settings differ.
         """
         contacts, pacer = self.contacts, self.pacer
         self._host = host
@@ -140,7 +141,7 @@ class MessageExchange:
         await contacts.start(tasks)
         if self.electing is not None:
             contacts.begin(self.electing.run(), f"{self.name} takes part in elections")
-        if contacts.round == 0:  # the members that must be there before anyone begins
+        if contacts.round == 0:  # the members that must be present before any node begins
             needed = self._settings.members - 1
             await contacts.until(
                 lambda: pacer.leaving or len(contacts.introduced_peers()) >= needed or all_incompatible(self.peers), inf
@@ -165,7 +166,7 @@ class MessageExchange:
         self.pacer.leave()
 
     async def others_done(self) -> None:
-        """Wait until no neighbour that is there needs this node any more."""
+        """Wait until no connected neighbour needs this node."""
 
         def done(peer: Peer) -> bool:
             gone = peer.name in self.roster.suspected and (not peer.introduced or peer.unanswered >= GONE_AFTER)
@@ -176,7 +177,7 @@ class MessageExchange:
     async def close(self) -> None:
         await self.contacts.close()
 
-    # For the node
+    # Interface for the node
 
     def public_info(self, id: str) -> Mapping[str, Any]:
         return self.contacts.public_info if id == self.name else self.peers[id].public_info
@@ -192,7 +193,7 @@ class MessageExchange:
             if self._settings.mode == "synchronous":
                 await self.pacer.wait_for_slower(round)
             self.pacer.reach(round)
-        if (round, stage) not in self.outbox.models:  # else it was published before a restart, and is served as it was
+        if (round, stage) not in self.outbox.models:  # otherwise published before a restart; served unchanged
             model = self._publisher.make(round, stage, params, extras)
             await self._host.save_model(model)
             self.outbox.add(model)
@@ -208,7 +209,7 @@ class MessageExchange:
     async def score(self, ids: Sequence[str], round: int, params: Parameters) -> dict[str, float]:
         return await self._loss_client.score(ids, round, params)
 
-    # The coordinator, where the policy has one
+    # Coordination, if the policy is coordinated
 
     def _join(self, coordination: Coordination, participants: Participants) -> CoordinationRoles:
         coordination.electing.connect(self._send_in_election, self._elected)
@@ -243,7 +244,7 @@ class MessageExchange:
         self._host.elected(elected)
         self.contacts.notify()
 
-    # News of peers (see p2pfl.node.peering.peer_table.PeerEvents)
+    # Events of peers (see p2pfl.node.peering.peer_table.PeerEvents)
 
     def handle(self, peer: Peer, opened: Opened) -> None:
         message, payload = opened.message, opened.payload
@@ -288,14 +289,14 @@ class MessageExchange:
 
 
 def all_incompatible(peers: Mapping[str, Peer]) -> bool:
-    """Return whether a node has peers, and all have other settings than it has."""
+    """Return whether the node has peers and all of them have settings that differ from its own."""
     return bool(peers) and all(peer.problem for peer in peers.values())
 
 
 def payload_limit(size: int, coordinated: bool = False) -> int:
-    """Return the most bytes that a payload of nodes with P parameters may have.
+    """Return the maximum size in bytes of a payload between nodes with P parameters.
 
     Args:
-        coordinated: their policy has a coordinator, to which they submit two models at once.
+        coordinated: whether the policy has a coordinator; a submission to it contains two models.
     """
     return max(4 * size * (1 + coordinated) + EXTRAS_LIMIT, m.HelloParameters.LIMIT)

@@ -1,4 +1,4 @@
-"""Models fetched from peers: requests, and checks of the answers."""
+"""Client that fetches models from peers and checks the answers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from p2pfl.protocols.wire.payload import decode_extras
 
 
 class ModelClient:
-    """
+    """Client that fetches models from peers.
+
     Args:
-        limit: of the norm of a model.
+        limit: limit of the norm of a model.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class ModelClient:
         self._probation = probation
 
     async def fetch(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> list[Update]:
-        """Return the models of (round, stage) at `ids`, sorted by id."""
+        """Return the models of (round, stage) from the peers `ids`, sorted by id."""
         copies, traffic = self._coding.ask(sorted(ids)), self._contacts.traffic
 
         def ask(peer: Peer, number: int) -> None:
@@ -62,7 +63,7 @@ class ModelClient:
         return without_stale(updates, self._settings)
 
     def _ask_in_background(self, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]) -> None:
-        """Ask the peers for a model that are on probation, without waiting for it."""
+        """Request a model from the peers on probation without waiting for their answers."""
         contacts = self._contacts
         for peer in contacts.introduced_peers():
             if self._probation.owes(peer.name) and peer.name in contacts.roster.neighbours and peer.name not in ids:
@@ -73,12 +74,12 @@ class ModelClient:
                 contacts.traffic.sent_get += OVERHEAD
 
     def take(self, peer: Peer, answer: m.ModelUpdate, payload: memoryview) -> None:
-        """Take a model that a peer has sent.
+        """Accept a model from a peer.
 
         Raises:
-            ProtocolError: it is malformed, or another one than the node has asked for.
+            ProtocolError: the model is malformed, or it is not the requested one.
         """
-        if answer.request not in peer.requests:  # it came too late
+        if answer.request not in peer.requests:  # the answer came too late
             self._contacts.resolve(peer, answer.request, None)
             return
         try:
@@ -95,7 +96,7 @@ class ModelClient:
         peer.resolve(answer.request, update)
 
     def _update(self, peer: Peer, answer: m.ModelUpdate, payload: memoryview) -> Update:
-        """Return the model of an answer."""
+        """Return the model in an answer."""
         asked = peer.asked.get(answer.request)
         if asked is None:
             raise ProtocolError("not asked for", "a model, where a loss was")
@@ -116,7 +117,7 @@ class ModelClient:
         )
 
     def _check(self, peer: Peer, asked: Asked, answer: m.ModelUpdate) -> None:
-        """Refuse another model than the one that was asked for, and another number of samples than was introduced."""
+        """Refuse a model other than the requested one, or a number of samples other than the announced one."""
         newest = answer.final or (self._settings.mode == "asynchronous" and asked.stage != "prepared")
         if answer.stage != asked.stage or (answer.round != asked.round and not newest):
             found = f"{answer.stage} of round {answer.round}"

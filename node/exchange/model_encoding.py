@@ -1,7 +1,8 @@
-"""How a node's models travel: its codec, what its peers have of it, and what it has of them.
+"""Encoding of a node's models: its codec, the versions that peers know, and the node's copies of peers' models.
 
-With all codecs but `top-k` every peer is sent the same bytes. With that one a request says of which earlier model the asking
-node still has a copy, and the answer is what has changed since, where that is less than the whole model.
+With every codec except `top-k`, all peers receive the same bytes. With `top-k`, a request names the earlier model of
+which the requesting node still has a copy. The answer is the difference from that model if it is smaller than the whole
+model.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from p2pfl.parameters import Layout, Parameters
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.wire.envelope import OVERHEAD
 
-WHOLE = b""  # in place of the tag of a model: nothing is known
+WHOLE = b""  # used in place of a model's tag: no earlier model is known
 
 
 class ModelEncoder:
-    """
+    """Encoder and decoder of models.
+
     Args:
-        initial: the model that all nodes begin with; only `top-k` needs it.
+        initial: the model with which all nodes start; only `top-k` needs it.
     """
 
     def __init__(self, codec: Codec, layout: Layout, initial: Parameters | None = None) -> None:
@@ -51,16 +53,16 @@ class ModelEncoder:
 
     @property
     def differences(self) -> bool:
-        """Whether the bytes of a model depend on who gets it."""
+        """Return whether the bytes of a model depend on the receiver."""
         return self._public is not None
 
-    # What peers have of this node
+    # Models that peers have of this node
 
     def publish(self, params: Parameters) -> tuple[Parameters, bytes]:
-        """Return a model as peers get it, float32 [P], and its tag, or WHOLE where no differences from it are sent.
+        """Return a model as peers receive it, float32 [P], and its tag; WHOLE if no differences from it are sent.
 
         Raises:
-            RunError: the codec cannot put it, as it has values that are not finite.
+            RunError: the codec cannot encode the model, because some of its values are not finite.
         """
         if self._public is None and isinstance(self.codec, Float32):
             return params, WHOLE
@@ -72,16 +74,16 @@ class ModelEncoder:
         return self.codec.decode(self.codec.encode(params, self.layout), self.layout), WHOLE
 
     def base(self, model: Published, known: bytes) -> bytes:
-        """Return the tag of the model from which a difference is sent to a peer that knows that one; WHOLE to send all."""
+        """Return the tag of the model to send the difference from to a peer that knows `known`; WHOLE to send all."""
         return known if self.size(model, known) < self.whole else WHOLE
 
     def size(self, model: Published, known: bytes) -> int:
-        """Return the bytes that the parameters of `model` take on their way to a peer that knows another one."""
+        """Return the encoded size in bytes of the parameters of `model` for a peer that knows `known`."""
         changed = None if self._public is None else self._public.between(known, model.tag)
         return self.whole if changed is None else min(self.whole, entries_size(len(changed), self.layout.size))
 
     def encode(self, model: Published, base: bytes) -> bytes | memoryview:
-        """Return these bytes."""
+        """Return the encoded parameters, as a difference from `base`."""
         params = model.update.params
         changed = None if self._public is None or base == WHOLE else self._public.between(base, model.tag)
         return self.codec.encode(params, self.layout) if changed is None else encode_entries(params, changed)
@@ -90,30 +92,30 @@ class ModelEncoder:
         return [] if self._public is None else self._public.steps
 
     def restore(self, steps: Sequence[Step], models: Collection[Published]) -> None:
-        """Take up the state of an earlier life, with what it had published."""
+        """Restore the state from before a restart, with the models that were published."""
         if self._public is not None and steps:
             params = next((model.update.params for model in models if model.tag == steps[-1].tag), self._public.params)
             if tag(params) == steps[-1].tag:
                 self._public.restore(steps, params)
 
-    # What this node has of its peers
+    # Models that this node has of its peers
 
     def ask(self, ids: Sequence[str]) -> dict[str, Copy]:
-        """Return what is kept of the peers that are about to be asked, and make room for what they will send."""
+        """Return the copies of the models of peers to ask now, and drop old copies in favour of their answers."""
         if self._copies is None:
             return {}
         self._copies.ask(ids)
         return {id: self._copies.of(id) for id in ids}
 
     def decode(self, payload: memoryview, base: bytes, copy: Copy | None) -> tuple[Parameters, memoryview]:
-        """Return the model at the start of a payload, float32 [P], and what follows it.
+        """Return the model at the start of a payload, float32 [P], and the bytes after it.
 
         Args:
             base: the tag of the model from which the payload is a difference, or WHOLE.
-            copy: what the sender was told to be known.
+            copy: the copy that the request named.
 
         Raises:
-            ProtocolError: there is none, or it is a difference from something else.
+            ProtocolError: there is no model, or it is a difference from another model.
         """
         try:
             if base == WHOLE:
@@ -126,14 +128,14 @@ class ModelEncoder:
             raise ProtocolError(error.cause, str(error)) from error
 
     def keep(self, id: str, round: int, params: Parameters, known: bytes = WHOLE) -> None:
-        """Keep what a peer has sent, whose tag may be known already."""
+        """Keep a copy of a peer's model; `known` is its tag, if it has been computed already."""
         if self._copies is not None:
             self._copies.keep(id, Copy(known or tag(params), params, round))
 
     def expected_bytes(self, id: str, round: int) -> int:
-        """Return the bytes of the frame that will bring a peer's model of a round, without extras.
+        """Return the size in bytes of the frame that will contain a peer's model of a round, without extras.
 
-        With `top-k` it is at most so many where peers publish once a round, and often so many where they do not.
+        With `top-k` this is an upper bound if peers publish once per round, and usually correct otherwise.
         """
         if self._copies is None or not isinstance(self.codec, TopK):
             return OVERHEAD + self.whole

@@ -1,7 +1,7 @@
-"""Models served to peers.
+"""Server of this node's models.
 
-A model is sent to a peer while it reads what it was sent before; of the models that must wait for that, only the newest is
-kept.
+A peer receives the next model only when it has read the previous ones. If several models wait for that, only the newest
+is kept.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import OVERHEAD, Payload
 from p2pfl.protocols.wire.payload import encode_extras
 
-MODELS_IN_FLIGHT = 2  # to one peer
-WAITING_REQUESTS = 4  # no honest peer waits for more models that are not published yet
+MODELS_IN_FLIGHT = 2  # for each peer
+WAITING_REQUESTS = 4  # an honest peer never waits for more models that are not published yet
 
 Refusal = Absence | Literal["not allowed", "busy"]
 
 
 class ModelServer:
-    """
+    """Server of this node's models.
+
     Attributes:
-        payloads: encoded models by round, stage, and the tag of the model that they are differences from.
+        payloads: encoded models by round, stage, and the tag of the model from which they are differences.
     """
 
     def __init__(self, contacts: PeerManager, participants: Participants, outbox: Outbox, coding: ModelEncoder) -> None:
@@ -40,10 +41,10 @@ class ModelServer:
         self._coding = coding
 
     def serve(self, peer: Peer, get: m.Get) -> None:
-        """Answer a request, now or when its model is published.
+        """Answer a request now, or as soon as its model is published.
 
         Raises:
-            TransportError: the peer is not connected any more.
+            TransportError: the peer is no longer connected.
         """
         if not self._participants.may_ask(peer):
             self._refuse(peer, get, "not allowed")
@@ -53,11 +54,11 @@ class ModelServer:
             self._answer(peer, get, found)
             return
         peer.waiting[get.round, get.stage] = get
-        if len(peer.waiting) > WAITING_REQUESTS:  # the newest request replaces the oldest
+        if len(peer.waiting) > WAITING_REQUESTS:  # the newest request replaces the oldest one
             del peer.waiting[min(peer.waiting, key=lambda key: peer.waiting[key].request)]
 
     def serve_waiting(self) -> None:
-        """Answer requests that waited for what was just published."""
+        """Answer the requests that waited for the newly published model."""
         for peer in self._contacts.introduced_peers():
             for key in list(peer.waiting):
                 found = self._outbox.find(*key)
@@ -65,7 +66,7 @@ class ModelServer:
                     self._try_answer(peer, peer.waiting.pop(key), found)
 
     def drained(self, peer: Peer) -> None:
-        """Send the model that waited until a peer has read most of what it was sent."""
+        """Send the queued model to a peer that has read most of its data."""
         if peer.queued is not None:
             (get, key), peer.queued = peer.queued, None
             self._try_answer(peer, get, self._outbox.models.get(key, "gone"))
@@ -77,7 +78,7 @@ class ModelServer:
             self._contacts.rejected["link lost"] += 1
 
     def _answer(self, peer: Peer, get: m.Get, found: Published | Absence) -> None:
-        """Send a model; or keep it until the peer has read the ones before, instead of an older one that was kept."""
+        """Send a model. If the peer has not read the previous ones, queue it in place of an older queued model."""
         if not isinstance(found, Published):
             self._refuse(peer, get, found)
             return
@@ -101,7 +102,7 @@ class ModelServer:
         self._contacts.send(peer, m.NotAvailable(get.request, self._contacts.round, reason))
 
     def _payload(self, model: Published, base: bytes) -> Payload:
-        """Return the payload for all peers that know the model `base`; it is made once."""
+        """Return the payload for all peers that know the model `base`. It is encoded only once."""
         key = model.update.round, model.update.stage, base
         if key not in self.payloads:
             self.payloads = {k: v for k, v in self.payloads.items() if k[:2] in self._outbox.models}

@@ -1,4 +1,4 @@
-"""Refusal of models that are so large that their mean with the own ones would be useless."""
+"""Refusal of peers' models that are so large that averaging with them would make this node's model useless."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import numpy as np
 from p2pfl.parameters import Parameters
 from p2pfl.protocols.errors import ProtocolError
 
-LARGEST_RATIO = 1000.0  # between the norm of a peer's model and that of the own one
+LARGEST_RATIO = 1000.0  # maximum ratio of the norm of a peer's model to that of this node's models
 
 
 class NormLimit:
-    """
+    """Limit of the norm of peers' models.
+
     Attributes:
-        own: greatest norm of the node's own models.
+        own: greatest norm of this node's models.
     """
 
     def __init__(self) -> None:
         self.own = 0.0
 
     def note(self, params: Parameters) -> None:
-        """Take note of an own model."""
+        """Record the norm of one of this node's models."""
         self.own = max(self.own, norm(params))
 
     def check(self, params: Parameters) -> None:

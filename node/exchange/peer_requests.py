@@ -1,4 +1,4 @@
-"""Requests to several peers, whose answers are awaited for one deadline."""
+"""Requests to several peers, with one deadline for all answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from p2pfl.protocols.errors import TransportError
 
 
 class PeerRequests:
-    """
+    """Pending requests to peers.
+
     Attributes:
-        expired: number of deadlines that have passed.
+        expired: number of missed deadlines.
     """
 
     def __init__(self, contacts: PeerManager, deadlines: AdaptiveTimeout, probation: Probation) -> None:
@@ -29,17 +30,17 @@ class PeerRequests:
         self._probation = probation
 
     async def ask(self, ids: Sequence[str], round: int, send: Callable[[Peer, int], None]) -> list[Any]:
-        """Ask each of `ids` something; return the answers in the order of ids, without those that did not come in time.
+        """Send a request to each of `ids`; return the answers that came in time, in the order of `ids`.
 
         Args:
-            send: sends the request with a number to a peer.
+            send: sends the request with the given number to a peer.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
         asked: list[tuple[Peer, int, Future[Any]]] = []
         for id in sorted(ids):
             peer = self._contacts.peers.get(id)
-            if peer is None:  # it is no member any more
+            if peer is None:  # it is no longer a member
                 continue
             number, answer = next(self._contacts.numbers), loop.create_future()
             asked.append((peer, number, answer))

@@ -1,4 +1,4 @@
-"""Models that a node has published: those of its last two rounds, and those of its preparation."""
+"""Published models of a node, from its last two rounds and its preparation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from p2pfl.policy import Stage, Update
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
-    """A model as peers get it.
+    """Published model as peers receive it.
 
     Attributes:
-        time: of publication, in seconds on the node's own clock.
-        tag: names the model where differences from it are sent; see p2pfl.node.exchange.model_encoding.
+        time: time of publication, in seconds on the node's own clock.
+        tag: identifies the model if differences from it are sent; see p2pfl.node.exchange.model_encoding.
     """
 
     update: Update
@@ -32,12 +32,14 @@ Missing = Literal["wait"] | Absence
 
 
 class Outbox:
-    """Models that requests are answered with. Synchronous nodes serve the round that is asked for, others the newest.
+    """Models that answer requests.
+
+    Synchronous nodes serve the requested round, asynchronous nodes the newest model.
 
     Attributes:
-        models: by round and stage.
-        round: of the newest model.
-        final: nothing more will be published.
+        models: published models by round and stage.
+        round: round of the newest model.
+        final: whether nothing more will be published.
     """
 
     def __init__(self, synchronous: bool) -> None:
@@ -47,7 +49,7 @@ class Outbox:
         self.final = False
 
     def add(self, model: Published) -> None:
-        """Publish a model, and forget those that are two rounds older."""
+        """Publish a model, and remove models that are two or more rounds older."""
         update = model.update
         if update.round > self.round:
             self.round = update.round
@@ -58,20 +60,20 @@ class Outbox:
         self.models = {key: kept for key, kept in self.models.items() if not 0 < key[0] < self.round - 1}
 
     def skip(self, round: int) -> None:
-        """Expect no model of an earlier round any more: the node went forward to do this one."""
+        """Report that no model of a round before `round` will be published, because the node skipped forward to it."""
         self.round = round
         self._forget()
 
     def rewind(self, round: int) -> None:
-        """Forget the models of the rounds after this one: the node went back to do it."""
+        """Remove the models of later rounds, because the node went back to `round`."""
         self.models = {key: kept for key, kept in self.models.items() if key[0] <= round}
         self.round = round if any(key[0] == round for key in self.models) else round - 1
 
     def find(self, round: int, stage: Stage) -> Published | Missing:
         """Return the model that answers a request for (round, stage).
 
-        Without one: "wait" if it will be published, "gone" if it was forgotten, "nothing yet" if an asynchronous node has
-        published nothing.
+        If there is none, return "wait" for a model that will be published and "gone" for a removed one. Return "nothing
+        yet" if an asynchronous node has not published anything.
         """
         model = self.models.get((round, stage))
         if model is not None and (self._synchronous or stage == "prepared"):
@@ -82,5 +84,5 @@ class Outbox:
         return "wait" if round >= self.round else "gone"
 
     def as_sent(self, update: Update, age: float) -> Update:
-        """Return an update as it leaves this node: with its age in seconds, and whether it is final."""
+        """Return an update as this node sends it, with its age in seconds and whether it is final."""
         return replace(update, age=age, final=self.final) if age or self.final else update

@@ -1,4 +1,4 @@
-"""Published models: what peers get of a node's parameters."""
+"""Encoding of a node's models for publication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Publisher:
     """Encoder of a node's own models.
 
     Args:
-        name: the node's.
+        name: name of the node.
         clock: returns the time in seconds.
     """
 
@@ -28,10 +28,10 @@ class Publisher:
         self._size = OVERHEAD + coding.whole
 
     def make(self, round: int, stage: Stage, params: Parameters, extras: Extras) -> Published:
-        """Return a model, float32 [P], as peers get it: with its size in bytes as a frame, whole, and the time of now.
+        """Return a model, float32 [P], as peers receive it, with the bytes of its whole frame and the current time.
 
         Raises:
-            RunError: the codec cannot encode it, as it has values that are not finite.
+            RunError: the codec cannot encode the model, because some of its values are not finite.
         """
         public, tag = self._coding.publish(params)
         size = self._size + (len(encode_extras(extras)) if extras else 0)

@@ -1,4 +1,4 @@
-"""Decisions that an exchange of messages and the simulator's exchange take alike."""
+"""Decisions that the message exchange and the simulator's exchange share."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from p2pfl.policy import Robust, Update
 
 
 def late_answer(round: int) -> str:
-    """Return why a peer is suspected that did not answer a request in time."""
+    """Return the reason for the suspicion of a peer that did not answer a request in time."""
     return f"missed the deadline of round {round}"
 
 
 def late_round(round: int) -> str:
-    """Return why a peer is suspected that others waited for in vain."""
+    """Return the reason for the suspicion of a peer that did not reach a round in time."""
     return f"did not reach round {round} in time"
 
 
 def without_stale(updates: list[Update], settings: Settings) -> list[Update]:
-    """Return the updates that an asynchronous node may use: those of at most `max_staleness` seconds."""
+    """Return the updates that an asynchronous node may use, at most `max_staleness` seconds old."""
     if settings.mode == "synchronous":
         return updates
     return [update for update in updates if update.age <= settings.max_staleness]
 
 
 def disclosed_loss(loss: float, robust: Robust) -> float:
-    """Return what a peer learns of the loss of its model: less than all, where members may lie.
+    """Return the loss that a peer receives for its model. It is less precise if members may be malicious.
 
     See p2pfl.algorithms.robust_aggregation.
     """

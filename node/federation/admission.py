@@ -1,4 +1,4 @@
-"""Membership of a federation: founded by its first member, granted by hand, revoked.
+"""Membership of a federation: its creation by the first member, manual admission, and revocation.
 
 Tokens are in p2pfl.node.federation.invitations.
 """
@@ -27,7 +27,7 @@ from p2pfl.system.atomic_files import PRIVATE, is_folder_locked, replace_file, s
 
 @contextmanager
 def adding(folder: Path) -> Iterator[Membership]:
-    """Yield the log to be added to, while no other process adds to it; the new entries are on the disk afterwards.
+    """Yield the log for additions while no other process adds to it; the new entries are on disk afterwards.
 
     Raises:
         ConfigurationError: the node belongs to no federation, or a file is damaged or cannot be written.
@@ -38,18 +38,18 @@ def adding(folder: Path) -> Iterator[Membership]:
             yield membership
 
 
-# Making a federation
+# Creation of a federation
 
 
 def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, passphrase: bytes | None = None) -> Federation:
-    """Found a federation, with an admission key and a backup of it; this node is its first member.
+    """Create a federation, with an admission key and a backup of it; this node is its first member.
 
     Args:
         passphrase: encrypts the key and its copy.
 
     Raises:
-        ConfigurationError: the node belongs to a federation already, the copy would overwrite a file, the passphrase is too
-            short, or a file cannot be written.
+        ConfigurationError: the node belongs to a federation already, the copy would overwrite a file, the passphrase is
+            too short, or a file cannot be written.
     """
     name = config.load(folder).name
     if (folder / FEDERATION).exists():
@@ -68,10 +68,10 @@ def create_federation(folder: Path, tables: Mapping[str, Any], backup: Path, pas
 
 
 def rotate(folder: Path, backup: Path, passphrase: bytes | None = None, new_passphrase: bytes | None = None) -> None:
-    """Hand over to a new admission key. The old one is kept as a file of its own, and decides nothing any more.
+    """Hand over to a new admission key. The old one is kept in its own file, and is no longer in force.
 
     Args:
-        passphrase: of the old key, if it is encrypted.
+        passphrase: passphrase of the old key, if it is encrypted.
         new_passphrase: encrypts the new key and its copy.
 
     Raises:
@@ -82,7 +82,7 @@ def rotate(folder: Path, backup: Path, passphrase: bytes | None = None, new_pass
         new = admission_key.create_successor(folder, backup, new_passphrase)
         log.append(old, "hand-over", "", new.public)
     with adding(folder) as log:
-        admission_key.load(folder, log, new_passphrase)  # puts the new one in the place of the old one
+        admission_key.load(folder, log, new_passphrase)  # replaces the old key by the new one
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-# Becoming a member
+# Joining
 
 
 def accept(
@@ -111,14 +111,14 @@ def accept(
     *,
     approve: Approve = approve_all,
 ) -> str:
-    """Keep the answer of the inviting node; return the federation's name.
+    """Save the answer of the inviting node; return the federation's name.
 
     Args:
-        approve: is asked before anything is kept.
+        approve: called before anything is saved.
 
     Raises:
         ConfigurationError: it is not the federation of the token, names another task or policy than this node's
-            configuration, asks for what it may not, or is not approved.
+            configuration, sets options that are the node's own, or is not approved.
     """
     with as_configuration():
         federation = Federation.parse(joined.file)
@@ -131,10 +131,10 @@ def accept(
 
 
 def accept_bundle(folder: Path, text: str, own: NodeConfig, key: bytes, *, approve: Approve = approve_all) -> str:
-    """Keep the bundle that `admit` has written; return the federation's name.
+    """Save the bundle that `admit` has written; return the federation's name.
 
     Raises:
-        ConfigurationError: as `accept`.
+        ConfigurationError: see `accept`.
     """
     with as_configuration():
         joined = decode_admission(text)
@@ -157,18 +157,18 @@ def _keep(folder: Path, membership: Membership, own: NodeConfig, key: bytes, app
     return membership.file.name
 
 
-# By hand
+# Manual admission
 
 
 def request(folder: Path, new_key: bool = False) -> str:
-    """Return a line with which a member with the admission key can admit this node.
+    """Return a line that a member with the admission key needs to admit this node.
 
     Args:
-        new_key: make a new key, and ask that it takes the place of the present one, which is kept as a file of its own. The
-            node belongs to no federation until it has joined again.
+        new_key: whether to create a new key and request that it replaces the current one, which is kept in its own
+            file. The node then belongs to no federation until it has joined again.
 
     Raises:
-        ConfigurationError: there is no key, or a new one cannot be made.
+        ConfigurationError: there is no key, or a new one cannot be created.
     """
     own = config.load(folder)
     with as_configuration():
@@ -186,7 +186,7 @@ def request(folder: Path, new_key: bool = False) -> str:
         line = Request.make(new, own.name, identity)
         replace_file(aside, [(folder / config.KEY).read_bytes()], mode=PRIVATE)
         fresh.replace(folder / config.KEY)
-        for name in (FEDERATION, MEMBERSHIP):  # it joins again
+        for name in (FEDERATION, MEMBERSHIP):  # the node joins again
             if (folder / name).exists():
                 (folder / name).replace(folder / f"{name}.old")
         sync_folder(folder)
@@ -196,15 +196,15 @@ def request(folder: Path, new_key: bool = False) -> str:
 def admit(
     folder: Path, line: str, role: Role, out: Path, *, passphrase: bytes | None = None, reuse_name: bool = False
 ) -> str:
-    """Admit the node that has printed a request; write the bundle that it joins with, and return its name.
+    """Admit the node that printed a request; write the bundle that it needs to join, and return its name.
 
     Args:
-        passphrase: of the admission key, if it is encrypted.
-        reuse_name: the name may be one that a former member had.
+        passphrase: passphrase of the admission key, if it is encrypted.
+        reuse_name: whether the name may be that of a former member.
 
     Raises:
-        ConfigurationError: there is no admission key here, its passphrase is wrong, the request is no good, or its name is
-            taken.
+        ConfigurationError: there is no admission key here, its passphrase is wrong, the request is invalid, or its name
+            is taken.
     """
     with as_configuration():
         asked = Request.parse(line)
@@ -212,7 +212,7 @@ def admit(
             admission = admission_key.load(folder, log, passphrase)
             known = log.member(asked.name)
             if known is None or known.key not in (asked.key, asked.replaces):
-                if log.refusal(asked.key) == "stranger":  # otherwise the key is what is wrong
+                if log.refusal(asked.key) == "stranger":  # otherwise the key is the problem
                     check_name_is_free(log, asked.name, reuse_name)
                 log.append(admission, "add", asked.name, asked.key, role)
             elif known.key == asked.replaces:
@@ -225,7 +225,7 @@ def check_name_is_free(log: Membership, name: str, reuse: bool) -> None:
     """Raise FederationError if a new member may not have a name.
 
     Args:
-        reuse: it may be the name of a former member, under which peers may remember things.
+        reuse: whether it may be the name of a former member, for which peers may have stored data.
     """
     if log.member(name) is not None:
         raise FederationError(f"there is a member named {name} already")
@@ -240,10 +240,11 @@ def revoke(folder: Path, name: str, passphrase: bytes | None = None) -> None:
     """End a membership.
 
     Args:
-        passphrase: of the admission key, if it is encrypted.
+        passphrase: passphrase of the admission key, if it is encrypted.
 
     Raises:
-        ConfigurationError: there is no admission key here, its passphrase is wrong, or there is no such member.
+        ConfigurationError: there is no admission key here, its passphrase is wrong, or there is no member with this
+            name.
     """
     with adding(folder) as log:
         admission = admission_key.load(folder, log, passphrase)

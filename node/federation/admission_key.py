@@ -1,7 +1,7 @@
-"""The admission key of a federation, in the folder of the node that has made it. It decides who is a member.
+"""Admission key of a federation, in the folder of the node that created it. Its owner decides which nodes are members.
 
 admission.pem       the key in force, mode 0600; it may be encrypted with a passphrase
-admission.pem.old   the one before it, which decides nothing any more
+admission.pem.old   the previous key, which is no longer in force
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ def may_admit(folder: Path) -> bool:
 
 
 def is_encrypted(folder: Path) -> bool:
-    """Return whether the admission key in a node's folder needs a passphrase; False where there is no such key.
+    """Return whether the admission key in a node's folder needs a passphrase; False if there is no key.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: the key cannot be read.
     """
     with as_configuration():
         return any(path.exists() and key_files.is_encrypted(path) for path in (folder / ADMISSION, _successor(folder)))
 
 
 def load(folder: Path, membership: Membership, passphrase: bytes | None = None) -> Identity:
-    """Return the admission key in force. A hand-over that was interrupted after it was signed is ended.
+    """Return the admission key in force. Complete a hand-over that was interrupted after it was signed.
 
-    To be called while no other process adds to the log.
+    Call this only while no other process adds to the log.
 
     Raises:
-        ConfigurationError: there is none here, it is not the one in force, or the passphrase is missing or wrong.
+        ConfigurationError: there is no key here, it is not the one in force, or the passphrase is missing or wrong.
     """
     path, successor = folder / ADMISSION, _successor(folder)
     if not may_admit(folder):
@@ -69,23 +69,23 @@ def load(folder: Path, membership: Membership, passphrase: bytes | None = None) 
 
 
 def create(folder: Path, backup: Path, passphrase: bytes | None = None) -> Identity:
-    """Make an admission key, and a copy of its file.
+    """Create an admission key and a copy of its file.
 
     Raises:
         ConfigurationError: there is one already, a file cannot be written, the copy would overwrite a file, or the
-            passphrase is too short. Nothing is left behind then.
+            passphrase is too short. No file is left behind then.
     """
     return _create(folder / ADMISSION, backup, passphrase)
 
 
 def create_successor(folder: Path, backup: Path, passphrase: bytes | None = None) -> Identity:
-    """Make the key that is to follow, as `create` does; `load` puts it in its place once a hand-over to it is signed."""
-    _successor(folder).unlink(missing_ok=True)  # of a hand-over that was interrupted before it was signed
+    """Create the next key, as `create` does; `load` activates it once a hand-over to it is signed."""
+    _successor(folder).unlink(missing_ok=True)  # from a hand-over that was interrupted before it was signed
     return _create(_successor(folder), backup, passphrase)
 
 
 def discard(folder: Path, backup: Path) -> None:
-    """Remove a key that was made, with its copy, because nothing depends on it."""
+    """Remove a newly created key and its copy, because nothing depends on it yet."""
     (folder / ADMISSION).unlink(missing_ok=True)
     backup.unlink(missing_ok=True)
 
@@ -110,7 +110,7 @@ def _create(path: Path, backup: Path, passphrase: bytes | None) -> Identity:
 
 @contextmanager
 def as_configuration() -> Iterator[None]:
-    """Report errors of keys, tokens and disks as the user's to correct."""
+    """Convert errors of keys, tokens and disks to ConfigurationError, because the user can correct them."""
     try:
         yield
     except (FederationError, IdentityError) as error:

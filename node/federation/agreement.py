@@ -1,4 +1,4 @@
-"""Agreement of a federation's members: the content of its signed file, and the consequences for a node."""
+"""Agreement of a federation's members: the content of its signed file, and its effects on a node."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         layout: fingerprint of the shared layout.
-        values: how many it has.
-        initial: hash of the initial ones.
+        values: number of shared values.
+        initial: hash of the initial shared values.
     """
 
     layout: str
@@ -42,9 +42,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
+    """Rules on which the members of a federation have agreed.
+
     Attributes:
-        edges: pairs of names that may exchange models; "all" lets everyone exchange with everyone.
+        edges: pairs of names that may exchange models; "all" lets every member exchange with every other.
         rounds, ...: see p2pfl.node.folder.settings.Settings.
     """
 
@@ -66,18 +67,18 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 Approve = Callable[[NodeConfig, Agreement], None]
-"""Raises ConfigurationError if a node's owner does not want what a federation asks for."""
+"""Check that raises ConfigurationError if a node's owner does not approve a federation's settings."""
 
 
 def approve_all(own: NodeConfig, agreement: Agreement) -> None:
-    """Want whatever a federation asks for."""
+    """Approve all settings of a federation."""
 
 
 def draft(name: str, config: NodeConfig, task: Task, edges: Edges = "all") -> dict[str, Any]:
-    """Return the agreement of a federation whose members are all configured as this node.
+    """Return the agreement of a federation whose members are all configured like this node.
 
     Raises:
-        ConfigurationError: the task or the policy has an option that is a node's own business.
+        ConfigurationError: the task or the policy has an option that each node sets for itself.
     """
     _check_options(config.task, config.policy)
     settings = msgspec.to_builtins({key: getattr(config, key) for key in AGREED})
@@ -97,8 +98,8 @@ def read(federation: Federation) -> Agreement:
     """Return the agreement in a federation's signed file.
 
     Raises:
-        ConfigurationError: it was made by another version of p2pfl, or says what makes no sense, or what is a node's own
-            business: a file of its machine, or its preference.
+        ConfigurationError: it was made by another version of p2pfl, is invalid, or sets an option that each node sets
+            for itself: a file of its machine, or its preference.
     """
     where = f"the federation {federation.name}"
     agreement = bind(where, federation.tables, Agreement)
@@ -124,7 +125,7 @@ def check_agreement(own: NodeConfig, federation: Federation) -> Agreement:
     """Return the agreement of the federation that a node is to join; nothing is imported.
 
     Raises:
-        ConfigurationError: as `read` and `applied`.
+        ConfigurationError: see `read` and `apply_agreement`.
     """
     agreement = read(federation)
     apply_agreement(own, agreement)
@@ -135,8 +136,8 @@ def apply_agreement(config: NodeConfig, agreement: Agreement) -> NodeConfig:
     """Return a node's configuration with the values of the federation's agreement.
 
     Raises:
-        ConfigurationError: the node's own configuration names another task or policy. What a federation names is never
-            imported unless the node's owner has named it too.
+        ConfigurationError: the node's own configuration names another task or policy. A task or policy of a federation
+            is never imported unless the node's owner has named it too.
     """
     for kind in ("task", "policy"):
         own, theirs = getattr(config, kind)["name"], getattr(agreement, kind)["name"]
@@ -169,7 +170,7 @@ def check_edges(edges: Sequence[Sequence[str]]) -> Edges:
     """Return pairs of names as edges.
 
     Raises:
-        ConfigurationError: one is no pair of two different names.
+        ConfigurationError: one is not a pair of two different names.
     """
     for pair in edges:
         if len(pair) != 2 or pair[0] == pair[1]:
@@ -177,14 +178,14 @@ def check_edges(edges: Sequence[Sequence[str]]) -> Edges:
     return tuple((pair[0], pair[1]) for pair in edges)
 
 
-LARGEST_LIST = 2**20  # bytes of a file of edges
+LARGEST_LIST = 2**20  # maximum bytes of a file of edges
 
 
 def read_edges(path: Path) -> list[list[str]]:
-    """Return the pairs of names in a file: two on each line, with blanks or a comma between them; from `#` on is a comment.
+    """Return the pairs of names in a file: two names per line, separated by blanks or a comma; `#` starts a comment.
 
     Raises:
-        ConfigurationError: it cannot be read, or is too large; `check_edges` looks at the pairs.
+        ConfigurationError: the file cannot be read, or is too large; `check_edges` checks the pairs.
     """
     try:
         with path.open("rb") as file:
@@ -201,7 +202,7 @@ def read_edges(path: Path) -> list[list[str]]:
 
 
 def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
-    """Return with which of the members a node may exchange models."""
+    """Return the members with which a node may exchange models."""
     others = set(members) - {name}
     if edges == "all":
         return others
@@ -211,13 +212,13 @@ def neighbours(edges: Edges, name: str, members: Collection[str]) -> set[str]:
 def terms(
     layout: Layout, settings: Settings, initial: str, edges: Edges = "all", timing: Timing | None = None
 ) -> dict[str, str]:
-    """Return in words the settings that both ends of a link must share: decisions, their times and inputs, and failures.
+    """Return the settings, as text, that both ends of a link must share: decisions, times, inputs and failures.
 
     Args:
-        timing: of the elections, where the policy is coordinated.
+        timing: timing of the elections, if the policy is coordinated.
 
-    The list follows tables 6.2 and 6.3 of Hartmann, Multi-objective learning in federation (University of Luxembourg, 2026):
-    what a protocol of federated learning should make known before models are exchanged.
+    The list follows tables 6.2 and 6.3 of Hartmann, Multi-objective learning in federation (University of Luxembourg,
+    2026): the information that a protocol of federated learning should publish before models are exchanged.
     """
     synchronous = settings.mode == "synchronous"
     waits = f"waits {settings.deadline:g} s at most" + (", fewer where peers are quick" if settings.adaptive else "")
@@ -244,7 +245,7 @@ def terms(
 
 
 def _coordination_settings(timing: Timing) -> dict[str, str]:
-    """Return the settings that differ where the policy has a coordinator."""
+    """Return the settings that differ if the policy has a coordinator."""
     times = f"beats every {timing.beat:g} s, a lease of {timing.lease:g} s, patience of {timing.patience:g} s"
     return {
         "coordinator": f"elected by a majority of the members; {times}",
@@ -256,7 +257,7 @@ def _coordination_settings(timing: Timing) -> dict[str, str]:
 
 
 def describe(prefix: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return a configuration table in words, such as {"policy.tau": "30.0"}; a long value by its hash."""
+    """Return a configuration table as text, such as {"policy.tau": "30.0"}; a long value is replaced by its hash."""
     words = {}
     for key, value in options.items():
         text = repr(value)
@@ -270,7 +271,7 @@ LONGEST_TERM = 200
 
 
 def digest(params: Parameters) -> str:
-    """Return the hash of a model's shared part, as it is written in the federation's file."""
+    """Return the hash of a model's shared part in the form of the federation's file."""
     return sha256(params.tobytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a federation's options with the configuration of a node that is to join."""
+"""Comparison of a federation's options with the configuration of a node that wants to join."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _KINDS: Mapping[str, tuple[Mapping[str, str], str]] = {
 
 
 class Difference(NamedTuple):
-    """An option that a federation has otherwise than a node's configuration.
+    """Option that differs between a federation and a node's configuration.
 
     Attributes:
-        key: such as "task.samples".
-        theirs, ours: in words; `NOTHING` where there is neither a value nor a default.
+        key: key of the option, such as "task.samples".
+        theirs, ours: values as text; `NOTHING` if there is neither a value nor a default.
     """
 
     key: str
@@ -49,10 +49,10 @@ def summary(agreement: Agreement) -> list[str]:
 
 
 def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Difference]:
-    """Return which options of task and policy a federation has otherwise than a node's configuration.
+    """Return the options of task and policy that differ between a federation and a node's configuration.
 
-    An option that one of them does not have counts with the default of the task or policy, which is imported for that: its
-    owner has named it too (see p2pfl.node.federation.agreement.applied).
+    A missing option counts with the default of the task or policy, which is imported to find it. The node's owner has
+    named it too (see p2pfl.node.federation.agreement.apply_agreement).
     """
     found = []
     for kind in _KINDS:
@@ -70,7 +70,7 @@ def differences(own: NodeConfig, agreement: Agreement, folder: Path) -> list[Dif
 
 
 def _defaults(kind: str, name: str) -> dict[str, Any]:
-    """Return the options of a task or policy that have a default; none where it cannot be imported."""
+    """Return the options of a task or policy that have a default; none if it cannot be imported."""
     try:
         parameters = signature(resolve(kind, name, *_KINDS[kind])).parameters.values()
     except (ConfigurationError, ValueError):

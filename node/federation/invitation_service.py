@@ -1,4 +1,4 @@
-"""Answers of a running node to newcomers that bring a token."""
+"""Answers of a running node to newcomers with a token."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from p2pfl.protocols.membership.log import LIMIT, Membership
 from p2pfl.protocols.rate_limit import TokenBucket
 from p2pfl.system.event_log import EventLogger
 
-AT_ONCE = 4  # requests of newcomers in work; with more, the others are refused as "busy"
-REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and how many more each second
+AT_ONCE = 4  # requests of newcomers processed in parallel; further ones are refused as "busy"
+REFUSALS, RECOVERY = 10, 0.5  # refusals of one host in a row, and additional ones per second
 
 
 class InvitationService:
-    """Answers newcomers that bring a token to a running node.
+    """Service that answers newcomers with a token on a running node.
 
-    A refusal costs one small file and a look at the memory. Files are read and written in threads: neither a slow disk
-    nor another process that holds the lock of the log keeps the node from its other work.
+    A refusal costs only a small file access and a look-up in memory. Files are read and written in threads. Neither a
+    slow disk nor another process that holds the lock of the log therefore blocks the node's other work.
 
     Args:
-        membership: the node's. It gets an entry once that is on the disk, and its callbacks pass it on.
-        booted: returns seconds since the machine was started.
+        membership: the node's membership log. It gets an entry once that is on disk, and its callbacks pass the entry
+            on.
+        booted: returns the seconds since the machine was started.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class InvitationService:
         """Return the answer to a newcomer that has proven `key` and asks to join.
 
         Args:
-            host: an IP address; or, as of a broker, any other text for those whose address is not known.
+            host: an IP address; or any other text if the address is unknown, as with a broker.
         """
         who, now = network(host), self._booted()
         if self._working >= AT_ONCE or self._refusals.remaining(who, now) < 1:
@@ -62,7 +63,7 @@ class InvitationService:
         self._working += 1
         try:
             if await self._admit(key, decode_join(frame)):
-                self._refusals.take(who, now)  # the long answer once more
+                self._refusals.take(who, now)  # repeating the answer is expensive, because it is long
         except ProtocolError as error:
             self._refusals.take(who, now)
             return _refusal(error)
@@ -75,12 +76,12 @@ class InvitationService:
         return JoinReply(encode_join(Joined(self._membership.file.data, self._membership.encode())))
 
     async def _admit(self, key: bytes, join: Join) -> bool:
-        """Make a newcomer a member; return whether it was one already, and has lost the answer."""
+        """Make a newcomer a member; return whether it was one already and had lost the answer."""
         if not NAME.fullmatch(join.name):
             raise ProtocolError("malformed", "a name has letters, digits, '.', '_' and '-', 64 at most")
         redeemer = self._redeemer
         note = await asyncio.to_thread(redeemer.read_note, join.secret)
-        if redeemer.has_news():  # a command has added something, or this node has not read the file yet
+        if redeemer.has_news():  # a command has added entries, or this node has not read the file yet
             await self._with_log(redeemer.read_news)
         if redeemer.may_come_back(note, self._membership, key, join.name):
             return True
@@ -88,7 +89,7 @@ class InvitationService:
         return False
 
     async def _with_log(self, work: Callable[[Membership], None]) -> None:
-        """Do file work in a thread, with a copy of the log, and take in its new entries."""
+        """Do file work in a thread with a copy of the log, and add its new entries to the log."""
         log = self._membership.copy()
         await asyncio.to_thread(work, log)
         self._membership.extend(log.after(self._membership.membership_version, LIMIT))
@@ -101,7 +102,9 @@ def _refusal(error: ProtocolError) -> JoinReply:
 def open_service(
     folder: Path, membership: Membership, passphrase_file: str, log: EventLogger = LOG
 ) -> InvitationService | None:
-    """Return the service of a node, and let newcomers ask; None if it has no admission key, or cannot decrypt it.
+    """Return the invitation service of a node, and permit newcomers to ask.
+
+    Return None if the node has no admission key, or cannot decrypt it.
 
     Args:
         log: receives an event if the key cannot be decrypted.

@@ -1,4 +1,4 @@
-"""Invitation tokens: their creation, the inviting node's notes of them, and the rule that admits a newcomer with one.
+"""Invitation tokens: their creation, the inviting node's notes of them, and the rule for admission with a token.
 
 invitations/        a note of each token, named by the hash of its secret
 """
@@ -23,21 +23,21 @@ from p2pfl.protocols.membership.log import Membership, Role
 from p2pfl.system.atomic_files import PRIVATE_FOLDER, DamagedFileError, read_sealed, write_sealed
 
 INVITATIONS = "invitations"
-LONGEST = 366 * 24 * 60  # minutes for which a token may be good
+LONGEST = 366 * 24 * 60  # maximum minutes for which a token is valid
 _MAGIC = b"p2pfl invitation 2\n"
 Clock = Callable[[], float]
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An invitation as the inviting node keeps it.
+    """Note of an invitation, as the inviting node keeps it.
 
     Attributes:
-        name: of the member that it is for.
+        name: name of the invited member.
         expires: seconds since 1970.
         until: latest time of expiry by `boot_clock`, in seconds.
-        reuse_name: the name may be one that a former member had.
-        expired: it was once seen expired, and stays so whatever a clock shows.
-        used_by: public key of the node that has used it; empty before.
+        reuse_name: whether the name may be that of a former member.
+        expired: whether the note was found expired once; this never changes back, whatever a clock shows.
+        used_by: public key of the node that has used it; empty before its use.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     used_by: bytes = b""
 
     def is_late(self, now: float, booted: float) -> bool:
-        """Return whether a clock shows that the token is too old.
+        """Return whether a clock shows that the token has expired.
 
         Args:
             now: seconds since 1970.
@@ -59,10 +59,10 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def boot_clock() -> float:
-    """Return seconds since this machine was started, with the time of sleep where the system counts it.
+    """Return seconds since this machine was started, with the time of sleep if the system counts it.
 
-    Nobody can set this clock. A token past its `until` is too old also after a restart of the machine, as it was made before
-    the clock began to count.
+    Users cannot set this clock. A token past its `until` has also expired after a restart of the machine, because it
+    was created before the clock began to count.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -81,20 +81,20 @@ def invite(
     passphrase: bytes | None = None,
     reuse_name: bool = False,
 ) -> Invitation:
-    """Make a token, and keep a note of it.
+    """Create a token, and keep a note of it.
 
     Args:
-        name: of the node that it is for; it is good for no other.
-        addresses: at which the newcomer reaches this node.
-        minutes: for which the token is good.
+        name: name of the invited node; the token is valid for no other.
+        addresses: addresses at which the newcomer reaches this node.
+        minutes: time for which the token is valid.
         now: seconds since 1970.
-        booted: seconds since the machine was started; by default by `boot_clock`.
-        passphrase: of the admission key, if it is encrypted.
-        reuse_name: the name may be one that a former member had.
+        booted: seconds since the machine was started; by default from `boot_clock`.
+        passphrase: passphrase of the admission key, if it is encrypted.
+        reuse_name: whether the name may be that of a former member.
 
     Raises:
-        ConfigurationError: there is no admission key here, its passphrase is wrong, the name is taken, an argument is out of
-            range, or the note cannot be written.
+        ConfigurationError: there is no admission key here, its passphrase is wrong, the name is taken, an argument is
+            out of range, or the note cannot be written.
     """
     config.check_name(name)
     if not 0 < minutes <= LONGEST:
@@ -103,7 +103,7 @@ def invite(
         raise ConfigurationError(f"a token names {MOST_ADDRESSES} addresses of {LONGEST_ADDRESS} characters at most")
     expires, until = now + 60 * minutes, (boot_clock() if booted is None else booted) + 60 * minutes
     with adding(folder) as membership:
-        admission_key.load(folder, membership, passphrase)  # which this node must have when the token is used
+        admission_key.load(folder, membership, passphrase)  # this node needs it when the token is used
         check_name_is_free(membership, name, reuse_name)
         inviter = Identity.load(folder / config.KEY).public
         secret = new_secret()
@@ -122,10 +122,10 @@ def invite(
 
 
 def write_note(folder: Path, secret: bytes, note: Note) -> None:
-    """Keep the note of the token with a secret.
+    """Save the note of the token with a secret.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the note cannot be written.
     """
     write_sealed(_path(folder, secret), _MAGIC, msgspec.msgpack.encode(note))
 
@@ -151,10 +151,10 @@ def check_token(note: Note, key: bytes, name: str, log: Membership, late: bool) 
 
     Args:
         key: the newcomer's public key.
-        late: whether a clock shows that the token is too old.
+        late: whether a clock shows that the token has expired.
 
     Returns:
-        True if the newcomer has used the token and is a member already: it asks again, as it has lost the answer.
+        True if the newcomer has used the token and is a member already: it asks again because it has lost the answer.
 
     Raises:
         ProtocolError: the token does not admit this newcomer.

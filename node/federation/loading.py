@@ -1,4 +1,4 @@
-"""A node before it runs: its configuration, its federation, and the task that they name."""
+"""Loading of a node before it runs: its configuration, its federation, and their task and policy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from p2pfl.task import Part, Task, make_task
 
 
 class LoadedNode(NamedTuple):
-    """
+    """Node that is loaded from its folder.
+
     Attributes:
-        config: with what the federation has agreed on.
-        membership: who is a member; None if the node belongs to no federation.
+        config: configuration with the values on which the federation has agreed.
+        membership: the membership log; None if the node belongs to no federation.
     """
 
     folder: Path
@@ -41,8 +42,8 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
     """Load a node's folder, with "key=value" changes of node.toml applied.
 
     Raises:
-        ConfigurationError: something is missing, damaged or wrong, or the federation names another task or policy, or what
-            is a node's own business.
+        ConfigurationError: a file or value is missing, damaged or wrong; or the federation names another task or
+            policy, or sets an option that each node sets for itself.
     """
     own = config.load(folder, changes)
     membership = load_federation(folder)
@@ -58,10 +59,10 @@ def load(folder: Path, changes: Sequence[str] = ()) -> LoadedNode:
 
 
 def policy_of(setup: LoadedNode) -> Policy:
-    """Make a node's policy.
+    """Create a node's policy.
 
     Raises:
-        ConfigurationError: it cannot be made, or not with these settings.
+        ConfigurationError: the policy cannot be created, or not with these settings.
     """
     own = setup.config
     find_own_modules(setup.folder, own)
@@ -73,14 +74,14 @@ def policy_of(setup: LoadedNode) -> Policy:
 
 
 def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING) -> Task:
-    """Make a node's task, if there is room for its model.
+    """Create a node's task, if there is enough memory for its model.
 
     Args:
-        memory: bytes that this node may take; by default what the machine has to spare.
-        copies: of the model's values that must find room; see p2pfl.system.size_limit.
+        memory: bytes that this node may use; by default the machine's available memory.
+        copies: number of copies of the model that must fit; see p2pfl.system.size_limit.
 
     Raises:
-        ConfigurationError: it cannot be made, or its model or the federation's is too large for this machine.
+        ConfigurationError: the task cannot be created, or its model or the federation's is too large for this machine.
     """
     own = setup.config
     memory = free_memory() if memory is None else memory
@@ -97,7 +98,7 @@ def task_of(setup: LoadedNode, memory: int | None = None, copies: int = TRAINING
 
 
 def find_own_modules(folder: Path, own: NodeConfig) -> None:
-    """Have modules in a node's folder found, after all others, if its owner has named one as "package.module:factory"."""
+    """Add a node's folder to the end of the module path if its owner has named a module as "package.module:factory"."""
     named = (own.task["name"], own.policy["name"])
     if any(":" in name for name in named) and (path := str(folder.resolve())) not in sys.path:
         sys.path.append(path)

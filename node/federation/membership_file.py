@@ -1,7 +1,7 @@
-"""A node's federation on the disk: its signed file, and the membership log, which commands and a running node both write.
+"""Node's federation on disk: its signed file, and the membership log, which commands and a running node both write.
 
-federation.toml     what the members have agreed on, signed
-membership          the log of who is one, signed entry by entry
+federation.toml     rules on which the members have agreed, signed
+membership          log of the members, signed entry by entry
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NO_FILE = 0, 0, 0
 
 
 class MembershipFile:
-    """The membership log on the disk. Of what several processes write, nothing is lost.
+    """Membership log on disk. Concurrent writes by several processes lose nothing.
 
     Args:
         patience: seconds to wait for another process that writes.
 
     Attributes:
-        membership_version: the number of entries in the file, when it was last read or written.
+        membership_version: the number of entries in the file when it was last read or written.
     """
 
     def __init__(self, folder: Path, patience: float = LOCK_PATIENCE) -> None:
@@ -48,24 +48,24 @@ class MembershipFile:
         self._seen = _NO_FILE
 
     def save(self, membership: Membership) -> None:
-        """Write the log; when this returns it is on the disk. `membership` takes in what other processes have added.
+        """Write the log, which is on disk when this returns. `membership` gets entries of other processes as well.
 
         Raises:
-            OSError: it cannot be written, or another process holds the lock.
-            ConfigurationError: what is there is damaged, or differs.
+            OSError: the file cannot be written, or another process holds the lock.
+            ConfigurationError: the file is damaged, or differs.
         """
         with self.adding(membership):
             pass
 
     @contextmanager
     def adding(self, membership: Membership) -> Iterator[None]:
-        """Let `membership` be added to while no other process adds to the log. It begins with what is on the disk.
+        """Permit additions to `membership` while no other process adds to the log. It begins with the entries on disk.
 
-        When the block ends, what was added is on the disk. An error in the block leaves the file as it was.
+        When the block ends, the new entries are on disk. An error in the block leaves the file unchanged.
 
         Raises:
-            OSError: it cannot be written, or another process holds the lock.
-            ConfigurationError: what is there is damaged, or differs.
+            OSError: the file cannot be written, or another process holds the lock.
+            ConfigurationError: the file is damaged, or differs.
         """
         with exclusive(self._path.with_name(self._path.name + ".lock"), self._patience):
             self.merge(membership)
@@ -76,12 +76,12 @@ class MembershipFile:
                 failpoint("membership-saved")
 
     def merge(self, membership: Membership) -> None:
-        """Take in what is on the disk, if that may be new. Only new entries are verified.
+        """Add the entries on disk, if there may be new ones. Only new entries are verified.
 
         Raises:
-            ConfigurationError: it cannot be read, is damaged, is the log of another federation, or differs.
+            ConfigurationError: the file cannot be read, is damaged, is the log of another federation, or differs.
         """
-        stamp = self._stamp()  # before it is read: what is written in between is read again
+        stamp = self._stamp()  # before reading, so that a concurrent write is read again
         if stamp == self._seen and membership.membership_version >= self.membership_version:
             return
         try:
@@ -100,7 +100,7 @@ class MembershipFile:
             raise ConfigurationError(f"{self._path}: {error}") from error
 
     def has_changed(self) -> bool:
-        """Return whether the file may hold what this object has neither read nor written."""
+        """Return whether the file may contain entries that this object has neither read nor written."""
         return self._stamp() != self._seen
 
     def _stamp(self) -> tuple[int, int, int]:
@@ -115,7 +115,7 @@ def load_federation(folder: Path) -> Membership | None:
     """Return the membership of a node's federation, or None if it belongs to none.
 
     Raises:
-        ConfigurationError: a file is damaged, missing, or of another federation.
+        ConfigurationError: a file is damaged, missing, or from another federation.
     """
     try:
         data = (folder / FEDERATION).read_bytes()
@@ -137,7 +137,7 @@ def member_of(folder: Path) -> Membership:
     """Return the membership of a node's federation.
 
     Raises:
-        ConfigurationError: as `load_federation`, or the node belongs to none.
+        ConfigurationError: see `load_federation`; or the node belongs to no federation.
     """
     membership = load_federation(folder)
     if membership is None:
@@ -146,7 +146,7 @@ def member_of(folder: Path) -> Membership:
 
 
 def write_federation(folder: Path, membership: Membership) -> None:
-    """Make a node a member: keep its federation's log, and then the file that says that it has one.
+    """Make a node a member: save its federation's log, and then the federation file.
 
     Raises:
         OSError: a file cannot be written.

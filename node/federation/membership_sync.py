@@ -16,23 +16,23 @@ from p2pfl.protocols.membership.log import LIMIT
 from p2pfl.system.atomic_files import DiskErrorReporter
 from p2pfl.system.event_log import EventLogger
 
-LOOKING = 1.0  # seconds between looks at the file, which commands change while the node runs, and between attempts to write
+LOOKING = 1.0  # seconds between checks of the file, which commands may change, and between attempts to write
 
 
 class RevokedError(ConfigurationError):
-    """This node is no member of its federation any more."""
+    """Error: this node is no longer a member of its federation."""
 
 
 class MembershipSync:
-    """Keeps a node's membership log, its file, its peers and its elections alike.
+    """Synchronisation of a node's membership log with its file, its peers and its elections.
 
     Args:
-        key: the public one of this node.
-        neighbourhood: derives from the log who is a peer, and who elects.
+        key: this node's public key.
+        neighbourhood: derives the peers and the voters from the log.
         contacts: the peers.
-        electing: this node's part in elections, where its policy is coordinated.
-        file: of the log; by default that in the node's folder.
-        log: receives an event about each member that comes or goes.
+        electing: this node's part in elections, if its policy is coordinated.
+        file: file of the log; by default the one in the node's folder.
+        log: receives an event about each member that is added or removed.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class MembershipSync:
         self._membership.on_change.append(self._process_entries)
 
     async def run(self) -> None:
-        """Keep the log and its file alike, for ever: commands write to the file, and peers tell of entries.
+        """Synchronise the log and its file without end: commands write to the file, and peers send entries.
 
-        What cannot be written is kept in memory, and written as soon as that is possible.
+        Entries that cannot be written are kept in memory and written as soon as possible.
 
         Raises:
-            RevokedError: this node is no member any more.
+            RevokedError: this node is no longer a member.
         """
         while True:
             self._grown.clear()
@@ -77,7 +77,7 @@ class MembershipSync:
                     await self._grown.wait()
 
     async def _synchronise(self) -> None:
-        """Take in what is in the file, and write what is not. The node does other things in the meantime."""
+        """Read new entries from the file, and write missing ones, without blocking the node."""
         whole = self._membership.copy()
         await asyncio.to_thread(self._file.merge, whole)
         if whole.membership_version != self._file.membership_version:
@@ -86,7 +86,7 @@ class MembershipSync:
         self._membership.extend(whole.after(self._membership.membership_version, LIMIT))
 
     def _process_entries(self) -> None:
-        """Act on new entries of the log, pass them on to the peers, and have them written."""
+        """Apply new entries of the log, pass them on to the peers, and schedule their writing."""
         contacts, membership_version = self._contacts, self._membership.membership_version
         self._grown.set()
         now = self._neighbourhood.members()

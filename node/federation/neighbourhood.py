@@ -1,4 +1,4 @@
-"""Roles of the other members for one node, as derived from the membership log and the topology."""
+"""Roles of the other members for one node, derived from the membership log and the topology."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from p2pfl.protocols.election.types import Electorate
 
 
 class Neighbourhood:
-    """The members that concern a node: its peers, those that it learns from, and those that elect.
+    """Members that concern a node: its peers, the peers from which it learns, and the voters.
 
     Args:
-        addresses: that are the same for every member, such as the broker's.
-        coordinated: whether the policy has a coordinator. It may be any member, so this node gets in touch with all of them,
+        addresses: addresses that are the same for every member, such as the broker's.
+        coordinated: whether the policy has a coordinator. It may be any member, so this node connects to all of them,
             whatever the topology is.
     """
 
@@ -31,7 +31,7 @@ class Neighbourhood:
         self._coordinated = coordinated
 
     def members(self) -> dict[str, Member]:
-        """Return the members with which this node may exchange anything, by name."""
+        """Return the members with which this node may exchange messages, by name."""
         found = {}
         for name in sorted(neighbours("all" if self._coordinated else self._edges, self._name, self._log.members)):
             known = (self._configured[name],) if name in self._configured else ()
@@ -39,16 +39,16 @@ class Neighbourhood:
         return found
 
     def may_learn_from(self, name: str) -> bool:
-        """Return whether this node may learn from a member's models; not from those of an observer."""
+        """Return whether this node may learn from a member's models; it may not for observers."""
         near = name in neighbours(self._edges, self._name, self._log.members)
         return near and self._log.members[name].role != "observer"
 
     def askers(self) -> set[str] | None:
-        """Return the names of those that may fetch from this node, members or not; None for everyone."""
+        """Return the names of the nodes that may fetch from this node, members or not; None for all."""
         if self._edges == "all":
             return None
         return neighbours(self._edges, self._name, {name for pair in self._edges for name in pair})
 
     def electorate(self) -> Electorate:
-        """Return the members that elect a coordinator."""
+        """Return the members that vote for a coordinator."""
         return electorate(self._log.membership_version, self._log.members.values())

@@ -10,11 +10,11 @@ from pathlib import Path
 from p2pfl.errors import ConfigurationError
 
 VARIABLE = "P2PFL_ADMISSION_PASSPHRASE"
-_MOST = 4096  # bytes
+_MOST = 4096  # maximum bytes
 
 
 def present(key: Path, file: str | Path = "") -> bytes:
-    """Return the passphrase of an encrypted key: in `file`, or else in the environment, or else typed on the terminal.
+    """Return the passphrase of an encrypted key: from `file`, else from the environment, else from the terminal.
 
     Raises:
         ConfigurationError: there is none, or the file cannot be read.
@@ -32,10 +32,10 @@ def present(key: Path, file: str | Path = "") -> bytes:
 
 
 def choose(file: Path | None, asked: bool) -> bytes | None:
-    """Return the passphrase for a new key: in a file, or typed twice; None where neither is wanted.
+    """Return the passphrase for a new key: from a file, or typed twice; None if neither is requested.
 
     Raises:
-        ConfigurationError: the file cannot be read, there is no terminal, or the two differ.
+        ConfigurationError: the file cannot be read, there is no terminal, or the two entries differ.
     """
     if file is not None:
         return read(file)
@@ -50,10 +50,10 @@ def choose(file: Path | None, asked: bool) -> bytes | None:
 
 
 def read(path: Path) -> bytes:
-    """Return the passphrase in a file: its first line.
+    """Return the passphrase in the first line of a file.
 
     Raises:
-        ConfigurationError: it cannot be read, or holds none.
+        ConfigurationError: the file cannot be read, or contains no passphrase.
     """
     try:
         with path.open("rb") as file:

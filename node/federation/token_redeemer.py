@@ -1,4 +1,4 @@
-"""Admission of newcomers by their tokens, on the disk of the node with the admission key."""
+"""Admission of newcomers by their tokens, on disk, at the node with the admission key."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from p2pfl.system.failpoints import failpoint
 class TokenRedeemer:
     """Notes of tokens, membership log and admission key in a node's folder.
 
-    Its methods but `has_news` wait for the disk, and for other processes that hold the lock of the log.
+    All methods except `has_news` wait for the disk, and for other processes that hold the lock of the log.
 
     Args:
-        passphrase: of the admission key, if it is encrypted.
-        file: of the log.
+        passphrase: passphrase of the admission key, if it is encrypted.
+        file: file of the log.
         now: returns seconds since 1970.
         booted: returns seconds since the machine was started.
     """
@@ -46,11 +46,11 @@ class TokenRedeemer:
         self._key: Identity | None = None
 
     def has_news(self) -> bool:
-        """Return whether the log on the disk may have entries that were not read yet."""
+        """Return whether the log on disk may contain entries that have not been read yet."""
         return self._file.has_changed()
 
     def read_news(self, log: Membership) -> None:
-        """Add the new entries on the disk to a log.
+        """Add the new entries on disk to a log.
 
         Raises:
             ConfigurationError: the file cannot be read, or is damaged.
@@ -61,25 +61,26 @@ class TokenRedeemer:
         """Return the note of a token.
 
         Raises:
-            ProtocolError: there is no such token.
+            ProtocolError: there is no note of this token.
         """
         return read_note(self._folder, secret)
 
     def may_come_back(self, note: Note, log: Membership, key: bytes, name: str) -> bool:
-        """Return whether a newcomer is a member already and has lost the answer; nothing is read or written.
+        """Return whether a newcomer is a member already and has lost the answer; no file is read or written.
 
         Raises:
             ProtocolError: the token does not admit this newcomer.
         """
         late = self._is_late(note)
-        if late and not note.expired:  # `redeem` writes that down
+        if late and not note.expired:  # `redeem` records this
             return False
         return check_token(note, key, name, log, late)
 
     def redeem(self, log: Membership, key: bytes, join: Join) -> None:
         """Add a newcomer to a log and its file, and mark its token as used.
 
-        No other process adds to the log at the same time. Token and name are checked again: both may be taken now.
+        No other process adds to the log at the same time. Token and name are checked again, because both may be taken
+        by now.
 
         Raises:
             ProtocolError: the token does not admit this newcomer.
@@ -94,7 +95,8 @@ class TokenRedeemer:
                 return
             if self._key is None or self._key.public != log.admission:
                 self._key = admission_key.load(self._folder, log, self._passphrase)
-            # Used first: after a crash in between only the node with this key can get in, when it asks again.
+            # Mark the token first: after a crash between the two writes, only the node with this key can join when it
+            # asks again.
             write_note(self._folder, join.secret, replace(note, used_by=key))
             failpoint("invitation-used")
             log.append(self._key, "add", join.name, key, note.role)

@@ -4,8 +4,8 @@ node.toml        configuration, written by `init` and edited by the owner
 key.pem          private key, mode 0600
 federation.toml  agreement of the members, signed (see p2pfl.node.federation.admission)
 membership       log of the members, signed
-checkpoint       state after the last round; `checkpoint.1` and `checkpoint.2` are the two before
-incarnation      number of the node's starts; `incarnation.1` is the one before
+checkpoint       state after the last round; `checkpoint.1` and `checkpoint.2` are the two previous ones
+incarnation      number of the node's starts; `incarnation.1` is the previous one
 vote             newest term and this node's vote in it (see p2pfl.node.coordination.election_runner)
 status.json      state that `status` shows
 """
@@ -46,28 +46,29 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content of node.toml. For a member, the federation's agreement replaces the settings that all must have alike.
+    """Content of node.toml. For a member, the federation's agreement replaces the settings that all nodes share.
 
     Attributes:
-        name: by which the federation knows this node.
-        listen: host:port; without a host, on all addresses.
-        advertise: addresses by which others reach this node, if they are not those of this machine.
-        part: which part of a task's built-in data is this node's, such as "0/3".
-        data: a file of the node's own, for tasks that take one.
-        root: the folder of the data sets, for tasks that read them, if it is not the environment variable P2PFL_DATA.
-        initial: a safetensors file to start from, for tasks that take one; all nodes of a federation need the same content.
-        preference: the node's own weights of a task's objectives, for tasks of several; it stays on the node.
-        passphrase_file: a file with the passphrase of the admission key, where that is here and encrypted.
-        mdns: whether to look for members on the local network, and be found there.
-        direct: whether to listen, and to dial members where they can be reached without the broker.
-        broker: an MQTT broker through which members may be reached, "mqtt://host:1883" or "mqtts://host:8883".
-        status_port: where a browser, and Prometheus, may see what the node does (see p2pfl.node.status.endpoints); 0 takes
-            a free
-            port, -1 shows nothing.
-        status_host: an address of this machine for it; one that is not on loopback shows it to others.
-        task, policy: each a table with a `name`, and options.
-        budget: what this node may receive; models beyond it are left out.
-        addresses: of members, by name, that need not be looked for.
+        name: name of this node in the federation.
+        listen: host:port to listen on; without a host, all addresses.
+        advertise: addresses at which others reach this node, if they differ from this machine's own addresses.
+        part: this node's part of a task's built-in data, such as "0/3".
+        data: path of the node's own data file, for tasks that take one.
+        root: folder of the data sets, for tasks that read them; by default the environment variable P2PFL_DATA.
+        initial: path of a safetensors file to start from, for tasks that take one; all nodes of a federation need the
+            same content.
+        preference: this node's weights of a task's objectives, for tasks with several; they stay on the node.
+        passphrase_file: path of a file with the passphrase of the admission key, if that is here and encrypted.
+        mdns: whether to search for members on the local network, and to announce this node there.
+        direct: whether to listen, and to dial members that can be reached without the broker.
+        broker: URL of an MQTT broker through which members can be reached, "mqtt://host:1883" or "mqtts://host:8883".
+        status_port: port of the status page for browsers and Prometheus (see p2pfl.node.status.endpoints); 0 selects a
+            free port, -1 disables the page.
+        status_host: address of this machine for the status page; other machines can read it if the address is not on
+            loopback.
+        task, policy: tables with a `name` and options.
+        budget: limits of what this node may receive; models beyond them are dropped.
+        addresses: known addresses of members, by name; the node does not search for these members.
     """
 
     name: str
@@ -129,7 +130,7 @@ class NodeConfig(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigurationError for a name that is not fit for files, logs and tables."""
+    """Raise ConfigurationError for a name that is unsuitable for files, logs and tables."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"name {name!r} may have letters, digits, '.', '_' and '-' only, 64 at most")
 
@@ -138,7 +139,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
     """Read the configuration in a node's folder, with "key=value" changes applied.
 
     Raises:
-        ConfigurationError: it is missing or wrong.
+        ConfigurationError: the configuration is missing or wrong.
     """
     path = folder / CONFIG
     if not path.exists():
@@ -151,7 +152,7 @@ def load(folder: Path, changes: Sequence[str] = ()) -> NodeConfig:
 
 @contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Name the file in a ConfigurationError that its content raises."""
+    """Add the name of the file to a ConfigurationError about its content."""
     try:
         yield
     except ConfigurationError as error:
@@ -170,11 +171,11 @@ def create(
     broker: str = "",
     root: str = "",
 ) -> Identity:
-    """Make a node's folder, for its owner only, with a key and a configuration for the owner to complete.
+    """Create a node's folder, for its owner only, with a key and a configuration for the owner to complete.
 
     Raises:
-        ConfigurationError: the folder holds a node already, or cannot be made, or the configuration would be wrong; then
-            nothing is written. (A "package.module:factory" need not exist yet.)
+        ConfigurationError: the folder holds a node already, or cannot be created, or the configuration would be wrong;
+            then nothing is written. (A "package.module:factory" need not exist yet.)
     """
     own = NodeConfig(name=name, listen=listen, part=part, data=data, broker=broker, root=root)
     msgspec.structs.replace(own, task={"name": task}, policy={"name": policy}).check()
@@ -196,9 +197,9 @@ def create(
 
 
 def open_to_others(folder: Path) -> str:
-    """Return the access that other users of this machine have to a node's folder, and the command that ends it; or "".
+    """Return the access of other users to a node's folder, and the command that removes it; or "".
 
-    They can neither read nor lock a file in a folder of mode 0700, whatever the mode of the file.
+    Other users can neither read nor lock a file in a folder of mode 0700, whatever the mode of the file.
     """
     if os.name != "posix":
         return ""

@@ -1,6 +1,6 @@
 """Number of a node's starts, so that the numbers of its messages are never used twice.
 
-A sealed file holds the count, and a second file the count before. If the newest is damaged, the node continues from a
+A sealed file holds the count, and a second file the previous count. If the newest is damaged, the node continues with a
 number far beyond the damaged one.
 """
 
@@ -16,18 +16,19 @@ from p2pfl.system.failpoints import failpoint
 
 MAGIC = b"p2pfl boot 1\n"
 EARLIER = "boot"  # name of the file in earlier versions
-JUMP = 2**20  # starts that a damaged file may have counted since the one before it
+JUMP = 2**20  # maximum starts that a damaged file may have counted since the previous one
 
 
 def count_start(path: Path, log: EventLogger = LOG) -> int:
-    """Count a start and return how many there were, this one included; when it returns, the count is on the disk.
+    """Count a start and return the number of starts, this one included. The count is on disk when this returns.
 
     Args:
-        path: the newest count; the one before it is beside it.
-        log: receives an event when a damaged count was made up for.
+        path: path of the newest count; the previous one is in the same folder.
+        log: receives an event when a damaged count was replaced.
 
     Raises:
-        ConfigurationError: no count is whole, it cannot be read or written, or its file has the name of earlier versions.
+        ConfigurationError: no count is intact, a file cannot be read or written, or it has the name of earlier
+            versions.
     """
     before, earlier = path.with_name(f"{path.name}.1"), path.with_name(EARLIER)
     if earlier.exists() and not path.exists():
@@ -43,10 +44,10 @@ def count_start(path: Path, log: EventLogger = LOG) -> int:
 
 
 def count_past(path: Path, known: int) -> None:
-    """Have the next start count far more than `known`, which another process with this node's key has counted.
+    """Let the next start count far more than `known`, which another process with this node's key has counted.
 
     Raises:
-        ConfigurationError: it cannot be written.
+        ConfigurationError: the file cannot be written.
     """
     try:
         _write(path, known + JUMP)
@@ -55,7 +56,7 @@ def count_past(path: Path, known: int) -> None:
 
 
 def _last(path: Path, before: Path, log: EventLogger) -> int:
-    """Return a number that is not less than any that was counted; 0 if there was none."""
+    """Return a number that is not less than any earlier count; 0 if there was none."""
     try:
         return _read(path)
     except FileNotFoundError:

@@ -14,23 +14,28 @@ from p2pfl.policy import Robust
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
+    """Settings of a node's rounds.
+
     Attributes:
-        rounds: how many rounds a node does.
-        seed: of the federation: with a node's name, the round and a purpose it makes every random draw.
-        mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` ones take the
-            newest that there is.
-        members: how many, this node included, must be there before the first round begins.
-        deadline: seconds to wait for a peer before going on without it; inf waits for ever.
-        adaptive: wait for no longer than a few times what a peer usually takes; never for longer than `deadline`.
-        max_staleness: seconds; an asynchronous node leaves out models that are older.
-        patience: rounds without a better validation loss before a node stops learning (it goes on serving its model); 0
-            never stops.
+        rounds: number of rounds of each node.
+        seed: seed of the federation; together with a node's name, the round and a purpose it determines every random
+            draw.
+        mode: `synchronous` nodes exchange models of the same round and wait for each other; `asynchronous` nodes use
+            the newest available models.
+        members: number of members, this node included, that must be present before the first round begins.
+        deadline: seconds to wait for a peer before continuing without it; inf waits without end.
+        adaptive: whether to wait only for a few times the usual response time of a peer, and never longer than
+            `deadline`.
+        max_staleness: maximum age in seconds of the models that an asynchronous node uses.
+        patience: rounds without a better validation loss before a node stops learning (it continues to serve its
+            model); 0 never stops.
         evaluate_every: rounds between evaluations on the validation and test data; 0 evaluates the last model only.
-        device: `cpu`, `cuda`, `mps`, or `auto` for the best that there is. Results differ in their last bits.
-        robust: protection against members that lie: `median-clip` clips models to the median distance from the own one, caps
-            the numbers of samples that peers claim, and answers with coarse losses; `none` takes everything as it comes.
-        codec: how models travel: a table with a `name` of p2pfl.compression.codecs, and options; by default as they are.
+        device: `cpu`, `cuda`, `mps`, or `auto` for the best available one. Results differ in their last bits.
+        robust: protection against malicious members: `median-clip` clips models to the median distance from the own
+            one, caps the numbers of samples that peers claim, and answers with coarse losses; `none` accepts everything
+            unchanged.
+        codec: encoding of sent models, a table with a `name` of p2pfl.compression.codecs and options; by default
+            float32.
     """
 
     rounds: int = 10
@@ -47,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     codec: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "float32"})
 
     def check(self) -> None:
-        """Raise ConfigurationError for a value that makes no sense."""
+        """Raise ConfigurationError for an invalid value."""
         for key in ("rounds", "seed", "members", "patience", "evaluate_every"):
             if getattr(self, key) < 0:
                 raise ConfigurationError(f"{key} must be 0 or more, got {getattr(self, key)}")
@@ -58,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def check_coordinated(settings: Settings) -> None:
-    """Raise ConfigurationError where a coordinated policy cannot run with some settings."""
+    """Raise ConfigurationError if a coordinated policy cannot run with these settings."""
     if settings.mode != "synchronous":
         raise ConfigurationError('a coordinated policy needs mode = "synchronous", as its steps are by rounds')
     if settings.codec.get("name") != "float32":

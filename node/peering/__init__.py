@@ -1,4 +1,4 @@
-"""Peers of a node: links, introductions, failure detection, sanctions, traffic counters.
+"""Peers of a node: links, introductions, failure detection, exclusion of offenders, and traffic counters.
 
-It sends and receives frames; the exchange decides what is in them.
+This package sends and receives frames; the exchange decides on their content.
 """

@@ -1,4 +1,4 @@
-"""Tasks of a node that run beside its rounds."""
+"""Background tasks of a node, which run in parallel to its rounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """Tasks that end with the node. An error in one of them ends the task group, and so the node."""
+    """Tasks that end with the node. An error in one of them ends the task group, and therefore the node."""
 
     def __init__(self) -> None:
         self._group: TaskGroup
         self._running: set[Task[None]] = set()
 
     def start(self, group: TaskGroup) -> None:
-        """Run tasks in a group; to be called before the first of them is spawned."""
+        """Set the group in which tasks run. Call this before the first `spawn`."""
         self._group = group
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task[None]:
@@ -30,7 +30,7 @@ class BackgroundTasks:
         self.spawn(_raise(error), name)
 
     def cancel(self) -> None:
-        """Cancel all tasks that are running."""
+        """Cancel all running tasks."""
         for task in list(self._running):
             task.cancel()
 

@@ -8,7 +8,7 @@ from math import inf
 
 
 class ChangeNotifier:
-    """Wakes tasks that wait for a condition at each change that the condition may depend on.
+    """Notifier that wakes waiting tasks at each change on which their condition may depend.
 
     Args:
         on_change: called at each change.

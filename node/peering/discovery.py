@@ -1,4 +1,4 @@
-"""Reports about members, passed from those who find them to those who act on them."""
+"""Reports about members, passed from transports and discovery services to the parts that use them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from typing import Protocol
 
 
 class DiscoveryEvents(Protocol):
-    """Receiver of reports. They are hints: a member proves its key when it is dialled."""
+    """Receiver of reports. Reports are only hints: a member proves its key when it is dialled."""
 
     def found(self, key: bytes, address: str, source: str) -> None:
-        """Note an address where the member with a key may be.
+        """Record an address at which the member with a key may be reachable.
 
         Args:
-            source: of the report, such as "mdns" or "broker".
+            source: source of the report, for example "mdns" or "broker".
         """
 
     def hinted(self, key: bytes) -> None:
-        """Note that the member with a key may be gone."""
+        """Record that the member with a key may be gone."""
 
     def broker_changed(self, problem: str) -> None:
-        """Note the current problem of the broker; "" while it delivers."""
+        """Record the current problem of the broker; "" while it works."""
 
 
 class Discovery:
-    """Passes each report on to all subscribers.
+    """Distributor that passes each report to all subscribers.
 
-    It exists before both sides: a transport that reports members is a part of the peer manager that receives the reports.
+    It is created before both sides, because a transport that reports members is part of the peer manager that receives
+    the reports.
     """
 
     def __init__(self) -> None:
         self._subscribers: list[DiscoveryEvents] = []
 
     def subscribe(self, subscriber: DiscoveryEvents) -> None:
-        """Pass reports to `subscriber`, too, from now on."""
+        """Pass all future reports to `subscriber` as well."""
         self._subscribers.append(subscriber)
 
     def found(self, key: bytes, address: str, source: str) -> None:
-        """Report an address where the member with a key may be."""
+        """Report an address at which the member with a key may be reachable."""
         for subscriber in self._subscribers:
             subscriber.found(key, address, source)
 
@@ -46,6 +47,6 @@ class Discovery:
             subscriber.hinted(key)
 
     def broker_changed(self, problem: str) -> None:
-        """Report the current problem of the broker; "" while it delivers."""
+        """Report the current problem of the broker; "" while it works."""
         for subscriber in self._subscribers:
             subscriber.broker_changed(problem)

@@ -1,12 +1,16 @@
-"""Failure detection: peers are taken for alive, suspected or dead by when something authentic last came from them.
+"""Failure detector that classifies peers as alive, suspected or dead by the time of their last authentic message.
 
-After SWIM (Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018), with three
-differences. A peer that was heard lately is not probed: the traffic of learning is proof of life, and an idle federation
-exchanges one ping per period and node, however many nodes it has. Suspicion is refuted by being heard, without incarnation
-numbers, because what counts as heard is signed. Death is this node's own opinion: it changes who is waited for, never
-who is a member, and ends when the peer is heard again.
+It follows SWIM (Das, Gupta and Motivala, DSN 2002) and its Lifeguard extensions (Dadgar, Phillips and Currey, 2018),
+with three differences:
 
-Nothing here sends, receives or reads a clock. The caller calls `tick` when `next_tick` says so, and does what is returned.
+- A peer that has sent something recently is not probed, because the traffic of learning is proof of life. An idle
+  federation exchanges one ping per period and node, however many nodes it has.
+- Any authentic message refutes a suspicion, without incarnation numbers, because all messages are signed.
+- Death is this node's own opinion. It decides for which peers the node waits, never which nodes are members. It ends
+  with the next message of the peer.
+
+This module sends nothing, receives nothing and reads no clock. The caller calls `tick` at the time that
+`next_tick` returns, and carries out the returned steps.
 """
 
 from __future__ import annotations
@@ -17,32 +21,32 @@ import msgspec
 import numpy as np
 
 HELPERS = 3  # peers that are asked to probe for this node (SWIM: k)
-LATE = 0.2  # seconds by which a tick may be late; later than that, this node's own loop lags
+LATE = 0.2  # seconds by which a tick may be late; a later tick means that this node's own event loop lags
 MAX_HEALTH = 8
 
 
 class Ping(msgspec.Struct, frozen=True):
-    """Ask a peer for a sign of life."""
+    """Step: ask a peer for a sign of life."""
 
     name: str
 
 
 class AskOthers(msgspec.Struct, frozen=True):
-    """Ask 1 to 3 peers to ping another, and to say so if it answers: call `vouched` then."""
+    """Step: ask 1 to 3 other peers to ping a peer and to report its answer, for `record_indirect_ack`."""
 
     helpers: tuple[str, ...]
     about: str
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """Wait for a peer no longer: it answered neither this node nor others. One more ping lets it refute that."""
+    """Step: stop waiting for a peer that answered neither this node nor others. One more ping lets it refute this."""
 
     name: str
     reason: str
 
 
 class Dead(msgspec.Struct, frozen=True):
-    """Give up the link with a peer whose suspicion was not refuted in time. It is not probed any more."""
+    """Step: close the link with a peer that did not refute its suspicion in time, and stop probing it."""
 
     name: str
     reason: str
@@ -56,19 +60,19 @@ class _Peer:
 
     def __init__(self, now: float) -> None:
         self.heard = now
-        self.stage: type[Step] | None = None  # the newest step that was taken against it since it was heard
-        self.until = 0.0  # when the next one is due
+        self.stage: type[Step] | None = None  # the latest step taken against the peer since its last message
+        self.until = 0.0  # time at which the next step is due
 
 
 class FailureDetector:
-    """Judges each watched peer, and returns the probes that are due.
+    """Failure detector that judges each watched peer and returns the due probes.
 
     Args:
         rng: shuffles the order in which peers are probed.
         period: seconds between two probes.
 
     Attributes:
-        health: all waits are multiplied by it; 1 while ticks are on time, at most 8 (Lifeguard's local health multiplier).
+        health: factor of all waits; 1 while ticks are on time, at most 8 (Lifeguard's local health multiplier).
     """
 
     def __init__(self, rng: np.random.Generator, period: float = 1.0) -> None:
@@ -76,21 +80,21 @@ class FailureDetector:
         self.health = 1
         self._rng = rng
         self._peers: dict[str, _Peer] = {}
-        self._probed: dict[str, _Peer] = {}  # those with a next step
-        self._turns: list[str] = []  # who comes next, the last one first
+        self._probed: dict[str, _Peer] = {}  # the peers with a next step
+        self._turns: list[str] = []  # order of the probes; the last entry is next
         self._due = inf
 
     def watch(self, name: str, now: float) -> None:
-        """Begin to judge a peer, as one that was heard just now; nothing happens if it is watched already."""
+        """Start to watch a peer, as if it had just sent a message. Do nothing if it is watched already."""
         self._peers.setdefault(name, _Peer(now))
 
     def unwatch(self, name: str) -> None:
-        """Forget a peer. Nothing happens if it is not watched."""
+        """Stop watching a peer. Do nothing if it is not watched."""
         self._peers.pop(name, None)
         self._probed.pop(name, None)
 
     def heard(self, name: str, now: float) -> bool:
-        """Note a sign of life of a peer; return whether it was suspected or dead. A peer that is not watched is ignored."""
+        """Record a sign of life of a peer; return whether it was suspected or dead. Ignore unwatched peers."""
         peer = self._peers.get(name)
         if peer is None:
             return False
@@ -100,9 +104,9 @@ class FailureDetector:
         return was_out
 
     def record_indirect_ack(self, name: str, now: float) -> bool:
-        """Note that another peer has just heard this one, which ends a suspicion; return whether it was suspected.
+        """Record another peer's report that a peer is alive, which ends a suspicion; return whether it was suspected.
 
-        The dead stay dead: for this node they are out of reach.
+        A dead peer stays dead, because this node cannot reach it.
         """
         return name in self._probed and self.heard(name, now)
 
@@ -115,7 +119,7 @@ class FailureDetector:
     def tick(self, now: float) -> list[Step]:
         """Return the steps that are due now.
 
-        A tick that comes late blames nobody: what peers have sent may lie unread. All waits begin anew, and get longer.
+        A late tick blames no peer, because messages of peers may be unread. All waits then restart and become longer.
         """
         late = now > self._due + LATE
         self._due = now + self.period
@@ -132,7 +136,10 @@ class FailureDetector:
         return steps
 
     def _next(self, now: float) -> str | None:
-        """Return the next in turn that was not heard lately. Everybody has one turn in a round, shuffled (SWIM, 4.3)."""
+        """Return the next peer in turn that has not sent anything recently.
+
+        Every peer has one turn in a round, in shuffled order (SWIM, 4.3).
+        """
         for _ in range(2):
             while self._turns:
                 name = self._turns.pop()
@@ -144,7 +151,7 @@ class FailureDetector:
         return None
 
     def _escalate(self, name: str, peer: _Peer, now: float) -> list[Step]:
-        """Take the step that follows an unanswered one."""
+        """Return the step that follows an unanswered one."""
         if peer.stage is Ping:
             self._take(AskOthers, name, now)
             helpers = self._helpers()
@@ -166,11 +173,14 @@ class FailureDetector:
             self._probed[name] = peer
 
     def _patience(self, step: type[Step] | None) -> float:
-        """Return how many seconds an answer to a step is waited for; a suspicion longer where more could refute it."""
+        """Return the time in seconds to wait for an answer to a step.
+
+        The time of a suspicion is longer if more peers can refute it.
+        """
         periods = max(3.0, 4 * log10(len(self._peers) + 1)) if step is Suspect else 1.0
         return periods * self.period * self.health
 
     def _helpers(self) -> tuple[str, ...]:
-        """Return the peers that were heard last and are not in doubt themselves."""
+        """Return the peers with the most recent messages that are not in doubt themselves."""
         alive = [name for name, peer in self._peers.items() if peer.stage is None]
         return tuple(sorted(alive, key=lambda name: self._peers[name].heard, reverse=True)[:HELPERS])

@@ -1,4 +1,4 @@
-"""Temporary exclusion of members that break the rules of the wire, for a time that grows with each repetition."""
+"""Temporary exclusion of members that violate the wire protocol, for longer at each repetition."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ GRAVE = frozenset(
         "other session",
     }
 )
-"""Causes of refusal that a member brings about only if it breaks the rules, whatever the network does."""
+"""Causes of refusal that only a violation of the protocol can produce, never a network fault."""
 
-TOLERATED = 9  # offences at once; the next one excludes a member
-FORGIVEN = 1 / 60  # offences a second
-FIRST, LONGEST = 60.0, 3600.0  # seconds for which an offender is kept out; each time twice as long
+TOLERATED = 9  # number of offences in a burst; the next one excludes a member
+FORGIVEN = 1 / 60  # offences forgiven per second
+FIRST, LONGEST = 60.0, 3600.0  # seconds of the first and the longest exclusion; each one is twice as long as the last
 CAUSE = "kept out"
 
 
@@ -30,8 +30,8 @@ class _Record:
     """Exclusions of one member.
 
     Attributes:
-        until: the end of the current or the last one, by the guard's clock; 0 before the first.
-        pause: seconds that the next one lasts.
+        until: end of the current or the last exclusion, by the guard's clock; 0 before the first one.
+        pause: length of the next exclusion in seconds.
     """
 
     __slots__ = ("pause", "until")
@@ -42,11 +42,11 @@ class _Record:
 
 
 class Guard:
-    """A gate (see p2pfl.protocols.transport.AccessControl) that also keeps offenders out for a while.
+    """Access control (see p2pfl.protocols.transport.AccessControl) that also excludes offenders for a time.
 
     Args:
-        gate: decides who is a member.
-        clock: returns seconds that never go back.
+        gate: decides which nodes are members.
+        clock: returns seconds and never goes back.
     """
 
     def __init__(self, gate: AccessControl, clock: Callable[[], float]) -> None:
@@ -56,7 +56,7 @@ class Guard:
         self._records: dict[bytes, _Record] = {}
 
     def offend(self, key: bytes, cause: str) -> bool:
-        """Note that a frame of a member was refused; return whether the member is kept out from now on."""
+        """Record a refused frame of a member; return whether the member is excluded from now on."""
         now = self._clock()
         if cause not in GRAVE or self._offences.take(key, now):
             return False
@@ -67,11 +67,11 @@ class Guard:
         return True
 
     def seconds_left(self, key: bytes) -> float:
-        """Return for how many seconds a member is still kept out; 0 if it is not."""
+        """Return the seconds until the exclusion of a member ends; 0 if it is not excluded."""
         record = self._records.get(key)
         return 0.0 if record is None else max(0.0, record.until - self._clock())
 
-    # The gate
+    # Access control
 
     @property
     def federation(self) -> bytes:

@@ -15,11 +15,11 @@ from p2pfl.protocols.wire.envelope import EMPTY, OVERHEAD, FrameSigner, Payload
 
 
 class Messenger:
-    """Signs messages, sends them over the links of peers, and counts their bytes.
+    """Messenger that signs messages, sends them over the links of peers, and counts their bytes.
 
     Attributes:
-        numbers: of requests.
-        rejected: counts frames by the cause for which they were refused or lost.
+        numbers: generates the numbers of requests.
+        rejected: counts refused or lost frames by cause.
     """
 
     def __init__(self, sealer: FrameSigner, roster: PeerView, traffic: Traffic) -> None:
@@ -30,7 +30,7 @@ class Messenger:
         self._traffic = traffic
 
     def send(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
-        """Send a message to a peer that was introduced.
+        """Send a message to an introduced peer.
 
         Raises:
             TransportError: the peer is not connected.
@@ -51,14 +51,14 @@ class Messenger:
             self._traffic.sent_control += OVERHEAD + payload.size
 
     def try_send(self, peer: Peer, message: m.Message) -> None:
-        """Send a message that may be lost."""
+        """Send a message; ignore its loss."""
         try:
             self.send(peer, message)
         except TransportError:
             self.rejected["link lost"] += 1
 
     def ping(self, peer: Peer) -> int:
-        """Ask a peer for a sign of life, which may be lost; return the number of the request."""
+        """Send a ping to a peer, which may be lost; return the number of the request."""
         number = next(self.numbers)
         self.try_send(peer, m.Ping(number))
         return number

@@ -1,4 +1,4 @@
-"""Links of newcomers, which are no members yet and may ask one question: to become one."""
+"""Links of newcomers, which are not members yet and may send one request to join."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class JoinReply(NamedTuple):
     """Answer to a newcomer.
 
     Attributes:
-        frame: is sent to it.
-        cause: of a refusal, by which it is counted; "" for none.
-        detail: of a refusal, for people.
+        frame: the frame to send.
+        cause: cause of a refusal, for the counters; "" for none.
+        detail: explanation of a refusal, for people.
     """
 
     frame: bytes
@@ -25,14 +25,14 @@ class JoinReply(NamedTuple):
 
 
 AnswerJoin = Callable[[bytes, bytes, str], Awaitable[JoinReply]]
-"""Function of a newcomer's public key, its question, and its host ("broker" if that is unknown)."""
+"""Function of a newcomer's public key, its request, and its host ("broker" if the host is unknown)."""
 
 
 class Newcomers:
-    """Passes on the first frame of each link of a newcomer.
+    """Dispatcher of the first frame on each link of a newcomer.
 
     Args:
-        answer: answers it; None where this node invites nobody.
+        answer: answers the frame; None if this node does not admit newcomers.
     """
 
     def __init__(self, answer: AnswerJoin | None) -> None:
@@ -40,10 +40,10 @@ class Newcomers:
         self._asked: WeakSet[Link] = WeakSet()
 
     def ask(self, link: Link, frame: memoryview) -> Awaitable[JoinReply]:
-        """Return what the answer can be awaited from. A second frame closes the link.
+        """Return an awaitable of the answer. A second frame closes the link.
 
         Raises:
-            ProtocolError: it is the second frame, or this node invites nobody.
+            ProtocolError: it is the second frame, or this node does not admit newcomers.
         """
         if link in self._asked:
             link.close()

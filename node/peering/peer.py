@@ -1,4 +1,4 @@
-"""State of one neighbour, as a node knows it."""
+"""State of one neighbour, as one node knows it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from p2pfl.policy import Stage
 from p2pfl.protocols.transport import Link
 from p2pfl.protocols.wire.messages import Get
 
-MOST_ADDRESSES = 8  # that one source has said
-MOST_PROVEN = 4  # addresses that are known to have worked
-MOST_OVERDUE = 4  # requests of one peer that may still be answered
+MOST_ADDRESSES = 8  # addresses reported by one source
+MOST_PROVEN = 4  # addresses that have worked before
+MOST_OVERDUE = 4  # expired requests to one peer that may still be answered
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A neighbour as it is known before anything was heard of it.
+    """Neighbour as it is known before its first message.
 
     Attributes:
-        addresses: where it may be reached; more are found later.
+        addresses: addresses at which it may be reachable; more are found later.
     """
 
     key: bytes
@@ -32,7 +32,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Asked(NamedTuple):
-    """A requested model, and the one that the answer may be a difference from."""
+    """Requested model, and the model from which the answer may be a difference."""
 
     round: int
     stage: Stage
@@ -40,34 +40,34 @@ class Asked(NamedTuple):
 
 
 class Peer:
-    """A neighbour: its addresses, its link, its state, and the requests between it and this node.
+    """Neighbour: its addresses, its link, its state, and the requests between it and this node.
 
     Attributes:
-        addresses: where it may be, and who said so. Hints: who is really there is proven when it is dialled.
-        proven: those of the addresses where it was reached, the last one at the end.
-        untried: there is an address that was not dialled yet.
-        link: over which it was introduced; None while it is not connected.
-        progress: of the link, when it was last looked at.
-        incarnation: how often it has started.
-        public_info: what it says of itself.
-        round: where it is.
-        stopped: its model is final.
-        known: it was introduced before, on this link or an earlier one.
+        addresses: possible addresses and their sources. They are only hints: a peer proves its key when it is dialled.
+        proven: the addresses at which it was reached; the latest is at the end.
+        untried: whether there is an address that has not been dialled yet.
+        link: the link over which it was introduced; None while it is not connected.
+        progress: progress of the link at the last check.
+        incarnation: number of its starts.
+        public_info: public information that it has announced.
+        round: its current round.
+        stopped: whether its model is final.
+        known: whether it has been introduced, on this link or an earlier one.
         membership_version: the newest entry of the membership log that it is known to have.
-        problem: why it is kept out for good.
-        requests: what it was asked and has not answered.
-        asked: the models among them.
-        overdue: the newest requests that are not waited for any more, or never were.
-        unanswered: probes since it was heard.
-        checking: the ping whose answer says where it is now; 0 if there is none.
-        waiting: what it has asked for and is not published yet.
-        queued: the model that it is sent when it has read what it was sent before.
-        scoring: losses that are computed for it.
-        scored: the newest rounds for which it was told a loss.
-        age: in seconds, of the model last received from it when it was sent.
-        bytes_in, bytes_out: whole envelopes, of all kinds.
-        offences: frames of it that were refused, by cause.
-        trouble: it is not connected, or suspected, or there is a new address of it.
+        problem: reason for its permanent exclusion.
+        requests: requests to it that are not answered yet.
+        asked: requests for models among them.
+        overdue: the newest requests for whose answers this node does not wait, or never did.
+        unanswered: number of probes since its last message.
+        checking: number of the ping whose answer will contain its current round; 0 if there is none.
+        waiting: its requests for models that are not published yet.
+        queued: the model to send when it has read the previous ones.
+        scoring: losses that are being computed for it.
+        scored: the newest rounds for which it has received a loss.
+        age: age in seconds, when sent, of the last model received from it.
+        bytes_in, bytes_out: bytes of whole envelopes, of all kinds.
+        offences: number of its refused frames, by cause.
+        trouble: set if it is not connected, is suspected, or has a new address.
     """
 
     def __init__(self, name: str, member: Member) -> None:
@@ -104,9 +104,10 @@ class Peer:
         return self.link is not None
 
     def hint(self, address: str, source: str) -> bool:
-        """Note where the peer may be; return whether that is news.
+        """Record a possible address of the peer; return whether it is new.
 
-        The oldest hint of the same source makes room for one too many, but not an address where the peer was reached.
+        If there are too many, the oldest hint of the same source is removed, but never an address at which the peer was
+        reached.
         """
         if address in self.addresses:
             return False
@@ -118,24 +119,24 @@ class Peer:
         return True
 
     def record_proof(self, address: str) -> None:
-        """Note that the peer has proven its key at an address."""
+        """Record that the peer has proven its key at an address."""
         self.proven.pop(address, None)
         self.proven[address] = None
         if len(self.proven) > MOST_PROVEN:
             del self.proven[next(iter(self.proven))]
 
     def is_hint(self, address: str) -> bool:
-        """Return whether an address is known from the word of others only."""
+        """Return whether an address is known only from other nodes' reports."""
         return self.addresses[address] != "node.toml" and address not in self.proven
 
     def resolve(self, number: int, answer: Any) -> None:
-        """Give the answer to a request, or None if there will be none."""
+        """Resolve a request with its answer, or with None if there will be none."""
         future = self.requests.pop(number, None)
         if future is not None and not future.done():
             future.set_result(answer)
 
     def note_overdue(self, number: int) -> None:
-        """Note a request that is not waited for any more, or never was."""
+        """Record a request for whose answer this node does not wait, or never did."""
         self.overdue.add(number)
         if len(self.overdue) > MOST_OVERDUE:
             self.overdue.remove(min(self.overdue))

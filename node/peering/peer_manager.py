@@ -1,10 +1,10 @@
-"""Peers of a node: who there is, and messages to and from them.
+"""Manager of a node's peers, and of the messages to and from them.
 
-A peer is silent until it was introduced: both sides name the settings that must be equal
-    (p2pfl.node.peering.links.introducer). Each frame is
-verified at one place (p2pfl.node.peering.links.link_handler) and goes to the part that handles it
-(p2pfl.node.peering.links.message_router). Peers that are not there are dialled (p2pfl.node.peering.links.dialler), and
-silent ones are probed (p2pfl.node.peering.prober). Messages about learning go to the exchange.
+A peer is silent until it has been introduced: both sides send the settings that must be equal
+(p2pfl.node.peering.links.introducer). Each frame is verified in one place (p2pfl.node.peering.links.link_handler) and
+routed to the part that handles it (p2pfl.node.peering.links.message_router). Disconnected peers are dialled
+(p2pfl.node.peering.links.dialler), and silent ones are probed (p2pfl.node.peering.prober). Messages about learning go
+to the exchange.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from p2pfl.protocols.wire.envelope import EMPTY, Payload
 
 
 class PeerManager:
-    """Keeps a node in touch with its peers.
+    """Manager that keeps a node connected to its peers.
 
     Args:
-        events: receives what peers say about learning.
+        events: receives the peers' messages about learning.
 
     Attributes:
-        public_info: public facts of this node.
-        roster: the peers that it may learn with.
-        traffic: counts what is sent and received.
-        rejected: counts frames by the cause for which they were refused or lost.
-        numbers: of requests.
+        public_info: public information about this node.
+        roster: the peers with which it may learn.
+        traffic: counts sent and received frames and bytes.
+        rejected: counts refused or lost frames by cause.
+        numbers: generates the numbers of requests.
         broker: the current problem of the broker; "" if there is none.
-        listening: is set once peers can dial this node.
+        listening: set once peers can dial this node.
         introducer: introduces this node over new links.
         links: handles the frames of its transport.
     """
@@ -90,13 +90,13 @@ class PeerManager:
         if config.options.discovery is not None:
             config.options.discovery.subscribe(self)
 
-    # Life
+    # Lifecycle
 
     async def start(self, tasks: TaskGroup) -> None:
-        """Listen, and get in touch with all peers.
+        """Listen for connections, and connect to all peers.
 
         Raises:
-            TransportError: the address cannot be listened on.
+            TransportError: the address cannot be bound.
         """
         self._tasks.start(tasks)
         await self.transport.listen(self.links)
@@ -107,7 +107,7 @@ class PeerManager:
             self.begin(self._prober.run(), f"{self.name} watches its peers")
 
     async def close(self) -> None:
-        """Take leave of all peers, and close their links."""
+        """Tell all peers that this node leaves, and close their links."""
         for peer in self.introduced_peers():
             self.tell(peer, m.Bye(self.round, leaving=True))
         self._tasks.cancel()
@@ -124,14 +124,14 @@ class PeerManager:
 
     @property
     def final(self) -> bool:
-        """Whether the model of this node is final."""
+        """Return whether the model of this node is final."""
         return self._local.final
 
     @final.setter
     def final(self, final: bool) -> None:
         self._local.final = final
 
-    # Who there is
+    # Peers
 
     @property
     def peers(self) -> dict[str, Peer]:
@@ -143,10 +143,10 @@ class PeerManager:
         return self._table.introduced_peers()
 
     def add(self, name: str, member: Member, source: bool = True) -> None:
-        """Get in touch with a member from now on. Nothing happens if it is a peer already.
+        """Add a member as a peer and start to connect to it. Do nothing if it is a peer already.
 
         Args:
-            source: this node may learn from it.
+            source: whether this node may learn from it.
         """
         if name in self.peers and self.peers[name].key == member.key:
             return
@@ -156,7 +156,7 @@ class PeerManager:
         self._dialler.keep(self._table.add(name, member, source))
 
     def remove(self, name: str, reason: str) -> None:
-        """Cut off a former member, and what is on its way from it."""
+        """Disconnect a former member, and drop its pending messages."""
         peer = self._table.remove(name)
         self.door.expel(peer.key)
         self._dialler.forget(peer)
@@ -164,7 +164,7 @@ class PeerManager:
             self.rejected[reason] += 1
             peer.link.close()
             peer.link = None
-        self.transport.expel(peer.key)  # it may have more links than the one in use
+        self.transport.expel(peer.key)  # it may have other links than the one in use
         peer.problem = reason
         peer.give_up()
         self.notify()
@@ -181,38 +181,38 @@ class PeerManager:
         return self._table.knows(beginning)
 
     def found(self, key: bytes, address: str, source: str) -> None:
-        """Note an address where a member may be."""
+        """Record an address at which a member may be reachable."""
         if (peer := self._table.with_key(key)) is not None:
             self._dialler.found(peer, address, source)
 
     def hinted(self, key: bytes) -> None:
-        """Ask a member for a sign of life, as it may be gone."""
+        """Probe a member that may be gone."""
         if (peer := self._table.with_key(key)) is not None and peer.introduced:
             self._messenger.ping(peer)
 
     def broker_changed(self, problem: str) -> None:
-        """Note the current problem of the broker, and have it shown."""
+        """Record the current problem of the broker, and update the status."""
         self.broker = problem
         self.roster.notify()
 
     # Suspicion
 
     def suspect(self, peer: Peer, reason: str) -> None:
-        """Wait for a peer no longer until it is heard again."""
+        """Stop waiting for a peer until its next message."""
         self._table.suspect(peer, reason)
 
     def check(self, peer: Peer) -> None:
-        """Ask a peer for its current round: a frame that was long on its way may have named an older one."""
+        """Ask a peer for its current round. A frame with a long transit time may have named an older one."""
         self._prober.check(peer)
 
     # Messages
 
     def resolve(self, peer: Peer, number: int, answer: Any) -> None:
-        """Give the answer to a request, or None if there will be none, whether anybody still waits for it or not."""
+        """Resolve a request with its answer, or with None if there will be none, even if no task waits for it."""
         self._table.resolve(peer, number, answer)
 
     def send(self, peer: Peer, message: m.Message, payload: Payload = EMPTY) -> None:
-        """Send a message to a peer that was introduced.
+        """Send a message to an introduced peer.
 
         Raises:
             TransportError: the peer is not connected.
@@ -220,13 +220,13 @@ class PeerManager:
         self._messenger.send(peer, message, payload)
 
     def tell(self, peer: Peer, message: m.Message) -> None:
-        """Send a message that may be lost."""
+        """Send a message; ignore its loss."""
         self._messenger.try_send(peer, message)
 
     # Waiting
 
     def notify(self) -> None:
-        """Report a change that somebody may wait for."""
+        """Report a change for which a task may wait."""
         self._table.changes.notify()
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
@@ -234,9 +234,9 @@ class PeerManager:
         return await self._table.changes.until(condition, seconds)
 
     def begin(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task[None]:
-        """Run a coroutine until the node ends; an error in it ends the node."""
+        """Run a coroutine until the node ends. An error in it ends the node."""
         return self._tasks.spawn(coroutine, name)
 
     def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run the work that a frame of a link has asked for; an error in it ends that link only."""
+        """Run the work that a frame of a link requested. An error in it ends only that link."""
         self.links.serve(link, work, name)

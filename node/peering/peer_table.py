@@ -1,4 +1,4 @@
-"""Neighbours of a node, and its opinion of each of them."""
+"""Table of a node's neighbours, and its opinion of each of them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from p2pfl.system.printable import printable
 
 
 class PeerEvents(Protocol):
-    """Receiver of what peers say about learning, and of changes among them: the exchange."""
+    """Receiver of peers' messages about learning and of changes among the peers; implemented by the exchange."""
 
     def handle(self, peer: Peer, opened: Opened) -> None:
-        """Handle a message of an introduced peer about learning or about elections.
+        """Handle a message of an introduced peer about learning or elections.
 
         Raises:
-            ProtocolError: the peer must not send it.
+            ProtocolError: the peer must not send this message.
         """
 
     def may_return(self, peer: Peer) -> bool:
-        """Return whether this node may wait again for a suspected peer that was heard and keeps up."""
+        """Return whether this node may wait again for a suspected peer that has sent a message and keeps up."""
 
     def late(self, peer: Peer) -> None:
-        """Note that a peer has answered a request that nobody waits for any more."""
+        """Report that a peer has answered a request after its deadline."""
 
     def drained(self, peer: Peer) -> None:
-        """Note that a peer has read most of what it was sent."""
+        """Report that a peer has read most of the data sent to it."""
 
     def peers_changed(self) -> None:
-        """Note a change that somebody may wait for: of the peers that are there, or of their rounds."""
+        """Report a change in the connected peers or their rounds, for which a task may wait."""
 
 
 class PeerTable:
-    """The neighbours by name and key; which of them are connected, suspected, or behind.
+    """Neighbours by name and key, with their state: connected, suspected, or behind.
 
     Attributes:
-        peers: by name, sorted. Replaced when one is added, so that others can iterate over it.
-        roster: those that this node may learn with.
-        detector: judges who is alive.
+        peers: neighbours by name, sorted. The mapping is replaced when one is added, so that others can iterate over
+            it.
+        roster: the peers with which this node may learn.
+        detector: judges which peers are alive.
         changes: is notified of every change.
     """
 
@@ -62,7 +63,7 @@ class PeerTable:
         self._events = events
         self._asynchronous = config.asynchronous
 
-    # Who there is
+    # Peers
 
     def introduced_peers(self) -> list[Peer]:
         """Return the peers that are connected and introduced."""
@@ -81,7 +82,7 @@ class PeerTable:
         """Add a neighbour, which is suspected until it is introduced.
 
         Args:
-            source: this node may learn from it.
+            source: whether this node may learn from it.
         """
         peer = Peer(name, member)
         self.peers = dict(sorted([*self.peers.items(), (name, peer)]))
@@ -99,20 +100,20 @@ class PeerTable:
         self.detector.unwatch(name)
         return peer
 
-    # What this node thinks of them
+    # Opinions
 
     def is_suspected(self, peer: Peer) -> bool:
-        """Return whether this node does not wait for a peer."""
+        """Return whether a peer is suspected, so that this node does not wait for it."""
         return peer.name in self.roster.suspected
 
     def suspect(self, peer: Peer, reason: str) -> None:
-        """Wait for a peer no longer until it is heard again."""
+        """Stop waiting for a peer until its next message."""
         self.roster.suspect(peer.name, printable(reason))
         peer.trouble.set()
         self.changes.notify()
 
     def disconnect(self, peer: Peer, reason: str) -> None:
-        """Take a peer for gone: its link has ended, or is to be given up."""
+        """Mark a peer as disconnected, because its link has ended or must be closed."""
         peer.link = None
         self.detector.unwatch(peer.name)
         self.suspect(peer, reason)
@@ -120,11 +121,11 @@ class PeerTable:
         self.changes.notify()
 
     def watch(self, peer: Peer) -> None:
-        """Begin to judge whether a peer is alive, as it was introduced."""
+        """Start to watch a newly introduced peer for failures."""
         self.detector.watch(peer.name, asyncio.get_running_loop().time())
 
     def heard(self, peer: Peer) -> None:
-        """Note an authentic frame of a peer. A suspicion ends if the peer keeps up, so that no deadline is lost."""
+        """Record an authentic frame of a peer. If the peer keeps up, end its suspicion, so that no deadline is lost."""
         peer.unanswered = 0
         self.detector.heard(peer.name, asyncio.get_running_loop().time())
         if not self.is_suspected(peer):
@@ -136,13 +137,13 @@ class PeerTable:
             self.changes.notify()
 
     def set_round(self, peer: Peer, round: int) -> None:
-        """Note the round of a peer."""
+        """Record the round of a peer."""
         if round != peer.round:
             peer.round = round
             self.changes.notify()
 
     def resolve(self, peer: Peer, number: int, answer: Any) -> None:
-        """Give the answer to a request, or None if there will be none, whether anybody still waits for it or not."""
+        """Resolve a request with its answer, or with None if there will be none, even if no task waits for it."""
         if number in peer.overdue:
             peer.overdue.remove(number)
             self._events.late(peer)

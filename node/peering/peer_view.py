@@ -1,4 +1,4 @@
-"""Neighbours of a node, and its suspicions that some are gone."""
+"""Neighbours of a node, and its suspicions that some of them have failed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 
 class PeerView:
-    """The peers that a node may learn with.
+    """Peers with which a node may learn.
 
     Attributes:
         neighbours: all peers that the topology allows; sorted.
-        ids: those that are not suspected; sorted. Replaced, never changed, so that it can be kept.
-        suspected: reason for which a peer is left out.
+        ids: the peers that are not suspected; sorted. The value is replaced, never changed, so that it can be kept.
+        suspected: reason for the suspicion of a peer.
         on_change: called after every change.
     """
 
@@ -27,13 +27,13 @@ class PeerView:
         self._update()
 
     def remove(self, id: str) -> None:
-        """Remove a peer, which is no neighbour any more."""
+        """Remove a peer that is no longer a neighbour."""
         self.neighbours = tuple(known for known in self.neighbours if known != id)
         self.suspected.pop(id, None)
         self._update()
 
     def suspect(self, id: str, reason: str) -> None:
-        """Leave a peer out until it is heard again. Nothing else is decided by this: it is an opinion of this node."""
+        """Exclude a peer until its next message. This is an opinion of this node and decides nothing else."""
         if id not in self.suspected:
             self.suspected[id] = reason
             self._update()
@@ -41,12 +41,12 @@ class PeerView:
             self.suspected[id] = reason
 
     def heard(self, id: str) -> None:
-        """End the suspicion of a peer, as something authentic came from it."""
+        """End the suspicion of a peer after an authentic message."""
         if self.suspected.pop(id, None) is not None:
             self._update()
 
     def notify(self) -> None:
-        """Call everyone who asked for changes."""
+        """Notify all subscribers of a change."""
         for notify in self.on_change:
             notify()
 

@@ -1,4 +1,4 @@
-"""Configuration of a node's peering: who it is, how it is reached, what it agrees on, and its own state."""
+"""Configuration of a node's peering: its identity, its addresses, its agreed settings, and its public state."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from p2pfl.system.event_log import EventLogger
 
 @dataclass(frozen=True, kw_only=True)
 class PeeringOptions:
-    """Parts that only a node among others on real machines has. Nodes in one process need none.
+    """Options that only nodes on real machines need, not nodes in one process.
 
     Attributes:
-        gate: decides who is a member; None where that never changes.
-        guard: keeps out members that send invalid frames; None where nobody is kept out.
-        period: seconds between probes of silent peers; inf probes only those that are suspected.
-        discovery: reports where members may be.
-        answer_join: answers the question of a newcomer; None where this node invites nobody.
+        gate: decides which nodes are members; None if the members never change.
+        guard: excludes members that send invalid frames; None to exclude no member.
+        period: seconds between probes of silent peers; inf to probe only suspected ones.
+        discovery: reports possible addresses of members.
+        answer_join: answers the request of a newcomer; None if this node does not admit newcomers.
         on_fault: receives the name of a part and its unexpected error; None: an error ends the node.
-        log: receives events about those who are kept out.
+        log: receives events about excluded peers.
     """
 
     gate: AccessControl | None = None
@@ -42,18 +42,18 @@ class PeeringOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PeeringConfig:
-    """Everything that a PeerManager is made from, but for the receiver of its events.
+    """Configuration of a PeerManager, except for the receiver of its events.
 
     Attributes:
-        name: of this node.
+        name: name of this node.
         key: its public key.
-        neighbours: the members with which it may exchange anything, by name. More may be added later.
-        sealer, door: sign the frames that it sends, and verify those that it receives.
-        agreed: settings that must be equal on all nodes, in words, by key.
-        public_info: public facts of this node.
-        seed: of the federation.
+        neighbours: the members with which it may exchange messages, by name. More may be added later.
+        sealer, door: signer of sent frames, and verifier of received frames.
+        agreed: settings that must be equal on all nodes, as text, by key.
+        public_info: public information about this node.
+        seed: seed of the federation.
         asynchronous: whether a node may learn with a peer that is behind.
-        sources: names of the neighbours that may be fetched from; None for all.
+        sources: names of the neighbours from which it may fetch; None for all.
     """
 
     name: str
@@ -71,18 +71,18 @@ class PeeringConfig:
 
     @property
     def membership_version(self) -> int:
-        """The newest entry of the membership log that is known here; 0 without a log."""
+        """The newest entry of the membership log that this node knows; 0 without a log."""
         return 0 if self.options.gate is None else self.options.gate.membership_version
 
 
 class LocalState:
-    """Public state of this node, as it tells its peers.
+    """Public state of this node, as its peers receive it.
 
     Attributes:
-        name: of this node.
-        public_info: public facts.
-        round: the newest one that it has reached.
-        final: its model is final.
+        name: name of this node.
+        public_info: public information.
+        round: the newest round that it has reached.
+        final: whether its model is final.
     """
 
     def __init__(self, name: str, public_info: Mapping[str, Any]) -> None:

@@ -11,40 +11,40 @@ from p2pfl.node.peering.peer_table import PeerTable
 from p2pfl.node.peering.peering_config import LocalState
 from p2pfl.protocols.wire import messages as m
 
-REMEMBERED = 10.0  # seconds for which an answer to a probe through others counts
-DEAF = 5  # unanswered pings after which a link is given up, though others hear the peer
-PENDING_PROBES = 8  # pings on behalf of one other that are remembered
+REMEMBERED = 10.0  # seconds for which an indirect answer to a probe counts
+DEAF = 5  # unanswered pings after which a link is closed, although other peers receive messages of the peer
+PENDING_PROBES = 8  # maximum number of pending pings on behalf of one other peer
 
 
 class Prober:
-    """Does what the failure detector decides, and answers the probes of others."""
+    """Prober that carries out the steps of the failure detector and answers the probes of others."""
 
     def __init__(self, local: LocalState, table: PeerTable, messenger: Messenger) -> None:
         self._local = local
         self._table = table
         self._messenger = messenger
-        self._on_behalf: dict[int, tuple[Peer, m.PingRequest]] = {}  # by the number of our ping: who asked for it, and how
-        self._asked_after: dict[int, tuple[str, bytes]] = {}  # by the number of our probe: its recipient, and its subject
+        self._on_behalf: dict[int, tuple[Peer, m.PingRequest]] = {}  # by our ping's number: asker and request
+        self._asked_after: dict[int, tuple[str, bytes]] = {}  # by our probe's number: recipient and subject
 
     async def run(self) -> None:
-        """Probe silent peers for ever. Everything that a peer says is proof of life, by the time of its receipt."""
+        """Probe silent peers without end. Every message of a peer is proof of life at the time of its receipt."""
         loop, detector = asyncio.get_running_loop(), self._table.detector
         while True:
             await asyncio.sleep(max(0.0, detector.next_tick(loop.time()) - loop.time()))
             for peer in self._table.introduced_peers():
-                if peer.link is not None and peer.link.progress != peer.progress:  # a part of a frame, which may take long
+                if peer.link is not None and peer.link.progress != peer.progress:  # a part of a long frame
                     peer.progress = peer.link.progress
                     detector.heard(peer.name, loop.time())
             for step in detector.tick(loop.time()):
                 self.take(step)
 
     def check(self, peer: Peer) -> None:
-        """Ask a peer for its current round: a frame that was long on its way may have named an older one."""
+        """Ask a peer for its current round. A frame with a long transit time may have named an older one."""
         peer.checking = next(self._messenger.numbers)
         self._messenger.try_send(peer, m.Ping(peer.checking))
 
     def take(self, step: Step) -> None:
-        """Take a step of the failure detector."""
+        """Carry out a step of the failure detector."""
         match step:
             case Ping():
                 self._ping(self._table.peers[step.name])
@@ -61,7 +61,7 @@ class Prober:
         """Handle a message of a peer about probing.
 
         Raises:
-            TransportError: the one to be answered or pinged is not connected.
+            TransportError: the peer to answer or to ping is not connected.
         """
         match message:
             case m.Ping():
@@ -78,7 +78,7 @@ class Prober:
 
     def _ping(self, peer: Peer) -> None:
         peer.unanswered += 1
-        if peer.unanswered > DEAF and peer.link is not None:  # others hear it, so that it is not dead
+        if peer.unanswered > DEAF and peer.link is not None:  # other peers receive its messages, so it is not dead
             self._end(peer, "does not answer")
         else:
             self._messenger.ping(peer)
@@ -108,14 +108,14 @@ class Prober:
         self._messenger.send(subject, m.Ping(number))
 
     def _vouch(self, peer: Peer, number: int) -> None:
-        """Tell the asker that a member has answered a ping on its behalf. Nobody else can answer in the member's place."""
+        """Tell the asking peer that a member has answered a ping on its behalf. Only that member can answer."""
         asked = self._on_behalf.get(number)
         if asked is not None and asked[1].subject == peer.key:
             asker, probe = self._on_behalf.pop(number)
             self._messenger.try_send(asker, m.IndirectAck(probe.request, probe.subject))
 
     def _believe(self, peer: Peer, vouch: m.IndirectAck) -> None:
-        """Take a member for alive on the word of a peer that was asked about it."""
+        """Record a member as alive after another peer's report."""
         subject = self._table.with_key(vouch.subject)
         if subject is not None and self._asked_after.get(vouch.request) == (peer.name, vouch.subject):
             del self._asked_after[vouch.request]

@@ -1,19 +1,19 @@
-"""Counts of what a node sends and receives: bytes of whole envelopes by kind, without what a transport adds."""
+"""Counters of a node's traffic: bytes of whole envelopes by kind, without the overhead of a transport."""
 
 from __future__ import annotations
 
-KINDS = ("get", "update", "score", "scored", "submit", "assigned")  # those that carry learning
+KINDS = ("get", "update", "score", "scored", "submit", "assigned")  # the kinds that carry learning
 
 
 class Traffic:
     """Frames and bytes of one node, by kind and direction.
 
     Attributes:
-        sent_models, received_models: updates, submissions and assignments, as a number of frames.
+        sent_models, received_models: number of frames that are updates, submissions or assignments.
         sent_get, ..., received_assigned: bytes of the kinds that carry learning.
         sent_control, received_control: bytes of all other kinds.
-        sent_preparation, received_preparation: bytes of requests and models that belong to no round, but to the preparation;
-            they are in the counts of their kinds too.
+        sent_preparation, received_preparation: bytes of requests and models that belong to the preparation instead of a
+            round; the counts of their kinds include them.
     """
 
     __slots__ = (
@@ -58,12 +58,12 @@ class Traffic:
 
     @property
     def sent_in_rounds(self) -> int:
-        """Bytes sent of the kinds that carry learning, without those of the preparation."""
+        """Bytes sent of the kinds that carry learning, without the preparation."""
         return self.sent - self.sent_preparation
 
     @property
     def received_in_rounds(self) -> int:
-        """Bytes received of the kinds that carry learning, without those of the preparation."""
+        """Bytes received of the kinds that carry learning, without the preparation."""
         return self.received - self.received_preparation
 
     def as_dict(self) -> dict[str, dict[str, int]]:

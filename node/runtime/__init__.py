@@ -1,4 +1,4 @@
 """Start and supervision of a node: from a loaded folder to running tasks and back.
 
-`run` is the entry point; `loading` makes the objects, `connectivity` the transports.
+`run` is the entry point; `assembly` creates the objects, `connectivity` the transports.
 """

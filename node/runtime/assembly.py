@@ -36,7 +36,7 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.system.event_log import EventLogger
 from p2pfl.task import Task
 
-PROBING = 1.0  # seconds between probes of peers that are silent
+PROBING = 1.0  # seconds between probes of silent peers
 
 
 class Parts(NamedTuple):
@@ -62,11 +62,11 @@ class _Connected(NamedTuple):
 
 
 class Assembly:
-    """Makes the parts of a node; its event loop must run.
+    """Factory of the parts of a node; its event loop must run.
 
     Args:
         log: receives the events of all parts.
-        close: receives what must be closed when the node ends.
+        close: receives the parts that must be closed when the node ends.
         supervisor: counts the faults of its parts.
 
     Raises:
@@ -91,7 +91,7 @@ class Assembly:
         close.callback(self._trainer.close)
 
     def parts(self) -> Parts:
-        """Return the parts of the node. To be called once: it counts a start."""
+        """Return the parts of the node. Call this only once, because it counts a start."""
         ready, config, log = self._ready, self._config, self._log
         incarnation = folders.next_incarnation(ready.folder, log)
         if ready.membership is None or ready.agreement is None:
@@ -119,7 +119,7 @@ class Assembly:
         return Parts(node, exchange, board, reach, members, about)
 
     def _alone(self, incarnation: int) -> _Connected:
-        """Return the exchange of a node without a federation: it listens on nothing."""
+        """Return the exchange of a node without a federation, which does not listen."""
         name = self._config.name
         electing = ElectionRunner(
             name, Electorate(0, frozenset([name]), (name,)), MemoryVotes(), incarnation=1, seed=self._config.seed
@@ -136,7 +136,7 @@ class Assembly:
         return _Connected(exchange)
 
     def _connect(self, membership: Membership, agreed: Agreement, incarnation: int) -> _Connected:
-        """Return what reaches the other members of a federation."""
+        """Return the exchange with the other members of a federation, and its transports."""
         ready, config, size = self._ready, self._config, self._task.layout.shared.size
         guard = Guard(membership, asyncio.get_running_loop().time)
         discovery = Discovery()
@@ -201,7 +201,7 @@ class Assembly:
         return Coordination(electing, self._policy.step) if isinstance(self._policy, Coordinated) else None
 
     def _learning(self, incarnation: int) -> dict[str, Any]:
-        """Return the arguments of every exchange of this node."""
+        """Return the arguments that every exchange of this node needs."""
         return {
             "identity": self._identity,
             "incarnation": incarnation,

@@ -1,4 +1,4 @@
-"""Connectivity of a node as it is configured: its transports, and the search for members."""
+"""Connectivity of a node according to its configuration: its transports, and the search for members."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from p2pfl.system.event_log import EventLogger
 if TYPE_CHECKING:
     from p2pfl.protocols.mqtt.transport import MqttTransport
 
-REPORTING = 5.0  # seconds between looks at what is wrong with finding members
-BROKER = "mqtt:"  # the address of every member, through the broker
+REPORTING = 5.0  # seconds between checks of the problems of discovery
+BROKER = "mqtt:"  # address of every member, through the broker
 
 
 class Connectivity:
-    """The transports of a node, and the search for members.
+    """Transports of a node, and the search for members.
 
     Args:
-        gate: decides whom the transports let in.
-        most: the most bytes of a frame.
-        incarnation: how often the node has started.
+        gate: decides which nodes the transports admit.
+        most: maximum bytes of a frame.
+        incarnation: number of the node's starts.
         discovery: receives reports about members and about the broker.
         supervisor: runs the link with the broker.
         log: receives an event about each problem, and when it is over.
 
     Attributes:
-        addresses: those that are the same for every member.
+        addresses: the addresses that are the same for every member.
 
     Raises:
-        ConfigurationError: nobody could reach the node.
+        ConfigurationError: no other node could reach this one.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Connectivity:
         self._discovery.broker_changed(problem)
 
     def _own_addresses(self) -> list[str]:
-        """Return where this node can be reached without the broker, for others who hear of it through the broker."""
+        """Return the addresses at which this node can be reached without the broker, for its presence at the broker."""
         if not self._config.direct:
             return []
         return [f"tcp://{address}" for address in own_addresses(self._config, self._tls.address)]
 
     async def search(self, contacts: PeerManager) -> None:
-        """Look for peers on the local network, for ever; return at once if the configuration does not want that."""
+        """Search for peers on the local network without end; return at once if the configuration disables this."""
         await contacts.listening.wait()
         _, port = split_address(self._tls.address)
         if self._config.mdns and self._config.direct:
@@ -114,7 +114,7 @@ class Connectivity:
                 await mdns.close()
 
     async def _report(self, mdns: MdnsFinder) -> None:
-        """Log when nobody can be found on the local network, and when that is over."""
+        """Log when discovery on the local network stops working, and when it works again."""
         reported = ""
         while True:
             await asyncio.sleep(REPORTING)
@@ -128,11 +128,11 @@ class Connectivity:
 
 
 def through_broker(url: str, identity: Identity, gate: AccessControl, most: int, **options: Any) -> MqttTransport:
-    """Return a transport through a broker; `options` are those of p2pfl.protocols.mqtt.transport.MqttTransport.
+    """Return a transport through a broker; see p2pfl.protocols.mqtt.transport.MqttTransport for `options`.
 
     Raises:
         ConfigurationError: aiomqtt is not installed.
-        AddressError: the URL is none of a broker.
+        AddressError: the URL is not that of a broker.
     """
     try:
         from p2pfl.protocols.mqtt.broker_client import AiomqttBus
@@ -143,7 +143,7 @@ def through_broker(url: str, identity: Identity, gate: AccessControl, most: int,
 
 
 def own_addresses(config: NodeConfig, listening: str) -> list[str]:
-    """Return where others may reach a node: as its owner says, or at the addresses of its machine."""
+    """Return the addresses at which others may reach a node: the configured ones, or those of its machine."""
     if config.advertise:
         return list(config.advertise)
     host, port = split_address(listening)

@@ -1,4 +1,4 @@
-"""Become a member: dial the inviting node, show it the token, and keep the federation's files that it answers with."""
+"""Joining of a federation: dial the inviting node, send the token, and save the files from its answer."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from p2pfl.protocols.transports.tls_link import ANSWER
 from p2pfl.system.printable import printable
 
 ANSWERING = 20.0  # seconds for the answer
-PAUSE = 2.0  # seconds until a node is asked again that has too many questions to answer
+PAUSE = 2.0  # seconds until a busy node is asked again
 
 
 class _NoMember:
-    """Gate of a node that is no member yet: it lets nobody in."""
+    """Access control of a node that is not a member yet: it admits no other node."""
 
     membership_version = 0
     invites = False
@@ -54,7 +54,7 @@ class _NoMember:
 
 
 class _AnswerWaiter:
-    """Waits for one answer."""
+    """Handler that waits for one answer."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -73,10 +73,10 @@ class _AnswerWaiter:
 
 
 def addresses(folder: Path, given: Sequence[str]) -> list[str]:
-    """Return the addresses that an invited node dials: as given, or as configured, or those of this machine.
+    """Return the addresses for the invited node to dial: the given ones, the configured ones, or those of this machine.
 
     Raises:
-        ConfigurationError: nobody else could reach it there, or one is malformed.
+        ConfigurationError: no other node could reach this one there, or an address is malformed.
     """
     own = config.load(folder)
     try:
@@ -99,7 +99,7 @@ def addresses(folder: Path, given: Sequence[str]) -> list[str]:
 
 
 def _without_user(broker: str) -> str:
-    """Return a broker's URL without its user: the one who joins logs in as itself."""
+    """Return a broker's URL without its user: the newcomer uses its own credentials."""
     scheme, _, rest = broker.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
@@ -108,12 +108,12 @@ def join(folder: Path, token: str, approve: Approve = approve_all) -> str:
     """Become a member, with a token or an admission; return the federation's name.
 
     Args:
-        approve: is asked before anything is kept.
+        approve: called before anything is saved.
 
     Raises:
-        ConfigurationError: the token is wrong or for a node of another name, no node answers, the inviting node refuses, or
-            the federation has another task or policy than this node's configuration names, asks for what it may not, or is
-            not approved.
+        ConfigurationError: the token is wrong or for a node of another name, no node answers, or the inviting node
+            refuses. Also if the federation names another task or policy than this node's configuration, sets options
+            that are the node's own, or is not approved.
     """
     own = config.load(folder)
     if load_federation(folder) is not None:
@@ -134,7 +134,7 @@ def join(folder: Path, token: str, approve: Approve = approve_all) -> str:
 
 
 async def _ask(invitation: Invitation, identity: Identity, own: NodeConfig) -> Joined:
-    """Ask the inviting node at each of its addresses, and again while it has too many questions to answer."""
+    """Ask the inviting node at each of its addresses, and again while it is busy."""
     problems = []
     for address in invitation.addresses:
         try:

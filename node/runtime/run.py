@@ -33,21 +33,21 @@ from p2pfl.system.console import INTERRUPTED
 from p2pfl.system.event_log import EventLogger
 from p2pfl.web.http_server import PageServer
 
-FRESH = 10.0  # seconds; not so often that it wears out the card of a small machine
+FRESH = 10.0  # seconds; long enough not to wear out the memory card of a small machine
 
 
 def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done: bool = False) -> int:
-    """Run the node of a folder, until it is told to stop; return the exit code.
+    """Run the node of a folder until it is stopped; return the exit code.
 
     Args:
         log: receives the events of the node, with the name of its folder as the field `node`.
-        until_done: end when its rounds are done and no peer needs it any more.
+        until_done: whether to end when its rounds are done and no peer needs it.
 
     Raises:
-        ConfigurationError: the configuration is wrong, the key is readable by others, the port is in use.
+        ConfigurationError: the configuration is wrong, the key is readable by others, or the port is in use.
     """
     log = log.bind(node=folder.resolve().name)
-    loading.load(folder, changes)  # errors in it come before the lock
+    loading.load(folder, changes)  # report its errors before the lock
     with lock_folder(folder):
         try:
             return _run_once(folder, changes, log, until_done)
@@ -64,7 +64,7 @@ def run(folder: Path, changes: Sequence[str], log: EventLogger = LOG, until_done
 
 def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done: bool) -> int:
     loop_factory = None
-    with suppress(ImportError):  # not on Windows
+    with suppress(ImportError):  # not available on Windows
         import uvloop
 
         loop_factory = uvloop.new_event_loop
@@ -72,12 +72,12 @@ def _run_once(folder: Path, changes: Sequence[str], log: EventLogger, until_done
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             return runner.run(run_loaded(ready, log, until_done))
-        except (IdentityError, AddressError, FederationError, TransportError) as error:  # of the last: cannot listen
+        except (IdentityError, AddressError, FederationError, TransportError) as error:  # TransportError: cannot listen
             raise ConfigurationError(str(error)) from error
 
 
 def _renumber(folder: Path, known: int, log: EventLogger) -> None:
-    """Go on after a conflict of incarnations, with numbers that no frame of this key has had."""
+    """Continue after a conflict of incarnations, with numbers that no frame of this key has used."""
     incarnation.count_past(folder / folders.INCARNATION, known)
     membership = load_federation(folder)
     if membership is not None and (folder / folders.VOTE).exists():
@@ -91,10 +91,10 @@ def _renumber(folder: Path, known: int, log: EventLogger) -> None:
 async def run_loaded(ready: LoadedNode, log: EventLogger, until_done: bool) -> int:
     """Run a loaded node on the current event loop until it ends, and return the exit code.
 
-    The folder is not locked, and a conflict of incarnations is not mended: see `run`.
+    The folder is not locked, and a conflict of incarnations is not resolved: see `run`.
 
     Args:
-        until_done: as of `run`.
+        until_done: see `run`.
 
     Raises:
         IncarnationConflictError: peers know later messages of this node's key.
@@ -148,9 +148,9 @@ async def _show(config: NodeConfig, parts: Parts, log: EventLogger) -> PageServe
 
 
 def _beside(parts: Parts, page: PageServer | None, folder: Path, supervisor: Supervisor) -> list[Coroutine[Any, Any, None]]:
-    """Return the work beside the rounds: find members, follow the membership, show the state of the node.
+    """Return the work in parallel to the rounds: find members, follow the membership, show the state of the node.
 
-    Only an error in the second of them, which is about what the node is, may end the node.
+    Only an error in following the membership may end the node, because it decides whether the node is a member.
     """
     run, contacts = supervisor.run, parts.exchange.contacts
     works = [_keep_fresh(parts.board), run("status socket", lambda: parts.board.answer(folder))]
@@ -179,14 +179,14 @@ def _page_again(page: PageServer, supervisor: Supervisor) -> Callable[[], Awaita
 
 
 async def _keep_fresh(board: StatusObserver) -> None:
-    """Write the status regularly, also while nothing happens."""
+    """Write the status periodically, even if nothing happens."""
     while True:
         await asyncio.sleep(FRESH)
         board.write()
 
 
 async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
-    """Answer peers until told to stop; or, if asked to, until none of them needs this node any more."""
+    """Answer peers until stopped or, with `until_done`, until none of them needs this node."""
     if until_done:
         waits = [asyncio.create_task(parts.exchange.others_done()), asyncio.create_task(leave.wait())]
         try:
@@ -200,7 +200,7 @@ async def _serve(parts: Parts, leave: asyncio.Event, until_done: bool) -> None:
 
 
 def _on_signals(node: Node, board: StatusObserver, log: EventLogger) -> asyncio.Event:
-    """Stop after the round in progress on the first Ctrl-C or SIGTERM, at once on the second."""
+    """Stop after the current round on the first Ctrl-C or SIGTERM, and at once on the second."""
     leave = asyncio.Event()
 
     def stop() -> None:
@@ -208,7 +208,7 @@ def _on_signals(node: Node, board: StatusObserver, log: EventLogger) -> asyncio.
             board.ended("stopped")
             log.info("stopped at once; run again to go on after the last finished round", round=node.round)
             sys.stdout.flush()
-            os._exit(INTERRUPTED)  # Python itself would wait for the thread that trains
+            os._exit(INTERRUPTED)  # Python would wait for the training thread
         leave.set()
         node.stop()
         if not node.done:

@@ -1,4 +1,4 @@
-"""Supervision of the parts of a node that talk to the outside: an error in one of them ends nothing else."""
+"""Supervision of the parts of a node that communicate with the outside: an error in one of them ends no other part."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from p2pfl.node.node import first_error
 from p2pfl.system.event_log import EventLogger
 from p2pfl.system.printable import printable
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a part starts again; each time twice as long
-STRAY = "callbacks"  # the part of errors that nobody waits for
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a part starts again; doubled each time
+STRAY = "callbacks"  # name of the part for errors of unawaited tasks and callbacks
 
 
 class Supervisor:
-    """Restarts parts that fail, and counts their errors.
+    """Supervisor that restarts failed parts and counts their errors.
 
     Args:
         log: receives the first error of each kind.
 
     Attributes:
-        faults: errors that escaped a part, by its name.
+        faults: number of errors that escaped a part, by the part's name.
     """
 
     def __init__(self, log: EventLogger = LOG) -> None:
@@ -35,9 +35,10 @@ class Supervisor:
         self._logged: set[tuple[str, str]] = set()
 
     async def run(self, part: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do the work of a part; do it again, after a growing pause, as long as it ends with an error.
+        """Run the work of a part, and run it again after a growing pause as long as it ends with an error.
 
-        The pauses begin anew when the part has worked for longer than the longest of them. Time is that of the event loop.
+        The pauses start again when the part has worked for longer than the longest of them. Time is that of the event
+        loop.
         """
         clock = asyncio.get_running_loop().time
         pause = FIRST_PAUSE
@@ -49,7 +50,7 @@ class Supervisor:
             except Exception as error:
                 self.fault(part, error)
                 task = asyncio.current_task()
-                if task is not None and task.cancelling():  # what failed is the clean-up
+                if task is not None and task.cancelling():  # the clean-up has failed
                     raise asyncio.CancelledError from None
             if clock() - begun > LONGEST_PAUSE:
                 pause = FIRST_PAUSE
@@ -57,7 +58,7 @@ class Supervisor:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def clean_up(self, part: str, work: Awaitable[None]) -> None:
-        """Do the last work of a part; an error in it is counted, and masks no other."""
+        """Run the final work of a part; an error in it is counted and hides no other error."""
         try:
             await work
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A node's status over HTTP: a page that follows it, the same as JSON, and metrics for Prometheus."""
+"""HTTP endpoints of a node's status: a live page, the same data as JSON, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pfl.node.status.observer import StatusObserver
 from p2pfl.protocols.addresses import is_loopback
 from p2pfl.web.http_server import ASSETS, EXTRA, PageServer, Resource, asset
 
-NEWEST = 50  # rounds that a page which follows the node asks for again and again
+NEWEST = 50  # rounds that a live page requests repeatedly
 
 OWN = Path(__file__).parent / "web"
 FILES = {
@@ -24,10 +24,10 @@ FILES = {
 
 
 def status_page(board: StatusObserver, host: str, port: int) -> PageServer:
-    """Return the page of a node, to be started.
+    """Return the page of a node; the caller starts it.
 
-    It has / (for people), /status.json (what `p2pfl-node status --json` prints, as of now), /status.json?newest (the same
-    with the newest rounds only) and /metrics.
+    It has / (for people), /status.json (the current output of `p2pfl-node status --json`), /status.json?newest (the
+    same with the newest rounds only) and /metrics.
 
     Raises:
         ConfigurationError: prometheus-client is missing.
@@ -45,7 +45,7 @@ def status_page(board: StatusObserver, host: str, port: int) -> PageServer:
 
 
 def open_to_others(host: str) -> bool:
-    """Return whether a page at this host can be read from other machines."""
+    """Return whether other machines can read a page at this host."""
     return not is_loopback(host)
 
 
@@ -54,5 +54,5 @@ def _newest(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(state: dict[str, Any]) -> bytes:
-    """Return a status as JSON, with null for values that are not finite: browsers know no NaN."""
+    """Return a status as JSON, with null for values that are not finite, because browsers do not support NaN."""
     return msgspec.json.encode(state, enc_hook=float)

@@ -25,18 +25,18 @@ from p2pfl.parameters import Parameters
 from p2pfl.policy import Assignment, Merge, Stage, Update
 from p2pfl.system.event_log import EventLogger
 
-ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file for rounds, or for peers that come and go
-MOST_ROUNDS = 1000  # that are kept
+ROUNDS_APART, PEERS_APART = 0.1, 1.0  # seconds between two writes of the file after rounds, and after changes of peers
+MOST_ROUNDS = 1000  # maximum number of rounds that are kept
 
 
 class StatusObserver:
     """Observer of a node (see p2pfl.node.node.Observer).
 
     Args:
-        path: the file to keep up to date.
-        log: receives an event for each round, and for what happens to the node and its peers.
-        clock: seconds of a monotonic clock, for durations.
-        wall: seconds since 1970, for moments that are shown.
+        path: path of the file to keep up to date.
+        log: receives an event for each round, and for changes of the node and its peers.
+        clock: returns seconds of a monotonic clock, for durations.
+        wall: returns seconds since 1970, for displayed times.
         faults: errors that the node has survived, by part; see p2pfl.node.runtime.supervisor.
     """
 
@@ -63,7 +63,7 @@ class StatusObserver:
         self._missing: Mapping[str, str] = {}
         self._earlier = read_history(path)
         self._node: Node | None = None
-        self._ended = clock()  # the last round
+        self._ended = clock()  # end of the last round
         self.state: dict[str, Any] = {"state": "starting", "pid": os.getpid(), "history": []}
         exchange.roster.on_change.append(self._peers_changed)
 
@@ -71,7 +71,7 @@ class StatusObserver:
         """Show a node from now on.
 
         Args:
-            about: names of its task, its policy and the like, by key.
+            about: names of its task, its policy and similar facts, by key.
         """
         self._node = node
         self._ended = self._clock()
@@ -85,13 +85,13 @@ class StatusObserver:
         self.write()
 
     def restored(self, node: Node) -> None:
-        """Continue the history of the node's last run, up to the round that was stored."""
+        """Continue the history of the node's last run, up to the stored round."""
         rows = [row for row in self._earlier if row["round"] <= node.round]
         self.state |= {"round": node.round, "history": rows}
         self.write()
 
     def skipped(self, node: Node, finished: int, following: int) -> None:
-        """Report that the node goes forward or back to the round of most participants."""
+        """Report that the node skips forward or goes back to the round of most participants."""
         where = f"round {following}, where most members are"
         if following > finished:
             self._log.info(f"skips from round {finished} to {where}", round=following)
@@ -102,7 +102,7 @@ class StatusObserver:
         self.write()
 
     def discarded(self, id: str, round: int, reason: str, senders: Sequence[str]) -> None:
-        """Report a model that was discarded, and count the peers whose models went into it."""
+        """Report a discarded model, and count the peers whose models it contains."""
         self._discarded.update(senders or [id])
         self._log.warning(f"round {round}: {reason}; the model of before is kept", round=round)
 
@@ -113,7 +113,7 @@ class StatusObserver:
     def assigned(self, id: str, round: int, assignment: Assignment) -> None: ...
 
     def elected(self, node: Node, elected: Elected) -> None:
-        """Log the coordinator's name; or, where there was one, why there is none."""
+        """Log the coordinator's name, or the reason for its loss."""
         if elected.coordinator is not None:
             event = f"{elected.coordinator} coordinates, in term {elected.term}"
             self._log.info(event, coordinator=elected.coordinator, term=str(elected.term))
@@ -145,7 +145,7 @@ class StatusObserver:
         self._log.info(describe_round(row, node.settings.rounds, metric), metric=metric, **round_fields(row))
 
     def _log_refused(self, node: Node) -> None:
-        """Log how many models of this round the budget has kept out, and why."""
+        """Log the number of this round's models that the budget refused, and the reason."""
         ledger = node.peers.ledger
         if ledger.refused > self._refused:
             count = ledger.refused - self._refused
@@ -167,13 +167,13 @@ class StatusObserver:
         self.write()
 
     def serving(self) -> None:
-        """Note that all rounds are done, and that the node answers its peers until it is stopped."""
+        """Record that all rounds are done and that the node only serves its peers until it is stopped."""
         self.state |= {"state": "serving"}
         self._log.info("all rounds are done; serving until stopped (Ctrl-C)")
         self.write()
 
     def ended(self, state: str, reason: str = "") -> None:
-        """Note the end of the node, and its reason."""
+        """Record the end of the node, and its reason."""
         self.state |= {"state": state, "reason": reason}
         self.write()
 
@@ -185,7 +185,7 @@ class StatusObserver:
         await status_socket.answer(folder, lambda: json.dumps(self.fresh()).encode())
 
     def fresh(self) -> dict[str, Any]:
-        """Return the present status."""
+        """Return the current status."""
         self.refresh()
         return self.state
 
@@ -198,7 +198,7 @@ class StatusObserver:
         self.state |= {"updated": self._wall(), **snapshot.exchange_state(self._exchange), "faults": dict(self._faults)}
 
     def _peers_changed(self) -> None:
-        """Log the peers that are missing, and those that are back. A peer that has done its rounds may leave unnoticed."""
+        """Log the peers that have disappeared or come back, except peers that leave after their last round."""
         missing = {
             name: reason
             for name, reason in self._exchange.roster.suspected.items()
@@ -207,7 +207,7 @@ class StatusObserver:
         for name in missing.keys() - self._missing.keys():
             self._changes.left(name, missing[name])
         for name in self._missing.keys() - self._exchange.roster.suspected.keys():
-            if name in self._exchange.peers:  # else it is no member any more
+            if name in self._exchange.peers:  # otherwise it is no longer a member
                 self._changes.back(name)
         self._missing = missing
         self._file.write(PEERS_APART)

@@ -1,4 +1,7 @@
-"""Events about peers that leave and come back: each change at once, and for a peer that flaps a summary now and then."""
+"""Events about peers that disappear and come back.
+
+Each change is logged at once. For a peer that keeps changing, periodic summaries follow.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from typing import Any
 
 from p2pfl.system.event_log import EventLogger
 
-PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most where it goes on
+PAUSE, LONGEST = 1.0, 60.0  # seconds between two lines about a peer: at first, and at most if it keeps changing
 
 
 @dataclass
 class _Lately:
-    """The state of a peer about which an event was logged recently.
+    """State of a peer about which an event was logged recently.
 
     Attributes:
-        reason: why it is missing; None if it is there.
-        changes: how often that has changed since the last event.
+        reason: why it is missing; None if it is connected.
+        changes: number of changes since the last event.
         pause: seconds until the next event.
     """
 
@@ -28,10 +31,11 @@ class _Lately:
 
 
 class PeerChanges:
-    """
+    """Log of the changes of peers.
+
     Args:
         log: receives the events.
-        later: calls a function after so many seconds; by default on the loop that runs.
+        later: calls a function after a number of seconds; by default on the running event loop.
     """
 
     def __init__(
@@ -46,11 +50,11 @@ class PeerChanges:
         self._lately: dict[str, _Lately] = {}
 
     def left(self, name: str, reason: str) -> None:
-        """A peer is missing."""
+        """Report that a peer is missing."""
         self._note_change(name, reason)
 
     def back(self, name: str) -> None:
-        """A peer that was missing is there."""
+        """Report that a missing peer has come back."""
         self._note_change(name, None)
 
     def _note_change(self, name: str, reason: str | None) -> None:
@@ -63,7 +67,7 @@ class PeerChanges:
         self._later(PAUSE, lambda: self._look(name))
 
     def _look(self, name: str) -> None:
-        """Log what has become of a peer since the last event about it."""
+        """Log the changes of a peer since the last event about it."""
         lately = self._lately[name]
         if not lately.changes:
             del self._lately[name]

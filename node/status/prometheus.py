@@ -1,4 +1,4 @@
-"""Metrics of a node for Prometheus, made from its status."""
+"""Prometheus metrics of a node, from its status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PEER_STATES = ("connecting", "connected", "suspected", "not connected", "done")  # shown even where no peer is in them
+PEER_STATES = ("connecting", "connected", "suspected", "not connected", "done")  # shown even if no peer is in them
 NODE_STATES = ("starting", "running", "serving", "finished", "stopped", "failed")
 
 
@@ -56,7 +56,7 @@ def _of_node(state: Mapping[str, Any]) -> Iterator[Metric]:
     if election := state.get("election"):
         there = [((str(election["coordinator"]),), 1)] if election["coordinator"] else []
         yield _gauge("p2pfl_coordinator", "1, for the member that coordinates.", ("name",), there)
-        alone = bool(election["problem"]) and now == "running"  # who is done needs nobody
+        alone = bool(election["problem"]) and now == "running"  # a finished node needs no coordinator
         yield _value("p2pfl_coordinator_problem", "1 while nobody coordinates.", alone)
         yield _value(
             "p2pfl_election_term",
@@ -123,7 +123,7 @@ def _of_last_round(history: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_budget(state: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield the limits that are set, and their use in the round in progress or in the last one."""
+    """Yield the limits that are set, and their use in the current or the last round."""
     budget = state.get("budget", {})
     limits = [((what,), row["limit"]) for what, row in budget.items()]
     used = [((what,), row["used"]) for what, row in budget.items()]

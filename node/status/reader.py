@@ -1,4 +1,4 @@
-"""Status of a node's folder: from the node itself where it runs and answers, else from its status file."""
+"""Status of a node's folder: from the node itself if it runs and answers, otherwise from its status file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNNING = ("starting", "running", "serving")  # states of a node whose process r
 
 
 def current(folder: Path, wall: Callable[[], float] = time.time) -> dict[str, Any] | None:
-    """Return the present status of a folder's node, from the node itself if it runs and answers; else from the file.
+    """Return the current status of a folder's node, from the node itself if it answers, otherwise from the file.
 
     Args:
         wall: returns seconds since 1970.
@@ -54,14 +54,15 @@ def read(path: Path) -> dict[str, Any] | None:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     if not _is_status(status):
         raise ConfigurationError(f"{path} is damaged; it is only for show, and the node's next run writes it anew")
-    # The number alone says little: since a restart of the machine it may be another process. A node holds its folder's lock.
+    # The process number alone is not enough: after a restart of the machine it may belong to another process. A running
+    # node holds the lock of its folder.
     if status["state"] in RUNNING and not (_is_alive(status["pid"]) and is_folder_locked(path.parent)):
         status["state"] = "gone"
     return status
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the rounds in a status file; none if there is no file that can be read."""
+    """Return the rounds in a status file; none if there is no readable file."""
     try:
         status = read(path)
     except ConfigurationError:

@@ -1,4 +1,4 @@
-"""Parts of a node's status, read from the node: values that JSON can hold."""
+"""Parts of a node's status, read from the node, as values that JSON supports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def node_facts(node: Node) -> dict[str, Any]:
 
 
 def exchange_state(exchange: MessageExchange) -> dict[str, Any]:
-    """Return the state of a node's peers, and counts of what was exchanged with them."""
+    """Return the state of a node's peers, and counts of the data exchanged with them."""
     state: dict[str, Any] = {
         "peers": [peer_state(peer, exchange.roster.suspected.get(name, "")) for name, peer in exchange.peers.items()],
         "traffic": exchange.traffic.as_dict(),
@@ -45,7 +45,7 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
     """Return the state of a peer.
 
     Args:
-        reason: why it is missing; "" where it is not.
+        reason: why it is missing; "" if it is not.
     """
     if reason:
         known = peer.introduced or peer.known
@@ -67,7 +67,7 @@ def peer_state(peer: Peer, reason: str) -> dict[str, Any]:
 
 
 def budget_state(ledger: BudgetTracker) -> dict[str, Any]:
-    """Return the limits that are set, and their use in the round in progress or in the last one."""
+    """Return the limits that are set, and their use in the current or the last round."""
     used = {"models": ledger.models, "held": ledger.held, "bytes": ledger.bytes}
     limits = {what: getattr(ledger.budget, what) for what in used}
     budget = {what: {"limit": limit, "used": used[what]} for what, limit in limits.items() if limit}
@@ -75,7 +75,7 @@ def budget_state(ledger: BudgetTracker) -> dict[str, Any]:
 
 
 def suspicious_state(exchange: MessageExchange, peers: NodePeers, discarded: Mapping[str, int]) -> dict[str, Any]:
-    """Return counts of what peers did that may be a lie, by kind and by name.
+    """Return counts of suspicious behaviour of peers, by kind and by name.
 
     Args:
         discarded: models that were not finite, by the name of the peer.
@@ -96,8 +96,8 @@ def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: 
 
     Args:
         at: seconds since 1970.
-        seconds: since the round before ended.
-        bytes_in, bytes_out: that carried learning in this round.
+        seconds: seconds since the end of the previous round.
+        bytes_in, bytes_out: bytes that carried learning in this round.
     """
     row: dict[str, Any] = {
         "round": node.round,
@@ -114,7 +114,7 @@ def round_row(node: Node, merge: Merge, *, at: float, seconds: float, bytes_in: 
 
 
 def evaluation(node: Node, stages: Mapping[Stage, Mapping[str, float]]) -> dict[str, Any]:
-    """Return the metrics of an evaluated round: those of the stage that the policy reports, and those of every stage."""
+    """Return the metrics of an evaluated round, for the stage that the policy reports and for every stage."""
     reported, metric = stages.get(node.policy.reported_stage, stages["merged"]), node.task.metric
     return {
         "validation": reported.get(f"validation_{metric}"),

@@ -1,4 +1,4 @@
-"""Status file of a node, replaced as a whole, and not too often."""
+"""Status file of a node, replaced atomically, and at a limited rate."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 from p2pfl.system.atomic_files import PRIVATE, DiskErrorReporter, replace_file
 from p2pfl.system.event_log import EventLogger
 
-SHOWN = 200  # rounds in the file, which is written again and again; the node's page shows more
+SHOWN = 200  # rounds in the file, which is rewritten often; the node's page shows more
 
 
 class StatusFile:
-    """
+    """Status file of a node.
+
     Args:
-        log: receives an event when it cannot be written, and when it can be again.
-        clock: seconds of a monotonic clock.
-        make: returns the status as it is now.
+        log: receives an event when the file cannot be written, and when it can be written again.
+        clock: returns seconds of a monotonic clock.
+        make: returns the current status.
     """
 
     def __init__(
@@ -32,15 +33,15 @@ class StatusFile:
         self._make = make
         self._written = float("-inf")
         self._timer: TimerHandle | None = None
-        self._due = float("inf")  # when the timer ends
+        self._due = float("inf")  # time at which the timer ends
 
     @property
     def problem(self) -> str:
-        """Why it could not be written the last time; "" if it could."""
+        """The reason why the last write failed; "" if it succeeded."""
         return self._tries.problem
 
     def write(self, apart: float = 0.0) -> None:
-        """Write the status: now, or once `apart` seconds have passed since it was written last."""
+        """Write the status now, or once `apart` seconds have passed since the last write."""
         now = self._clock()
         due = max(now, self._written + apart)
         loop = _running_loop() if due > now else None

@@ -1,7 +1,7 @@
 """Status of a running node over a Unix socket in its folder, for its owner only.
 
-So its status can be had where the file cannot be written, as on a full disk. Where there are no such sockets, or the
-folder's path is too long for one, there is only the file.
+The status is therefore available even if the file cannot be written, for example on a full disk. If the system has no
+Unix sockets, or the folder's path is too long for one, only the file is available.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from p2pfl.system.atomic_files import PRIVATE
 
 NAME = "status.sock"
 PATIENCE = 2.0  # seconds for an answer
-LARGEST = 2**24  # bytes of an answer
+LARGEST = 2**24  # maximum bytes of an answer
 
 
 async def answer(folder: Path, make: Callable[[], bytes]) -> None:
-    """Send the value of `make` to each client, one after another, until cancelled; return where there can be no socket."""
+    """Send the value of `make` to each client in turn until cancelled; return if there can be no socket."""
     listening = _listening(folder / NAME)
     if listening is None:
         return
@@ -34,11 +34,11 @@ async def answer(folder: Path, make: Callable[[], bytes]) -> None:
                 try:
                     link, _ = await loop.sock_accept(listening)
                     with link:
-                        async with asyncio.timeout(PATIENCE / 2):  # so that one who does not read keeps nobody waiting
+                        async with asyncio.timeout(PATIENCE / 2):  # so that a client that does not read blocks no other
                             await loop.sock_sendall(link, make())
                 except TimeoutError:
                     continue
-                except OSError:  # whoever asked has gone, or there is no descriptor left
+                except OSError:  # the client has gone, or there are no free descriptors
                     await asyncio.sleep(0.1)
     finally:
         with suppress(OSError):
@@ -65,17 +65,17 @@ def ask(folder: Path) -> dict[str, Any] | None:
 
 
 def _listening(path: Path) -> socket.socket | None:
-    """Return a socket that listens in a new file; None where that is not possible."""
+    """Return a socket that listens in a new file; None if that is not possible."""
     if not hasattr(socket, "AF_UNIX"):
         return None
     try:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError:  # a service that may not have any
+    except OSError:  # a service that may not open sockets
         return None
     try:
-        path.unlink(missing_ok=True)  # one that a crash has left; no other process runs this node
+        path.unlink(missing_ok=True)  # a file left by a crash; no other process runs this node
         listening.bind(str(path))
-        path.chmod(PRIVATE)  # nobody can connect before it listens
+        path.chmod(PRIVATE)  # no client can connect before it listens
         listening.listen()
         listening.setblocking(False)
     except OSError:

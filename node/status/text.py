@@ -1,4 +1,4 @@
-"""A node's status and its rounds as lines for people."""
+"""Text form of a node's status and its rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2pfl.node.peering.traffic import KINDS
 from p2pfl.node.status.reader import RUNNING
 from p2pfl.system.printable import printable
 
-STALE = 30.0  # seconds after which a node that runs should have written its status again (see p2pfl.node.runtime.run.FRESH)
+STALE = 30.0  # seconds after which the status of a running node is overdue (see p2pfl.node.runtime.run.FRESH)
 
 
 def describe(state: Mapping[str, Any]) -> list[str]:
@@ -50,7 +50,7 @@ def _election(state: Mapping[str, Any]) -> Iterator[str]:
         return
     if election["coordinator"] is not None:
         yield f"coordinator: {election['coordinator']}, in term {election['term']}"
-    elif state["state"] != "serving":  # it learns no more, and needs none
+    elif state["state"] != "serving":  # it has stopped learning, and needs no coordinator
         yield f"degraded: {election['problem']}; it learns alone, as long as that lasts"
 
 
@@ -59,7 +59,7 @@ def _figures(state: Mapping[str, Any]) -> Iterator[str]:
         for split in ("validation", "test"):
             if row.get(split) is not None:
                 yield f"{split} {state['metric']}: {row[split]:.3f}"
-    for name, value in state.get("result", {}).items():  # of several objectives, each
+    for name, value in state.get("result", {}).items():  # a result for each of several objectives
         split, _, figure = name.partition("_")
         if split == "test" and figure not in ("loss", state["metric"]) and value is not None:
             yield f"test {figure.replace('_', ' ')} of the result: {value:.3f}"
@@ -98,8 +98,8 @@ def describe_round(row: Mapping[str, Any], rounds: int, metric: str) -> str:
     """Return one line about a finished round.
 
     Args:
-        row: of the status's history.
-        rounds: number of rounds in all.
+        row: row of the status's history.
+        rounds: total number of rounds.
     """
     parts = [f"round {row['round']} of {rounds}"]
     if row.get("validation") is not None:
@@ -129,7 +129,7 @@ def describe_result(result: Mapping[str, float], best_round: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in its largest unit of which there are two or more: "8 s", "3 min", "2 h", "5 days"."""
+    """Return a duration in its largest unit with a value of two or more: "8 s", "3 min", "2 h", "5 days"."""
     for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -1,8 +1,8 @@
-"""Discovery of nodes of a federation on the local network by multicast DNS (RFC 6762, RFC 6763).
+"""Discovery of a federation's nodes on the local network by multicast DNS (RFC 6762, RFC 6763).
 
-What is found is a hint: whom an address belongs to is proven when it is dialled. Anybody on the network can announce
-anything, so that all of it is capped, and a goodbye ends nothing but the hint. An address that is on no network of this
-machine is not taken: a stranger must not choose whom a node dials elsewhere.
+All results are hints: a node proves its key when it is dialled. Any machine on the network can announce anything.
+Therefore the number of results is limited, and a goodbye ends only the hint. Addresses outside this machine's networks
+are ignored, so that a stranger cannot make a node dial other networks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 from p2pfl.protocols.addresses import is_loopback, join_address
 
 SERVICE = "_p2pfl._tcp.local."
-MAX_SERVICES = 256  # of the federation, on the network
-MAX_ADDRESSES = 8  # of one service
+MAX_SERVICES = 256  # services of the federation on the network
+MAX_ADDRESSES = 8  # addresses of one service
 MAX_TEXT = 512  # bytes
-LOOK_UPS = 8  # at once
-PATIENCE = 3000  # milliseconds for one of them
-# Seconds between searches. Who was missed while the network was cut is found by the next one; a new address of one who was
-# known before, by the first one after 120 s, when the old one's record has expired.
+LOOK_UPS = 8  # look-ups in parallel
+PATIENCE = 3000  # timeout of a look-up in milliseconds
+# Seconds between searches. The next search finds a node that was missed while the network was down. A new address of a
+# known node is found by the first search after 120 s, when the old address's record has expired.
 AGAIN = 60.0
 RETRY = 30.0  # seconds
 
@@ -36,7 +36,7 @@ LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"
 
 
 def read_text(text: bytes) -> tuple[bytes, bytes] | None:
-    """Return the key (32 bytes) and the federation (16 bytes) that a TXT record names; None if it is not a node's."""
+    """Return the key (32 bytes) and the federation (16 bytes) in a TXT record; None if it is not a node's."""
     if len(text) > MAX_TEXT:
         return None
     values: dict[bytes, bytes] = {}
@@ -46,7 +46,7 @@ def read_text(text: bytes) -> tuple[bytes, bytes] | None:
         if end > len(text):
             return None
         name, _, value = text[position + 1 : end].partition(b"=")
-        values.setdefault(name.lower(), value)  # of several the first one counts (RFC 6763, section 6.4)
+        values.setdefault(name.lower(), value)  # the first of several values counts (RFC 6763, section 6.4)
         position = end
     key, federation = _unhex(values.get(b"id", b""), 32), _unhex(values.get(b"fed", b""), 16)
     return (key, federation) if key and federation else None
@@ -58,18 +58,18 @@ def _unhex(text: bytes, size: int) -> bytes:
         value = bytes.fromhex(text.decode("ascii")) if len(text) == 2 * size else b""
     except ValueError:
         return b""
-    return value if len(value) == size else b""  # fromhex skips white space
+    return value if len(value) == size else b""  # fromhex ignores white space
 
 
 def service_name(key: bytes, federation: bytes) -> str:
-    """Return the name under which a node is announced; its label has at most 63 bytes."""
+    """Return the service name of a node; its label has at most 63 bytes."""
     return f"{key.hex()[:32]}-{federation.hex()[:16]}.{SERVICE}"
 
 
 def dialable(hosts: Iterable[str], port: int, networks: Sequence[Network]) -> list[str]:
-    """Return the addresses, 8 at most, at which somebody may be reached who announces these IP addresses and this port.
+    """Return up to 8 dialable addresses from announced IP addresses and a port.
 
-    Left out is what is on none of the networks, and an IPv6 address of one link without a scope that names the link.
+    Addresses outside the given networks are omitted, and so are link-local IPv6 addresses without a scope.
     """
     addresses = []
     for host in hosts:
@@ -88,7 +88,7 @@ def interface_hosts() -> list[str]:
 
 
 def interface_networks() -> list[Network]:
-    """Return the networks that this machine is on, without loopback."""
+    """Return the networks to which this machine is connected, without loopback."""
     found = []
     for ip in (ip for adapter in ifaddr.get_adapters() for ip in adapter.ips):
         host = ip.ip if isinstance(ip.ip, str) else ip.ip[0]
@@ -98,9 +98,10 @@ def interface_networks() -> list[Network]:
 
 
 def addresses_to_announce(listening: Iterable[str], local: Iterable[str]) -> list[str]:
-    """Return the IP addresses to announce of a machine that has `local`.
+    """Return the IP addresses to announce for a machine with the addresses `local`.
 
-    "0.0.0.0" and "::" are all of their kind but loopback. Scopes are left out: they mean nothing elsewhere.
+    "0.0.0.0" and "::" stand for all IPv4 or IPv6 addresses except loopback. Scopes are omitted, because they have no
+    meaning on other machines.
     """
     hosts = []
     for host in listening:
@@ -111,18 +112,20 @@ def addresses_to_announce(listening: Iterable[str], local: Iterable[str]) -> lis
 
 
 class MdnsFinder:
-    """
+    """Finder of nodes by multicast DNS.
+
     Args:
         key: this node's public key, 32 bytes.
-        federation: its 16 bytes.
-        port: where this node listens.
+        federation: the federation's id, 16 bytes.
+        port: port on which this node listens.
         addresses: the IP addresses on which it listens; None for all, as ["0.0.0.0", "::"].
-        interfaces: the IP addresses of the network interfaces to use; by default all, or loopback alone for a node that
-            listens nowhere else.
-        expected: whether a key that begins with these 16 bytes may be of a member; others are not looked up.
+        interfaces: the IP addresses of the network interfaces to use; by default all, or only loopback for a node that
+            listens only on loopback.
+        expected: returns whether a key that begins with these 16 bytes may belong to a member; other keys are not
+            looked up.
 
     Attributes:
-        problem: why nobody can be found now, in one line; "" if all is well.
+        problem: why discovery does not work now, in one line; "" if it works.
     """
 
     def __init__(
@@ -144,29 +147,30 @@ class MdnsFinder:
         self._expected = expected
         self._own_name = service_name(key, federation)
         self._names = re.compile(rf"([0-9a-f]{{32}})-{federation.hex()[:16]}\.{re.escape(SERVICE)}")
-        self._services: dict[str, Task[None]] = {}  # by name: its newest look-up
+        self._services: dict[str, Task[None]] = {}  # newest look-up, by name
         self._turns = Semaphore(LOOK_UPS)
         self._found: Found
         self._networks: Sequence[Network] = LOOPBACK
         self._task: Task[None] | None = None
 
     async def start(self, found: Found) -> None:
-        """Begin to announce this node and to look for others. Without a network it is tried again every 30 s.
+        """Start to announce this node and to look for others. Without a network, retry every 30 s.
 
-        `found(key, address)` is called for the addresses of every other node of the federation, more than once for each:
-        "tcp://192.168.1.5:4100", "tcp://[2001:db8::1]:4100" or, with a scope, "tcp://[fe80::1%2]:4100". It must not raise.
+        `found(key, address)` is called for the addresses of every other node of the federation, more than once for
+        each: "tcp://192.168.1.5:4100", "tcp://[2001:db8::1]:4100" or, with a scope, "tcp://[fe80::1%2]:4100". It must
+        not raise.
         """
         self._found = found
         self._task = asyncio.create_task(self._keep_on(), name="looks for nodes on the local network")
 
     async def wait_until_failed(self) -> None:
-        """Wait until the search has ended with an error that is none of the network, and raise it."""
+        """Wait until the search ends with an error that is not a network error, and raise it."""
         if self._task is not None:
             await asyncio.wait([self._task])
             self._task.result()
 
     async def close(self) -> None:
-        """Say goodbye and stop. Closing twice does nothing."""
+        """Send a goodbye and stop. Closing twice does nothing."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -216,7 +220,7 @@ class MdnsFinder:
         version = IPVersion.All if any(":" in host for host in local) else IPVersion.V4Only
         try:
             return AsyncZeroconf(present) if present else AsyncZeroconf(InterfaceChoice.All, ip_version=version)
-        except RuntimeError as error:  # an address went away meanwhile
+        except RuntimeError as error:  # an address has disappeared since
             raise OSError(str(error)) from error
 
     async def _announce(self, zeroconf: AsyncZeroconf, hosts: list[str]) -> None:
@@ -229,11 +233,12 @@ class MdnsFinder:
             server=self._own_name.replace(SERVICE, "local."),
             parsed_addresses=hosts,
         )
-        # A name that is unique by construction need not be probed for (RFC 6762, section 8.1), and nobody can occupy it.
+        # The name is unique by construction, so it needs no probe (RFC 6762, section 8.1), and no other machine can
+        # occupy it.
         await (await zeroconf.async_register_service(info, cooperating_responders=True))
 
     async def _search(self, zeroconf: Zeroconf, look_ups: TaskGroup) -> None:
-        """Ask who is there, with a browser that is told first what was heard before, and is done after a minute."""
+        """Search for nodes with a browser that first receives the cached services and ends after a minute."""
 
         def changed(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
             self._on_service_change(zeroconf, look_ups, name, state_change is ServiceStateChange.Removed)
@@ -245,14 +250,14 @@ class MdnsFinder:
             await browser.async_cancel()
 
     def _on_service_change(self, zeroconf: Zeroconf, look_ups: TaskGroup, name: str, removed: bool) -> None:
-        """A service has come, changed or gone."""
+        """Handle a service that was added, changed or removed."""
         if removed:
             task = self._services.pop(name, None)
             if task is not None:
                 task.cancel()
         elif not self._may_be_member(name) or (name not in self._services and len(self._services) >= MAX_SERVICES):
-            # zeroconf repeats what it has cached in each of its questions. These would make them long; and one name that
-            # cannot be sent again, as those that are not valid UTF-8, would silence it.
+            # zeroconf repeats its cached pointers in each question, which makes the questions long. One name that
+            # cannot be sent again, for example because it is not valid UTF-8, would prevent all questions.
             pointers = [
                 record for record in zeroconf.cache.entries_with_name(SERVICE) if getattr(record, "alias", "") == name
             ]
@@ -272,13 +277,13 @@ class MdnsFinder:
         try:
             async with self._turns:
                 known = await info.async_request(zeroconf, PATIENCE)
-        except Error:  # an answer that cannot be asked about
+        except Error:  # a service that cannot be queried
             return
         if known:
             self._read(name, info.text, info.port or 0, info.parsed_scoped_addresses())
 
     def _read(self, name: str, text: bytes, port: int, hosts: list[str]) -> None:
-        """Tell of a service, if it is another node of the federation, under its own name."""
+        """Report a service if it is another node of the federation, announced under its own name."""
         node = read_text(text)
         if node is not None and node[0] != self._key and node[1] == self._federation and name == service_name(*node):
             for address in dialable(hosts, port, self._networks):

@@ -1,34 +1,37 @@
-"""Election of a coordinator without input or output: callers pass messages and the time, and write and send the results.
+"""Election of a coordinator without input or output.
 
-The election is that of Raft (Ongaro and Ousterhout 2014, section 5.2) without its log. It adds pre-vote (Ongaro's
-dissertation, 9.6), a lease (6.4.1) and members that come from the membership log.
+Callers pass messages and the time, and write and send the results. The election is that of Raft (Ongaro and Ousterhout
+2014, section 5.2) without its log. It adds pre-vote (Ongaro's dissertation, 9.6), a lease (6.4.1) and members that come
+from the membership log.
 
 **Terms.** A term is a pair: the version of the membership log, and a number that counts elections within this version.
-Terms are ordered by version, then by number. All members that know a version know the same members, so any two majorities
-in one version share a member. That member gives one vote in a term, and writes the vote to its disk before it sends it.
-A term therefore has at most one coordinator, however the membership changes. A coordinator's messages carry its term, and
-a member that knows a later term refuses them.
+Terms are ordered by version, then by number. All members that know a version know the same members, so any two
+majorities in one version share a member. That member gives one vote in a term, and writes the vote to its disk before
+it sends it. A term therefore has at most one coordinator, however the membership changes. A coordinator's messages
+carry its term, and a member that knows a later term refuses them.
 
-**Majority.** A majority is of all members of the version, online or not. One node coordinates alone, after its first wait.
-Two nodes have a coordinator while both are online and reach each other. Three or four members tolerate one offline, five
-tolerate two. Two halves of a federation have no coordinator, and a minority has none: `coordinator` is None, and `problem`
-gives the reason.
+**Majority.** A majority is of all members of the version, online or not. One node coordinates alone, after its first
+wait. Two nodes have a coordinator while both are online and reach each other. Three or four members tolerate one
+offline, five tolerate two. Two halves of a federation have no coordinator, and a minority has none: `coordinator` is
+None, and `problem` gives the reason.
 
-**Candidates.** Some members vote and never coordinate. The order of the others decides between members that stand at the
-same time: a member does not support a candidate that comes after it. The order never ends the term of a coordinator.
+**Candidates.** Some members vote and never coordinate. The order of the others decides between members that stand at
+the same time: a member does not support a candidate that comes after it. The order never ends the term of a
+coordinator.
 
-**Lease.** A member that answers a coordinator promises to support no other for `Timing.patience`. A coordinator holds the
-lease for `Timing.lease`, counted from the time at which it sent the newest beat that a majority has answered. Both use
-their own clocks. A member that starts makes the same promise to nobody, because it does not know its earlier promises. The
-leases of two coordinators of one version never overlap, as long as no clock runs more than patience / lease (1.25) times
-as fast as another, no clock jumps or goes back, and `leads` is asked with the current time. Clocks need not agree. Leases
-of different versions do not overlap if any majority of one shares a member with any majority of the other. That holds if
-the versions differ by one entry that added or removed a member. It does not hold for a replaced key, or for several
-entries; there only the terms decide. Members are trusted not to lie: a lying member can prevent elections, or vote twice.
+**Lease.** A member that answers a coordinator promises to support no other for `Timing.patience`. A coordinator holds
+the lease for `Timing.lease`, counted from the time at which it sent the newest beat that a majority has answered. Both
+use their own clocks. A member that starts supports no candidate for the same time, because it does not know its
+earlier promises. The leases of two coordinators of one version never overlap under three conditions: no clock runs more
+than patience / lease (1.25) times as fast as another, no clock jumps or goes back, and `leads` is called with the
+current time. Clocks need not agree. Leases of different versions do not overlap if any majority of one shares a member
+with any majority of the other. That holds if the versions differ by one entry that added or removed a member. It does
+not hold for a replaced key, or for several entries; there only the terms decide. Members are trusted not to lie: a
+lying member can prevent elections, or vote twice.
 
-**Change of membership.** A new version of the log begins without votes. A coordinator that may continue stands at once, and
-the members that had promised to support it do so; others wait as usual. Messages of an unknown version are ignored: the
-log travels by itself.
+**Change of membership.** A new version of the log begins without votes. A coordinator that may continue stands at once,
+and the members that had promised to support it do so; others wait as usual. Messages of an unknown version are ignored:
+the log is distributed separately.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Step(NamedTuple):
     """Actions to carry out, in this order.
 
     Attributes:
-        write: to be on the disk before anything is sent; None if nothing has changed.
+        write: ballot to write to disk before any message is sent; None if it has not changed.
         send: recipients, each with its message.
     """
 
@@ -58,18 +61,19 @@ class Step(NamedTuple):
 class Election(Voter):
     """The election as one member sees it.
 
-    A step is carried out wholly before anything else is asked of the election. If it cannot be written, this object is of
-    no use any more: what it knows is not what the disk holds. Make a new one of what is there, as after a crash.
+    The caller carries out each step completely before it calls the election again. If the write fails, discard this
+    object, because its state differs from the disk. Create a new one from the ballot on disk, as after a crash.
 
     Args:
         me: this node's name.
-        ballot: what was written last; an empty one only where nothing ever was.
+        ballot: the last written ballot; empty only if none was ever written.
         draw: returns a random number in [0, 1), so that members do not stand at the same time.
-        now: seconds, of a clock that never goes back and runs while the machine sleeps; that of all calls.
+        now: time in seconds of a clock that never goes back and runs while the machine sleeps. All calls use this
+            clock.
 
     Attributes:
-        role: "standing" is who asks whether it would be elected, "candidate" who asks for votes.
-        ballot: as it was handed out last.
+        role: a node that is "standing" asks whether it would be elected; a "candidate" asks for votes.
+        ballot: the ballot that was last returned in a step.
     """
 
     def __init__(
@@ -83,30 +87,30 @@ class Election(Voter):
         timing: Timing = TIMING,
     ) -> None:
         super().__init__(me, electorate, ballot, draw, now, timing=timing)
-        self._heard = 0  # the coordinator's newest beat
-        self._again = inf  # when to ask, or to say, once more
+        self._heard = 0  # number of the coordinator's newest beat
+        self._again = inf  # time at which to ask or send once more
         self._granted: set[str] = set()
-        self._answered: set[str] = set()  # granted or not
-        self._in_sight = 0  # members that answered the last time, this one included
-        self._since = 0.0  # when the coordination began
+        self._answered: set[str] = set()  # granted or refused
+        self._in_sight = 0  # members that answered the last question, this one included
+        self._since = 0.0  # time at which the coordination began
         self._beat_number = 0
-        self._sent: dict[int, float] = {}  # when each beat was
-        self._supported: dict[str, float] = {}  # by member: when the newest beat that it answered was sent
+        self._sent: dict[int, float] = {}  # time at which each beat was sent
+        self._supported: dict[str, float] = {}  # by member: the time at which the newest beat that it answered was sent
 
-    # What is known
+    # State
 
     def leads(self, now: float) -> bool:
-        """Return whether this node may act as the coordinator now. To be asked just before it acts."""
+        """Return whether this node may act as the coordinator now. Call it immediately before acting."""
         return self.role == "coordinator" and now < self._lease_end(now)
 
     def coordinator(self, now: float) -> str | None:
-        """Return who coordinates, as far as this node knows; None if nobody does, or nobody was heard lately."""
+        """Return the coordinator that this node knows; None if there is none or it has not sent a beat recently."""
         if self.role == "coordinator":
             return self.me if self.leads(now) else None
         return self._coordinator or None if now < self._promised_until else None
 
     def problem(self, now: float) -> str:
-        """Return why there is no coordinator, for people; "" if there is one."""
+        """Return the reason why there is no coordinator, for people; "" if there is one."""
         total, needed = len(self.electorate.members), self.electorate.majority
         if self.coordinator(now) is not None:
             return ""
@@ -117,20 +121,20 @@ class Election(Voter):
         if self.term.number == LAST:
             return "no coordinator: the last term was claimed; elections go on when the membership changes"
         in_sight = max(self._in_sight, len(self._answered))
-        if self._in_sight and in_sight < needed:  # after the first question has had its time
+        if self._in_sight and in_sight < needed:  # after the first question has had time for answers
             return f"no coordinator: {in_sight} of {total} members are in sight, {needed} are needed"
         return "no coordinator yet"
 
     def next_tick(self) -> float:
-        """Return when `tick` is to be called next; earlier or later does no harm."""
+        """Return the time of the next `tick`. An earlier or later call does no harm."""
         if self.role == "coordinator":
             return self._again
         return self._timer if self.role == "follower" else min(self._timer, self._again)
 
-    # What happens
+    # Events
 
     def tick(self, now: float) -> Step:
-        """Act on the time that has passed."""
+        """Handle the passage of time."""
         before = self.ballot
         if self.role == "coordinator":
             if now >= max(self._lease_end(now), self._since + self.timing.lease):
@@ -146,10 +150,11 @@ class Election(Voter):
         return self._step(before)
 
     def receive(self, sender: str, message: m.ElectionMessage, now: float) -> Step:
-        """Act on a verified message.
+        """Handle a verified message.
 
         Raises:
-            ProtocolError: `election`, if no member that follows the rules would have sent it; nothing has changed then.
+            ProtocolError: `election`, if a member that follows the rules would not have sent it. The state is then
+                unchanged.
         """
         before = self.ballot
         if (
@@ -173,7 +178,7 @@ class Election(Voter):
         return self._step(before)
 
     def change(self, electorate: Electorate, now: float) -> Step:
-        """Take over a changed membership, which is on the disk. An older version changes nothing."""
+        """Adopt a changed membership, which is on disk already. An older version changes nothing."""
         before = self.ballot
         if electorate.membership_version < self.term.membership_version:
             return self._step(before)
@@ -191,18 +196,18 @@ class Election(Voter):
         send, self._send = tuple(self._send), []
         return Step(self.ballot if self.ballot != before else None, send)
 
-    # Standing
+    # Standing for election
 
     def _may_stand(self, now: float) -> bool:
         free = now >= self._promised_until and self.term.number < LAST
         return free and self.me in self.electorate.members and self.me in self.electorate.eligible
 
     def _stand(self, now: float) -> None:
-        """Ask whether this node would be elected. Nothing is bound by it: one that is cut off raises no terms."""
+        """Ask whether this node would be elected. This commits no member, so an isolated node does not raise terms."""
         if not self._may_stand(now):
             self._timer = max(now, self._promised_until) + self._pause()
             return
-        self._in_sight = len(self._answered) or self._in_sight  # who has just lost the lead has asked nobody yet
+        self._in_sight = len(self._answered) or self._in_sight  # a coordinator that just lost the lead has not asked
         self._canvass("standing", now)
 
     def _run(self, now: float) -> None:
@@ -219,14 +224,14 @@ class Election(Voter):
         self._count(now)
 
     def _ask(self, now: float) -> None:
-        """Ask those that have not answered."""
+        """Ask the members that have not answered."""
         trial = self.role == "standing"
         question = m.Vote(self.term.membership_version, self.term.number + trial, trial)
         self._send += [(name, question) for name in sorted(self.electorate.members - self._answered)]
         self._again = now + self.timing.beat
 
     def _count(self, now: float) -> None:
-        """Go on with a majority."""
+        """Count the answers, and continue if they are a majority."""
         if len(self._granted) >= self.electorate.majority:
             if self.role == "standing":
                 self._run(now)
@@ -235,7 +240,7 @@ class Election(Voter):
 
     def _on_vote(self, sender: str, term: Term, answer: m.Voted, now: float) -> None:
         if not answer.granted and term > self.term:
-            if self.role in ("standing", "candidate"):  # else nobody has asked
+            if self.role in ("standing", "candidate"):  # otherwise this node has not asked
                 self._adopt(term, now)
             return
         asked_for = Term(self.term.membership_version, self.term.number + answer.trial)
@@ -265,7 +270,7 @@ class Election(Voter):
         self._again = now + self.timing.beat
 
     def _lease_end(self, now: float) -> float:
-        """Return until when a majority, this node included, supports no other."""
+        """Return the time until which a majority, this node included, supports no other candidate."""
         others = self.electorate.majority - 1
         if others == 0:
             return now + self.timing.lease
@@ -282,7 +287,7 @@ class Election(Voter):
         elif self._coordinator not in ("", sender):
             raise ProtocolError("election", f"{sender} and {self._coordinator} both coordinate term {term}")
         elif sender == self._coordinator and beat <= self._heard:
-            return  # it was overtaken, and says nothing about now
+            return  # it was overtaken, so it is out of date
         self._heard = beat
         self.role = "follower"
         self._coordinator = self._promised_to = sender

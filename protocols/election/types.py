@@ -1,4 +1,4 @@
-"""What an election is about: terms, votes, who has one, and how long everything takes.
+"""Types of an election: terms, ballots, the electorate, and timing.
 
 See p2pfl.protocols.election.raft.
 """
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import msgspec
 
-LAST = 2**32 - 1  # the greatest number of a term
-FURTHEST = 2**10  # terms by which one member's word may bring a node further
+LAST = 2**32 - 1  # greatest number of a term
+FURTHEST = 2**10  # maximum number of terms by which one member's message may advance a node
 
 
 class Term(NamedTuple):
-    """Later terms are greater."""
+    """Period between two elections; a later term is greater."""
 
     membership_version: int
     number: int
@@ -25,18 +25,19 @@ class Term(NamedTuple):
 
 
 class Ballot(msgspec.Struct, frozen=True):
-    """What must never be forgotten: the latest term that is known, and whom this node has voted for in it ("" for none)."""
+    """Latest known term, and the member for which this node voted in it ("" for none). It must never be lost."""
 
     term: Term = Term(0, 0)
     vote: str = ""
 
 
 class Electorate(msgspec.Struct, frozen=True):
-    """
+    """Members that vote, and members that may coordinate.
+
     Attributes:
-        membership_version: of the membership log.
-        members: all who vote, this node included if it does.
-        eligible: those of them who may coordinate, the preferred one first.
+        membership_version: version of the membership log.
+        members: all members that vote, including this node if it votes.
+        eligible: the members that may coordinate; the preferred one is first.
     """
 
     membership_version: int
@@ -49,16 +50,16 @@ class Electorate(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """In seconds, the same at all members.
+    """Timing of elections in seconds, equal on all members.
 
     Attributes:
-        beat: between two messages of a coordinator, and until a question is asked again.
-        lease: for which a coordinator may act; see p2pfl.protocols.election.raft.
-        patience: for which who has answered a coordinator supports no other. Who hears none for one to two times as long
-            stands for election.
+        beat: time between two messages of a coordinator, and before a question is repeated.
+        lease: time for which a coordinator may act; see p2pfl.protocols.election.raft.
+        patience: time for which a member that has answered a coordinator supports no other. A member that receives no
+            beat for one to two times as long stands for election.
 
     Raises:
-        ValueError: they are not in this order, or too close to each other.
+        ValueError: the values are not in this order, or too close to each other.
     """
 
     beat: float = 0.4

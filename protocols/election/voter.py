@@ -1,4 +1,4 @@
-"""One member as a voter: what it has promised and voted, and which terms it believes in.
+"""One member as a voter: its promises, its votes, and the terms that it accepts.
 
 See p2pfl.protocols.election.raft.
 """
@@ -14,7 +14,7 @@ from p2pfl.protocols.wire import messages as m
 
 
 class Voter:
-    """A member that votes and follows; p2pfl.protocols.election.raft.Election lets it stand and coordinate, too.
+    """Member that votes and follows; p2pfl.protocols.election.raft.Election also lets it stand and coordinate.
 
     Args and attributes are those of Election.
     """
@@ -24,7 +24,7 @@ class Voter:
     ) -> None:
         if (
             electorate.membership_version < ballot.term.membership_version
-        ):  # the log has lost entries: nobody is known until they are here again
+        ):  # the log has lost entries: no member is known until they are restored
             electorate = Electorate(ballot.term.membership_version, frozenset(), ())
         self.me = me
         self.electorate = electorate
@@ -37,11 +37,11 @@ class Voter:
         )
         self._draw = draw
         self._send: list[tuple[str, m.ElectionMessage]] = []
-        self._coordinator = ""  # of the term, if it was heard
+        self._coordinator = ""  # coordinator of the term, if known
         self._promised_to = ""
         self._promised_until = now + timing.patience
-        self._timer = self._promised_until + draw() * timing.patience  # when to stand, or to stand again
-        self._far: dict[str, int] = {}  # by member: the latest term, too far ahead to be believed of it alone
+        self._timer = self._promised_until + draw() * timing.patience  # time at which to stand, or to stand again
+        self._far: dict[str, int] = {}  # by member: the latest term, too far ahead to accept from it alone
 
     @property
     def term(self) -> Term:
@@ -52,7 +52,7 @@ class Voter:
         return False
 
     def obeys(self, sender: str, term: Term) -> bool:
-        """Return whether something that a member says as the coordinator of a term is to be followed."""
+        """Return whether to follow a member's message as that of the coordinator of a term."""
         return term == self.term and sender == self._coordinator
 
     # Terms
@@ -61,7 +61,7 @@ class Voter:
         return term < self.term
 
     def _expect_credible(self, sender: str, term: Term, now: float) -> None:
-        """Refuse a term that is far ahead, until a majority of the members, and not fewer than two, have claimed such."""
+        """Refuse a term far ahead until a majority of the members, and at least two, have claimed terms far ahead."""
         if term.number - self.term.number <= FURTHEST:
             return
         self._far[sender] = term.number
@@ -77,7 +77,7 @@ class Voter:
             raise ProtocolError("election", f"{sender} may not coordinate")
 
     def _adopt(self, term: Term, now: float) -> None:
-        """Go to a later term, in which this node has not voted."""
+        """Adopt a later term, in which this node has not voted."""
         self.ballot = Ballot(term)
         self._become_follower(now)
 
@@ -89,14 +89,14 @@ class Voter:
     # Votes
 
     def _has_promised(self, candidate: str, now: float) -> bool:
-        """Return whether this node has promised to support no such candidate now."""
+        """Return whether a promise of this node prevents support for a candidate now."""
         return self.leads(now) or (now < self._promised_until and self._promised_to != candidate)
 
     def _on_request(self, sender: str, term: Term, trial: bool, now: float) -> None:
         granted = self._would_grant(sender, term, now) if trial else self._grant(sender, term, now)
         told = term if granted else self.term
         self._send.append((sender, m.Voted(told.membership_version, told.number, trial, granted)))
-        if trial and granted and self.role == "standing":  # the preferred one goes first
+        if trial and granted and self.role == "standing":  # the preferred candidate goes first
             self.role = "follower"
             self._timer = now + self._pause()
 
@@ -121,9 +121,9 @@ class Voter:
     # Waiting
 
     def _wait(self) -> float:
-        """Return how long a coordinator, or one who may become it, is waited for."""
+        """Return the time to wait for a coordinator, or for a member that may become one."""
         return self.timing.patience * (1 + self._draw())
 
     def _pause(self) -> float:
-        """Return after how long this node stands again: long enough for answers to come."""
+        """Return the time after which this node stands again, long enough for answers to arrive."""
         return self.timing.patience * (1 + self._draw()) / 2

@@ -1,6 +1,6 @@
-"""The signed file by which a federation is known: what its members have agreed on, as TOML that people can read.
+"""Signed file that identifies a federation, with the rules of its members, as readable TOML.
 
-Its last line is a signature, by the federation's admission key, over all that stands before it.
+Its last line is a signature with the federation's admission key over all preceding bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tomli_w
 from p2pfl.protocols.errors import FederationError
 from p2pfl.protocols.identity import Identity, verify
 
-LIMIT = 65_536  # bytes of the file
+LIMIT = 65_536  # maximum bytes of the file
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL = b"p2pfl federation 1\0"
 _HEAD = "# A p2pfl federation: what its members have agreed on. It is signed; a change to any byte is noticed.\n\n"
@@ -28,13 +28,14 @@ _ADMISSION = re.compile(rb'^admission = "([0-9a-f]{64})"$', re.M)
 
 @dataclass(frozen=True)
 class Federation:
-    """
+    """Content of a federation's file.
+
     Attributes:
         data: the whole file.
-        id: 16 bytes, the same for all members.
-        name: for people.
-        admission: the public key that decides who is a member, until it is handed over.
-        tables: what was agreed on.
+        id: 16 bytes, equal for all members.
+        name: name of the federation, for people.
+        admission: the public key that signs the membership log, until it is handed over.
+        tables: the agreed rules.
     """
 
     data: bytes = field(repr=False)
@@ -45,10 +46,10 @@ class Federation:
 
     @classmethod
     def sign(cls, tables: Mapping[str, Any], identity: Identity) -> Federation:
-        """Make a federation whose admission key is `identity`.
+        """Create a federation whose admission key is `identity`.
 
         Args:
-            tables: what is agreed on, with a `name`.
+            tables: the agreed rules, with a `name`.
 
         Raises:
             FederationError: the name is missing or malformed, or the file would be too long.
@@ -63,7 +64,7 @@ class Federation:
         """Read a federation's file.
 
         Raises:
-            FederationError: it is not as it was signed, or no such file at all.
+            FederationError: the file has changed since it was signed, or it is not a federation file.
         """
         if len(data) > LIMIT:
             raise FederationError(f"a federation's file has at most {LIMIT} bytes, this one {len(data)}")
@@ -77,7 +78,7 @@ class Federation:
             raise FederationError("the federation's file is damaged or forged: its signature does not hold")
         try:
             tables = tomllib.loads(content.decode())
-        except (ValueError, RecursionError) as error:  # a ValueError may also be a number of too many digits
+        except (ValueError, RecursionError) as error:  # a ValueError may also mean a number with too many digits
             raise FederationError(f"the federation's file is signed, but no TOML: {error}") from error
         if tables.pop("admission", None) != admission.hex() or not isinstance(tables.pop("nonce", None), str):
             raise FederationError("the federation's file names its admission key in another place than at its top")

@@ -1,4 +1,4 @@
-"""What it takes to become a member: a token and the question that goes with it; or a request and an admission, by hand."""
+"""Messages of admission: a token and the request that goes with it, or a manual request and its admission."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bytes64 = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 
 INVITATION, REQUEST, ADMISSION = "p2pfl-invite-", "p2pfl-request-", "p2pfl-admission-"
-JOIN_LIMIT = 4096  # bytes
+JOIN_LIMIT = 4096  # maximum bytes of a join request
 ANSWER_LIMIT = FILE_LIMIT + LOG_LIMIT + 64
 MOST_ADDRESSES, LONGEST_ADDRESS = 8, 256
 _LABEL = b"p2pfl request 1\0"
@@ -43,14 +43,14 @@ class _Invitation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 @dataclass(frozen=True)
 class Invitation:
-    """A token: good for one node of one name, once, until it expires; anyone who holds it can use it.
+    """Token that lets one node with one name join once, until it expires. Anyone who holds the token can use it.
 
     Attributes:
-        federation: 16 bytes.
-        name: the federation's.
-        admission: its admission key when the token was made.
-        inviter: the key of the node that lets the new one in.
-        addresses: where that node is.
+        federation: the federation's id, 16 bytes.
+        name: the federation's name.
+        admission: the federation's admission key when the token was created.
+        inviter: the key of the node that admits the newcomer.
+        addresses: addresses of that node.
         secret: 16 bytes.
         expires: seconds since 1970, by the inviter's clock.
         member: the name that the new member must have.
@@ -66,7 +66,7 @@ class Invitation:
     member: str
 
     def encode(self) -> str:
-        """Return the token as a word."""
+        """Return the token as one word."""
         fields = _Invitation(**vars(self))
         return INVITATION + pack_word(msgspec.msgpack.encode(fields))
 
@@ -75,7 +75,7 @@ class Invitation:
         """Read a token.
 
         Raises:
-            FederationError: it is none, or was mistyped. The text does not quote it.
+            FederationError: the text is not a token, or has a typing error. The error does not quote it.
         """
         fields = _decode(_unpack(text, INVITATION, "an invitation"), _Invitation, "an invitation")
         if not NAME.fullmatch(fields.member):
@@ -90,7 +90,7 @@ def new_secret() -> bytes:
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="join"):
-    """What a newcomer says to the node that has invited it, over a link on which both have proven their keys."""
+    """Request of a newcomer to the node that invited it, over a link on which both have proven their keys."""
 
     secret: Bytes16
     name: Name
@@ -100,7 +100,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="joined"):
-    """The answer: the federation's file, and its membership log with the newcomer in it."""
+    """Answer to a newcomer: the federation's file, and its membership log, which contains the newcomer."""
 
     file: Annotated[bytes, Meta(max_length=FILE_LIMIT)]
     log: Annotated[bytes, Meta(max_length=LOG_LIMIT)]
@@ -115,10 +115,10 @@ def encode_join(message: Join | Joined | JoinRefused) -> bytes:
 
 
 def decode_join(data: bytes) -> Join:
-    """Read a newcomer's question.
+    """Read a newcomer's request.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the data is not a newcomer's request.
     """
     if len(data) > JOIN_LIMIT:
         raise ProtocolError("malformed", f"{len(data)} bytes of one who wants to join")
@@ -129,10 +129,10 @@ def decode_join(data: bytes) -> Join:
 
 
 def decode_answer(data: bytes) -> Joined | JoinRefused:
-    """Read the answer to a newcomer's question.
+    """Read the answer to a newcomer's request.
 
     Raises:
-        FederationError: it is none.
+        FederationError: the data is not an answer.
     """
     if len(data) > ANSWER_LIMIT:
         raise FederationError(f"the node that has invited answers with {len(data)} bytes")
@@ -152,10 +152,10 @@ class _Request(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 @dataclass(frozen=True)
 class Request:
-    """Asks for admission by hand; it holds no secret.
+    """Manual request for admission; it contains no secret.
 
     Attributes:
-        replaces: the member's present key, if `key` shall take its place.
+        replaces: the member's current key, if `key` is to replace it.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Request:
 
     @staticmethod
     def make(identity: Identity, name: str, old: Identity | None = None) -> str:
-        """Return a request as a word, signed with the key, and with the old one if it is to be replaced."""
+        """Return a request as one word, signed with the new key and also with the old one if that is to be replaced."""
         replaces = None if old is None else old.public
         content = _content(name, identity.public, replaces)
         old_signature = None if old is None else old.sign(content)
@@ -176,7 +176,7 @@ class Request:
         """Read a request.
 
         Raises:
-            FederationError: it is none, was mistyped, or was not made by who has the keys in it.
+            FederationError: the text is not a request, has a typing error, or is not signed with the keys in it.
         """
         fields = _decode(_unpack(text, REQUEST, "a request"), _Request, "a request")
         if not NAME.fullmatch(fields.name):
@@ -191,7 +191,7 @@ class Request:
 
 
 def encode_admission(joined: Joined) -> str:
-    """Return what a node that was admitted by hand joins with, as one line."""
+    """Return an admission as one line, which a manually admitted node needs to join."""
     return ADMISSION + pack_word(msgspec.msgpack.encode(joined)) + "\n"
 
 
@@ -199,7 +199,7 @@ def decode_admission(text: str) -> Joined:
     """Read an admission.
 
     Raises:
-        FederationError: it is none, or damaged.
+        FederationError: the text is not an admission, or it is damaged.
     """
     return _decode(_unpack(text, ADMISSION, "an admission"), Joined, "an admission")
 
@@ -209,7 +209,7 @@ def _content(name: str, key: bytes, replaces: bytes | None) -> bytes:
 
 
 def pack_word(data: bytes) -> str:
-    """Return bytes and their checksum as a word that can be copied: the part after its prefix."""
+    """Return bytes and their checksum as one word to copy, without its prefix."""
     return base64.urlsafe_b64encode(data + sha256(data).digest()[:4]).decode().rstrip("=")
 
 

@@ -1,7 +1,7 @@
-"""Membership of a federation: a log of entries, each signed by the admission key and naming the one before it.
+"""Membership of a federation: a log of entries, each with the hash of the previous one, signed by the admission key.
 
-The log only grows. Every node keeps all of it, hands on what others lack, and believes nothing else: its newest entry's
-number, the membership version, never goes back.
+The log only grows. Every node keeps the whole log, passes missing entries on to others, and accepts no other source of
+membership. The number of its newest entry, the membership version, never goes back.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Role = Literal["participant", "observer", "coordinator-eligible"]
 Action = Literal["add", "remove", "replace", "hand-over"]
 
-LIMIT = 4 << 20  # bytes of a whole log
+LIMIT = 4 << 20  # maximum bytes of a whole log
 _LABEL = b"p2pfl membership 1\0"
 _NONE = bytes(32)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """
+    """One change of the membership.
+
     Attributes:
-        membership_version: 1 for the first entry, one more for each that follows.
-        before: SHA-256 of the signed entry before this one; zeros for the first.
-        action: `add` a member; `remove` one; give one another key (`replace`; the old one is revoked); or `hand-over` to
+        membership_version: 1 for the first entry, and one more for each following entry.
+        before: SHA-256 of the previous signed entry; zeros for the first.
+        action: `add` or `remove` a member; `replace` a member's key, which revokes the old one; or `hand-over` to
             another admission key.
-        name: the member's; "" of a hand-over.
-        key: the member's, or the new one, or the admission key's successor.
+        name: the member's name; "" for a hand-over.
+        key: the member's key, its new key, or the new admission key.
     """
 
     federation: Bytes16
@@ -54,7 +55,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One who may exchange models with others."""
+    """Member that may exchange models with others."""
 
     name: str
     key: bytes
@@ -64,19 +65,19 @@ class Member(msgspec.Struct, frozen=True):
 _entry = msgspec.msgpack.Decoder(Entry)
 _log = msgspec.msgpack.Decoder(Annotated[list[Signed], Meta(max_length=2**16)])
 _raw = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_OVERHEAD = 5  # bytes around the entries of an encoded log, at most
+_OVERHEAD = 5  # maximum bytes around the entries of an encoded log
 
 
 class Membership:
-    """The log as one node knows it. A gate of transports (see p2pfl.protocols.transport.AccessControl).
+    """Membership log as one node knows it. It is also an access control (see p2pfl.protocols.transport.AccessControl).
 
     Args:
-        entries: of the log, encoded.
+        entries: encoded entries of the log.
 
     Attributes:
-        file: the federation's.
-        federation: 16 bytes.
-        invites: whether this node lets in those who bring a token.
+        file: the federation's file.
+        federation: the federation's id, 16 bytes.
+        invites: whether this node admits newcomers with a token.
         admissions: the admission keys so far; the last one is in force.
         on_change: called when the log has grown.
 
@@ -91,15 +92,15 @@ class Membership:
         self.admissions = [file.admission]
         self.on_change: list[Callable[[], None]] = []
         self._members: dict[str, Member] = {}
-        self._sorted: dict[str, Member] | None = None  # made of them when it is asked for
-        self._present: set[bytes] = set()  # keys of members
-        self._seen: set[bytes] = set()  # every key that ever was a member's
-        self._names: set[str] = set()  # every name that ever was a member's
-        self._log: list[bytes] = []  # signed entries, encoded
-        self._known: set[bytes] = set()  # the same
+        self._sorted: dict[str, Member] | None = None  # cache of `members`, filled on demand
+        self._present: set[bytes] = set()  # keys of current members
+        self._seen: set[bytes] = set()  # keys of all current and former members
+        self._names: set[str] = set()  # names of all current and former members
+        self._log: list[bytes] = []  # encoded signed entries
+        self._known: set[bytes] = set()  # the same entries, as a set
         self._last = _NONE
         self._size = _OVERHEAD
-        self._verifiers: dict[bytes, Verifier] = {}  # of admission keys
+        self._verifiers: dict[bytes, Verifier] = {}  # verifiers of admission keys
         if entries:
             self.extend(entries)
 
@@ -113,21 +114,21 @@ class Membership:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """The members by name, in the order of their names. The mapping does not change when the log grows."""
+        """The members by name, sorted. The returned mapping does not change when the log grows."""
         if self._sorted is None:
             self._sorted = dict(sorted(self._members.items()))
         return self._sorted
 
     def member(self, name: str) -> Member | None:
-        """Return the member with a name, if there is one."""
+        """Return the member with a name, or None."""
         return self._members.get(name)
 
     def had(self, name: str) -> bool:
-        """Return whether a name is or was a member's."""
+        """Return whether a current or former member has this name."""
         return name in self._names
 
     def copy(self) -> Membership:
-        """Return the same log as one that grows apart from this one, without its callbacks; nothing is verified again."""
+        """Return an independent copy of the log, without its callbacks. Nothing is verified again."""
         same = copy(self)
         vars(same).update({name: copy(value) for name, value in vars(self).items() if isinstance(value, list | dict | set)})
         same.on_change = []
@@ -153,14 +154,14 @@ class Membership:
         return self.after(0, LIMIT)
 
     def extend(self, entries: bytes) -> int:
-        """Take in entries that follow what is known here, and pass over those that are known already.
+        """Add entries that follow the known ones, and ignore the known ones.
 
-        Only new entries are verified: the cost is that of their number, however long the log is.
+        Only new entries are verified, so the cost depends only on their number, not on the length of the log.
 
         Raises:
-            ProtocolError: `membership` if they are malformed, leave a gap, are not signed by the admission key, or make no
-                sense; `membership fork` if one differs from the one that is known here with the same number. What stands
-                before such an entry is taken in.
+            ProtocolError: `membership` if the entries are malformed, leave a gap, are not signed by the admission key,
+                or are invalid; `membership fork` if one differs from the known entry with the same number. The entries
+                before it are added.
         """
         if len(entries) > LIMIT:
             raise ProtocolError("membership", f"a log of {len(entries)} bytes")
@@ -181,10 +182,10 @@ class Membership:
         return self.membership_version - before
 
     def append(self, identity: Identity, action: Action, name: str, key: bytes, role: Role = "participant") -> None:
-        """Sign a new entry and take it in. (`role` counts when a member is added.)
+        """Sign and add a new entry. (`role` applies when a member is added.)
 
         Raises:
-            FederationError: `identity` is not the admission key, or the entry makes no sense.
+            FederationError: `identity` is not the admission key, or the entry is invalid.
         """
         if identity.public != self.admission:
             raise FederationError("this is not the admission key that is in force")
@@ -205,7 +206,7 @@ class Membership:
         if entry.federation != self.federation:
             raise ProtocolError("membership", "an entry of another federation")
         if entry.membership_version <= self.membership_version:
-            self._check_signature(signed, self.admissions)  # a forger's is no fork
+            self._check_signature(signed, self.admissions)  # a forged entry is not a fork
             raise ProtocolError(
                 "membership fork", f"two entries of membership version {entry.membership_version}; the first stands"
             )
@@ -254,7 +255,7 @@ class Membership:
         self._replace(name, old, None if entry.action == "remove" else Member(name, key, old.role if old else entry.role))
 
     def _replace(self, name: str, old: Member | None, new: Member | None) -> None:
-        """Put a member in the place of another one of the same name."""
+        """Replace a member by another one of the same name."""
         self._sorted = None
         if old is not None:
             self._present.remove(old.key)
@@ -268,7 +269,7 @@ class Membership:
 
 
 def count_entries(entries: bytes) -> int:
-    """Return how many entries there are in a log that was taken in."""
+    """Return the number of entries in a log that has been accepted."""
     return len(_raw.decode(entries))
 
 

@@ -1,4 +1,4 @@
 """Links through an MQTT broker: key exchange, reliable streams of encrypted frames, presence.
 
-The broker is not trusted with more than delivery.
+The broker is trusted only to deliver packets.
 """

@@ -1,4 +1,4 @@
-"""Answers to members who dial through a broker."""
+"""Answers to members that dial through a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2pfl.system.printable import key_name
 
 
 class LinkAcceptor:
-    """Accepts or refuses openings, within limits."""
+    """Acceptor that accepts or refuses openings, within limits."""
 
     def __init__(self, identity: Identity, gate: AccessControl, limits: OpeningLimits, table: LinkTable) -> None:
         self._identity = identity
@@ -23,7 +23,7 @@ class LinkAcceptor:
         self._table = table
 
     def accept(self, sender: bytes, packet: bytes) -> None:
-        """Answer the opening that a packet claims to be."""
+        """Answer the opening in a packet, if it is one."""
         table = self._table
         try:
             opening = key_exchange.decode_opening(packet)

@@ -1,6 +1,6 @@
-"""The broker as p2pfl.protocols.mqtt.transport sees it, and the real one, over aiomqtt.
+"""Interface of the broker client for p2pfl.protocols.mqtt.transport, and its implementation with aiomqtt.
 
-Nothing here is trusted or secret but the password, which no text of this module contains.
+The client handles no trusted or secret data except the password, and no text of this module contains the password.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 PASSWORD = "P2PFL_MQTT_PASSWORD"
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 CONNECTING = 5.0  # seconds for the broker to answer
-KEEPALIVE = 10  # seconds; the broker publishes a node's last will when it has heard nothing for one and a half times as long
-INCOMING = 64  # messages that may wait to be looked at; what comes then is lost, and will be sent again
+KEEPALIVE = 10  # seconds; the broker publishes a node's last will after silence of one and a half times this period
+INCOMING = 64  # maximum waiting messages; further ones are dropped and sent again later
 SMALL = 4096  # bytes; packets up to this size are sent before larger ones
-FLUSHING = 2.0  # seconds for what is still to be sent when the connection is closed on purpose
+FLUSHING = 2.0  # seconds to send queued data when the connection is closed on purpose
 
 
 class Message(NamedTuple):
@@ -39,23 +39,25 @@ class Message(NamedTuple):
 
 
 class Listener(Protocol):
-    """Who uses a bus."""
+    """User of a bus."""
 
     def connected(self) -> None:
-        """A connection stands, and what was asked for is subscribed to."""
+        """Report that the connection is open and the requested topics are subscribed."""
 
     def came(self, topic: str, content: bytes) -> None:
-        """Something was published, by whomever."""
+        """Report a published message, from any sender."""
 
     def writable(self) -> None:
-        """`queued` has become less."""
+        """Report that `queued` has decreased."""
 
 
 class Bus(Protocol):
-    """Attributes:
-    name: of the broker, for messages to people.
-    connected: whether what is published can reach it.
-    queued: bytes of large packets that were published and that the network has not taken yet.
+    """Client of a broker.
+
+    Attributes:
+        name: name of the broker, for messages to people.
+        connected: whether published messages can reach the broker.
+        queued: bytes of published large packets that the network has not accepted yet.
     """
 
     name: str
@@ -63,42 +65,42 @@ class Bus(Protocol):
     queued: int
 
     async def run(self, will: Message, topics: Sequence[str], listener: Listener) -> None:
-        """Connect once; return when the connection was closed by `close`.
+        """Connect once; return when `close` has closed the connection.
 
         Args:
-            will: is published by the broker when this node goes away without a word.
+            will: message that the broker publishes if this node disappears without closing the connection.
 
         Raises:
-            TransportError: the broker does not answer, lets this node not in, or has gone away. The text says which, and
-                names the broker.
+            TransportError: the broker does not answer, refuses this node, or has gone away. The text gives the reason
+                and names the broker.
         """
 
     def publish(self, topic: str, content: bytes, retain: bool = False) -> None:
-        """Publish something, without waiting; what is published while there is no connection is lost.
+        """Publish a message without waiting. Without a connection the message is lost.
 
         Args:
-            retain: the broker keeps it for those who subscribe later.
+            retain: whether the broker keeps the message for later subscribers.
         """
 
     def subscribe(self, topic: str) -> None:
-        """Subscribe; what the broker has kept comes again."""
+        """Subscribe to a topic; the broker sends its retained messages again."""
 
     async def close(self) -> None:
-        """Send what is queued, unless it takes long, and end the connection."""
+        """Send the queued data, unless that takes long, and close the connection."""
 
 
 class AiomqttBus:
-    """A broker that speaks MQTT 3.1.1.
+    """Client of a broker that supports MQTT 3.1.1.
 
     Args:
         url: mqtt://[user[:password]@]host[:port], or mqtts:// for TLS.
-        password_file: whose first line is the password; otherwise it is taken from the environment variable
-            P2PFL_MQTT_PASSWORD, or else from the URL, where others may see it.
-        tls: for mqtts, by default a context that trusts whom the system trusts; SSL_CERT_FILE may name the certificate of an
-            authority of one's own.
+        password_file: file with the password in its first line. Without it the password is taken from the environment
+            variable P2PFL_MQTT_PASSWORD or from the URL, where other users may see it.
+        tls: TLS context for mqtts; by default it trusts the authorities that the system trusts. SSL_CERT_FILE may name
+            the certificate of a private authority.
 
     Raises:
-        AddressError: the URL or the file is not of this form.
+        AddressError: the URL or the file does not have this form.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class AiomqttBus:
                 self.connected = stood = True
                 listener.connected()
                 await self._serve(client, listener)
-        except (aiomqtt.MqttError, OSError, ValueError) as error:  # the last: a packet or a topic that cannot be
+        except (aiomqtt.MqttError, OSError, ValueError) as error:  # ValueError: an invalid packet or topic
             raise TransportError(f"the broker at {self.name} {describe_failure(error, stood)}") from None
         finally:
             client.abandon()
@@ -258,14 +260,14 @@ def _read(file: Path | None) -> str | None:
 
 
 def _silent() -> logging.Logger:
-    """Return a logger that says nothing: what goes wrong is raised, and lost messages are sent again."""
+    """Return a logger without output: errors are raised, and lost messages are sent again."""
     logger = logging.getLogger("p2pfl.mqtt")
     logger.disabled = True
     return logger
 
 
 def describe_failure(error: Exception, stood: bool) -> str:
-    """Say what an error of the client means. Its own texts contain no credentials, but sometimes only a code."""
+    """Describe an error of the client. The client's own texts contain no credentials, but sometimes only a code."""
     text = printable(" ".join(str(error).split()).lower()) or type(error).__name__
     if stood:
         return f"has ended the connection: {text}"

@@ -1,4 +1,4 @@
-"""Connection of a node with its broker, made again whenever it ends."""
+"""Connection of a node with its broker, which is opened again whenever it ends."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.mqtt.reliable_stream import CHUNK
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between attempts to connect
-STOOD = 5.0  # seconds after which a connection is a success, and the next one is tried soon
-CLOSING = 6.0  # seconds for a connection to end, or for an attempt to connect
+STOOD = 5.0  # seconds after which a connection counts as stable, and the next attempt follows soon
+CLOSING = 6.0  # seconds to wait for a connection, or an attempt to connect, to end
 
 Keep = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
 class BrokerConnection:
-    """
+    """Connection with a broker.
+
     Args:
         uniform: draws a number between two others, for the pauses between attempts to connect.
 
     Attributes:
-        failure: why there is no connection; "" if there is one, or none was tried yet.
+        failure: why there is no connection; "" if there is one, or no attempt has been made yet.
     """
 
     def __init__(self, bus: Bus, topics: Topics, problem: ProblemReport, uniform: Callable[[float, float], float]) -> None:
@@ -36,17 +37,17 @@ class BrokerConnection:
         self._problem = problem
         self._uniform = uniform
         self._task: asyncio.Task[None] | None = None
-        self._using = False  # the bus connects, or is connected
+        self._using = False  # the bus is connecting or connected
         self._up = asyncio.Event()
-        self._since = inf  # when the connection was made
-        self._brief = 0  # connections in a row that did not stand for long
+        self._since = inf  # time at which the connection was opened
+        self._brief = 0  # short connections in a row
 
     def start(self, listener: Listener, on_end: Callable[[], None], keep: Keep) -> None:
-        """Begin to connect.
+        """Start to connect.
 
         Args:
             listener: its `connected` must call `opened`.
-            on_end: called when a connection has ended, or could not be made.
+            on_end: called when a connection has ended or could not be opened.
             keep: runs the work, and may run it again after an error.
         """
 
@@ -75,12 +76,12 @@ class BrokerConnection:
         await self._up.wait()
 
     def opened(self) -> None:
-        """Note that a connection stands."""
+        """Record that the connection is open."""
         self._since, self.failure = asyncio.get_running_loop().time(), ""
         self._up.set()
 
     def confirm(self) -> bool:
-        """Note that the broker delivers; return whether its connections last."""
+        """Record that the broker delivers messages; return whether its connections are stable."""
         if asyncio.get_running_loop().time() - self._since >= STOOD:
             self._brief = 0
         return self._brief < 2
@@ -105,7 +106,7 @@ class BrokerConnection:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _record_end(self, reason: str, on_end: Callable[[], None]) -> bool:
-        """Note why there is no connection; return whether the last one had stood for some time."""
+        """Record why there is no connection; return whether the last one was stable."""
         stood = asyncio.get_running_loop().time() - self._since >= STOOD
         made = self._since < inf
         self._since, self.failure = inf, reason
@@ -120,6 +121,6 @@ class BrokerConnection:
 
 
 def _raise(task: asyncio.Task[None]) -> None:
-    """Have an error in a task that nobody waits for end the program, or be reported, as its event loop is used to."""
+    """Pass an error of an unawaited task to the event loop, which ends the program or reports the error."""
     if not task.cancelled() and (error := task.exception()) is not None:
         task.get_loop().call_exception_handler({"message": "links through the broker have ended", "exception": error})

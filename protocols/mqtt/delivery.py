@@ -1,4 +1,4 @@
-"""Check that the broker delivers: it acknowledges what its access rules then keep back."""
+"""Check that the broker delivers messages, because it may acknowledge packets that its access rules then block."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from p2pfl.protocols.mqtt.broker_client import Bus
 from p2pfl.protocols.mqtt.packets import ECHO_PACKET, Topics
 from p2pfl.protocols.timer import Timer
 
-ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to oneself, and for one to come back
+ECHO_EVERY, ECHO_WAIT = 20.0, 10.0  # seconds between packets to this node itself, and to wait for one of them
 
 
 class ProblemReport:
-    """Newest problem with the broker, as text for the user.
+    """Current problem with the broker, as text for the user.
 
     Args:
         on_change: called with `text` when it has changed.
@@ -34,11 +34,11 @@ class ProblemReport:
 
 
 class DeliveryMonitor:
-    """Packets of a node to itself, and a report when they do not come back.
+    """Monitor that sends packets to this node itself and reports when they do not arrive.
 
     Attributes:
-        denied: why it seems that the broker delivers nothing to others; "" if it does not seem so.
-        awaited: topics to which this node has published something that has to come back.
+        denied: why the broker appears not to deliver to others; "" if it appears to deliver.
+        awaited: topics with a message of this node that has not arrived yet.
     """
 
     def __init__(self, bus: Bus, topics: Topics, problem: ProblemReport) -> None:
@@ -48,11 +48,11 @@ class DeliveryMonitor:
         self._topics = topics
         self._problem = problem
         self._expected = b""
-        self._asked = False  # something was published and has not come back
+        self._asked = False  # a published message has not arrived yet
         self._next, self._deadline = Timer(), Timer()
 
     def start(self, refresh: Callable[[], None]) -> None:
-        """Publish a packet to this node now, and again and again; `refresh` is called before each."""
+        """Publish a packet to this node now and periodically; `refresh` is called before each."""
         refresh()
         self._expected = os.urandom(16)
         self._asked = True
@@ -73,7 +73,7 @@ class DeliveryMonitor:
         return echo == self._expected
 
     def record_arrival(self, topic: str) -> bool:
-        """Note that something came back; return whether everything has."""
+        """Record the arrival of a message on a topic; return whether all messages have arrived."""
         self.awaited.discard(topic)
         if self.awaited or not self._asked:
             return False
@@ -82,12 +82,12 @@ class DeliveryMonitor:
         return True
 
     def deny(self, reason: str) -> None:
-        """Report that a member that is present does not answer."""
+        """Report that a member that is online does not answer."""
         self.denied = reason
         self._problem.set(reason)
 
     def permit(self) -> None:
-        """Withdraw that report: somebody has answered."""
+        """Withdraw the report of `deny`, because a member has answered."""
         if self.denied and self._problem.text == self.denied:
             self._problem.set("")
         self.denied = ""

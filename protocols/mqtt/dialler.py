@@ -19,7 +19,7 @@ Answer = key_exchange.Sealing | key_exchange.Refusing
 
 
 class LinkDialler:
-    """Sends openings until they are answered."""
+    """Dialler that repeats openings until they are answered."""
 
     def __init__(self, identity: Identity, gate: AccessControl, table: LinkTable) -> None:
         self._identity = identity
@@ -28,10 +28,10 @@ class LinkDialler:
         self._dials: dict[bytes, _Dial] = {}
 
     async def dial(self, key: bytes, joining: bool) -> MqttLink:
-        """Open a link with the one who has `key`. The broker is connected. The caller limits the time.
+        """Open a link with the owner of `key`. The broker must be connected. The caller limits the time.
 
         Raises:
-            TransportError: the member keeps this node out, or the transport was closed.
+            TransportError: the member refuses this node, or the transport was closed.
         """
         dialler = key_exchange.Dialler(self._identity, self._gate, key, joining)
         answer = await self._ask(dialler, key)
@@ -50,17 +50,17 @@ class LinkDialler:
         return link
 
     def answer(self, sender: bytes, packet: bytes) -> None:
-        """Take in the answer to an opening that a packet claims to be."""
+        """Accept the answer to an opening from a packet."""
         try:
             dial = self._dials.get(key_exchange.decode_answer(packet).id)
             if dial is None or dial.answer.done() or dial.key != sender:
-                return  # late, or repeated
+                return  # late or repeated
             dial.answer.set_result(dial.dialler.finish(packet))
-        except ProtocolError as error:  # it may be made up: the true one may still come
+        except ProtocolError as error:  # it may be forged: the genuine one may still arrive
             self._table.refused(error.cause, f"{key_name(sender)}: {error}")
 
     def close(self) -> None:
-        """Have all pending dials fail."""
+        """Let all pending dials fail."""
         for dial in self._dials.values():
             if not dial.answer.done():
                 dial.answer.set_exception(TransportError("closed"))

@@ -1,11 +1,12 @@
-"""aiomqtt's client, such that a broker that goes away does not take the node with it.
+"""aiomqtt's client, hardened so that a broker that goes away does not crash the node.
 
-aiomqtt asks the event loop a moment later to watch its socket for writing. In that moment the socket may be closed: then the
-loop raises, or watches a file of somebody else that has the same number by now. And uvloop gives up a socket of which it saw
-an error, tells at most one packet's reader so, and raises when it is asked again.
+aiomqtt asks the event loop with a short delay to watch its socket for writing. During this delay the socket may be
+closed. Then the loop raises, or watches an unrelated file that has the same number by now. After an error on a socket,
+uvloop gives the socket up, reports this to at most one packet's reader, and raises when it is asked again.
 
-The errors of a connection are in two futures. aiomqtt replaces them, or leaves before they are done. The event loop then
-takes an error that nobody looked at for one of the program. aiomqtt also keeps the socket of a connection that failed.
+The errors of a connection are in two futures. aiomqtt replaces them, or leaves before they are done. The event loop
+then treats an error that was never retrieved as an error of the program. aiomqtt also keeps the socket of a connection
+that failed.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Client(aiomqtt.Client):
         self.__disconnected = future
 
     def abandon(self) -> None:
-        """Close the socket, whatever state the connection is in."""
+        """Close the socket, in any state of the connection."""
         if self._misc_task is not None:
             self._misc_task.cancel()
-        with suppress(Exception):  # an error here is of no use to anybody, and would mask the first one
+        with suppress(Exception):  # an error here is useless and would hide the first one
             self._client._sock_close()
 
     def _lost(self, error: Exception) -> None:
@@ -50,14 +51,14 @@ class Client(aiomqtt.Client):
     async def _misc_loop(self) -> None:
         try:
             await super()._misc_loop()
-        except Exception as error:  # nobody waits for this task
+        except Exception as error:  # no task waits for this one
             self._lost(error)
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
         def write() -> None:
             try:
                 client.loop_write()
-            except Exception as error:  # whatever it is, the connection is of no use
+            except Exception as error:  # after any error the connection is unusable
                 self._lost(error)
 
         def watch() -> None:
@@ -66,13 +67,13 @@ class Client(aiomqtt.Client):
             try:
                 self._loop.add_writer(sock.fileno(), write)
             except RuntimeError as error:
-                write()  # which finds out what is wrong, and closes the socket
+                write()  # detects the error and closes the socket
                 self._lost(error)
 
-        self._loop.call_soon_threadsafe(watch)  # while it connects, this is another thread
+        self._loop.call_soon_threadsafe(watch)  # called from another thread while connecting
 
 
 def _retrieve(future: Future[None]) -> None:
-    """Look at the error of a future, so that the event loop does not report it as lost."""
+    """Retrieve the error of a future, so that the event loop does not report it."""
     if not future.cancelled():
         future.exception()

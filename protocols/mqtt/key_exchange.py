@@ -1,12 +1,12 @@
-"""How two members prove their keys to each other through a broker that they do not trust, and agree on keys for sealing.
+"""Key exchange of two members through an untrusted broker: both prove their keys and agree on keys for sealing.
 
     dialler -> listener   Opening: both keys, a fresh X25519 key, and the dialler's signature
     listener -> dialler   Accepting: another X25519 key, and the listener's signature over both messages; or Refusing
 
-Each message is sent as 64 bytes of signature and then the msgpack that is signed. A signature covers both identities, so
-that nobody can pass a message on as meant for somebody else. The dialler believes in the listener when its signature holds.
-The listener believes in the dialler only when the first packet opens that was sealed with the keys: an Opening can be
-recorded and sent again. No I/O and no time: they are p2pfl.protocols.mqtt.transport's business.
+Each message is sent as 64 bytes of signature, followed by the signed msgpack. A signature covers both identities, so
+that no one can pass a message on to a different recipient. The dialler trusts the listener when the listener's
+signature is valid. The listener trusts the dialler only after the first packet that was sealed with the keys, because
+an Opening can be recorded and sent again. This module uses neither I/O nor time; p2pfl.protocols.mqtt.transport does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from p2pfl.protocols.transports.handshake import ENTRIES_LIMIT, Bytes16, Bytes32
 
 VERSION = 1
 OPENING_LIMIT = 4096  # bytes of an Opening, signature included
-ANSWER_LIMIT = 1024  # bytes of what answers it
-DATA, CONTROL = 0, 1  # kinds of sealed packets; each counts its own numbers
+ANSWER_LIMIT = 1024  # maximum bytes of an answer
+DATA, CONTROL = 0, 1  # kinds of sealed packets, with separate numbers
 OPENING_LABEL = b"p2pfl broker opening 1\0"
 ANSWER_LABEL = b"p2pfl broker answer 1\0"
 _KEYS = b"p2pfl broker keys 1\0"
@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 
 class Sealing:
-    """Seals and opens the packets of one link, each with a number that is its nonce.
+    """Cipher that seals and opens the packets of one link, each with a number that is its nonce.
 
     Attributes:
-        session: 16 bytes, the same at both ends of the link and other ones for every link.
+        session: 16 bytes, equal at both ends of the link and different for every link.
     """
 
     def __init__(self, sending: bytes, receiving: bytes, session: bytes) -> None:
@@ -53,10 +53,10 @@ class Sealing:
         self._newest = {DATA: -1, CONTROL: -1}
 
     def seal(self, kind: int, number: int, content: Part, header: bytes) -> bytes:
-        """Return `content` encrypted, 16 bytes longer; whoever opens it must have the same header.
+        """Return `content` encrypted, 16 bytes longer. The receiver needs the same header to open it.
 
         Raises:
-            ValueError: a number that does not grow: a nonce must never be used twice.
+            ValueError: the number is not greater than the last one; a nonce must never be used twice.
         """
         if number <= self._newest[kind]:
             raise ValueError(f"number {number} after {self._newest[kind]}")
@@ -64,10 +64,10 @@ class Sealing:
         return self._sending.encrypt(_nonce(kind, number), content, header)
 
     def open(self, kind: int, number: int, sealed: Part, header: Part) -> bytes:
-        """Return what the other side has sealed.
+        """Return content that the other side has sealed.
 
         Raises:
-            ProtocolError("wrong seal"): it has not, or not with this kind, number and header.
+            ProtocolError("wrong seal"): the other side did not seal it with this kind, number and header.
         """
         try:
             return self._receiving.decrypt(_nonce(kind, number), sealed, header)
@@ -80,12 +80,14 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Opening(_Message, frozen=True, tag="opening"):
-    """Attributes:
-    id: of the link that is to be, chosen by the dialler.
-    ephemeral: X25519 key of this link only.
-    joining: the dialler is no member and wants to become one.
-    membership_version: the newest entry of the membership log that the dialler knows.
-    entries: of the membership log, those that the listener does not know.
+    """First message of the key exchange, from the dialler.
+
+    Attributes:
+        id: id of the new link, chosen by the dialler.
+        ephemeral: X25519 key of this link only.
+        joining: whether the dialler is a newcomer that wants to become a member.
+        membership_version: the newest entry of the membership log that the dialler knows.
+        entries: the entries of the membership log that the listener does not know.
     """
 
     version: UInt32
@@ -100,9 +102,11 @@ class Opening(_Message, frozen=True, tag="opening"):
 
 
 class Accepting(_Message, frozen=True, tag="accepting"):
-    """Attributes:
-    opening: SHA-256 of the message that is answered.
-    membership_version: the newest entry of the membership log that the listener knows.
+    """Answer of a listener that accepts the link.
+
+    Attributes:
+        opening: SHA-256 of the Opening.
+        membership_version: the newest entry of the membership log that the listener knows.
     """
 
     id: Bytes16
@@ -112,7 +116,7 @@ class Accepting(_Message, frozen=True, tag="accepting"):
 
 
 class Refusing(_Message, frozen=True, tag="refusing"):
-    """Attributes: as of Accepting; `cause` is that of a ProtocolError."""
+    """Answer of a listener that refuses the link. `cause` is that of a ProtocolError; the rest is as in Accepting."""
 
     id: Bytes16
     opening: Bytes32
@@ -126,35 +130,35 @@ _answer: msgspec.msgpack.Decoder[Accepting | Refusing] = msgspec.msgpack.Decoder
 
 
 def decode_opening(packet: Part) -> Opening:
-    """Read an Opening whose signature is still to be checked.
+    """Read an Opening without checking its signature.
 
     Raises:
-        ProtocolError("malformed"): it is none, or too long.
+        ProtocolError("malformed"): the packet is not an Opening, or is too long.
     """
     return _decode(_opening, packet, OPENING_LIMIT)
 
 
 def decode_answer(packet: Part) -> Accepting | Refusing:
-    """Read what answers an Opening; its signature is still to be checked.
+    """Read the answer to an Opening without checking its signature.
 
     Raises:
-        ProtocolError("malformed"): it does not answer one, or is too long.
+        ProtocolError("malformed"): the packet is not an answer, or is too long.
     """
     return _decode(_answer, packet, ANSWER_LIMIT)
 
 
 class Dialler:
-    """The side that begins.
+    """Side that starts the key exchange.
 
     Args:
-        key: that is dialled.
-        after: the entries of the membership log that follow this membership version are brought along.
-        id: 16 bytes that name the link; random ones by default.
+        key: the dialled key.
+        after: membership version; the Opening contains the entries of the membership log that follow it.
+        id: 16 bytes that name the link; random by default.
         private: X25519 key of this link; a fresh one by default.
 
     Attributes:
-        id: of the link that is to be.
-        packet: to be sent, as often as it takes.
+        id: id of the new link.
+        packet: the packet to send, repeatedly if necessary.
     """
 
     def __init__(
@@ -179,21 +183,21 @@ class Dialler:
         self.packet = sign(identity, OPENING_LABEL, opening)
 
     def finish(self, packet: Part) -> Sealing | Refusing:
-        """Return the keys that were agreed on, or why the other side keeps this one out.
+        """Return the agreed keys, or the refusal of the other side.
 
         Raises:
-            ProtocolError: "malformed", "other session" for an answer to something else, or "wrong proof": it does not come
-                from the one who was dialled.
+            ProtocolError: "malformed"; "other session" for an answer to another Opening; or "wrong proof" if the answer
+                does not come from the dialled node.
         """
         return finish_exchange(packet, self.packet, self._key, self._private)
 
 
 def finish_exchange(packet: Part, opening: Part, key: bytes, private: X25519PrivateKey) -> Sealing | Refusing:
-    """Read what answers an Opening; see `Dialler.finish`.
+    """Read the answer to an Opening; see `Dialler.finish`.
 
     Args:
-        opening: the packet that is answered.
-        key: that was dialled.
+        opening: the packet with the Opening.
+        key: the dialled key.
         private: X25519 key of the Opening.
     """
     answer = decode_answer(packet)
@@ -207,7 +211,7 @@ def finish_exchange(packet: Part, opening: Part, key: bytes, private: X25519Priv
 
 
 class Accepted(NamedTuple):
-    """An Opening that is answered with `packet`. Who has sent it is known when something opens that was sealed."""
+    """Opening that is answered with `packet`. The sender is proven only when a sealed packet opens."""
 
     packet: bytes
     sealing: Sealing
@@ -217,8 +221,8 @@ def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
     """Answer an Opening.
 
     Raises:
-        ProtocolError: its `cause` is one of version, other federation, other recipient, not inviting, stranger, revoked,
-            wrong proof, malformed, or what is wrong with the membership entries.
+        ProtocolError: its `cause` is one of version, other federation, other recipient, not inviting, stranger,
+            revoked, wrong proof, malformed, or the error in the membership entries.
     """
     if opening.version != VERSION:
         raise ProtocolError("version", f"theirs is {opening.version}, ours {VERSION}")
@@ -245,7 +249,7 @@ def accept(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
 
 
 def refuse(packet: Part, opening: Opening, identity: Identity, gate: AccessControl, error: ProtocolError) -> bytes:
-    """Return the packet that says why an Opening is not accepted."""
+    """Return the packet with the reason why an Opening is refused."""
     detail = str(error).removeprefix(error.cause).removeprefix(": ")
     return sign(
         identity,
@@ -255,11 +259,11 @@ def refuse(packet: Part, opening: Opening, identity: Identity, gate: AccessContr
 
 
 def agree_on_keys(private: X25519PrivateKey, public: bytes, opening: Part, answer: Part) -> tuple[bytes, bytes, bytes]:
-    """Return the key for what the dialler sends, the key for what the listener sends, and the session.
+    """Return the key for packets of the dialler, the key for packets of the listener, and the session.
 
     Args:
-        private: the own X25519 key of this link.
-        public: the other side's.
+        private: this side's X25519 key of this link.
+        public: the other side's X25519 key.
         opening, answer: the packets of the exchange, signatures included.
 
     Raises:
@@ -267,7 +271,7 @@ def agree_on_keys(private: X25519PrivateKey, public: bytes, opening: Part, answe
     """
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:  # a point of which the secret would be known to everyone
+    except ValueError as error:  # a point whose shared secret anyone would know
         raise ProtocolError("malformed", "an unusable key") from error
     transcript = sha256(sha256(opening).digest() + sha256(answer).digest()).digest()
     keys = HKDF(SHA256(), 80, transcript, _KEYS).derive(secret)
@@ -275,14 +279,14 @@ def agree_on_keys(private: X25519PrivateKey, public: bytes, opening: Part, answe
 
 
 def sign(identity: Identity, label: bytes, message: Opening | Accepting | Refusing) -> bytes:
-    """Return a message as a packet: the signature, which covers the label of its kind as well, and the message."""
+    """Return a message as a packet: its signature, which also covers the label of its kind, and the message."""
     content = msgspec.msgpack.encode(message)
     return identity.sign(label + content) + content
 
 
 def _check(key: bytes, label: bytes, packet: Part) -> None:
     signature, content = bytes(packet[:SIGNATURE_SIZE]), bytes(packet[SIGNATURE_SIZE:])
-    if not verify(key, signature, label + content):  # of one who joins, the key may be anything
+    if not verify(key, signature, label + content):  # a newcomer may have any key
         raise ProtocolError("wrong proof", f"claims to be {key.hex()}")
 
 

@@ -1,4 +1,4 @@
-"""Link with another node through a broker: its frames, its bounds and its end. See p2pfl.protocols.mqtt.transport."""
+"""Link with another node through a broker: its frames, its limits and its end. See p2pfl.protocols.mqtt.transport."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from p2pfl.protocols.timer import Timer
 from p2pfl.protocols.transport import Handler, Part
 from p2pfl.system.printable import key_name
 
-REQUEST = 4096  # the most bytes of a frame of one who joins
-ANSWER = 8 << 20  # and of the answer to it: the federation's file and its membership log
-QUEUE = 512 << 10  # bytes that wait for the network, above which no more chunks are sealed
-CONFIRMATION = 5.0  # seconds for one who has dialled to show that it has the keys
+REQUEST = 4096  # maximum bytes of a frame from a newcomer
+ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
+QUEUE = 512 << 10  # bytes waiting for the network, above which no more chunks are sealed
+CONFIRMATION = 5.0  # seconds for a dialler to prove that it has the keys
 PATIENCE = 10.0  # seconds for a link to become trusted
-BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
+BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
 
 
 class LinkOwner(Protocol):
-    """Services that a link needs of its transport.
+    """Services of the transport for a link.
 
     Attributes:
-        max_frame, greeting: the most bytes of a frame of a link that is trusted, and of one that is not.
+        max_frame, greeting: maximum bytes of a frame on a trusted link, and on one that is not trusted yet.
     """
 
     bus: Bus
@@ -41,20 +41,20 @@ class LinkOwner(Protocol):
     def handler(self) -> Handler: ...
 
     def enter(self, link: MqttLink) -> None:
-        """Take in a new link; one that was dialled is proven."""
+        """Add a new link; a dialled link is proven already."""
 
     def prove(self, link: MqttLink) -> None:
-        """Note that the other side of a link that was accepted has proven its key."""
+        """Record that the other side of an accepted link has proven its key."""
 
     def trust(self, link: MqttLink) -> None:
-        """Note that a link is trusted."""
+        """Record that a link is trusted."""
 
     def leave(self, link: MqttLink) -> None:
-        """Forget a link that was closed."""
+        """Remove a closed link."""
 
 
 class MqttLink:
-    """A link with the one who has `key`; one that was accepted is `proven` when the first sealed packet has opened."""
+    """Link with the owner of `key`. An accepted link is `proven` when the first sealed packet has been opened."""
 
     direct = False
 
@@ -77,10 +77,10 @@ class MqttLink:
         self._closed = False
         self._behind = False
         self._timer, self._expiry = Timer(), Timer()
-        self._due = inf  # when the timer fires
+        self._due = inf  # time at which the timer fires
         self._opening = self._answer = b""
 
-    # What a handler may do
+    # Interface for the handler
 
     @property
     def backlog(self) -> int:
@@ -115,7 +115,7 @@ class MqttLink:
             self._owner.bus.publish(self._inbox, self.stream.closing())
 
     def fail(self, reason: str) -> None:
-        """End the link for a reason that is not this side's wish."""
+        """End the link for a reason that this side did not choose."""
         if self._closed:
             return
         self.close()
@@ -124,22 +124,22 @@ class MqttLink:
         else:
             self._owner.handler.refused("not confirmed", f"{self.remote} {reason}")
 
-    # The beginning
+    # Opening
 
     def half_open(self, opening: bytes, answer: bytes) -> None:
-        """Answer the one who has dialled, and wait for it to show that it has the keys."""
+        """Answer the dialler, and wait for its proof that it has the keys."""
         self._opening, self._answer = opening, answer
         self._expire(CONFIRMATION, "has not confirmed its dialling")
         self._owner.enter(self)
         self.repeat_answer(opening)
 
     def repeat_answer(self, opening: bytes) -> None:
-        """Repeat the answer, if it was this link's: the first one may have been lost."""
+        """Repeat the answer if it belongs to this opening, because the first one may have been lost."""
         if opening == self._opening and not self.proven:
             self._owner.bus.publish(self._inbox, self._answer)
 
     def begin(self) -> None:
-        """Show the one who was dialled that this side has the keys."""
+        """Prove to the dialled side that this side has the keys."""
         self._expire(PATIENCE, "was not introduced in time")
         self._owner.enter(self)
         self.stream.acknowledge()
@@ -157,7 +157,7 @@ class MqttLink:
     # Packets
 
     def packet(self, content: bytes) -> None:
-        """Take in a packet that claims to be of this link."""
+        """Handle a packet that claims to belong to this link."""
         before = self.backlog
         try:
             self.stream.packet_in(content, asyncio.get_running_loop().time())
@@ -187,12 +187,12 @@ class MqttLink:
             return None
 
     def probe(self) -> None:
-        """Find out whether the other side still knows this link."""
+        """Check whether the other side still knows this link."""
         self.stream.probe(asyncio.get_running_loop().time())
         self.pump()
 
     def pump(self, most: float = inf) -> bool:
-        """Publish what is due, at most so many packets; return whether there may be more."""
+        """Publish up to `most` due packets; return whether there may be more."""
         bus = self._owner.bus
         if self._closed or not self.proven or not bus.connected:
             return False

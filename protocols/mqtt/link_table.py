@@ -1,4 +1,4 @@
-"""Links of one node through a broker: the services that they need, and the bounds on their number."""
+"""Links of one node through a broker: the services for them, and the limits on their number."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from p2pfl.protocols.mqtt.link import QUEUE, MqttLink
 from p2pfl.protocols.mqtt.packets import Topics
 from p2pfl.protocols.transport import Handler
 
-STRANGERS = 64  # links that are not trusted; with more, the oldest of the busiest key is ended
+STRANGERS = 64  # maximum number of links that are not trusted; above it, the oldest link of the busiest key is closed
 LINKS_PER_KEY = 4
 
 
 class LinkTable:
-    """
+    """Table of a node's links through a broker.
+
     Args:
-        max_frame: the most bytes of a frame; of a link that is not trusted yet they are `greeting`.
+        max_frame: maximum bytes of a frame; on a link that is not trusted yet the maximum is `greeting`.
         on_proven: called when the other side of a link has proven its key.
 
     Attributes:
-        links: by their ids, also those that are not proven.
-        strangers: links that others have dialled and that are not trusted yet, the oldest first.
+        links: all links by id, including those that are not proven.
+        strangers: accepted links that are not trusted yet, the oldest first.
     """
 
     def __init__(self, bus: Bus, topics: Topics, max_frame: int, greeting: int, on_proven: Callable[[], None]) -> None:
@@ -44,13 +45,13 @@ class LinkTable:
         return self._handler
 
     def use(self, handler: Handler) -> None:
-        """Have all links call `handler` from now on."""
+        """Set the handler of all links."""
         self._handler = handler
 
     def refused(self, cause: str, detail: str) -> None:
         self.handler.refused(cause, detail)
 
-    # Services of links
+    # Services for links
 
     def enter(self, link: MqttLink) -> None:
         self.links[link.id] = link
@@ -75,20 +76,20 @@ class LinkTable:
         self.links.pop(link.id, None)
         self.strangers.pop(link, None)
 
-    # All of them
+    # Operations on all links
 
     @property
     def any_proven(self) -> bool:
         return any(link.proven for link in self.links.values())
 
     def close(self, key: bytes | None = None) -> None:
-        """Close all links, or those with the one who has `key`."""
+        """Close all links, or only those with the owner of `key`."""
         for link in list(self.links.values()):
             if key is None or link.key == key:
                 link.close()
 
     def resume(self) -> None:
-        """Go on after the connection with the broker was made again."""
+        """Resume after a reconnection with the broker."""
         now = asyncio.get_running_loop().time()
         for link in list(self.links.values()):
             link.stream.resume(now)
@@ -100,7 +101,7 @@ class LinkTable:
             link.forget_timer()
 
     def take_turns(self) -> None:
-        """Publish what is due, one packet of each link in turn, until enough waits for the network."""
+        """Publish due packets, one of each link in turn, until enough data waits for the network."""
         going = list(self.links.values())
         while going and self.bus.queued < QUEUE:
             going = [link for link in going if link.pump(1)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from p2pfl.protocols.identity import KEY_SIZE
 
-ADDRESS = "mqtt:"  # of every member; its key says which
+ADDRESS = "mqtt:"  # the same for every member; its key identifies it
 OPENING_PACKET, ANSWER_PACKET, RESET_PACKET, ECHO_PACKET = (
     3,
     4,
     5,
     6,
-)  # the first byte, as are those of p2pfl.protocols.mqtt.reliable_stream
+)  # first byte of a packet; p2pfl.protocols.mqtt.reliable_stream has further kinds
 PRESENCE, WILL = "presence", "will"
 
 
@@ -27,7 +27,7 @@ class Topics:
         self._root = f"p2pfl/{federation.hex()}"
 
     def inbox(self, key: bytes) -> str:
-        """Return the topic to which this node publishes for the one with `key`."""
+        """Return the topic to which this node publishes for the owner of `key`."""
         return f"{self._root}/{key.hex()}/{self.own.hex()}"
 
     @property
@@ -47,16 +47,16 @@ class Topics:
 
     @property
     def presences(self) -> str:
-        """The filter of all members' presence."""
+        """The filter for the presence of all members."""
         return f"{self._root}/{PRESENCE}/+"
 
     @property
     def subscriptions(self) -> list[str]:
-        """The filters of all that concerns this node."""
+        """The filters for all messages that concern this node."""
         return [f"{self._root}/{self.own.hex()}/+", self.presences, f"{self._root}/{WILL}/+"]
 
     def parse(self, topic: str) -> tuple[str, bytes] | None:
-        """Return the place and the key that a topic names; None for one of another form or federation.
+        """Return the place and the key in a topic; None if the topic has another form or federation.
 
         The place is `PRESENCE`, `WILL`, or a recipient's key in hexadecimal digits.
         """

@@ -1,7 +1,7 @@
-"""Who is there, and where: what a member publishes about itself at a broker, which keeps it for those who come later.
+"""Presence of members at a broker: a signed announcement of a member, which the broker retains for later subscribers.
 
-It is signed, so that a broker can hold it back or show an old one again, but not make one. Addresses are hints: who is
-really there is proven when it is dialled. A packet is 64 bytes of signature and the msgpack that is signed.
+The signature prevents the broker from forging a presence, but not from withholding it or sending an old one. Addresses
+are hints: a node proves its key when it is dialled. A packet is 64 bytes of signature and the signed msgpack.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from p2pfl.protocols.identity import SIGNATURE_SIZE, Identity, Verifier
 from p2pfl.protocols.transport import AccessControl
 from p2pfl.protocols.transports.handshake import Bytes16, Bytes32, UInt32
 
-LIMIT = 4096  # bytes of a packet
+LIMIT = 4096  # maximum bytes of a packet
 ADDRESSES = 8
 _LABEL = b"p2pfl presence 1\0"
 
 
 class Presence(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Attributes:
-    incarnation, sequence: how often the member has started, and how often it has published something since.
-    addresses: where it can be dialled, such as "tcp://192.168.1.5:4100".
-    online: False when it has left on purpose.
+    """Announcement of one member.
+
+    Attributes:
+        incarnation, sequence: number of the member's starts, and number of its announcements since the last start.
+        addresses: addresses at which it can be dialled, for example "tcp://192.168.1.5:4100".
+        online: False if the member has left on purpose.
     """
 
     federation: Bytes16
@@ -40,35 +42,35 @@ _decoder = msgspec.msgpack.Decoder(Presence)
 
 
 def sign(identity: Identity, presence: Presence) -> bytes:
-    """Return the packet that says where the one with this identity is."""
+    """Return the signed packet of a presence."""
     content = msgspec.msgpack.encode(presence)
     return identity.sign(_LABEL + content) + content
 
 
 class Directory:
-    """What is known of the members' presence: of each, the newest that it has signed."""
+    """Directory of the newest signed presence of each member."""
 
     def __init__(self, gate: AccessControl) -> None:
         self._gate = gate
         self._known: dict[bytes, Presence] = {}
 
     def online(self, key: bytes) -> bool:
-        """Return whether a member was last known to be there."""
+        """Return whether a member was online at its last announcement."""
         known = self._known.get(key)
         return known is not None and known.online
 
     def mark_gone(self, key: bytes) -> None:
-        """Note that a member may not be there, until it says that it is."""
+        """Mark a member as possibly offline until its next announcement."""
         known = self._known.get(key)
         if known is not None:
             self._known[key] = msgspec.structs.replace(known, online=False)
 
     def read(self, key: bytes, packet: bytes) -> Presence:
-        """Take in a packet that was published as the presence of `key`.
+        """Read a packet that was published as the presence of `key`, and record it.
 
         Raises:
-            ProtocolError: its `cause` is one of malformed, other federation, other sender, stranger, revoked, replay, wrong
-                signature.
+            ProtocolError: its `cause` is one of malformed, other federation, other sender, stranger, revoked, replay,
+                wrong signature.
         """
         if not SIGNATURE_SIZE < len(packet) <= LIMIT:
             raise ProtocolError("malformed", f"a presence of {len(packet)} bytes")

@@ -1,4 +1,7 @@
-"""Presence at a broker: announcement of this node, and what others announce. See p2pfl.protocols.mqtt.presence."""
+"""Exchange of presences through a broker: announcement of this node, and processing of the announcements of others.
+
+See p2pfl.protocols.mqtt.presence.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from p2pfl.protocols.transport import AccessControl
 
 
 class Announcer:
-    """Publishes where this node is.
+    """Announcer that publishes this node's addresses.
 
     Args:
-        incarnation: how often this node has started.
-        addresses: returns where this node can be reached without the broker.
+        incarnation: number of this node's starts.
+        addresses: returns the addresses at which this node can be reached without the broker.
     """
 
     def __init__(
@@ -50,22 +53,22 @@ class Announcer:
         self._newest = b""
 
     def announce(self) -> None:
-        """Publish where this node is, if the broker is connected and this node is a member."""
+        """Publish this node's addresses if the broker is connected and this node is a member."""
         if self._bus.connected and not self._gate.refusal(self._identity.public):
             self._announced = True
             self._publish(online=True)
 
     def leave(self) -> None:
-        """Publish that this node leaves, if others know that it is there."""
+        """Publish that this node leaves, if it has announced itself."""
         if self._announced:
             self._publish(online=False)
 
     def reset(self) -> None:
-        """Note that a new connection knows nothing of this node."""
+        """Record that a new connection has no announcement of this node yet."""
         self._announced = False
 
     def refresh(self) -> None:
-        """Announce what could not be announced before, and ask for the presence of new members."""
+        """Announce pending changes, and request the presence of new members."""
         if not self._announced or self._delivery.awaited:
             self.announce()
         if self._version_seen != self._gate.membership_version:
@@ -73,7 +76,7 @@ class Announcer:
             self._bus.subscribe(self._topics.presences)
 
     def is_newest(self, content: bytes) -> bool:
-        """Return whether a packet is what this node has published last."""
+        """Return whether a packet is this node's latest announcement."""
         return content == self._newest
 
     def _publish(self, online: bool) -> None:
@@ -92,13 +95,13 @@ class Announcer:
 
 
 class PresenceObserver:
-    """Takes in what other members announce, within limits.
+    """Observer that processes the announcements of other members, within limits.
 
     Args:
         own: this node's public key.
-        found: called with a member's key and an address where it may be.
+        found: called with a member's key and a possible address of it.
         hinted: called with the key of a member that may be gone.
-        refused: called with the cause and the detail of an announcement that was not accepted.
+        refused: called with the cause and the detail of a refused announcement.
     """
 
     def __init__(
@@ -121,11 +124,11 @@ class PresenceObserver:
         self._hints, self._presences = TokenBucket(0.5, 3), TokenBucket(1, 10)
 
     def online(self, key: bytes) -> bool:
-        """Return whether a member was last known to be there."""
+        """Return whether a member was online at its last announcement."""
         return self._directory.online(key)
 
     def presence(self, key: bytes, content: bytes) -> None:
-        """Take in a packet that was published as the presence of `key`."""
+        """Process a packet that was published as the presence of `key`."""
         if not self._limits.may_verify(key):
             return
         try:
@@ -145,7 +148,7 @@ class PresenceObserver:
         self._found(key, ADDRESS)
 
     def will(self, key: bytes) -> None:
-        """Take in that the broker takes the one who has `key` for gone."""
+        """Process the broker's message that the owner of `key` is gone."""
         known = key != self._own and not self._gate.refusal(key)
         if known and self._hints.take(key, asyncio.get_running_loop().time()):
             self._directory.mark_gone(key)

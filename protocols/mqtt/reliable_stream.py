@@ -1,16 +1,16 @@
-"""A stream of whole frames over a channel that loses, repeats, reorders and alters packets, for one link. No I/O.
+"""Stream of whole frames over a channel that loses, repeats, reorders and alters packets, for one link. No I/O.
 
-A frame is cut into chunks, each sealed into a packet of its own:
+A frame is cut into chunks, each sealed into its own packet:
 
     data      1 | link 16 | number 8 | frame size 4 | index 4 | sealed (chunk, and after the last one SHA-256 of the frame)
     control   2 | link 16 | number 8 | sealed (flags 1, next number that is missing 8, which of the 32 after it came 4)
 
-What stands before the seal is sealed along with it. Numbers count chunks over the life of the link and are their nonces; a
-chunk that is sent again is the same packet. Acknowledgements are control packets: whoever carries the packets can neither
-make one nor change one. It learns the sizes of frames and when they are sent.
+The seal also covers the fields before it. Numbers count chunks over the life of the link and are their nonces; a
+repeated chunk is the same packet. Acknowledgements are control packets. The carrier of the packets can neither forge
+nor change one. It learns the sizes of frames and the times at which they are sent.
 
-What cannot be opened raises; what is late or repeated is passed over. At most WINDOW chunks are kept that came before their
-turn, and the frame that they belong to gets its memory when its size is known and allowed.
+A packet that cannot be opened raises an error; a late or repeated one is ignored. At most WINDOW chunks that arrive too
+early are kept. Memory for their frame is allocated only when its size is known and allowed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from p2pfl.protocols.mqtt.key_exchange import CONTROL, DATA, Sealing
 from p2pfl.protocols.reception_limits import patience
 from p2pfl.protocols.transport import Part
 
-DATA_PACKET, CONTROL_PACKET = 1, 2  # the first byte
-CHUNK = (256 << 10) - 512  # bytes of a frame in one packet; with all around them no more than 256 KiB
-WINDOW = 16  # chunks that may be on their way
-FIRST_WINDOW, LEAST_WINDOW = 4, 2  # chunks on their way at first, and when many are lost
-FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT = 1.0, 0.5, 8.0  # seconds for an acknowledgement before a chunk is sent again
-OVERTAKEN = 3  # acknowledged chunks that were sent after it tell that a chunk is lost
-STALLED = 30.0  # seconds without an acknowledgement of what was sent
-PROBE = 6.0  # seconds for an answer when there is a reason to doubt that the other side knows the link
-PING_AGAIN = 1.5  # seconds between questions meanwhile
+DATA_PACKET, CONTROL_PACKET = 1, 2  # first byte of a packet
+CHUNK = (256 << 10) - 512  # bytes of a frame in one packet, so that the whole packet has at most 256 KiB
+WINDOW = 16  # chunks that may be in transit
+FIRST_WINDOW, LEAST_WINDOW = 4, 2  # chunks in transit at first, and when many are lost
+FIRST_WAIT, SHORTEST_WAIT, LONGEST_WAIT = 1.0, 0.5, 8.0  # seconds without acknowledgement before a chunk is repeated
+OVERTAKEN = 3  # number of acknowledged chunks that were sent later, after which a chunk counts as lost
+STALLED = 30.0  # seconds without an acknowledgement of sent data after which the link fails
+PROBE = 6.0  # seconds for an answer when the other side may have lost the link
+PING_AGAIN = 1.5  # seconds between pings during this time
 _PING, _CLOSE = 1, 2  # flags
 CONTROL_HEADER = Struct(">B16sQ")
 DATA_HEADER = Struct(">B16sQII")
@@ -45,26 +45,27 @@ _DIGEST = 32
 
 @dataclass(slots=True)
 class _Sent:
-    """A chunk that was not acknowledged yet."""
+    """Chunk that is not acknowledged yet."""
 
     packet: bytes
-    size: int  # bytes of its frame that it carries
+    size: int  # bytes of its frame in the chunk
     when: float
-    again: bool = False  # it was sent more than once, so its acknowledgement tells nothing about the round trip
-    due: bool = False  # to be sent again
+    again: bool = False  # sent more than once, so that its acknowledgement does not give a round-trip time
+    due: bool = False  # due to be sent again
 
 
 class ReliableStream:
-    """
+    """Reliable stream of one link.
+
     Args:
-        id: of the link.
-        limit: the most bytes of a frame that is received. May be changed; it holds for frames that `frame` has not begun.
-        now: the time in seconds, of any clock that never goes back; given to most calls.
+        id: id of the link.
+        limit: maximum bytes of a received frame. It may be changed, and applies to frames that `frame` has not begun.
+        now: the time in seconds, of any clock that never goes back; most calls take it.
 
     Attributes:
-        heard: how many packets came that the other side has sealed.
-        ended: the other side has closed the link.
-        backlog: bytes of frames that were not acknowledged yet.
+        heard: number of received packets that the other side has sealed.
+        ended: whether the other side has closed the link.
+        backlog: bytes of frames that are not acknowledged yet.
     """
 
     def __init__(self, sealing: Sealing, id: bytes, limit: int, now: float) -> None:
@@ -83,37 +84,37 @@ class ReliableStream:
         self._round_trip: float | None = None
         self._deviation = 0.0
         self._progress = now
-        self._early: dict[int, tuple[int, int, bytes]] = {}  # chunks that wait for one before them: size, index, content
+        self._early: dict[int, tuple[int, int, bytes]] = {}  # chunks that wait for an earlier one: size, index, content
         self._early_size = 0
         self._next_in = 0
         self._incoming: _Incoming | None = None
-        self._came = now  # when the last packet did
-        self._complete_by = inf  # the frame of which some chunks have come
+        self._came = now  # time of the last packet
+        self._complete_by = inf  # deadline of the incomplete frame
         self._next_control = 0
         self._newest_control = -1
         self._flags = 0
-        self._owes = False  # an acknowledgement
+        self._owes = False  # whether an acknowledgement is due
         self._probed_until = inf
         self._ping_at = inf
         self._next_probe = now
 
-    # What is sent
+    # Sending
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Have a frame sent. Its parts must not change afterwards."""
+        """Queue a frame for sending. Its parts must not change afterwards."""
         self.backlog += self._outgoing.add(parts)
 
     @property
     def unsent(self) -> bool:
-        """Whether a frame waits of which not all was sent."""
+        """Return whether a part of a queued frame has not been sent yet."""
         return bool(self._outgoing)
 
     def acknowledge(self) -> None:
-        """Have a control packet sent even if nothing came: it shows the other side that this one has the keys."""
+        """Schedule a control packet even without received data. It proves that this side has the keys."""
         self._owes = True
 
     def probe(self, now: float) -> None:
-        """Ask for a sign of life; if none comes in time, `failure` says so. To ask often changes nothing."""
+        """Ask for a sign of life; if none arrives in time, `failure` returns an error. Repeated calls do nothing."""
         if now >= self._next_probe:
             self._next_probe = self._probed_until = now + PROBE
             self._ping_at = now
@@ -124,7 +125,7 @@ class ReliableStream:
         return self._control()
 
     def packet_out(self, now: float, data: bool = True) -> bytes | None:
-        """Return the next packet that is to be sent now, or None; `data`: it may be a large one."""
+        """Return the next packet to send now, or None; `data`: whether it may be a large one."""
         if now >= self._ping_at:
             self._ping_at = now + PING_AGAIN
             self._flags |= _PING
@@ -168,13 +169,13 @@ class ReliableStream:
             self._wait = min(2 * self._wait, LONGEST_WAIT)
             self._window = max(LEAST_WINDOW, self._window / 2)
 
-    # What comes
+    # Receiving
 
     def packet_in(self, packet: Part, now: float) -> None:
-        """Take in a packet of this link; frames that it completes are had from `frame`.
+        """Process a packet of this link; `frame` returns the frames that it completes.
 
         Raises:
-            ProtocolError: "malformed" or "wrong seal": the other side has not made it.
+            ProtocolError: "malformed" or "wrong seal": the other side did not make the packet.
         """
         self._came = now
         data = packet[0] == DATA_PACKET
@@ -190,9 +191,9 @@ class ReliableStream:
     def _data_in(self, header: Part, sealed: memoryview) -> None:
         _, _, number, size, index = DATA_HEADER.unpack(header)
         if number < self._next_in or number in self._early:
-            self._owes = True  # what was said before is lost
+            self._owes = True  # the previous acknowledgement was lost
             return
-        # What is early is kept only as far as one frame may be large: before a link is trusted, that is little.
+        # Early chunks are kept only up to the maximum size of one frame, which is small before a link is trusted.
         if number >= self._next_in + WINDOW or (
             number > self._next_in and self._early_size + len(sealed) > self.limit + CHUNK
         ):
@@ -204,10 +205,11 @@ class ReliableStream:
         self._early_size += len(chunk)
 
     def frame(self) -> memoryview | None:
-        """Return the next frame that has come whole, or None.
+        """Return the next complete frame, or None.
 
         Raises:
-            ProtocolError: "malformed" or "too large": the other side has sent nonsense, and cannot go on.
+            ProtocolError: "malformed" or "too large": the other side has sent invalid data, and the link cannot
+                continue.
         """
         while (early := self._early.pop(self._next_in, None)) is not None:
             size, index, chunk = early
@@ -226,7 +228,7 @@ class ReliableStream:
     def _control_in(self, header: Part, sealed: memoryview, now: float) -> None:
         _, _, number = CONTROL_HEADER.unpack(header)
         if number <= self._newest_control:
-            return  # repeated, or overtaken by one that says more
+            return  # repeated, or older than one that was processed already
         content = self._sealing.open(CONTROL, number, sealed, header)
         if len(content) != CONTROL_CONTENT.size:
             raise ProtocolError("malformed", "a control packet of another length")
@@ -254,7 +256,7 @@ class ReliableStream:
                 sent.due = True
 
     def _update_round_trip(self, seconds: float) -> None:
-        """Learn how long an acknowledgement takes (RFC 6298)."""
+        """Update the estimate of the round-trip time (RFC 6298)."""
         if self._round_trip is None:
             self._round_trip, self._deviation = seconds, seconds / 2
         else:
@@ -266,10 +268,10 @@ class ReliableStream:
         self.heard += 1
         self._probed_until = self._ping_at = inf
 
-    # Time
+    # Timing
 
     def due(self) -> float:
-        """Return when `packet_out` or `failure` must be asked again though nothing came; inf if never."""
+        """Return the time at which to call `packet_out` or `failure` without a new packet; inf for never."""
         asked = min(self._ping_at, self._probed_until, self._complete_by)
         if not self._sent:
             return asked
@@ -277,7 +279,7 @@ class ReliableStream:
         return min(again, self._progress + STALLED, asked)
 
     def failure(self, now: float) -> str:
-        """Return why the link should be given up, or ""."""
+        """Return the reason to give the link up, or ""."""
         if self._sent and now >= self._progress + STALLED:
             return "does not read what it is sent"
         if now >= self._probed_until:
@@ -287,7 +289,7 @@ class ReliableStream:
         return ""
 
     def resume(self, now: float) -> None:
-        """The channel is back after it was away: what was on its way is sent again, and nobody is blamed for the pause."""
+        """Resume after an interruption of the channel: send the chunks in transit again, and ignore the pause."""
         for sent in self._sent.values():
             sent.due = True
         self._wait = FIRST_WAIT
@@ -299,7 +301,7 @@ class ReliableStream:
 
 
 class _Outgoing:
-    """Frames to be sent, cut into chunks without joining their parts first."""
+    """Frames to send, cut into chunks without joining their parts first."""
 
     def __init__(self) -> None:
         self._frames: deque[tuple[int, deque[memoryview]]] = deque()
@@ -320,7 +322,7 @@ class _Outgoing:
         return size
 
     def next_chunk(self) -> tuple[int, int, Part, int]:
-        """Return the first frame's size, and of its next chunk the index, the content to be sealed, and the length."""
+        """Return the first frame's size, and the index, the content to seal, and the length of its next chunk."""
         size, views = self._frames[0]
         length = min(CHUNK, self._left)
         pieces: list[Part] = []
@@ -345,7 +347,7 @@ class _Outgoing:
 
 
 class _Incoming:
-    """A frame of which some chunks have come, in their order."""
+    """Incomplete frame whose chunks arrive in order."""
 
     def __init__(self, size: int) -> None:
         self.content = bytearray(size)
@@ -354,10 +356,10 @@ class _Incoming:
         self._digest = sha256()
 
     def take(self, size: int, index: int, chunk: bytes) -> bool:
-        """Add a chunk; return whether the frame is whole.
+        """Add a chunk; return whether the frame is complete.
 
         Raises:
-            ProtocolError("malformed"): the chunk does not belong there.
+            ProtocolError("malformed"): the chunk does not belong at this position.
         """
         length = min(CHUNK, len(self.content) - self._filled)
         last = self._filled + length == len(self.content)

@@ -1,15 +1,15 @@
-"""Links through an MQTT broker, which is not trusted with anything but carrying packets.
+"""Links through an MQTT broker, which is trusted only to carry packets.
 
-Every pair of members agrees on keys of its own (p2pfl.protocols.mqtt.key_exchange); frames are cut, sealed, acknowledged
-and sent again (p2pfl.protocols.mqtt.reliable_stream). The broker sees who talks with whom, when, and how much. It may
-lose, repeat, reorder and alter packets, or make some up: frames arrive whole, in order and once, or the link ends.
+Every pair of members agrees on its own keys (p2pfl.protocols.mqtt.key_exchange). Frames are cut, sealed, acknowledged
+and repeated (p2pfl.protocols.mqtt.reliable_stream). The broker sees which members communicate, when, and how much. It
+may lose, repeat, reorder, alter and forge packets: frames arrive complete, in order and once, or the link ends.
 
     p2pfl/<federation>/<recipient>/<sender>    packets; a node subscribes to p2pfl/<federation>/<its own key>/+
-    p2pfl/<federation>/presence/<key>          who is there, signed and retained (p2pfl.protocols.mqtt.presence)
-    p2pfl/<federation>/will/<key>              published by the broker when a node is gone: a hint, never more
+    p2pfl/<federation>/presence/<key>          signed and retained presence (p2pfl.protocols.mqtt.presence)
+    p2pfl/<federation>/will/<key>              published by the broker when a node is gone; only a hint
 
-Federations and keys are in hexadecimal digits. A broker that knows its users can have each of them speak for itself only,
-which keeps others from wasting its time. For Mosquitto, with every node's key as its user name:
+Federations and keys are in hexadecimal digits. A broker that authenticates its users can restrict each of them to its
+own topics, so that others cannot waste its time. For Mosquitto, with every node's key as its user name:
 
     pattern write p2pfl/<federation>/presence/%u
     pattern write p2pfl/<federation>/will/%u
@@ -18,8 +18,8 @@ which keeps others from wasting its time. For Mosquitto, with every node's key a
     pattern read p2pfl/<federation>/presence/+
     pattern read p2pfl/<federation>/will/+
 
-A broker acknowledges what it then does not deliver, and so a node publishes something to itself now and then and says when
-it does not come back.
+A broker may acknowledge packets that it does not deliver. A node therefore publishes a message to itself periodically,
+and reports if the message does not arrive.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
 from p2pfl.system.printable import key_name
 
-GREETING = OVERHEAD + HelloParameters.LIMIT  # the most bytes of a frame before a link is trusted
-LARGEST = 300 << 10  # bytes; larger packets are not looked at
+GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a link is trusted
+LARGEST = 300 << 10  # bytes; larger packets are ignored
 DIALLING = 10.0  # seconds for a member to answer
 
 
@@ -66,16 +66,18 @@ async def _once(work: Callable[[], Awaitable[None]]) -> None:
 
 
 class MqttTransport:
-    """
+    """Transport through an MQTT broker.
+
     Args:
-        max_frame: the most bytes of a frame; of a link that is not trusted yet they are `greeting`.
-        incarnation: how often this node has started.
-        addresses: returns where this node can be reached without the broker; see `announce`.
-        found: called with a member's key and an address where it may be.
+        max_frame: maximum bytes of a frame; on a link that is not trusted yet the maximum is `greeting`.
+        incarnation: number of this node's starts.
+        addresses: returns the addresses at which this node can be reached without the broker; see `announce`.
+        found: called with a member's key and a possible address of it.
         hinted: called with the key of a member that may be gone.
         on_problem: called with `problem` when it changes.
         keep: runs the work that stays connected with the broker, and may run it again after an error.
-        on_fault: called with an error of this program at one packet, which ends the packet's link; None: it is raised.
+        on_fault: called with an internal error in the handling of one packet, which ends the packet's link; None: the
+            error is raised.
         uniform: draws a number between two others, for the pauses between attempts to connect.
     """
 
@@ -119,21 +121,21 @@ class MqttTransport:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the broker, in one sentence; "" if nothing is known to be."""
+        """The problem with the broker, in one sentence; "" if no problem is known."""
         return self._problem.text
 
     @property
     def links(self) -> dict[bytes, MqttLink]:
-        """All links by their ids, also those that are not proven."""
+        """All links by id, including those that are not proven."""
         return self._table.links
 
     @property
     def strangers(self) -> dict[MqttLink, None]:
-        """Links that others have dialled and that are not trusted yet, the oldest first."""
+        """Accepted links that are not trusted yet, the oldest first."""
         return self._table.strangers
 
     async def listen(self, handler: Handler) -> None:
-        """Begin to connect with the broker, and to accept links; `problem` tells whether it answers."""
+        """Start to connect with the broker and to accept links. `problem` tells whether the broker answers."""
         self._table.use(handler)
         self._connection.start(self, self._on_disconnect, self._keep)
 
@@ -153,7 +155,7 @@ class MqttTransport:
         self._table.close(key)
 
     def announce(self) -> None:
-        """Publish where this node is; to be called when its addresses have changed."""
+        """Publish this node's addresses. Call this when they have changed."""
         self._announcer.announce()
 
     async def close(self) -> None:
@@ -234,12 +236,12 @@ class MqttTransport:
             self.bus.publish(self.topics.inbox(sender), bytes([RESET_PACKET]) + id)
 
     def _came_back(self, topic: str) -> None:
-        """Note that something came back that this node had published."""
+        """Record the arrival of a message that this node published."""
         if self._delivery.record_arrival(topic) and self._connection.confirm():
             self._problem.set(self._delivery.denied)
 
     def _why_silent(self, key: bytes) -> str:
-        """Return why a member has not answered."""
+        """Return the reason why a member has not answered."""
         if not self.bus.connected:
             return self._connection.failure or f"the broker at {self.bus.name} does not answer"
         if self.problem:

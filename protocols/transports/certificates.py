@@ -1,4 +1,4 @@
-"""The TLS contexts of a node: it shows a certificate that it has signed itself, and takes nobody else's word for a key."""
+"""TLS contexts of a node, with a self-signed certificate and without certificate authorities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ALPN = "p2pfl/1"
 def make_certificate(identity: Identity) -> bytes:
     """Return a self-signed certificate of a node's key, DER.
 
-    The key is part of the name: OpenSSL confuses certificates of equal names. It outlives any clock that is wrong.
+    The name contains the key, because OpenSSL confuses certificates of equal names. The certificate is valid even if a
+    clock is wrong.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.public.hex()[:60])])
     builder = (
@@ -41,7 +42,7 @@ def make_certificate(identity: Identity) -> bytes:
 
 
 def key_of(certificate: bytes | None) -> bytes | None:
-    """Return the Ed25519 key that a certificate, DER, holds; None if there is none."""
+    """Return the Ed25519 key in a certificate, DER; None if there is none."""
     if not certificate:
         return None
     try:
@@ -52,7 +53,7 @@ def key_of(certificate: bytes | None) -> bytes | None:
 
 
 def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
-    """Return the context of the side that is dialled: TLS 1.3 only, no session tickets."""
+    """Return the TLS context of the dialled side: TLS 1.3 only, no session tickets."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
@@ -63,7 +64,7 @@ def server_context(identity: Identity, certificate: bytes) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """Return the context of the side that dials. It trusts no certificate: `transports.tls` compares the key itself."""
+    """Return the TLS context of the dialler. It trusts no certificate: `transports.tls` compares the key itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -73,14 +74,14 @@ def client_context() -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Give key and certificate to a context, which reads files only: one in memory, where there is such a thing."""
+    """Load key and certificate into a context, which reads only files: from memory if the system supports that."""
     if hasattr(os, "memfd_create") and Path("/proc/self/fd").exists():
         with os.fdopen(os.memfd_create("certificate"), "wb") as file:
             file.write(pem)
             file.flush()
             context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         return
-    with tempfile.TemporaryDirectory() as folder:  # of mode 0700
+    with tempfile.TemporaryDirectory() as folder:  # mode 0700
         path = Path(folder) / "certificate"
         path.write_bytes(pem)
         context.load_cert_chain(path)

@@ -1,13 +1,13 @@
 """Mutual proof of keys over a TLS connection.
 
-    server  -> client   its certificate, which holds its key; compared with the key that was dialled before a word
+    server  -> client   its certificate, which holds its key; compared with the dialled key before anything is sent
     server  -> client   Challenge
     client  -> server   Proof: a signature over both nonces, both keys, the federation and the server's certificate
     server  -> client   Accepted, or Refused
 
-The client proves itself inside the connection because Python's ssl cannot take a client's certificate that it does not know
-beforehand. The signature covers the server's key and certificate, so that a member cannot pass on a proof that it was given.
-No state: the connection and its time limits are p2pfl.protocols.transports.tls's business.
+The client proves itself inside the connection, because Python's ssl cannot accept a client certificate that it does not
+know in advance. The signature covers the server's key and certificate, so that a member cannot pass on a proof that it
+received. This module has no state; p2pfl.protocols.transports.tls handles the connection and its time limits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from p2pfl.protocols.identity import Identity, verify
 from p2pfl.protocols.transport import AccessControl
 
 VERSION = 1
-LIMIT = 4096  # bytes of a message before the other side is known
-ENTRIES_LIMIT = 3500  # bytes of the membership log in a proof
+LIMIT = 4096  # maximum bytes of a message before the other side is known
+ENTRIES_LIMIT = 3500  # maximum bytes of the membership log in a proof
 _LABEL = b"p2pfl proof 1\0"
 
 Bytes16 = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -39,8 +39,10 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Challenge(_Step, frozen=True, tag="challenge"):
-    """Attributes:
-    membership_version: that of the server's membership log, so that the client can send the entries that follow.
+    """Challenge of the server.
+
+    Attributes:
+        membership_version: version of the server's membership log, so that the client can send the entries after it.
     """
 
     version: UInt32
@@ -49,9 +51,11 @@ class Challenge(_Step, frozen=True, tag="challenge"):
 
 
 class Proof(_Step, frozen=True, tag="proof"):
-    """Attributes:
-    joining: the client is no member and wants to become one.
-    entries: of the membership log, those that the server does not know.
+    """Proof of the client.
+
+    Attributes:
+        joining: whether the client is a newcomer that wants to become a member.
+        entries: the entries of the membership log that the server does not know.
     """
 
     version: UInt32
@@ -73,7 +77,7 @@ class Refused(_Step, frozen=True, tag="refused"):
 
 
 class Proven(NamedTuple):
-    """Result of a proof: the other side, and the 16 bytes by which both ends know the session."""
+    """Result of a proof: the other side, and the 16 bytes that identify the session at both ends."""
 
     key: bytes
     joining: bool
@@ -88,7 +92,7 @@ def decode(data: bytes | memoryview) -> Steps:
     """Read one step.
 
     Raises:
-        ProtocolError: it is none, or longer than LIMIT.
+        ProtocolError: the data is not a step, or is longer than LIMIT.
     """
     if len(data) > LIMIT:
         raise ProtocolError("malformed", f"{len(data)} bytes before the other side is known")
@@ -112,11 +116,11 @@ def prove(
     """Answer a challenge; return the proof and the session.
 
     Args:
-        server: the key that was dialled, and that the certificate holds.
-        certificate: DER.
+        server: the dialled key, which the certificate holds.
+        certificate: the server's certificate, DER.
 
     Raises:
-        ProtocolError: the server speaks another version.
+        ProtocolError: the server uses another version.
     """
     _same_version(challenge.version)
     nonce = os.urandom(32)
@@ -131,11 +135,11 @@ def prove(
 
 
 def check(proof: Proof, gate: AccessControl, challenge: Challenge, server: bytes, certificate: bytes) -> Proven:
-    """Return who has made a proof.
+    """Check a proof; return its author and the session.
 
     Raises:
-        ProtocolError: its `cause` is one of version, other federation, not inviting, stranger, revoked, wrong proof, or what
-            is wrong with the membership entries.
+        ProtocolError: its `cause` is one of version, other federation, not inviting, stranger, revoked, wrong proof, or
+            the error in the membership entries.
     """
     _same_version(proof.version)
     if proof.federation != gate.federation:
@@ -164,7 +168,7 @@ def _same_version(theirs: int) -> None:
 def _content(
     federation: bytes, server: bytes, certificate: bytes, theirs: bytes, nonce: bytes, *, key: bytes, joining: bool
 ) -> bytes:
-    """Return the hash of all that a proof is about. Every part has a fixed length."""
+    """Return the hash of all data that a proof covers. Every part has a fixed length."""
     return sha256(
         federation + server + sha256(certificate).digest() + theirs + nonce + key + (b"\1" if joining else b"\0")
     ).digest()

@@ -1,4 +1,4 @@
-"""Links within one process: the network of simulations that send real frames, and of tests.
+"""Links within one process, for tests and for simulations that send real frames.
 
 A `Model` of the network gives the time at which a frame arrives; without one it arrives at once.
 """
@@ -17,11 +17,11 @@ class Model(Protocol):
     """Delays and losses of a network."""
 
     def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
-        """Return the time at which a frame of `size` bytes, sent at `now`, has arrived; None if it is lost."""
+        """Return the arrival time of a frame of `size` bytes that is sent at `now`; None if the frame is lost."""
 
 
 class InProcessNetwork:
-    """A factory of transports that reach each other by name."""
+    """Factory of transports that reach each other by name."""
 
     def __init__(self, model: Model | None = None) -> None:
         self._model = model
@@ -32,7 +32,7 @@ class InProcessNetwork:
         return MemoryTransport(self, name)
 
     def register(self, transport: MemoryTransport) -> None:
-        """Let others reach a transport.
+        """Make a transport reachable.
 
         Raises:
             TransportError: its address is in use.
@@ -42,7 +42,7 @@ class InProcessNetwork:
         self._transports[transport.name] = transport
 
     def unregister(self, transport: MemoryTransport) -> None:
-        """Let nobody reach a transport any more."""
+        """Make a transport unreachable."""
         if self._transports.get(transport.name) is transport:
             del self._transports[transport.name]
 
@@ -58,7 +58,7 @@ class InProcessNetwork:
             raise TransportError(f"nobody listens at {address}") from None
 
     def deliver(self, link: MemoryLink, frame: memoryview | None) -> None:
-        """Deliver a frame to the other end of a link, or (None) the news that it was closed."""
+        """Deliver a frame to the other end of a link; None reports that the link was closed."""
         loop = asyncio.get_running_loop()
         if self._model is None:
             loop.call_soon(link.arrive, frame)
@@ -70,7 +70,7 @@ class InProcessNetwork:
 
 
 class MemoryTransport:
-    """Transport of one node; made by InProcessNetwork.transport. See p2pfl.protocols.transport.Transport."""
+    """Transport of one node, made by InProcessNetwork.transport. See p2pfl.protocols.transport.Transport."""
 
     def __init__(self, network: InProcessNetwork, name: str) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class MemoryTransport:
         return near
 
     def expel(self, key: bytes) -> None:
-        """Nothing is proven here, so that no link is known to be of a key."""
+        """Do nothing: keys are not proven here, so no link belongs to a key."""
 
     async def close(self) -> None:
         self.network.unregister(self)
@@ -101,7 +101,7 @@ class MemoryTransport:
 
 
 class MemoryLink:
-    """One end of a connection. Who is at the other end is proven by what they sign."""
+    """One end of a connection. The signatures of the other end's messages prove its identity."""
 
     key: bytes | None = None
     session = NO_SESSION
@@ -124,23 +124,23 @@ class MemoryLink:
         self._transport.network.deliver(self, memoryview(b"".join(parts)))
 
     def arrive(self, frame: memoryview | None) -> None:
-        """Hand what was sent from this end to the other end."""
+        """Deliver a frame from this end to the other end."""
         self.peer.receive(frame)
 
     def receive(self, frame: memoryview | None) -> None:
-        """Take in a frame from the other end, or (None) the news that it was closed."""
+        """Receive a frame from the other end; None reports that the link was closed."""
         if frame is None:
             self._on_loss()
         elif self._open and self._transport.handler is not None:
             self._transport.handler.received(self, frame)
 
     def trust(self) -> None:
-        """There are no strangers within a process."""
+        """Do nothing: there are no strangers within a process."""
 
     def close(self) -> None:
         if self._open:
             self._end()
-            # The other side learns of it after what is still on its way, as it would from a socket.
+            # The other side learns of it after the frames in transit, as with a socket.
             self._transport.network.deliver(self, None)
 
     def _on_loss(self) -> None:

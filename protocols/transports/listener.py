@@ -1,7 +1,7 @@
-"""Listening sockets that limit connections per host, and of all hosts together.
+"""Listening sockets with limits on connections per host and in total.
 
-A connection beyond the limit is reset before TLS: that costs little, and leaves the queue of the operating system to others.
-An IPv6 host counts by its /64.
+A connection beyond the limit is reset before TLS. This is cheap and keeps the queue of the operating system free for
+others. An IPv6 host counts by its /64.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from contextlib import suppress
 from p2pfl.protocols.addresses import join_address, network
 from p2pfl.protocols.rate_limit import TokenBucket
 
-HOST_RATE, HOST_BURST = 20.0, 64  # connections a second of one host, and at once
-RATE, BURST = 100.0, 192  # of all of them
+HOST_RATE, HOST_BURST = 20.0, 64  # connections of one host per second, and at once
+RATE, BURST = 100.0, 192  # connections of all hosts per second, and at once
 BACKLOG = 512  # connections that wait in the operating system
-BATCH, PAUSE = 256, 0.02  # so many are looked at in a row; seconds until the next ones if some were dropped
-NO_MORE = 1.0  # seconds until connections are accepted again where the system has no room for more
-_RESET = struct.pack("ii", 1, 0)  # no word of farewell, and nothing of the connection is kept
+BATCH, PAUSE = 256, 0.02  # connections processed in a row; seconds of pause after a batch with drops
+NO_MORE = 1.0  # seconds until connections are accepted again after the system ran out of resources
+_RESET = struct.pack("ii", 1, 0)  # reset at once, without keeping state of the connection
 
 
 class Listener:
-    """Accepts connections within the limits of this module.
+    """Listener that accepts connections within the limits of this module.
 
     Args:
         take: receives a connection, its address and its host.
-        dropped: receives the address of a connection that was dropped.
-        clock: returns seconds that never go back.
+        dropped: receives the address of a dropped connection.
+        clock: returns seconds and never goes back.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Listener:
         self._hosts, self._all = TokenBucket(HOST_RATE, HOST_BURST), TokenBucket(RATE, BURST)
 
     async def bind(self, host: str, port: int) -> None:
-        """Listen at one address, or, without a host, at all of IPv4 and IPv6.
+        """Listen at one address or, without a host, at all IPv4 and IPv6 addresses.
 
         Raises:
-            OSError: that cannot be done.
+            OSError: the address cannot be bound.
         """
         self.sockets = await _bind(host, port)
 
@@ -74,17 +74,18 @@ class Listener:
             for _ in range(BATCH):
                 try:
                     connection, address = listening.accept()
-                except OSError:  # nobody waits; anything else is met again above
+                except OSError:  # no connection waits; any other error recurs above
                     break
                 connection.setblocking(False)
                 dropped |= self.meet(connection, address)
-            # Where many wait, accepting one takes no turn of the loop; nor may a flood of them take most of its time.
+            # If many wait, accepting one takes no turn of the loop. A flood must not take most of the loop's time
+            # either.
             await asyncio.sleep(PAUSE if dropped else 0)
 
     def meet(self, connection: socket.socket, address: tuple[str, int] | tuple[str, int, int, int]) -> bool:
-        """Hand a connection on, or drop it; return whether it was dropped.
+        """Pass a connection on, or drop it; return whether it was dropped.
 
-        The event loop reports an unexpected error, and the connection ends: the node goes on listening.
+        The event loop reports an unexpected error, and the connection ends. The node continues to listen.
         """
         try:
             return self._admit(connection, address)
@@ -107,7 +108,7 @@ class Listener:
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets: one for a host, and for none one for each of IPv4 and IPv6, if the machine has it."""
+    """Return listening sockets: one for a host; without a host, one each for IPv4 and IPv6, if supported."""
     loop = asyncio.get_running_loop()
     sockets: list[socket.socket] = []
     for name in (host,) if host else ("0.0.0.0", "::"):
@@ -136,5 +137,5 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
                 other.close()
             raise
         sockets.append(listening)
-        port = listening.getsockname()[1]  # the same for both
+        port = listening.getsockname()[1]  # the same port for both
     return sockets

@@ -1,4 +1,4 @@
-"""Several transports as one: which of them is dialled, an address says by its beginning."""
+"""Several transports as one; the scheme of an address selects the transport to dial with."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from p2pfl.protocols.transport import Handler, Link, Transport
 
 
 class MultiTransport:
-    """
+    """Combination of several transports.
+
     Args:
-        transports: by the scheme of their addresses, such as "tcp" and "mqtt"; an address without one is the first's.
+        transports: transports by the scheme of their addresses, for example "tcp" and "mqtt". The first one handles
+            addresses without a scheme.
     """
 
     def __init__(self, transports: Mapping[str, Transport]) -> None:
@@ -20,7 +22,7 @@ class MultiTransport:
 
     @property
     def address(self) -> str:
-        """Where the first transport can be dialled."""
+        """The address of the first transport."""
         return self._transports[self._first].address
 
     async def listen(self, handler: Handler) -> None:

@@ -1,4 +1,4 @@
-"""Outgoing data of a connection, cut into small pieces: a large model keeps a node from nothing else meanwhile."""
+"""Outgoing data of a connection, cut into small pieces so that a large model does not block the node."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ PIECE = 256 << 10  # bytes that are encrypted at once
 
 
 class Pieces:
-    """
+    """Queue of outgoing data.
+
     Attributes:
-        waiting: bytes in them.
+        waiting: number of queued bytes.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,7 @@ class Pieces:
         return bool(self._pending)
 
     def add(self, parts: Iterable[Part]) -> None:
-        """Add what these parts make when joined. Small ones at the beginning become one: a piece is a record of TLS."""
+        """Add the joined parts. Small parts at the beginning become one piece, because each piece is a TLS record."""
         head: list[Part] = []
         rest: list[Part] = []
         for part in parts:
@@ -36,7 +37,7 @@ class Pieces:
                 self._pending.append(view)
 
     def next(self) -> memoryview:
-        """Take out the next piece, of at most PIECE bytes."""
+        """Remove and return the next piece, of at most PIECE bytes."""
         piece = self._pending[0]
         if len(piece) > PIECE:
             self._pending[0], piece = piece[PIECE:], piece[:PIECE]

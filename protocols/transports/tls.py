@@ -1,10 +1,11 @@
-"""Frames over TLS 1.3: four bytes of length, then the frame. Both sides have proven their keys
-(p2pfl.protocols.transports.handshake).
+"""Frames over TLS 1.3: four bytes of length, then the frame.
 
-What a stranger can cost is bounded: connections that are not proven are few, short and small
-    (p2pfl.protocols.transports.listener), and none
-of them reaches the handler. So is what a member can cost (p2pfl.protocols.reception_limits). A frame is received straight
-into memory of its length, taken once that is known and allowed (p2pfl.protocols.transports.tls_link).
+Both sides have proven their keys (p2pfl.protocols.transports.handshake).
+
+The cost that a stranger can cause is limited. Unproven connections are few, short and small
+(p2pfl.protocols.transports.listener), and none of them reaches the handler. The cost of a member is limited as well
+(p2pfl.protocols.reception_limits). A frame is received directly into memory of its length, which is allocated once the
+length is known and allowed (p2pfl.protocols.transports.tls_link).
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from p2pfl.protocols.transports.tls_link import PATIENCE, TlsLink, words
 from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof
 
 DIALLING = 3.0  # seconds for an address to answer
-PARTING = 2.0  # seconds for the other side to agree that a connection ends
-STRANGERS = 64  # connections that are not proven or not trusted yet; with more, the oldest of the busiest host is ended
-LINKS_PER_KEY = 4  # that were accepted
-CLOSING = 0.5  # seconds for connections to end with a word of farewell
-LOOKING = 5.0  # seconds between looks at frames that are incomplete
+PARTING = 2.0  # seconds for the other side to confirm the end of a connection
+STRANGERS = 64  # maximum connections that are not trusted yet; above it, the oldest of the busiest host is ended
+LINKS_PER_KEY = 4  # accepted links
+CLOSING = 0.5  # seconds for connections to end cleanly
+LOOKING = 5.0  # seconds between checks of incomplete frames
 
 
 class TlsTransport:
-    """Listens at one address.
+    """Transport that listens at one address.
 
     Args:
-        address: "host:port"; port 0 takes a free one, which `address` names after `listen`; without a host, on all
-            addresses, IPv4 and IPv6.
-        max_frame: the most bytes of a frame; a longer one ends its connection before memory is taken for it. Of a link that
-            is not trusted yet they are p2pfl.protocols.transports.tls_link.GREETING.
-        rate: frames a second that are received from one member over all its links.
-        clock: returns seconds that never go back.
+        address: "host:port". Port 0 selects a free port, which `address` contains after `listen`. Without a host, the
+            transport listens on all IPv4 and IPv6 addresses.
+        max_frame: maximum bytes of a frame; a longer one ends its connection before memory is allocated for it. On a
+            link that is not trusted yet the maximum is p2pfl.protocols.transports.tls_link.GREETING.
+        rate: frames per second that are received from one member over all its links.
+        clock: returns seconds and never goes back.
 
     Raises:
         AddressError: the address is malformed.
@@ -68,8 +69,8 @@ class TlsTransport:
         self.max_frame = max_frame
         self.certificate = make_certificate(identity)
         self.links: dict[TlsLink, None] = {}  # the oldest first
-        self.connected: set[TlsLink] = set()  # with a connection that has not ended, closed or not
-        self.strangers: dict[TlsLink, None] = {}  # those that are not trusted yet, the oldest first
+        self.connected: set[TlsLink] = set()  # links whose connection has not ended, closed or not
+        self.strangers: dict[TlsLink, None] = {}  # links that are not trusted yet, the oldest first
         self.buffers = Buffers()
         self._rate = rate
         self._clock = clock
@@ -83,7 +84,7 @@ class TlsTransport:
 
     @property
     def hosts(self) -> list[str]:
-        """The IP addresses that are listened on; 0.0.0.0 and :: stand for all."""
+        """The IP addresses on which the transport listens; 0.0.0.0 and :: stand for all."""
         return [listening.getsockname()[0] for listening in self._listener.sockets]
 
     @property
@@ -93,7 +94,7 @@ class TlsTransport:
         return self._handler
 
     def use(self, handler: Handler) -> None:
-        """Allow dialling without being there to be dialled."""
+        """Set the handler, so that the node can dial without listening."""
         self._handler = handler
 
     async def listen(self, handler: Handler) -> None:
@@ -124,7 +125,7 @@ class TlsTransport:
         except TimeoutError:
             link.close()
             raise TransportError(f"{join_address(host, port)} does not answer") from None
-        except (OSError, UnicodeError) as error:  # a name that cannot be one
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             link.close()
             raise TransportError(f"{join_address(host, port)}: {words(error)}") from error
         try:
@@ -147,19 +148,19 @@ class TlsTransport:
             link.close()
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.sleep(0)  # let the connections see that they are closed
+        await asyncio.sleep(0)  # let the connections notice that they are closed
         if self.connected:
             await asyncio.wait([link.ended for link in self.connected], timeout=CLOSING)
         for link in list(self.connected):
             link.abort()
         await asyncio.sleep(0)
 
-    # Being dialled
+    # Accepting connections
 
     def _accept(self, connection: socket.socket, remote: str, host: str) -> None:
         link = TlsLink(self)
         beginning = self._begin(self._begin_tls(link, connection))
-        # Also if it is cancelled before its first step.
+        # Close the connection even if the task is cancelled before its first step.
         beginning.add_done_callback(lambda task: connection.close() if task.cancelled() else None)
         link.accepted(remote, host, beginning)
 
@@ -188,7 +189,7 @@ class TlsTransport:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # Services of links
+    # Services for links
 
     def server_proof(self) -> ServerProof:
         return ServerProof(self.identity, self.gate, self.certificate)
@@ -210,7 +211,7 @@ class TlsTransport:
         self.strangers.pop(link, None)
 
     def meet(self, stranger: TlsLink) -> None:
-        """Take in one more stranger; with too many, the oldest of the host with most of them is sent away."""
+        """Add a stranger; if there are too many, end the oldest connection of the host with most of them."""
         self.strangers[stranger] = None
         accepted = [link for link in self.strangers if not link.dialled]
         if len(accepted) > STRANGERS:
@@ -218,9 +219,9 @@ class TlsTransport:
             next(link for link in accepted if link.host == host).send_away("made room for another one")
 
     def enter(self, link: TlsLink) -> None:
-        """Take in a link whose other side has proven its key. Of too many of one key, the oldest trusted one is ended.
+        """Add a link whose other side has proven its key. If the key has too many, end the oldest trusted one.
 
-        Where none of them is trusted it is the new one: a peer that dials several addresses at once uses the first that
+        If none of them is trusted, end the new one: a peer that dials several addresses at once uses the first that
         answers.
         """
         self.links[link] = None
@@ -229,13 +230,13 @@ class TlsTransport:
             next((other for other in same if other.trusted), link).fail("made room for another one")
 
     def reception(self, key: bytes) -> Reception[TlsLink]:
-        """Return what a member sends over all its links."""
+        """Return the reception limits of a member, for all its links."""
         if key not in self._receptions:
             self._receptions[key] = Reception(self.max_frame, self._clock, self._rate)
         return self._receptions[key]
 
     def watch(self) -> None:
-        """Look after a while at the frames that have begun."""
+        """Schedule a check of the incomplete frames."""
         if not self._look.pending:
             self._look.start(LOOKING, self._end_overdue)
 

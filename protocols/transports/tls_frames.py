@@ -6,12 +6,12 @@ PREFIX = 4  # bytes of a length, big-endian
 
 
 class FrameReader:
-    """One side's incoming frames. A frame is received straight into its memory.
+    """Reader of the incoming frames of one side. A frame is received directly into its memory.
 
-    The caller gives that memory (`begin`) once the length is complete and allowed.
+    The caller provides this memory (`begin`) once the length is complete and allowed.
 
     Attributes:
-        in_frame: the length is known, and the frame is not complete or was not taken yet.
+        in_frame: whether the length is known, and the frame is incomplete or has not been taken yet.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class FrameReader:
         self.clear()
 
     def clear(self) -> None:
-        """Wait for a length, and hold no memory of an incomplete frame."""
+        """Wait for a length, and release the memory of an incomplete frame."""
         self.in_frame = False
         self._view = memoryview(self._prefix)
         self._filled = 0
@@ -29,16 +29,16 @@ class FrameReader:
         return self._view[self._filled :]
 
     def advance(self, count: int) -> bool:
-        """Note that `count` bytes were received; return whether the length, or the frame, is complete."""
+        """Record that `count` bytes were received; return whether the length, or the frame, is complete."""
         self._filled += count
         return self._filled == len(self._view)
 
     def size(self) -> int:
-        """Return the length that was received, in bytes."""
+        """Return the received length in bytes."""
         return int.from_bytes(self._prefix, "big")
 
     def begin(self, memory: memoryview) -> None:
-        """Receive the frame into `memory`, which has its size."""
+        """Receive the frame into `memory`, which must have its size."""
         self.in_frame = True
         self._view, self._filled = memory, 0
 

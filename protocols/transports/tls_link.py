@@ -1,4 +1,4 @@
-"""One connection of p2pfl.protocols.transports.tls, from its first byte on: its frames, its bounds and its end."""
+"""One connection of p2pfl.protocols.transports.tls: its handshake, its frames, its limits and its end."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from p2pfl.protocols.transports.tls_proof import ClientProof, ServerProof, refus
 from p2pfl.protocols.wire.envelope import OVERHEAD
 from p2pfl.protocols.wire.messages import HelloParameters
 
-GREETING = OVERHEAD + HelloParameters.LIMIT  # the most bytes of a frame before a link is trusted
-ANSWER = 8 << 20  # the most bytes of the answer to one who joins: the federation's file and its membership log
+GREETING = OVERHEAD + HelloParameters.LIMIT  # maximum bytes of a frame before a link is trusted
+ANSWER = 8 << 20  # maximum bytes of the answer to a newcomer: the federation's file and its membership log
 PATIENCE = 5.0  # seconds for a connection to prove itself, and for a link to become trusted
-STALLED = 30.0  # seconds in which the other side must take PIECES of what it is sent
+STALLED = 30.0  # seconds within which the other side must accept PIECES of sent data
 PIECES = 4 * PIECE  # bytes that may wait for the network
-BACKLOG_FRAMES = 4  # frames of the greatest size that may wait for a peer that does not read
+BACKLOG_FRAMES = 4  # number of frames of maximum size that may wait for a peer that does not read
 
 
 class LinkOwner(Protocol):
-    """Services that a link needs of its transport.
+    """Services of the transport for a link.
 
     Attributes:
-        max_frame: the most bytes of a frame of a trusted link.
+        max_frame: maximum bytes of a frame on a trusted link.
     """
 
     max_frame: int
@@ -45,43 +45,44 @@ class LinkOwner(Protocol):
     def handler(self) -> Handler: ...
 
     def server_proof(self) -> ServerProof:
-        """Return a new proof for a connection that was accepted."""
+        """Return a new proof for an accepted connection."""
 
     def client_proof(self, key: bytes, certificate: bytes, joining: bool) -> ClientProof:
-        """Return a new proof for a connection with the one who has `key`."""
+        """Return a new proof for a connection with the owner of `key`."""
 
     def opened(self, link: TlsLink) -> None:
-        """Note that the link has a connection, which must be ended."""
+        """Record that the link has a connection, which must be ended."""
 
     def ended(self, link: TlsLink) -> None:
-        """Note that the link's connection has ended."""
+        """Record that the link's connection has ended."""
 
     def meet(self, stranger: TlsLink) -> None:
-        """Take in a link that is not proven yet."""
+        """Add a link that is not proven yet."""
 
     def enter(self, link: TlsLink) -> None:
-        """Take in a link that is proven."""
+        """Add a proven link."""
 
     def trust(self, link: TlsLink) -> None:
-        """Note that the link is trusted: it is no stranger any more."""
+        """Record that the link is trusted and no longer a stranger's."""
 
     def leave(self, link: TlsLink) -> None:
-        """Forget a link that was closed."""
+        """Remove a closed link."""
 
     def reception(self, key: bytes) -> Reception[TlsLink]:
-        """Return the bounds on what a member sends over all its links."""
+        """Return the reception limits of a member, for all its links."""
 
     def watch(self) -> None:
-        """Look after a while at the frames that have begun."""
+        """Schedule a check of the incomplete frames."""
 
 
 class TlsLink(asyncio.BufferedProtocol):
-    """
+    """Link over one TLS connection.
+
     Args:
-        key: that was dialled; None for a connection that was accepted.
+        key: the dialled key; None for an accepted connection.
 
     Attributes:
-        connection: the asyncio transport that it runs over; None before there is one.
+        connection: its asyncio transport; None before the connection exists.
     """
 
     def __init__(self, owner: LinkOwner, key: bytes | None = None, joining: bool = False) -> None:
@@ -101,7 +102,7 @@ class TlsLink(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.proven: asyncio.Future[None] = loop.create_future()
-        # Perhaps nobody waits for it any more. A dialling that was given up has cancelled it.
+        # Retrieve the error even if no task waits for it; a cancelled dial has cancelled the future.
         self.proven.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._limit = handshake.LIMIT
         self._reception: Reception[TlsLink] | None = None
@@ -112,7 +113,7 @@ class TlsLink(asyncio.BufferedProtocol):
         self._expiry, self._stall, self._rest = Timer(), Timer(), Timer()
         self._beginning: asyncio.Task[None] | None = None
 
-    # What a handler may do
+    # Interface for the handler
 
     @property
     def backlog(self) -> int:
@@ -155,12 +156,12 @@ class TlsLink(asyncio.BufferedProtocol):
         self._reader.clear()
 
     def abort(self) -> None:
-        """End the connection without a word."""
+        """End the connection immediately, without a clean shutdown."""
         if self.connection is not None:
             self.connection.abort()
 
     def fail(self, reason: str) -> None:
-        """End the connection for a reason that is not this side's wish."""
+        """End the connection for a reason that this side did not choose."""
         if self._closed:
             return
         made = self.session_made
@@ -171,15 +172,15 @@ class TlsLink(asyncio.BufferedProtocol):
             self.owner.handler.lost(self, reason)
 
     def refuse(self, cause: str, reason: str) -> None:
-        """End the connection for something that the other side should not have done, and have that counted."""
+        """End the connection because of a violation by the other side, and have it counted."""
         if not self._closed:
             self.owner.handler.refused(cause, f"{self.remote} {reason}")
             self.fail(reason)
 
-    # Its beginning
+    # Opening
 
     def accepted(self, remote: str, host: str, beginning: asyncio.Task[None]) -> None:
-        """Note who has dialled; TLS begins."""
+        """Record the dialler of an accepted connection, whose TLS handshake begins."""
         self.remote, self.host, self._beginning = remote, host, beginning
         self._is_stranger()
 
@@ -200,7 +201,7 @@ class TlsLink(asyncio.BufferedProtocol):
             self.connection.write(len(step).to_bytes(PREFIX, "big") + step)
 
     def _prove(self, step: memoryview) -> None:
-        """Take in a step of the handshake."""
+        """Process a step of the handshake."""
         if self._proof is None:
             return
         try:
@@ -220,7 +221,7 @@ class TlsLink(asyncio.BufferedProtocol):
             self._stands(progress.proven)
 
     def _stands(self, proven: handshake.Proven) -> None:
-        """Begin the session: both sides have proven their keys."""
+        """Start the session after both sides have proven their keys."""
         self.key, self.joining = proven.key, proven.joining
         self.session, self.session_made = proven.session, True
         self._limit = min(GREETING, self.owner.max_frame)
@@ -232,10 +233,10 @@ class TlsLink(asyncio.BufferedProtocol):
             self.proven.set_result(None)
         self.owner.enter(self)
 
-    # What asyncio calls. An error here must end this link only.
+    # Callbacks of asyncio. An error here must end this link only.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.connection = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        self.connection = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self.owner.opened(self)
         self.connection.set_write_buffer_limits(high=PIECES)
         if self._closed:
@@ -252,7 +253,7 @@ class TlsLink(asyncio.BufferedProtocol):
         tcp = tls.get_extra_info("socket")
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # what a slow network does not take, waits here, where it is seen
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # data for a slow network waits here, where it is counted
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 2 * PIECE)
         if self.key is None:
             self._proof = proof = self.owner.server_proof()
@@ -281,7 +282,7 @@ class TlsLink(asyncio.BufferedProtocol):
                 self._fault(error)
 
     def _came(self) -> None:
-        """Go on with a length, or with a frame, that is complete."""
+        """Process a complete length or a complete frame."""
         if not self._reader.in_frame:
             self._begin(self._reader.size())
             return
@@ -290,7 +291,7 @@ class TlsLink(asyncio.BufferedProtocol):
             self._prove(frame)
             return
         if self._reception is not None and (seconds := self._reception.complete(self)) and self.connection is not None:
-            self.connection.pause_reading()  # the other side then sends no more than fits on the way
+            self.connection.pause_reading()  # the other side then sends no more than fits into the buffers
             self._rest.start(seconds, self.connection.resume_reading)
         self.owner.handler.received(self, frame)
 
@@ -342,7 +343,7 @@ def _certificate(tls: asyncio.Transport) -> bytes:
 
 
 def words(error: BaseException) -> str:
-    """Return in a few words why there is no connection."""
+    """Return a short description of why there is no connection."""
     if isinstance(error, ssl.SSLError):
         return "no TLS: " + (error.reason or "handshake failed").lower().replace("_", " ")
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:

@@ -1,4 +1,4 @@
-"""Both sides' proofs of their keys as state machines: steps come in, answers come out.
+"""Proofs of both sides' keys as state machines that take steps and return answers.
 
 See p2pfl.protocols.transports.handshake.
 """
@@ -20,7 +20,7 @@ class Progress(NamedTuple):
     Attributes:
         reply: step to send; b"" for none.
         proven: the other side and the session, once both sides have proven their keys.
-        refusal: why the other side keeps this one out; "" if it does not.
+        refusal: why the other side refuses this one; "" if it does not.
     """
 
     reply: bytes = b""
@@ -29,10 +29,10 @@ class Progress(NamedTuple):
 
 
 class ServerProof:
-    """The side that was dialled: it challenges the other one.
+    """Proof of the dialled side, which challenges the other one.
 
     Args:
-        certificate: its own, DER.
+        certificate: its own certificate, DER.
     """
 
     def __init__(self, identity: Identity, gate: AccessControl, certificate: bytes) -> None:
@@ -49,7 +49,7 @@ class ServerProof:
         """Check the proof of the other side.
 
         Raises:
-            ProtocolError: it proves nothing; see p2pfl.protocols.transports.handshake.check.
+            ProtocolError: the proof is invalid; see p2pfl.protocols.transports.handshake.check.
         """
         step = handshake.decode(data)
         if not isinstance(step, handshake.Proof):
@@ -59,12 +59,12 @@ class ServerProof:
 
 
 class ClientProof:
-    """The side that has dialled: it answers a challenge.
+    """Proof of the dialler, which answers a challenge.
 
     Args:
-        server: the key that was dialled, and that the certificate holds.
-        certificate: of the server, DER.
-        joining: this node is no member and wants to become one.
+        server: the dialled key, which the certificate holds.
+        certificate: the server's certificate, DER.
+        joining: whether this node is a newcomer that wants to become a member.
     """
 
     def __init__(self, identity: Identity, gate: AccessControl, server: bytes, certificate: bytes, joining: bool) -> None:
@@ -73,13 +73,13 @@ class ClientProof:
         self._server = server
         self._certificate = certificate
         self._joining = joining
-        self._session: bytes | None = None  # once the challenge was answered
+        self._session: bytes | None = None  # set once the challenge is answered
 
     def step(self, data: memoryview) -> Progress:
-        """Answer the challenge, or take the server's decision.
+        """Answer the challenge, or handle the server's decision.
 
         Raises:
-            ProtocolError: the step is malformed, out of its order or of another version.
+            ProtocolError: the step is malformed, out of order or of another version.
         """
         step = handshake.decode(data)
         if self._session is None and isinstance(step, handshake.Challenge):
@@ -95,7 +95,7 @@ class ClientProof:
 
 
 def refusal_of(error: ProtocolError) -> bytes:
-    """Return the step that tells the other side why it is kept out."""
+    """Return the step that tells the other side why it is refused."""
     detail = str(error).removeprefix(error.cause).removeprefix(": ")
     return handshake.encode(handshake.Refused(error.cause[:64], detail[:256]))
 

@@ -1,4 +1,4 @@
 """Wire format: messages, signed envelopes, payloads of models, and protection against replay.
 
-docs/wire-protocol.md is the specification; docs/vectors holds golden vectors.
+docs/wire-protocol.md is the specification; docs/vectors contains golden vectors.
 """

@@ -1,10 +1,10 @@
-"""The signed envelope, and the one door through which bytes become messages.
+"""Signed envelope, and the only function that turns bytes into messages.
 
     frame = header (256 bytes) | signature (64 bytes) | payload
 
-The header is a msgpack array, filled up with zeros in its last field: its width never depends on the numbers in it, so the
-size of a frame can be known without making it. The signature covers a label, the hash of the header as it was received, and
-the hash of the payload.
+The header is a msgpack array, padded with zeros in its last field. Its width never depends on the numbers in it, so the
+size of a frame is known without building it. The signature covers a label, the hash of the header as received, and the
+hash of the payload.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Header of a frame: sender, recipient and message.
 
     Attributes:
-        federation: 16 bytes, the same for all its members.
+        federation: 16 bytes, equal for all members of the federation.
         sender, recipient: public keys.
-        session: of the link over which this is said; see p2pfl.protocols.transport.Link.
-        incarnation: how often the sender has started; made durable before its first frame.
-        sequence: counts the sender's frames since it started.
-        term: of the coordinator's election; 0 where there is none.
+        session: session of the link over which the frame is sent; see p2pfl.protocols.transport.Link.
+        incarnation: number of the sender's starts; it is on disk before the sender's first frame.
+        sequence: number of the frame since the sender's start.
+        term: term of the coordinator's election; 0 if there is none.
         layout: the sender's layout fingerprint.
         digest: BLAKE3 of the payload (SHA-256 would take longer than the encryption on most machines).
         body: the message.
@@ -63,7 +63,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Opened(NamedTuple):
-    """Verified message: its sender, the message, its payload (a view of the frame), and how often the sender has started."""
+    """Verified message: its sender, the message, its payload (a view of the frame), and the sender's incarnation."""
 
     sender: str
     message: Message
@@ -72,7 +72,7 @@ class Opened(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """A payload with its hash, made once for all who receive it."""
+    """Payload with its hash, which is computed once for all recipients."""
 
     parts: tuple[bytes | memoryview, ...]
     size: int
@@ -89,14 +89,14 @@ class Payload(NamedTuple):
 EMPTY = Payload.of()
 
 
-SESSIONS = 4096  # of the links that a node had last
+SESSIONS = 4096  # number of latest links whose sessions are kept
 
 
 class FrameSigner:
-    """Maker of one node's frames.
+    """Signer of one node's frames.
 
     Args:
-        incarnation: how often the node has started.
+        incarnation: number of the node's starts.
         sequence: number of the frame before the first one.
     """
 
@@ -107,12 +107,12 @@ class FrameSigner:
         self._incarnation = incarnation
         self._sequence = sequence
         self._sessions: dict[bytes, None] = {}  # the oldest first
-        self._all_sessions = True  # whether none was forgotten
+        self._all_sessions = True  # false once a session has been dropped
 
     def seal(
         self, message: Message, recipient: bytes, payload: Payload = EMPTY, session: bytes = NO_SESSION
     ) -> list[bytes | memoryview]:
-        """Return the parts of the frame that says `message` to the member with the key `recipient` over a link."""
+        """Return the parts of the frame that carries `message` to the member with the key `recipient` over a link."""
         self._sequence += 1
         self._note(session)
         fields = (
@@ -132,16 +132,16 @@ class FrameSigner:
                 self._all_sessions = False
 
     def foreign(self, evidence: bytes | memoryview) -> int | None:
-        """Return the incarnation of a frame that another process has signed with this node's key, if it is a later one.
+        """Return the incarnation of a later frame that another process has signed with this node's key.
 
         Args:
             evidence: a header and its signature.
 
         Returns:
-            None if this node has made the frame, or has started since.
+            None if this process has made the frame, or the node has started since.
 
         Raises:
-            ProtocolError: it is none, or not signed by this node's key.
+            ProtocolError: the evidence is malformed, or not signed with this node's key.
         """
         if len(evidence) != OVERHEAD:
             raise ProtocolError("wrong length", f"evidence of {len(evidence)} bytes")
@@ -162,12 +162,12 @@ _header = msgspec.msgpack.Decoder(Header)
 
 
 class FrameVerifier:
-    """Verifier of frames: it returns messages of members, or raises.
+    """Verifier of frames that returns messages of members, or raises.
 
     Args:
         members: public keys by name.
-        me: the own public key.
-        limit: the most bytes that a payload may have.
+        me: this node's public key.
+        limit: maximum bytes of a payload.
     """
 
     def __init__(self, members: Mapping[str, bytes], me: bytes, federation: bytes, limit: int) -> None:
@@ -182,21 +182,21 @@ class FrameVerifier:
             self.admit(name, key)
 
     def admit(self, name: str, key: bytes) -> None:
-        """Let a member in from now on."""
+        """Accept a member's frames from now on."""
         self._names[key] = name
         self._verifiers[key] = Verifier(key)
         self._windows.setdefault(key, ReplayWindow())
 
     def expel(self, key: bytes) -> None:
-        """Keep a key out from now on. What was seen of it stays known."""
+        """Refuse a key from now on. Its replay window is kept."""
         self._names.pop(key, None)
 
     def open(self, frame: bytes | bytearray | memoryview, session: bytes = NO_SESSION, key: bytes | None = None) -> Opened:
         """Return the message of a frame.
 
         Args:
-            session: of the link over which it came.
-            key: that the other end of the link has proven; None where nothing is proven.
+            session: session of the link over which the frame came.
+            key: the proven key of the other end of the link; None if keys are not proven.
 
         Raises:
             ProtocolError: its `cause` is one of malformed, version, other federation, other recipient, stranger, other
@@ -219,13 +219,13 @@ class FrameVerifier:
             raise ProtocolError("wrong signature", f"claims to be {self._names[header.sender]}")
         if blake3(payload).digest() != header.digest:
             raise ProtocolError("wrong signature", "the payload is not the one that was signed")
-        # Only now: a forger must not use up the sequence numbers of an honest peer.
+        # Only after verification: a forger must not use up the sequence numbers of an honest peer.
         if window.commit(header.incarnation, header.sequence):
             self._newest[header.sender] = bytes(view[:OVERHEAD])
         return Opened(self._names[header.sender], header.body, payload, header.incarnation)
 
     def _expect_addressed(self, header: Header, session: bytes, key: bytes | None) -> None:
-        """Refuse a header that is not of a member to this node, over this link."""
+        """Refuse a header that is not from a member to this node over this link."""
         if header.federation != self._federation:
             raise ProtocolError("other federation")
         if header.recipient != self._me:
@@ -243,7 +243,7 @@ class FrameVerifier:
 
 
 def _decode_version(header: memoryview) -> Header:
-    """Read a header, and refuse one of another version, whose fields may be other ones."""
+    """Read a header; refuse another version, because its fields may differ."""
     if _is_array(header[0]) and header[1] < 128 and header[1] != VERSION:
         raise ProtocolError("version", f"theirs is {header[1]}, ours {VERSION}")
     decoded = _decode(header)
@@ -260,7 +260,7 @@ def _decode(header: bytes | memoryview) -> Header:
 
 
 def _is_array(first: int) -> bool:
-    """Return whether msgpack that begins with this byte is a short array, as the header of every version is."""
+    """Return whether msgpack with this first byte is a short array, as is the header of every version."""
     return first & 0xF0 == 0x90
 
 

@@ -1,6 +1,6 @@
-"""What nodes say to each other. Every field has a type and a limit that hold before anything is built from it.
+"""Messages between nodes. Every field has a type and a limit, both checked before an object is built.
 
-A message travels as msgpack inside the header of its frame; what is large travels as the frame's payload.
+A message is msgpack inside the header of its frame; large data is in the frame's payload.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Hello(_Message, frozen=True, tag="hello"):
-    """The dialler's first message; its `HelloParameters` are the payload."""
+    """First message of the dialler; its `HelloParameters` are the payload."""
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The answer to a hello; the answering side's `HelloParameters` are the payload."""
+    """Answer to a hello; the answering side's `HelloParameters` are the payload."""
 
 
 class Get(_Message, frozen=True, tag="get"):
-    """Asks for the model of (round, stage); a `ModelUpdate` or `NotAvailable` answers it with the same request number.
+    """Request for the model of (round, stage), answered by `ModelUpdate` or `NotAvailable` with the same number.
 
-    `known` names a model of the recipient's that the sender has: eight bytes, or none.
+    `known` is the tag of a recipient's model that the sender has a copy of: eight bytes, or none.
     """
 
     request: UInt32
@@ -49,7 +49,7 @@ class Get(_Message, frozen=True, tag="get"):
 
 
 class ModelUpdate(_Message, frozen=True, tag="model_update"):
-    """A model: the payload is its parameters and extras; or, in place of the parameters, what has changed since `base`."""
+    """Model, with its parameters, or their difference from the model `base`, and its extras in the payload."""
 
     request: UInt32
     round: UInt32
@@ -61,7 +61,7 @@ class ModelUpdate(_Message, frozen=True, tag="model_update"):
 
 
 class NotAvailable(_Message, frozen=True, tag="not_available"):
-    """There is no such model and there will be none. `round` is where the answering node is."""
+    """Answer to a request for a model that does not exist and never will. `round` is the sender's current round."""
 
     request: UInt32
     round: UInt32
@@ -69,21 +69,21 @@ class NotAvailable(_Message, frozen=True, tag="not_available"):
 
 
 class Score(_Message, frozen=True, tag="score"):
-    """Asks for the mean loss of the model in the payload on the recipient's training data."""
+    """Request for the mean loss of the model in the payload on the recipient's training data."""
 
     request: UInt32
     round: UInt32
 
 
 class Scored(_Message, frozen=True, tag="scored"):
-    """The answer to a score."""
+    """Answer to `Score`."""
 
     request: UInt32
     loss: float
 
 
 class RoundReached(_Message, frozen=True, tag="round_reached"):
-    """Announces that the sender has reached `round`, or has gone back to it."""
+    """Announcement that the sender has reached `round`, or has gone back to it."""
 
     round: UInt32
 
@@ -98,45 +98,45 @@ class Pong(_Message, frozen=True, tag="pong"):
 
 
 class PingRequest(_Message, frozen=True, tag="ping_request"):
-    """Asks the recipient to ping the member `subject`, which does not answer the sender."""
+    """Request to ping the member `subject`, which does not answer the sender."""
 
     request: UInt32
     subject: Key
 
 
 class IndirectAck(_Message, frozen=True, tag="indirect_ack"):
-    """The answer to a probe: the subject has answered. Without an answer nothing is said."""
+    """Report that the subject of a `PingRequest` has answered. Without an answer no message is sent."""
 
     request: UInt32
     subject: Key
 
 
 class Entries(_Message, frozen=True, tag="entries"):
-    """Entries of the membership log, in the payload: those that follow the version that the recipient is known to have."""
+    """Entries of the membership log, in the payload, after the version that the recipient is known to have."""
 
     membership_version: UInt32
 
-    LIMIT = 1 << 20  # bytes of entries in one message
+    LIMIT = 1 << 20  # maximum bytes of entries in one message
 
 
 class Bye(_Message, frozen=True, tag="bye"):
-    """The sender's model is final: it is not waited for any more. With `leaving`, it will not answer either."""
+    """Announcement that the sender's model is final: do not wait for it. With `leaving` it will not answer either."""
 
     round: UInt32
     leaving: bool
 
 
 class Conflict(_Message, frozen=True, tag="conflict"):
-    """Refuses a frame as said before; the payload, a header and its signature, is a later frame of the recipient's key.
+    """Refusal of a replayed frame. The payload, a header and its signature, is a later frame of the recipient's key.
 
-    So a node learns that its folder was restored from an older copy, or that another process has its key.
+    The recipient learns that its folder was restored from an older copy, or that another process has its key.
     """
 
     SIZE = 320
 
 
 class Vote(_Message, frozen=True, tag="vote"):
-    """Request for the recipient's vote in a term; with `trial`, only whether it would give it, which binds nobody."""
+    """Request for the recipient's vote in a term; with `trial` only a question, which commits no member."""
 
     membership_version: UInt32
     term: UInt32
@@ -144,7 +144,7 @@ class Vote(_Message, frozen=True, tag="vote"):
 
 
 class Voted(_Message, frozen=True, tag="voted"):
-    """The answer to a vote: `term` is the one that was asked for if it is granted, the sender's own if not."""
+    """Answer to `Vote`: `term` is the requested one if the vote is granted, otherwise the sender's own."""
 
     membership_version: UInt32
     term: UInt32
@@ -161,7 +161,7 @@ class Leading(_Message, frozen=True, tag="leading"):
 
 
 class Following(_Message, frozen=True, tag="following"):
-    """The answer to a leading of the same term; of a later term, with beat 0, it says that the recipient's is over."""
+    """Answer to `Leading` of the same term; a later term with beat 0 reports that the recipient's term is over."""
 
     membership_version: UInt32
     term: UInt32
@@ -171,7 +171,7 @@ class Following(_Message, frozen=True, tag="following"):
 class Submit(_Message, frozen=True, tag="submit"):
     """Trained model of a round for the coordinator of a term, which answers with `Assigned`.
 
-    The payload is the model, the model from which the round began if `start` says so, and what follows them in a submission
+    The payload is the model; then the model at the start of the round, if `start` is set; then the rest of a submission
     (see p2pfl.protocols.wire.submission).
     """
 
@@ -184,9 +184,10 @@ class Submit(_Message, frozen=True, tag="submit"):
 
 
 class Assigned(_Message, frozen=True, tag="assigned"):
-    """Answer of the coordinator of a term to `Submit`; with `given`, the payload is a model and what follows it.
+    """Answer of the coordinator of a term to `Submit`.
 
-    Without it there is no payload, and nothing will come of the submission.
+    With `given`, the payload is a model and the rest of an assignment. Without `given` there is no payload, and the
+    submission has no result.
     """
 
     request: UInt32
@@ -206,13 +207,13 @@ Scalar = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Finite | bool | Text
 
 
 class HelloParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The payload of hello and welcome.
+    """Payload of hello and welcome.
 
     Attributes:
-        agreed: what both sides must have alike, in words, by key ("layout", "policy.tau").
-        public_info: public facts of the sender's task.
-        round: where the sender is.
-        stopped: its model is final.
+        agreed: the settings that must be equal on both sides, as text, by key ("layout", "policy.tau").
+        public_info: public information about the sender's task.
+        round: the sender's current round.
+        stopped: whether its model is final.
         membership_version: the newest entry of the membership log that the sender knows.
     """
 
@@ -235,7 +236,7 @@ def decode_hello_parameters(payload: bytes | memoryview) -> HelloParameters:
     """Read the payload of a hello or welcome.
 
     Raises:
-        ProtocolError: it is not one.
+        ProtocolError: the payload is not one.
     """
     if len(payload) > HelloParameters.LIMIT:
         raise ProtocolError("malformed", f"hello parameters of {len(payload)} bytes")

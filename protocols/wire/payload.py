@@ -1,7 +1,7 @@
-"""The payload of an update: the parameters, by default as raw little-endian float32, then the extras as msgpack.
+"""Payload of an update: the parameters, by default as raw little-endian float32, then the extras as msgpack.
 
-The parameters come first and at a length that both sides know from the layout, so that they become an array without a
-copy (other codecs: see p2pfl.node.exchange.model_encoding). An update without extras has nothing after them.
+The parameters come first. Both sides know their length from the layout, so they become an array without a copy (other
+codecs: see p2pfl.node.exchange.model_encoding). An update without extras ends after the parameters.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def pack(extras: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def check_size(encoded: bytes) -> bytes:
-    """Return what follows the parameters, or raise ValueError if it is more than EXTRAS_LIMIT bytes."""
+    """Return the encoded data after the parameters, or raise ValueError if it exceeds EXTRAS_LIMIT bytes."""
     if len(encoded) > EXTRAS_LIMIT:
         raise ValueError(f"extras of {len(encoded)} bytes, at most {EXTRAS_LIMIT} are allowed")
     return encoded
@@ -73,7 +73,7 @@ def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str
     """Read an update's payload without copying it.
 
     Args:
-        size: P, the number of parameters that the layout has.
+        size: P, the number of parameters in the layout.
 
     Returns:
         The parameters, float32 [P], read-only; and the extras by name, read-only.
@@ -88,10 +88,10 @@ def decode(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, dict[str
 
 
 def decode_model(payload: bytes | memoryview, size: int) -> tuple[np.ndarray, memoryview]:
-    """Return the parameters at the start of a payload, float32 [P], read-only and not looked at; and what follows them.
+    """Return the parameters at the start of a payload, float32 [P], read-only and unchecked; and the data after them.
 
     Raises:
-        ProtocolError: it is too short.
+        ProtocolError: the payload is too short.
     """
     view = memoryview(payload)
     if len(view) < 4 * size:
@@ -105,7 +105,7 @@ def check_finite(params: np.ndarray) -> None:
     Args:
         params: float32, shape [P].
     """
-    # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
+    # One pass is almost always enough: a value that is not finite makes the sum not finite. So may very large values.
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.dot(params, params)
     if not np.isfinite(square) and not np.isfinite(params).all():
@@ -113,19 +113,19 @@ def check_finite(params: np.ndarray) -> None:
 
 
 def decode_extras(data: memoryview) -> dict[str, np.ndarray]:
-    """Read what follows the parameters of an update: small arrays by name, read-only.
+    """Read the data after the parameters of an update: small arrays by name, read-only.
 
     Raises:
-        ProtocolError: it is no extras.
+        ProtocolError: the data is not extras.
     """
     return unpack(decode_rest(data, _decoder, "extras")) if len(data) else {}
 
 
 def decode_rest(data: memoryview, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
-    """Read what follows the parameters.
+    """Read the data after the parameters.
 
     Raises:
-        ProtocolError: it is too long, or not what the decoder expects.
+        ProtocolError: the data is too long, or the decoder does not accept it.
     """
     if len(data) > EXTRAS_LIMIT:
         raise ProtocolError("wrong length", f"{len(data)} bytes after the model")
@@ -139,7 +139,7 @@ def unpack(arrays: Arrays) -> dict[str, np.ndarray]:
     """Return decoded arrays by name, read-only.
 
     Raises:
-        ProtocolError: two have one name, or one has not the bytes that its shape needs.
+        ProtocolError: two arrays have the same name, or the bytes of one do not match its shape.
     """
     extras: dict[str, np.ndarray] = {}
     for array in arrays:
@@ -150,6 +150,6 @@ def unpack(arrays: Arrays) -> dict[str, np.ndarray]:
             raise ProtocolError("malformed", f"extra {array.name!r} has another length than its shape")
         try:
             extras[array.name] = np.frombuffer(array.data, dtype).reshape(array.shape)
-        except ValueError as error:  # of no values, but with dimensions whose product is beyond NumPy
+        except ValueError as error:  # no values, but the product of its dimensions exceeds NumPy's limit
             raise ProtocolError("malformed", f"extra {array.name!r}: {error}") from error
     return extras

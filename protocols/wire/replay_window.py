@@ -1,4 +1,4 @@
-"""Refuses what was said before, without a clock: by the sender's incarnation counter and a window of sequence numbers."""
+"""Refusal of repeated frames without a clock, by the sender's incarnation and a window of sequence numbers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ WIDTH = 1024
 
 
 class ReplayWindow:
-    """The frames of one sender that were seen: the newest incarnation, and the last 1,024 sequence numbers of it."""
+    """Window of one sender's received frames: its newest incarnation and the last 1,024 sequence numbers in it."""
 
     def __init__(self) -> None:
         self._incarnation = -1
         self._highest = 0
-        self._seen = 0  # bit k: `_highest - k` was seen
+        self._seen = 0  # bit k: `_highest - k` was received
 
     def check(self, incarnation: int, sequence: int) -> None:
-        """Raise ProtocolError("replay") if the frame was seen, is too old to tell, or is of an earlier incarnation."""
+        """Raise ProtocolError("replay") if the frame is a repetition, too old, or of an earlier incarnation."""
         if incarnation < self._incarnation:
             raise ProtocolError("replay", f"incarnation {incarnation}, but {self._incarnation} was seen")
         if incarnation > self._incarnation:
@@ -26,11 +26,11 @@ class ReplayWindow:
             raise ProtocolError("replay", f"sequence {sequence} of incarnation {incarnation}")
 
     def commit(self, incarnation: int, sequence: int) -> bool:
-        """Remember a frame that was checked and whose signature holds; return whether it is the newest."""
+        """Record a frame that was checked and has a valid signature; return whether it is the newest."""
         if incarnation > self._incarnation:
             self._incarnation, self._highest, self._seen = incarnation, sequence, 1
         elif sequence > self._highest:
-            ahead = min(sequence - self._highest, WIDTH)  # never shift by what a peer chose
+            ahead = min(sequence - self._highest, WIDTH)  # limits the shift, because a peer chooses the number
             self._seen = (self._seen << ahead | 1) & ((1 << WIDTH) - 1)
             self._highest = sequence
         else:

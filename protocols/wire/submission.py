@@ -1,10 +1,11 @@
-"""The payloads of a submission and of an assignment.
+"""Payloads of a submission and of an assignment.
 
-    submission = model | model that the round began from, if the message says so | msgpack [extras, previous], or nothing
+    submission = model | model at the start of the round, if sent | msgpack [extras, previous], or nothing
     assignment = model | msgpack [weights, extras]
 
-Models are raw little-endian float32. Extras are written as in an update (see p2pfl.protocols.wire.payload); weights are a
-list of [name, weight] for everyone who counted in the model. What follows the models has at most EXTRAS_LIMIT bytes in all.
+Models are raw little-endian float32. Extras are encoded as in an update (see p2pfl.protocols.wire.payload). Weights are
+a list of [name, weight] for each node whose model counted. The data after the models has at most EXTRAS_LIMIT bytes in
+all.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _assignment = msgspec.msgpack.Decoder(tuple[_Weights, Arrays])
 
 
 class Submitted(NamedTuple):
-    """What a submission's payload says; all arrays are read-only, the models float32 of shape [P]."""
+    """Decoded payload of a submission; all arrays are read-only, the models float32 of shape [P]."""
 
     params: np.ndarray
     start: np.ndarray | None
@@ -36,7 +37,7 @@ class Submitted(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What an assignment's payload says; all arrays are read-only, the model float32 of shape [P]."""
+    """Decoded payload of an assignment; all arrays are read-only, the model float32 of shape [P]."""
 
     params: np.ndarray
     weights: dict[str, float]
@@ -44,19 +45,19 @@ class Given(NamedTuple):
 
 
 def encode_submission(extras: _Arrays, previous: _Arrays) -> bytes:
-    """Return what follows the models of a submission.
+    """Return the data after the models of a submission.
 
     Raises:
-        ValueError: as of p2pfl.protocols.wire.payload.encode_extras.
+        ValueError: see p2pfl.protocols.wire.payload.encode_extras.
     """
     return check_size(msgspec.msgpack.encode((pack(extras), pack(previous)))) if extras or previous else b""
 
 
 def encode_assignment(weights: Mapping[str, float], extras: _Arrays) -> bytes:
-    """Return what follows the model of an assignment.
+    """Return the data after the model of an assignment.
 
     Raises:
-        ValueError: as of p2pfl.protocols.wire.payload.encode_extras.
+        ValueError: see p2pfl.protocols.wire.payload.encode_extras.
     """
     return check_size(msgspec.msgpack.encode(([(name, float(w)) for name, w in weights.items()], pack(extras))))
 
@@ -65,8 +66,8 @@ def decode_submission(payload: bytes | memoryview, size: int, start: bool) -> Su
     """Read the payload of a submission without copying it.
 
     Args:
-        size: P, the number of parameters that the layout has.
-        start: whether the message says that the model is there from which the round began.
+        size: P, the number of parameters in the layout.
+        start: whether the payload contains the model at the start of the round.
 
     Raises:
         ProtocolError: `wrong length`, `malformed`, or `not finite`.

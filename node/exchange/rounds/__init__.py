@@ -1,4 +1,4 @@
-"""Pace of rounds: when a node may begin the next one, and for which peers it waits.
+"""Pace of rounds: when a node begins its next round, and for which peers it waits.
 
-The rules are shared with the simulator.
+The simulator uses the same rules.
 """

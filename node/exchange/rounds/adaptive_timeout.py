@@ -1,4 +1,4 @@
-"""How long to wait for peers' answers, learned from how long they took."""
+"""Timeout for peers' answers, estimated from their earlier response times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 
 import msgspec
 
-FLOOR = 1 / 6  # of the ceiling: what is waited for at least
+FLOOR = 1 / 6  # minimum timeout, as a share of the ceiling
 GAIN_MEAN, GAIN_DEVIATION = 1 / 8, 1 / 4
 DEVIATIONS = 4
 
@@ -19,19 +19,22 @@ class _Pace(msgspec.Struct):
 
 
 class AdaptiveTimeout:
-    """Twice the time by which a peer ought to have answered: a smoothed mean plus four smoothed deviations, as TCP times its
-    retransmissions (RFC 6298, section 2).
+    """Timeout of twice the expected response time of a peer.
 
-    With one fixed deadline, a peer that falls silent costs all of it, and one that is always barely late costs it in every
-    round. Here a silent peer costs no more than a few of its own usual times. A deadline that follows what was measured has
-    a trap of its own: the peer that is always barely late is never measured again, and stays too late. So each miss doubles
-    what that peer is granted (RFC 6298, section 5.5) until it answers in time, and is measured as it is now.
+    The expected time is a smoothed mean plus four smoothed deviations, like TCP's retransmission timeout (RFC 6298,
+    section 2).
 
-    All is in memory only: after a restart the network may be another one, and everybody is granted the ceiling at first.
+    With a fixed deadline, a silent peer costs the whole deadline, and a peer that is always slightly late costs it in
+    every round. Here a silent peer costs no more than a few of its usual response times. An adaptive deadline alone
+    would never measure a peer that is always slightly late. Each miss therefore doubles that peer's timeout (RFC 6298,
+    section 5.5) until it answers in time and is measured again.
+
+    The estimates are kept in memory only: the network may differ after a restart, so every peer starts with the
+    ceiling.
 
     Args:
-        ceiling: seconds that are waited at most; inf for no limit.
-        adaptive: False waits for the ceiling always.
+        ceiling: maximum timeout in seconds; inf for no limit.
+        adaptive: False to use the ceiling always.
     """
 
     def __init__(self, ceiling: float, adaptive: bool) -> None:
@@ -40,7 +43,7 @@ class AdaptiveTimeout:
         self._paces: dict[str, _Pace] = {}
 
     def record_answer(self, name: str, seconds: float) -> None:
-        """A peer answered, so many seconds after it was asked."""
+        """Record that a peer answered `seconds` after the request."""
         pace = self._paces.get(name)
         if pace is None:
             pace = self._paces[name] = _Pace(seconds, seconds / 2, 0.0)
@@ -50,15 +53,15 @@ class AdaptiveTimeout:
         pace.estimate = pace.mean + DEVIATIONS * pace.deviation
 
     def record_timeout(self, name: str) -> None:
-        """A peer did not answer in time: grant it twice as much, up to the ceiling, until it answers."""
+        """Record that a peer missed its timeout. Double its timeout, up to the ceiling, until it answers."""
         pace = self._paces.get(name)
         if pace is not None:
             pace.estimate *= 2
 
     def wait(self, names: Collection[str]) -> float:
-        """Return how many seconds to wait for the answers of these peers.
+        """Return the time in seconds to wait for the answers of these peers.
 
-        As long as for the slowest of them, and the ceiling while one of them has never answered.
+        It is the timeout of the slowest of them, or the ceiling if one of them has never answered.
         """
         if not self._adaptive or any(name not in self._paces for name in names):
             return self._ceiling

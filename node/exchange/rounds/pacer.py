@@ -1,4 +1,4 @@
-"""A synchronous node's pace by messages: its next round, and its waiting for slower peers."""
+"""Pace of a synchronous node that exchanges messages: its next round, and waiting for slower peers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from p2pfl.node.peering.peer import Peer
 from p2pfl.node.peering.peer_manager import PeerManager
 from p2pfl.protocols.wire import messages as m
 
-FAR_AHEAD = 10  # rounds beyond which a peer's round is counted as one that is not believed
+FAR_AHEAD = 10  # rounds ahead of the others beyond which a peer's claimed round is counted as implausible
 
 
 class Pacer:
-    """
+    """Pace of a synchronous node, from the rounds that its peers announce.
+
     Args:
-        deadline: seconds.
+        deadline: deadline in seconds.
 
     Attributes:
-        expired: number of deadlines that have passed.
-        far_ahead: number of rounds of this node in which a peer claimed a round far beyond, by peer.
-        leaving: the node is about to stop, and waits for no peer.
+        expired: number of missed deadlines.
+        far_ahead: number of this node's rounds in which a peer claimed a round far ahead, by peer.
+        leaving: whether the node is about to stop and waits for no peer.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Pacer:
         self._deadline = deadline
 
     def leave(self) -> None:
-        """Wait for no peer any more."""
+        """Stop waiting for peers."""
         self.leaving = True
         self._contacts.notify()
 
@@ -65,7 +66,7 @@ class Pacer:
             return self.leaving or following() > finished
 
         self._note_far_rounds(max(finished, self._contacts.round))
-        if following() == finished - 1:  # they come up in a moment, if they were slow only once
+        if following() == finished - 1:  # the others catch up soon if they were slow only once
             await self._contacts.until(enough, self._deadline)
         if self._probation.strict and following() <= finished:
             await self._check_rounds(enough)
@@ -78,7 +79,10 @@ class Pacer:
         return round
 
     async def _check_rounds(self, enough: Callable[[], bool]) -> None:
-        """Ask the others where they are: what is known may be from before an outage. One deadline for their answers."""
+        """Ask the other participants for their current rounds, and wait for one deadline.
+
+        The known rounds may be from before an outage.
+        """
         contacts, participants = self._contacts, self._participants
         asked: set[str] = set()
         while not enough() and (unasked := [peer for peer in participants.present() if peer.name not in asked]):
@@ -90,7 +94,7 @@ class Pacer:
             )
 
     def _note_far_rounds(self, own: int) -> None:
-        """Count peers whose round is further ahead than most participants', and this node, by far."""
+        """Count the peers whose round is far ahead of both this node and most participants."""
         furthest = max(own, self._participants.common_round()) + FAR_AHEAD
         ahead = [peer for peer in self._contacts.introduced_peers() if not peer.stopped and peer.round > furthest]
         self.far_ahead.update(peer.name for peer in ahead)
@@ -98,7 +102,7 @@ class Pacer:
     # Announcements
 
     def reach(self, round: int) -> None:
-        """Announce a round, if it is a new one."""
+        """Announce a round if it is a new one."""
         if round > self._contacts.round:
             self._announce(round)
 
@@ -110,9 +114,9 @@ class Pacer:
     # Slower peers
 
     async def wait_for_slower(self, round: int) -> None:
-        """Wait until every neighbour that keeps up has reached the round before; not for observers.
+        """Wait until every neighbour that keeps up has reached the previous round; do not wait for observers.
 
-        Nodes wait for half a deadline at most, so that those who wait for this node do not lose it meanwhile.
+        Nodes wait for at most half a deadline, so that the peers that wait for this node do not time out.
         """
 
         def behind() -> list[Peer]:

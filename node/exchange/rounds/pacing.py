@@ -1,6 +1,6 @@
-"""The round that a synchronous node does next: the majority of the participants that it hears sets the pace.
+"""Next round of a synchronous node: the majority of the connected participants sets the pace.
 
-A node also waits before it publishes, until the peers that keep up have reached the round before.
+Before a node publishes, it also waits until the peers that keep up have reached the previous round.
 """
 
 from __future__ import annotations
@@ -9,62 +9,64 @@ from collections.abc import Sequence
 
 from p2pfl.node.exchange.published_models import Outbox
 
-LONGEST_HOLD = 64  # rounds that a node does at most before it goes back once more
-PACING_SHARE = 0.5  # of the deadline that a node waits for slower ones, so that its own peers do not lose it meanwhile
+LONGEST_HOLD = 64  # maximum number of rounds before a node goes back once more
+PACING_SHARE = 0.5  # share of the deadline to wait for slower peers, so that the node's own peers do not time out
 
 
 def common_round(rounds: Sequence[int]) -> int:
-    """Return the greatest round that at least half of some participants have reached, and at least two of them.
+    """Return the greatest round that at least half of the participants, and at least two of them, have reached.
 
-    Of two participants it is the lower round. So one that lies about its round moves the others neither forward nor back,
-    and neither do several as long as they are fewer than half.
+    For two participants this is the lower round. A participant that lies about its round therefore moves the others
+    neither forward nor back. The same holds for several liars, as long as they are fewer than half.
 
     Args:
-        rounds: of each participant; one or more.
+        rounds: round of each participant; at least one.
     """
     return sorted(rounds, reverse=True)[min(len(rounds) - 1, max(1, (len(rounds) - 1) // 2))]
 
 
 def keeps_up(theirs: float, own: float, synchronous: bool) -> bool:
-    """Return whether a peer in round `theirs` is near enough to learn with for a node in round `own`."""
+    """Return whether a node in round `own` can learn with a peer in round `theirs`."""
     return not synchronous or theirs >= own - 1
 
 
 def is_awaited(reached: float, round: int) -> bool:
     """Return whether a node that is about to publish in `round` waits for a peer that has reached round `reached`.
 
-    A peer that is further behind is not waited for: it will skip rounds.
+    It does not wait for a peer that is further behind, because that peer will skip rounds.
     """
     return reached == round - 2
 
 
 class Pacing:
-    """The pace of one node, which goes forward to the common round, and back to it.
+    """Pace of one node, which goes forward or back to the common round.
 
-    A node goes back, however far it is ahead, because the others cannot follow the word of one. Going back costs it nothing
-    but the numbers of its rounds: its model stays. To bound what participants can cost it that hold others back, it does
-    twice as many rounds before it goes back once more, until a peer has given it a model.
+    A node goes back however far ahead it is, because the others cannot trust the round of a single node. Going back
+    changes only the node's round number; the node keeps its model. Participants could hold others back on purpose. To
+    bound the cost, a node doubles the number of rounds before it goes back once more, until it receives a model from a
+    peer.
 
     Args:
-        rounds: that the federation does.
-        voice: whether the node is a participant; the round of an observer counts for nobody, itself included.
-        sparse: whether there is a topology. In it a node with one neighbour has nobody else to ask, and follows that one,
-            by at most half of its remaining rounds at a time.
+        rounds: number of rounds of the federation.
+        voice: whether the node is a participant. The round of an observer does not count for any node, including
+            itself.
+        sparse: whether the topology is incomplete. A node with one neighbour then follows that neighbour alone, by at
+            most half of its remaining rounds at a time.
     """
 
     def __init__(self, rounds: int, voice: bool = True, sparse: bool = False) -> None:
         self._rounds = rounds
         self._voice = voice
         self._sparse = sparse
-        self._hold = 1  # rounds to be done before the node may go back again
+        self._hold = 1  # rounds to complete before the node may go back again
         self._held_until = 0
 
     def following(self, finished: int, announced: int, others: Sequence[int]) -> int:
-        """Return the round that follows `finished`: the next one, or one further ahead or back where the others are.
+        """Return the round that follows `finished`: the next one, or the others' round further ahead or back.
 
         Args:
-            announced: the newest round that the others know this node to have reached.
-            others: what they announced; of the participants that are there and have not stopped.
+            announced: the newest round that this node has announced.
+            others: rounds announced by the participants that are connected and have not stopped.
         """
         if not others:
             return finished + 1
@@ -79,10 +81,10 @@ class Pacing:
         return finished + 1
 
     def enter(self, round: int, finished: int, announced: int, outbox: Outbox) -> int | None:
-        """Prepare for the round that follows `finished`; return the round to announce before it is done, if any.
+        """Prepare for the round that follows `finished`; return the round to announce before it starts, if any.
 
-        A node that goes back serves nothing of later rounds any more. One that skips rounds announces the one before, so
-        that the others wait for its model.
+        A node that goes back stops serving models of later rounds. A node that skips rounds announces the round before
+        the new one, so that the others wait for its model.
         """
         if round <= finished:
             self._hold = min(2 * self._hold, LONGEST_HOLD)
@@ -95,5 +97,5 @@ class Pacing:
         return None
 
     def record_exchange(self) -> None:
-        """Take note that a peer has given a model of the node's round."""
+        """Record that a peer has sent a model of the node's current round."""
         self._hold, self._held_until = 1, 0

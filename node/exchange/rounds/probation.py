@@ -1,9 +1,9 @@
-"""Peers that did not answer in time, and what they have to do to be waited for again."""
+"""Probation of peers that did not answer in time."""
 
 from __future__ import annotations
 
-LEVELS = 6  # most times that what a peer owes is doubled
-GOOD = 64  # answers in time after which it owes half as much the next time
+LEVELS = 6  # maximum number of times that the required answers of a peer are doubled
+GOOD = 64  # answers in time after which the number of required answers is halved for the next miss
 
 
 class _Record:
@@ -18,13 +18,14 @@ class _Record:
 class Probation:
     """Record of the deadlines that peers have missed.
 
-    A peer that missed a deadline is asked in the background, once a round, and waited for again when it has answered as
-    often as it owes: once after its first miss, then 3 times, 7 times, up to 63. In large federations it owes more, as all
-    others wait for each node that waits for it. So a peer that answers pings but no requests costs one deadline, and one
-    that answers now and then costs little, as many rounds pay for each deadline.
+    The node does not wait for a peer that missed a deadline. It asks the peer in the background, once per round, until
+    the peer has given the required number of answers: 1 after its first miss, then 3, 7, and up to 63. In large
+    federations the number is higher, because all other nodes wait for each node that waits. A peer that answers pings
+    but no requests therefore costs one deadline. A peer that answers only sometimes costs little, because many rounds
+    share each deadline.
 
     Args:
-        strict: False puts no peer on probation.
+        strict: False to put no peer on probation.
     """
 
     def __init__(self, strict: bool = True) -> None:
@@ -32,7 +33,7 @@ class Probation:
         self._records: dict[str, _Record] = {}
 
     def record_timeout(self, name: str, peers: int) -> None:
-        """Note that one of so many peers was waited for in vain."""
+        """Record that a peer missed a deadline; `peers` is the number of peers of this node."""
         if not self.strict:
             return
         record = self._records.setdefault(name, _Record())
@@ -41,7 +42,7 @@ class Probation:
         record.owed = (2**record.level - 1) * max(1, peers // 4)
 
     def record_answer(self, name: str) -> None:
-        """Note that a peer has answered, in time or in the background."""
+        """Record an answer of a peer, in time or in the background."""
         record = self._records.get(name)
         if record is None:
             return
@@ -55,10 +56,10 @@ class Probation:
                 del self._records[name]
 
     def owes(self, name: str) -> bool:
-        """Return whether a peer is not to be waited for yet."""
+        """Return whether a peer is on probation, so that this node does not wait for it yet."""
         record = self._records.get(name)
         return record is not None and record.owed > 0
 
     def forget(self, name: str) -> None:
-        """Forget a peer that is no member any more."""
+        """Remove a peer that is no longer a member."""
         self._records.pop(name, None)

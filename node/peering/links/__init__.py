@@ -1,4 +1,4 @@
-"""Links with peers: dialling, introduction, routing of frames, gossip of the membership log.
+"""Links with peers: dialling, introduction, routing of frames, and gossip of the membership log.
 
-`p2pfl.node.peering.peer_manager` puts them together.
+`p2pfl.node.peering.peer_manager` connects these parts.
 """

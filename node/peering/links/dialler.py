@@ -1,4 +1,4 @@
-"""Dialling of peers that are not connected, or connected through a broker only."""
+"""Dialling of peers that are not connected or are connected through a broker only."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from p2pfl.protocols.transport import Link
 from p2pfl.random_streams import RandomStreams
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 4.0  # seconds between attempts to reach a silent peer
-GRACE = 1.0  # seconds that the node with the greater key leaves the dialling to the other one
-INTRODUCTION = 5.0  # seconds for the answer to a hello
-UPGRADE = 15.0  # seconds between attempts to reach a peer without the broker
-HINT_RATE, HINT_BURST = 1.0, MOST_ADDRESSES  # addresses a second of one peer that are dialled on the word of others
+GRACE = 1.0  # seconds for which the node with the greater key leaves the dialling to the other one
+INTRODUCTION = 5.0  # seconds to wait for the answer to a hello
+UPGRADE = 15.0  # seconds between attempts to replace a link through the broker by a direct one
+HINT_RATE, HINT_BURST = 1.0, MOST_ADDRESSES  # addresses of one peer, reported by others, that are dialled per second
 
 
 class Dialler:
-    """Keeps in touch with each peer: dials it until it is introduced, and again when its link ends."""
+    """Dialler that connects to each peer until it is introduced, and again when its link ends."""
 
     def __init__(
         self,
@@ -47,29 +47,29 @@ class Dialler:
         self._keeping: dict[str, Task[None]] = {}
 
     def keep(self, peer: Peer) -> None:
-        """Keep in touch with a peer from now on."""
+        """Start to keep a peer connected."""
         name = f"{self._config.name} keeps in touch with {peer.name}"
         self._keeping[peer.name] = self._tasks.spawn(self._keep_in_touch(peer), name)
 
     def forget(self, peer: Peer) -> None:
-        """Dial a peer no longer."""
+        """Stop dialling a peer."""
         if (task := self._keeping.pop(peer.name, None)) is not None:
             task.cancel()
 
     def found(self, peer: Peer, address: str, source: str) -> None:
-        """Note where a peer may be. It proves its key when it is dialled."""
+        """Record an address at which a peer may be reachable. The peer proves its key when it is dialled."""
         is_new = peer.hint(address, source)
-        if not is_direct(address) and peer.link is None:  # it has just said itself that it is there
+        if not is_direct(address) and peer.link is None:  # it has just announced itself
             peer.untried = True
         if is_new and (peer.link is None or not peer.link.direct) and self._has_untried(peer):
             peer.trouble.set()
         self._table.changes.notify()
 
     async def _keep_in_touch(self, peer: Peer) -> None:
-        """Dial a peer that is not there, and probe one that is silent; for ever, but less and less often."""
+        """Dial a peer that is not connected and probe one that is silent, without end but less and less often."""
         table, guard, period = self._table, self._config.options.guard, self._config.options.period
         pause = FIRST_PAUSE
-        if peer.key < self._config.key and period < inf:  # so that not both dial at once
+        if peer.key < self._config.key and period < inf:  # so that not both nodes dial at the same time
             await table.changes.until(lambda: peer.introduced, GRACE)
         for attempt in count():
             if peer.problem or (peer.introduced and not table.is_suspected(peer)):
@@ -89,17 +89,17 @@ class Dialler:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _is_urgent(self, peer: Peer) -> bool:
-        """Return whether there is no reason to wait before a peer is dialled or probed again."""
+        """Return whether to dial or probe a peer again without a pause."""
         if peer.link is None:
             return self._has_untried(peer)
         return not self._table.is_suspected(peer)
 
     def _has_untried(self, peer: Peer) -> bool:
-        """Return whether a peer has an address that was not dialled yet and may be dialled now."""
+        """Return whether a peer has an address that has not been dialled yet and may be dialled now."""
         return peer.untried and self._hints.remaining(peer.key, asyncio.get_running_loop().time()) >= 1
 
     async def _wait_for_trouble(self, peer: Peer) -> None:
-        """Wait for trouble with a peer; or, where it is reached through a broker, until another way may be tried."""
+        """Wait for trouble with a peer or, if it is reached through a broker, for the next attempt at a direct link."""
         while True:
             if self._could_be_direct(peer) and self._has_untried(peer):
                 return
@@ -121,7 +121,7 @@ class Dialler:
         )
 
     async def _dial(self, peer: Peer) -> None:
-        """Try the addresses of a peer at once; where none answers, the broker."""
+        """Dial all addresses of a peer at the same time; if none answers, connect through the broker."""
         before, peer.untried = peer.link, False
         link = await self._first_of(peer, self._to_dial(peer) if self._directly else [])
         if link is None and before is None:
@@ -130,7 +130,7 @@ class Dialler:
             self._note(peer, "no address of it is known yet")
         if link is None:
             return
-        if peer.link is not before:  # it was quicker
+        if peer.link is not before:  # the peer connected first
             link.close()
             return
         try:
@@ -142,7 +142,10 @@ class Dialler:
             link.close()
 
     def _to_dial(self, peer: Peer) -> list[str]:
-        """Return the addresses to be dialled now; of hints as many as are allowed, the one dialled last at the end."""
+        """Return the addresses to dial now, with the last dialled address at the end.
+
+        Addresses from hints are included only as far as their rate limit permits.
+        """
         now = asyncio.get_running_loop().time()
         direct = [address for address in peer.addresses if is_direct(address)]
         hints = [address for address in direct if peer.is_hint(address)]
@@ -159,7 +162,7 @@ class Dialler:
         return link
 
     async def _first_of(self, peer: Peer, addresses: list[str]) -> Link | None:
-        """Return a link over the first of some addresses that answers, or None; the others are given up."""
+        """Return a link over the first address that answers, or None; cancel the other attempts."""
         attempts = [asyncio.ensure_future(self._reach(peer, address)) for address in addresses]
         found: Link | None = None
         try:
@@ -178,11 +181,11 @@ class Dialler:
         return found
 
     def _note(self, peer: Peer, reason: str) -> None:
-        """Replace the reason for which a peer is suspected."""
+        """Replace the reason for the suspicion of a peer."""
         if self._table.is_suspected(peer):
             self._table.suspect(peer, reason)
 
 
 def is_direct(address: str) -> bool:
-    """Return whether an address is reached without a broker."""
+    """Return whether an address can be reached without a broker."""
     return not address.startswith("mqtt:")

@@ -1,4 +1,4 @@
-"""Detection of two processes, or two copies of a folder, that use the key of one node."""
+"""Detection of two processes, or two copies of a folder, that use the same node key."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from p2pfl.protocols.wire.envelope import Opened, Payload
 
 
 class IncarnationConflictError(P2pflError):
-    """A peer has a later frame of this node's key, which this process has not signed.
+    """Error: a peer has a later frame signed with this node's key that this process did not sign.
 
     Attributes:
-        incarnation: of that frame.
+        incarnation: incarnation in that frame.
     """
 
     def __init__(self, incarnation: int) -> None:
@@ -29,7 +29,11 @@ class IncarnationConflictError(P2pflError):
 
 
 class IncarnationCheck:
-    """Shows peers the newest frame of their key when they repeat old numbers, and checks what they show to this node."""
+    """Check for reused keys.
+
+    It shows a peer the newest frame of its key if the peer repeats old numbers, and checks the frames that peers show
+    to this node.
+    """
 
     def __init__(self, config: PeeringConfig, messenger: Messenger, tasks: BackgroundTasks) -> None:
         self._name = config.name
@@ -40,17 +44,17 @@ class IncarnationCheck:
         self._shown: WeakSet[Link] = WeakSet()
 
     def show_newest(self, link: Link, peer: Peer) -> None:
-        """Send the newest frame of a peer's key over a link, once: the peer's folder may be a copy, or restored."""
+        """Send a peer the newest frame of its key, once per link. The peer's folder may be a copy or a backup."""
         if link not in self._shown:
             self._shown.add(link)
             with suppress(TransportError):
                 self._messenger.send_over(link, peer, m.Conflict(), Payload.of(self._door.newest(peer.key)))
 
     def receive(self, opened: Opened) -> None:
-        """End the node with IncarnationConflictError if another process has signed the frame that a peer shows.
+        """End the node with IncarnationConflictError if another process signed the frame that a peer shows.
 
         Raises:
-            ProtocolError: it is no frame of this node's key.
+            ProtocolError: the frame does not carry this node's key.
         """
         if (incarnation := self._sealer.foreign(opened.payload)) is not None:
             self._tasks.fail(IncarnationConflictError(incarnation), f"{self._name} has started elsewhere")

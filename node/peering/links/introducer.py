@@ -1,4 +1,4 @@
-"""Introduction of peers to each other: the hello with everything that must be equal on both sides."""
+"""Introduction of peers to each other, with a hello that contains all settings that must be equal on both sides."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Opened, Payload
 from p2pfl.system.printable import printable
 
-SETTLED = 5.0  # seconds after which nothing is on its way over a link that was replaced
+SETTLED = 5.0  # seconds after which no data is in transit over a replaced link
 
 
 class Introducer:
-    """Introduces this node over new links, and accepts peers that agree with it.
+    """Introducer that greets peers over new links and accepts peers with equal settings.
 
-    Where the settings of both sides differ, each keeps the other out and names the difference.
+    If the settings differ, each side excludes the other and names the difference.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Introducer:
         self._gossip = gossip
 
     def parameters(self) -> Payload:
-        """Return the payload of a hello: what must be equal, and the state of this node."""
+        """Return the payload of a hello: the settings that must be equal, and the state of this node."""
         local, version = self._local, self._config.membership_version
         return Payload.of(
             m.HelloParameters(dict(self._config.agreed), local.public_info, local.round, local.final, version).encode()
@@ -55,12 +55,12 @@ class Introducer:
         self._messenger.send_over(link, peer, m.Hello(), self.parameters())
 
     def receive(self, peer: Peer, link: Link, opened: Opened) -> None:
-        """Handle a hello, or the answer to one.
+        """Handle a hello or the answer to one.
 
         Raises:
-            ProtocolError: it is malformed, or the peer differs in what must be equal.
+            ProtocolError: the message is malformed, or a setting that must be equal differs.
         """
-        if peer.incarnation != opened.incarnation:  # what an earlier life of it was asked is lost
+        if peer.incarnation != opened.incarnation:  # requests to an earlier incarnation of the peer are lost
             peer.incarnation = opened.incarnation
             peer.give_up()
         theirs, answer = m.decode_hello_parameters(opened.payload), isinstance(opened.message, m.Hello)
@@ -74,7 +74,7 @@ class Introducer:
         self._choose_link(peer, link, answer)
         peer.known = True
         peer.public_info, peer.stopped = theirs.public_info, theirs.stopped
-        peer.round, peer.checking = theirs.round, 0  # also back: a peer that has lost its disk starts anew
+        peer.round, peer.checking = theirs.round, 0  # possibly lower: a peer that has lost its disk starts again
         peer.membership_version = theirs.membership_version
         self._table.watch(peer)
         self._table.heard(peer)
@@ -82,20 +82,20 @@ class Introducer:
         self._table.changes.notify()
 
     def _choose_link(self, peer: Peer, link: Link, answer: bool) -> None:
-        """Use a new link with a peer, unless it is slower than the one before and was dialled from here."""
+        """Use a new link with a peer, unless it is slower than the previous one and this node dialled it."""
         link.trust()
         before = peer.link
         slower = before is not None and before.direct and not link.direct
-        if answer or not slower:  # the answer through the broker may come after a direct link was made
+        if answer or not slower:  # the answer through the broker may arrive after a direct link was made
             peer.link = link
         if before is not None and link.direct and not before.direct:
             asyncio.get_running_loop().call_later(SETTLED, before.close)
-        elif answer and slower:  # whether it cannot be reached directly any more, or has dialled both ways at once
+        elif answer and slower:  # the peer is no longer reachable directly, or it has dialled both ways at once
             peer.trouble.set()
 
 
 def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Return a sentence on what two nodes do not agree on, with both values; "" if they agree."""
+    """Return a sentence that names the differing settings of two nodes with both values; "" if they agree."""
     for key in sorted({*ours, *theirs}):
         mine, other = ours.get(key, "not set"), theirs.get(key, "not set")
         if mine != other:

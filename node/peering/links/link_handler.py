@@ -18,9 +18,9 @@ from p2pfl.protocols.transport import Link
 
 
 class LinkHandler:
-    """Handler of a transport (see p2pfl.protocols.transport.Handler).
+    """Handler of a transport's links (see p2pfl.protocols.transport.Handler).
 
-    It verifies every frame, counts what is refused by its cause and its sender, and hands on the rest.
+    It verifies every frame, counts refused frames by cause and sender, and passes all others on.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LinkHandler:
         self._newcomers = Newcomers(config.options.answer_join)
 
     def received(self, link: Link, frame: memoryview) -> None:
-        """Handle a frame. Nothing is raised: its errors are counted."""
+        """Handle a frame. Errors are counted, not raised."""
         try:
             if link.joining:
                 answer = self._newcomers.ask(link, frame)
@@ -66,23 +66,23 @@ class LinkHandler:
             self._fail(link, error)
 
     def drained(self, link: Link) -> None:
-        """Report that a peer has read most of what it was sent."""
+        """Report that a peer has read most of the data sent to it."""
         for peer in self._with(link):
             self._events.drained(peer)
 
     def lost(self, link: Link, reason: str) -> None:
-        """Take the peer at the other end of a link for gone."""
+        """Mark the peer at the other end of a link as disconnected."""
         for peer in self._with(link):
             self._table.disconnect(peer, reason)
 
     def refused(self, cause: str, detail: str) -> None:
-        """Count somebody who was kept out; log the first one of each cause."""
+        """Count a refused connection; log the first one of each cause."""
         self._rejected[cause] += 1
-        if self._rejected[cause] == 1:  # the status counts the rest
+        if self._rejected[cause] == 1:  # the status file counts the rest
             self._options.log.warning(f"refused, {detail}", cause=cause)
 
     def serve(self, link: Link | None, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run the work that a frame of a link has asked for; an error in it ends that link only."""
+        """Run the work that a frame of a link requested. An error in it ends only that link."""
 
         async def count_errors() -> None:
             try:
@@ -105,14 +105,14 @@ class LinkHandler:
         link.send([reply.frame])
 
     def _expect_member(self, link: Link) -> None:
-        """Close a link of one whose membership has ended since: a peer may have more links than the one in use."""
+        """Close the link of a peer whose membership has ended. A peer may have other links than the one in use."""
         gate = self._options.gate
         if gate is not None and link.key is not None and (cause := gate.refusal(link.key)):
             link.close()
             raise ProtocolError(cause, f"{link.key.hex()} is no member any more")
 
     def _refuse(self, link: Link, error: ProtocolError) -> None:
-        """Count a refused frame by its cause and its sender. A member that sends many invalid ones is kept out."""
+        """Count a refused frame by cause and sender. Exclude a member that sends many invalid frames."""
         self._rejected[error.cause] += 1
         peer = self._table.with_key(link.key)
         if peer is None:
@@ -127,7 +127,7 @@ class LinkHandler:
             self._table.disconnect(peer, f"kept out for {seconds:.0f} s, as it sent nonsense ({error.cause})")
 
     def _fail(self, link: Link | None, error: Exception) -> None:
-        """End a link after an unexpected error at one of its frames; or the node, where nobody counts faults."""
+        """End a link after an unexpected error in one of its frames, or the node if faults are not counted."""
         on_fault = self._options.on_fault
         if on_fault is None:
             self._tasks.fail(error, f"{self._name} handles a frame")

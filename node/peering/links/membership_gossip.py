@@ -14,14 +14,14 @@ from p2pfl.protocols.transport import AccessControl
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import Opened, Payload
 
-NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions a second of one peer that are answered with news of the membership
+NEWS_RATE, NEWS_BURST = 0.2, 3  # introductions per second of one peer that are answered with missing entries
 
 
 class MembershipGossip:
-    """Sends peers the entries that they lack, and takes in theirs.
+    """Gossip that sends peers the entries that they lack and accepts entries from them.
 
     Args:
-        gate: holds the log; None where there is none.
+        gate: holds the log; None if there is none.
     """
 
     def __init__(self, gate: AccessControl | None, messenger: Messenger) -> None:
@@ -34,7 +34,7 @@ class MembershipGossip:
         if self._gate is None:
             return
         try:
-            while peer.membership_version < self._gate.membership_version:  # a long log takes several messages
+            while peer.membership_version < self._gate.membership_version:  # a long log needs several messages
                 news = self._gate.after(peer.membership_version, m.Entries.LIMIT)
                 self._messenger.send(peer, m.Entries(self._gate.membership_version), Payload.of(news))
                 peer.membership_version += len(msgspec.msgpack.decode(news, type=list[msgspec.Raw]))
@@ -42,15 +42,15 @@ class MembershipGossip:
             self._messenger.rejected["link lost"] += 1
 
     def greet(self, peer: Peer) -> None:
-        """Send the entries that a peer lacks when it was introduced, but not as often as it likes."""
+        """Send a newly introduced peer the entries that it lacks, within a rate limit."""
         if self._news.take(peer.key, asyncio.get_running_loop().time()):
             self.send(peer)
 
     def receive(self, peer: Peer, message: m.Entries, opened: Opened) -> None:
-        """Take in the entries of a peer.
+        """Accept entries from a peer.
 
         Raises:
-            ProtocolError: there is no log here, or they are malformed or not signed.
+            ProtocolError: this node has no log, or the entries are malformed or not signed.
         """
         peer.membership_version = max(peer.membership_version, message.membership_version)
         if self._gate is None:

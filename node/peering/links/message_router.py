@@ -1,4 +1,4 @@
-"""Routing of authentic messages to the part of a node that handles them."""
+"""Routing of authentic messages to the parts of a node that handle them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2pfl.protocols.wire.envelope import OVERHEAD, Opened
 
 
 class MessageRouter:
-    """Hands on every message of an introduced peer; of others only those that introduce them."""
+    """Router that passes on every message of an introduced peer, and only introductions of others."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MessageRouter:
         """Handle an authentic message.
 
         Raises:
-            ProtocolError: the peer must not send it.
+            ProtocolError: the peer must not send this message.
             TransportError: the answer cannot be sent.
         """
         message = opened.message
@@ -65,7 +65,7 @@ class MessageRouter:
             case m.Bye():
                 self._note_bye(peer, message)
             case m.RoundReached():
-                pass  # the round is all that it says
+                pass  # the message contains only the round
             case _:
                 self._events.handle(peer, opened)
 
@@ -76,7 +76,7 @@ class MessageRouter:
             raise ProtocolError("not introduced", peer.name)
 
     def _note_round(self, peer: Peer, message: m.Message) -> None:
-        """Note the round that a message names; only `RoundReached` may say that its sender went back."""
+        """Record the round in a message. Only `RoundReached` may move its sender back."""
         if isinstance(message, m.RoundReached):
             self._table.set_round(peer, message.round)
         elif isinstance(message, m.Get | m.Submit | m.NotAvailable | m.Pong | m.Bye):
