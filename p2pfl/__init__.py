@@ -1,7 +1,8 @@
 """Public API of p2pfl: parameters, tasks, training, similarity, aggregation and policies.
 
-A researcher writes against this package. It knows no socket, no clock and no event loop, and imports neither `protocols` nor
-`topologies`. Names that need torch, `Node` and `simulate` are loaded at their first use, so that `import p2pfl` stays fast.
+Researchers write policies and tasks against this package. It does not use sockets, clocks or event loops, and imports
+neither `protocols` nor `topologies`. Names that need torch, `Node` and `simulate` are loaded at their first use, so
+that `import p2pfl` stays fast.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from p2pfl.sim.api import simulate
     from p2pfl.testing import run_in_memory
 
-# Loaded at the first use: torch takes over a second, and `node` and `sim` lie above this package.
+# Loaded at the first use: torch takes over a second, and `node` and `sim` are layers above this package.
 _LAZY = {
     "SGD": "p2pfl.learning.optimizers",
     "Adam": "p2pfl.learning.optimizers",
@@ -73,7 +74,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker takes the names from the imports above, and reports those that are unknown
+if not TYPE_CHECKING:  # a type checker uses the imports above, and reports unknown names
 
     def __getattr__(name):
         if name not in _LAZY:

@@ -1,9 +1,9 @@
-"""What a node has received, charged to its budget: models and bytes of a round, and models held at once.
+"""Charge received models to a node's budget: models and bytes of a round, and models held at the same time.
 
-- A model is charged when it has come, with the bytes of its frame; until then its place is kept.
-- In the preparation each call of `Peers.models` is one step, which may bring as many models as a round. It is counted apart.
-- A model is held for as long as the policy keeps its array, wherever it keeps it. This is counted where there is a budget.
-- `Peers.scores` sends a model out and brings none: its bytes count as sent, and the budget does not limit it.
+- A model is charged when it arrives, with the bytes of its frame. Until then its place is reserved.
+- In the preparation each call of `Peers.models` is one step, with the limits of a round. It is counted separately.
+- A model counts as held as long as the policy keeps its array anywhere. This is only counted if there is a budget.
+- `Peers.remote_losses` sends a model and receives none: its bytes count as sent, and the budget does not limit it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from p2pfl.policy import Budget, Update
 
 
 class Reservation(NamedTuple):
-    """Room that is kept for models that were asked for.
+    """Part of a budget that is set aside for requested models.
 
     Attributes:
-        ids: whose.
-        bytes: what they are expected to take; 0 where bytes are not limited.
+        ids: the peers whose models were requested.
+        bytes: the expected size of the models; 0 if bytes are not limited.
     """
 
     ids: Sequence[str]
@@ -35,20 +35,21 @@ class Reservation(NamedTuple):
 
 
 class BudgetTracker:
-    """
+    """Tracker of one node's use of its budget.
+
     Args:
-        refuse: let in what fits, instead of raising BudgetExceededError where a policy asks for too much.
+        refuse: admit only the models that fit, instead of raising BudgetExceededError when a policy requests too much.
 
     Attributes:
-        models, bytes: of the round so far. (`bytes` only where there is a budget.)
-        round_models, round_bytes: of all rounds so far.
+        models, bytes: received in this round so far (`bytes` only if there is a budget).
+        round_models, round_bytes: received in all rounds so far.
         preparing: whether no round has begun yet.
-        preparation_models: of the preparation.
-        most_held: the most models that were held at once; only counted where there is a budget.
-        refused: how many models were asked for beyond the budget.
-        refusal: why, the last time.
-        oversized: how often a peer's model took more bytes than were left, by name.
-        refuses: whether it leaves out what does not fit.
+        preparation_models: models received in the preparation.
+        most_held: the most models held at the same time; only counted if there is a budget.
+        refused: number of models requested beyond the budget.
+        refusal: reason of the last refusal.
+        oversized: number of models of each peer that took more bytes than were left.
+        refuses: whether it leaves out models that do not fit.
     """
 
     def __init__(self, budget: Budget, refuse: bool = False) -> None:
@@ -63,7 +64,7 @@ class BudgetTracker:
         self.refuses = refuse
         self.oversized: Counter[str] = Counter()
         self.preparing = True
-        self._places = self._place_bytes = 0  # kept for what was asked for and has not come yet
+        self._places = self._place_bytes = 0  # reserved for requested models that have not arrived
         self._held: dict[int, ref[np.ndarray]] = {}
 
     def begin_round(self) -> None:
@@ -71,13 +72,13 @@ class BudgetTracker:
         self.models = self.bytes = 0
 
     def reserve(self, ids: Sequence[str], size: Callable[[str], int]) -> Reservation:
-        """Keep places for models of `ids` that are about to be asked for, as far as the budget lets them in.
+        """Reserve places for models of `ids` that are about to be requested, as far as the budget admits them.
 
         Args:
-            size: bytes that a peer's model is expected to take.
+            size: expected bytes of a peer's model.
 
         Raises:
-            BudgetExceededError: they are not all let in, and the ledger does not refuse.
+            BudgetExceededError: the budget does not admit all of them, and the tracker does not refuse.
         """
         if not self.limited:
             return Reservation(ids, 0)
@@ -98,7 +99,7 @@ class BudgetTracker:
     def within_budget(
         self, rng: Callable[[str], np.random.Generator], ids: Sequence[str], size: Callable[[str], int]
     ) -> Sequence[str]:
-        """Return those of `ids` for whose models there is room in what is left of the budget; which ones, is drawn.
+        """Return a random selection of `ids` whose models fit into the rest of the budget, or all of them if they fit.
 
         Args:
             rng: the node's generators by purpose.
@@ -116,13 +117,13 @@ class BudgetTracker:
         return fitting(rng("budget"), ids, sizes, left, most)
 
     def release(self, places: Reservation) -> None:
-        """Give up places: the models have come, or will not."""
+        """Release places: the models have arrived, or will not arrive."""
         if self.limited:
             self._places -= len(places.ids)
             self._place_bytes -= places.bytes
 
     def take(self, updates: list[Update]) -> list[Update]:
-        """Charge models that have come; return them so that it is known for how long they are held."""
+        """Charge models that have arrived. Return them so that the tracker sees how long they are held."""
         if self.preparing:
             self.preparation_models += len(updates)
         else:
@@ -139,7 +140,7 @@ class BudgetTracker:
         return [self._lease(update) for update in updates]
 
     def _fitting(self, updates: list[Update]) -> list[Update]:
-        """Return those updates, the small ones first, whose bytes are within the budget: they may be more than expected."""
+        """Return the updates, smallest first, whose bytes fit the budget: models can be larger than expected."""
         kept, left = set(), self.budget.bytes - self.bytes - self._place_bytes
         for update in sorted(updates, key=lambda update: update.size):
             if update.size <= left:
@@ -152,7 +153,7 @@ class BudgetTracker:
         return [update for update in updates if update.sender in kept]
 
     def admits(self, size: int) -> bool:
-        """Return whether there is room for one model more, of so many bytes; if not, it counts as refused."""
+        """Return whether there is room for one more model of `size` bytes. If not, it counts as refused."""
         room, reason = self._room(1, [size] if self.budget.bytes else [])
         if not room:
             self.refused += 1
@@ -160,9 +161,9 @@ class BudgetTracker:
         return bool(room)
 
     def charge(self, size: int) -> None:
-        """Charge a model of so many bytes that a coordinator has assigned; 0 bytes are none, as it is that node itself.
+        """Charge an assigned model of `size` bytes. 0 bytes mean this node is the coordinator: nothing is charged.
 
-        It takes the place of the node's own, so it is not held beside it.
+        It replaces the node's own model, so it does not count as held.
         """
         if size:
             self.models += 1
@@ -176,7 +177,7 @@ class BudgetTracker:
         return len(self._held)
 
     def _room(self, count: int, sizes: Sequence[int]) -> tuple[int, str]:
-        """Return how many of `count` models, in their order, there is room for, and what is in the way of the rest."""
+        """Return how many of `count` models fit, in their order, and the limit that excludes the rest."""
         budget, span = self.budget, "step of the preparation" if self.preparing else "round"
         models, used, held = self.models + self._places, self.bytes + self._place_bytes, self.held + self._places
         room, reason = count, ""
@@ -193,7 +194,7 @@ class BudgetTracker:
         return room, reason
 
     def _lease(self, update: Update) -> Update:
-        """Return an update with an array of its own, as others may hold the same one: the lease ends with this array."""
+        """Return an update with its own array, because others may hold the same one. The lease ends with this array."""
         params = update.params.view()
         lease = ref(params, self._release)
         self._held[id(lease)] = lease

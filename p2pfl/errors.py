@@ -31,18 +31,18 @@ class P2pflError(Exception):
 
 
 class ConfigurationError(P2pflError):
-    """Mistake in what the user wrote: the text says what is wrong, where, and what would be right."""
+    """Mistake in the user's input. The text says what is wrong, where, and what is expected."""
 
 
 class MissingRequirementError(ConfigurationError):
-    """Absence of something that the user must bring or install: a data set, an extra."""
+    """Missing requirement that the user must provide or install: a data set, an extra."""
 
 
 class RunError(P2pflError):
-    """End of a run for another reason than its configuration.
+    """End of a run for a reason other than its configuration.
 
     Attributes:
-        run: name of the run, where there are several; "" otherwise.
+        run: the name of the run if there are several; otherwise "".
     """
 
     run = ""
@@ -51,19 +51,19 @@ class RunError(P2pflError):
         return f"{self.run}: {self.reason()}" if self.run else self.reason()
 
     def reason(self) -> str:
-        """Return why, without the run."""
+        """Return the reason without the name of the run."""
         return super().__str__()
 
 
 class BudgetExceededError(RunError):
-    """Request of a policy for more than its node's budget allows."""
+    """Policy request that exceeds its node's budget."""
 
 
 class DivergenceError(RunError):
-    """Training that gave a parameter that is not finite."""
+    """Training that produced a parameter that is not finite."""
 
     def __init__(self, name: str, round: int) -> None:
-        super().__init__(name, round)  # of which pickle makes it again when it comes from another process
+        super().__init__(name, round)  # pickle rebuilds the error from these when it comes from another process
 
     def reason(self) -> str:
         name, round = self.args
@@ -71,11 +71,11 @@ class DivergenceError(RunError):
 
 
 RENAMED = {"judged": "reported_stage"}
-"""Keys of earlier versions, and what they are called now."""
+"""Current names of keys from earlier versions."""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
-    """Return the error for a `name` that is none of the `known` ones, with its new name or the nearest of them."""
+    """Return the error for an unknown `name`, with its new name or the nearest `known` one."""
     names = sorted(known)
     parent, dot, key = name.rpartition(".")
     if (new := f"{parent}{dot}{RENAMED.get(key, key)}") in names:
@@ -86,7 +86,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigurationError:
 
 
 def none_of(where: str, value: object, allowed: Iterable[object]) -> ConfigurationError:
-    """Return the error for a `value` that is none of the few `allowed` ones, with all of them and the nearest."""
+    """Return the error for a `value` that is not `allowed`, with all allowed values and the nearest one."""
     words = [str(word) or '""' for word in allowed]
     near = difflib.get_close_matches(str(value), words, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""

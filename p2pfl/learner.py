@@ -1,4 +1,4 @@
-"""One node's computations on its own data: the base class of learners."""
+"""Base class of learners: one node's computations on its own data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
 def answers(*operations: type) -> Callable[[Answer], Answer]:
-    """Mark a method of a learner as the one that answers queries of these operations.
+    """Mark a method of a learner as the one that answers queries with these operations.
 
     Args:
         operations: types of queries, `p2pfl.update_rules.Rule` for `Train` with a rule, and
@@ -32,11 +32,11 @@ def answers(*operations: type) -> Callable[[Answer], Answer]:
 
 
 class Learner:
-    """Answers queries. Pure: equal queries give equal results, whatever was asked before.
+    """Base of learners, which answer queries. Pure: equal queries give equal results, regardless of earlier queries.
 
-    A subclass marks its methods with `answers`; it answers at least `Train`, `Loss` and `Evaluate`. The optimiser's state
-    ends with the training. A learner that keeps something from training to training is a `p2pfl.task.StatefulLearner` as
-    well.
+    A subclass marks its methods with `answers` and answers at least `Train`, `Loss` and `Evaluate`. The optimiser's
+    state is discarded after each training. A learner that keeps state between trainings also implements
+    `p2pfl.task.StatefulLearner`.
     """
 
     _methods: ClassVar[Mapping[type, str]] = {}  # names of the marked methods, by operation
@@ -54,7 +54,7 @@ class Learner:
         """Return the answer to a query.
 
         Raises:
-            ConfigurationError: the learner does not answer such a query.
+            ConfigurationError: the learner does not answer this query.
         """
         name = self._methods.get(query.operation)
         if name is None:
@@ -86,7 +86,7 @@ class Learner:
     def evaluate(
         self, stack: Sequence[Parameters], splits: Sequence[Split], memory: PredictionMixer | None = None
     ) -> list[dict[str, float]]:
-        """Return figures of K models by name; see `p2pfl.queries.Evaluate`."""
+        """Return the figures of K models by name; see `p2pfl.queries.Evaluate`."""
         return self.compute(Evaluate(stack, splits, memory))
 
 

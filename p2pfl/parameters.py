@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from p2pfl.errors import ConfigurationError
 
 Parameters = NDArray[np.float32]
-"""float32, shape [P]. A value: replaced by a new array, never written in place, because peers hold references to it."""
+"""float32, shape [P]. A value: it is replaced, never written in place, because peers hold references to it."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the tensors in a flat vector, in order: what is trained first, then the rest.
+    """Names and shapes of the tensors in a flat vector, in order: first the trained tensors, then the rest.
 
-    The rest are frozen parameters and float buffers (such as batch norm's running mean): averaged with the peers', never
-    touched by the optimiser.
+    The rest are frozen parameters and float buffers (for example batch norm's running mean). They are averaged with
+    those of the peers; the optimiser never changes them.
 
     Attributes:
-        shapes: (name, shape) of every tensor, in order of its place in the vector.
-        n_trained: how many values, from the start of the vector, the optimiser updates.
-        private: the names of the tensors that stay on their node. Peers see the vector of the rest, float32 [S], whose
-            layout is `shared`.
+        shapes: (name, shape) of every tensor, in the order of the vector.
+        n_trained: number of values, from the start of the vector, that the optimiser updates.
+        private: names of the tensors that stay on the node. Peers see the vector of the other tensors, float32 [S],
+            whose layout is `shared`.
 
     Raises:
-        ConfigurationError: there is no such tensor, or none would be left to be shared.
+        ConfigurationError: a private tensor does not exist, or no tensor would be shared.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -64,7 +64,7 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """16 bytes that differ whenever names, shapes, order, the trained or the private part differ."""
+        """16 bytes that differ if names, shapes, order, the trained part or the private part differ."""
         text = f"p2pfl layout 1\n{self.n_trained}\n" + "\n".join(f"{n} {list(s)}" for n, s in self.shapes)
         if self.private:
             text += f"\nprivate {sorted(self.private)}"
@@ -72,7 +72,7 @@ class Layout:
 
     @cached_property
     def shared(self) -> Layout:
-        """The layout of what peers see; this one where nothing is private."""
+        """Layout of the shared values; this layout itself if nothing is private."""
         if not self.private:
             return self
         trained = sum(stop - start for name, start, stop, _ in self._shared_places if stop <= self.n_trained)
@@ -84,7 +84,7 @@ class Layout:
 
     @cached_property
     def shared_slices(self) -> tuple[slice, ...]:
-        """Where the shared values stand in the vector of all, as few slices as can be, in order."""
+        """Slices of the shared values in the vector of all values, as few as possible, in order."""
         slices: list[slice] = []
         for _, start, stop, _ in self._shared_places:
             if slices and slices[-1].stop == start:
@@ -94,11 +94,11 @@ class Layout:
         return tuple(slices)
 
     def shared_of(self, params: Parameters) -> Parameters:
-        """Return the shared values [S] of all [P]; the same array where nothing is private."""
+        """Return the shared values [S] of all values [P]; the same array if nothing is private."""
         return np.concatenate([params[part] for part in self.shared_slices]) if self.private else params
 
     def with_private(self, shared: Parameters, params: Parameters) -> Parameters:
-        """Return all values [P]: the shared ones [S], and the private ones of `params` [P]; the inverse of `cut`."""
+        """Return all values [P]: the shared ones [S] and the private ones of `params` [P]; inverse of `shared_of`."""
         if not self.private:
             return shared
         whole, start = params.copy(), 0
@@ -113,12 +113,12 @@ class Layout:
         return {name: vector[..., start:stop].reshape(lead + shape) for name, start, stop, shape in self.places}
 
     def flatten(self, tensors: Mapping[str, np.ndarray]) -> Parameters:
-        """Return the flat vector of named arrays; the inverse of `split`."""
+        """Return the flat vector of named arrays; the inverse of `unflatten`."""
         return np.concatenate([np.asarray(tensors[name], np.float32).reshape(-1) for name, _ in self.shapes])
 
 
 def problem(params: np.ndarray, size: int) -> str | None:
-    """Say in a few words why `params` cannot be used as a model of `size` values, or return None where it can."""
+    """Return a short reason why `params` is not a valid model of `size` values, or None if it is."""
     if params.dtype != np.float32 or params.shape != (size,):
         return f"{params.dtype} of shape {list(params.shape)}, expected float32 of shape [{size}]"
     if not np.isfinite(params).all():
@@ -131,7 +131,7 @@ def weighted_mean(models: Sequence[Parameters], weights: Sequence[float]) -> Par
 
     Args:
         models: K vectors of shape [P], in an order that does not depend on their arrival.
-        weights: K weights; they are used as they are, so they should sum to 1.
+        weights: K weights. They are not normalised, so they should sum to 1.
 
     Returns:
         float32, shape [P], a new array.

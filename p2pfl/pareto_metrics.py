@@ -1,7 +1,7 @@
 """Measures of a set of solutions of a problem with several objectives.
 
-Points are float64 [n, m], and more is better in every column; `maximised` makes them of what nodes report. Of objectives
-that are losses the values are negated.
+Points are float64 [n, m], and higher is better in every column. `to_maximisation` makes them from the reported figures;
+it negates objectives that are losses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Points = NDArray[np.float64]
 
 
 class Solutions(NamedTuple):
-    """Solutions of one problem that none of the others dominates.
+    """Solutions of one problem, none dominated by another.
 
     Attributes:
         higher_is_better: by the name of each objective, in their order.
-        preferences: that they are the answers to, float64 [k, m].
-        points: their objectives as they are reported, float64 [k, m].
+        preferences: the preference of each solution, float64 [k, m].
+        points: their objectives as reported, float64 [k, m].
     """
 
     higher_is_better: Mapping[str, bool]
@@ -32,11 +32,11 @@ class Solutions(NamedTuple):
 
 
 def to_maximisation(figures: Sequence[Mapping[str, float]], goals: Mapping[str, bool], split: str = "test") -> Points:
-    """Return the objectives of each node's model, [nodes, m], so that more is better.
+    """Return the objectives of each node's model, [nodes, m], with signs so that higher is better.
 
     Args:
-        figures: what `evaluate` says of each model.
-        goals: of a task, by name whether more is better.
+        figures: the result of `evaluate` for each model.
+        goals: of a task, by name whether higher is better.
     """
     signs = [1 if higher else -1 for higher in goals.values()]
     rows = [[sign * row[f"{split}_{name}"] for sign, name in zip(signs, goals, strict=True)] for row in figures]
@@ -44,33 +44,33 @@ def to_maximisation(figures: Sequence[Mapping[str, float]], goals: Mapping[str, 
 
 
 def non_dominated(points: Points) -> Points:
-    """Return the different points that no other is as good as everywhere and better than somewhere; lexicographic order."""
+    """Return the distinct points that no other point dominates, in lexicographic order."""
     different: Points = np.unique(points, axis=0)
     as_good = (different[None] >= different[:, None]).all(2)  # [i, j]: j is as good as i everywhere
-    front: Points = different[as_good.sum(1) == 1]  # by none but itself
+    front: Points = different[as_good.sum(1) == 1]  # only the point itself is as good
     return front
 
 
 def cardinality(points: Points) -> int:
-    """Return the number of different points on the front (FedPref, Hartmann et al.)."""
+    """Return the number of distinct points on the front (FedPref, Hartmann et al.)."""
     return len(non_dominated(points))
 
 
 def hypervolume(points: Points, reference: Sequence[float]) -> float:
     """Return the volume that the points dominate above `reference`, [m] (Zitzler and Thiele 1999).
 
-    Points that are not better than the reference everywhere add nothing. Of more than two objectives it is computed by
-    moocore (extra `sim`).
+    Points that are not better than the reference in every objective add nothing. With more than two objectives, moocore
+    (extra `sim`) computes it.
 
     Raises:
-        ConfigurationError: moocore is needed, and missing.
+        ConfigurationError: moocore is needed and not installed.
     """
     worst = np.array(reference, np.float64)
     front = non_dominated(points[(points > worst).all(1)]) if len(points) else points
     if not len(front):
         return 0.0
     if len(worst) <= 2:
-        sides = front - worst  # the first column ascends, and so the last descends
+        sides = front - worst  # the first column ascends, so the last descends
         steps = np.diff(sides[:, 0], prepend=0.0)
         return float((steps * sides[:, -1]).sum()) if len(worst) == 2 else float(steps.sum())
     try:
@@ -83,9 +83,11 @@ def hypervolume(points: Points, reference: Sequence[float]) -> float:
 
 
 def inverted_generational_distance(points: Points, true_front: Points) -> float:
-    """Return the mean distance of the points of the true front to the nearest of `points` (Coello and Reyes Sierra 2004).
+    """Return the mean distance of the points of the true front to the nearest of `points`.
 
-    Where the true front is not known, it is that of all solutions found in an experiment. It is NaN without points.
+    The measure is that of Coello and Reyes Sierra 2004.
+
+    If the true front is unknown, pass that of all solutions found in an experiment. The result is NaN without points.
     """
     if not len(points):
         return float("nan")
@@ -96,8 +98,8 @@ def inverted_generational_distance(points: Points, true_front: Points) -> float:
 def sparsity(points: Points) -> float:
     """Return the mean squared distance of neighbours on the front, summed over the objectives (Xu et al. 2020).
 
-    Neighbours are those along one objective at a time: sum_j sum_k (s_j(k) - s_j(k+1))^2 / (n - 1), with s_j the front's
-    values of objective j in order. It is 0 for less than two points.
+    Neighbours are taken along one objective at a time: sum_j sum_k (s_j(k) - s_j(k+1))^2 / (n - 1), with s_j the
+    front's values of objective j in order. It is 0 for fewer than two points.
     """
     front = non_dominated(points)
     if len(front) < 2:
@@ -106,7 +108,7 @@ def sparsity(points: Points) -> float:
 
 
 def measures(points: Points, reference: Sequence[float], true_front: Points | None = None) -> dict[str, float]:
-    """Return all measures of a set of solutions by name; `igd` only where the true front is given."""
+    """Return all measures of a set of solutions by name; `igd` only if the true front is given."""
     found = {
         "hypervolume": hypervolume(points, reference),
         "sparsity": sparsity(points),
@@ -116,7 +118,7 @@ def measures(points: Points, reference: Sequence[float], true_front: Points | No
 
 
 def mean_reward(points: Points, preferences: NDArray[np.float64]) -> float:
-    """Return the mean over the nodes of each one's objectives weighted by its own preference.
+    """Return the mean over the nodes of each node's objectives, weighted by its own preference.
 
     Args:
         points, preferences: of the same nodes, [n, m] each.

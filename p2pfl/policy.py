@@ -1,4 +1,4 @@
-"""Interface of policies: their view of the own node and of its peers, and their result.
+"""Interface of policies: the view of the own node and of its peers, and the result of a round.
 
 A policy is one short asynchronous procedure per round. A complete one:
 
@@ -35,26 +35,28 @@ from p2pfl.queries import Loss, Mean, Query, R, Split, Train
 from p2pfl.update_rules import Rule
 
 Stage = Literal["prepared", "trained", "merged"]
-"""Which model of a round: `prepared` at round 0, `trained` before a node collaborates, `merged` after."""
+"""Point of a round at which a model is published: `prepared` in round 0, `trained` before merging, `merged` after."""
 
 Robust = Literal["none", "median-clip"]
-"""The protection against members that lie that a federation has agreed on; see p2pfl.algorithms.robust_aggregation."""
+"""Protection against lying members, as the federation agreed; see p2pfl.algorithms.robust_aggregation."""
 
 Extras = Mapping[str, np.ndarray]
-"""What a policy publishes with a model: small arrays by name."""
+"""Small arrays by name that a policy publishes with a model."""
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
-    """A model of one node, as another one gets it. A value: nothing in it may be written.
+    """A model of one node as another node receives it. A value: never write into it.
 
     Attributes:
         sender: the id of the node that trained it.
+        round: the round in which it was published.
+        stage: the stage at which it was published.
         params: float32, shape [P].
-        n_samples: how many training samples the sender has.
-        extras: what the sender's policy published with it (DAC: its similarities), small arrays by name.
-        final: the sender has stopped and will not change any more.
+        n_samples: number of training samples of the sender.
+        extras: small arrays by name that the sender's policy published with it (DAC: its similarities).
+        final: whether the sender has stopped, so that its model no longer changes.
         age: seconds since it was published, measured by the sender.
-        size: bytes of the frame that brought it.
+        size: bytes of the frame in which it arrived.
     """
 
     sender: str
@@ -69,22 +71,25 @@ class Update(msgspec.Struct, frozen=True, gc=False):
 
 
 class Merge(NamedTuple):
-    """What a round makes: the new parameters, and how much each node's model counted in them (the own id included)."""
+    """Result of a round: the new parameters, and the weight of each node's model in them (the own id included)."""
 
     params: Parameters
     weights: Mapping[str, float]
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):
-    """What a participant gives the coordinator in a round. A value: nothing in it may be written.
+    """The model that a participant sends to the coordinator in a round. A value: never write into it.
 
     Attributes:
-        params: as they were trained; float32, shape [P].
-        n_samples: how many training samples the sender has.
-        extras: what its policy says with it, small arrays by name.
-        previous: the extras of the assignment from which it went on; none before the first.
-        start: the model from which it trained, float32 [P]; None where the coordinator knows it, as it has assigned it, and
-            where the policy's step does not ask for it. With `previous` it is what a successor rebuilds the state from.
+        sender: the id of the participant.
+        round: the round of the submission.
+        params: the trained model; float32, shape [P].
+        n_samples: number of training samples of the sender.
+        extras: small arrays by name that the sender's policy adds.
+        previous: the extras of the assignment from which the sender continued; empty before the first one.
+        start: the model from which the sender trained, float32 [P]. None if the coordinator knows it because it
+            assigned it, or if the policy's step does not need it. A new coordinator rebuilds the state from this and
+            `previous`.
     """
 
     sender: str
@@ -97,13 +102,13 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
 
 
 class Assignment(msgspec.Struct, frozen=True, gc=False):
-    """What the coordinator gives back to a participant: its new parameters. A value, too.
+    """The coordinator's answer to a submission: the participant's new parameters. A value: never write into it.
 
     Attributes:
         params: float32, shape [P].
-        weights: how much each participant's model counted in them.
-        extras: what the participant says again with its next submission, small arrays by name.
-        size: bytes of the frame that brought it; 0 at the coordinator itself.
+        weights: the weight of each participant's model in `params`.
+        extras: small arrays by name that the participant returns with its next submission.
+        size: bytes of the frame in which it arrived; 0 at the coordinator itself.
     """
 
     params: Parameters
@@ -113,11 +118,11 @@ class Assignment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node may receive; 0 means no limit. How it is charged stands in p2pfl.budget.
+    """Limits of what a node may receive; 0 means no limit. p2pfl.budget defines how they are charged.
 
     Attributes:
         models: models received in one round, or in one step of the preparation.
-        held: received models held at once.
+        held: received models held at the same time.
         bytes: bytes of models received in one round, or in one step of the preparation.
     """
 
@@ -131,28 +136,28 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def at_once(self) -> int:
-        """How many models may be had at once; 0 means no limit."""
+        """Number of models that may be fetched at the same time; 0 means no limit."""
         return min((limit for limit in (self.models, self.held) if limit), default=0)
 
     def cap(self, models: int) -> int:
-        """Return how many of so many models may be had at once."""
+        """Return `models`, or the number that may be fetched at the same time if that is lower."""
         return min(models, self.at_once) if self.at_once else models
 
 
 class Me(Protocol):
-    """The policy's own node. `train`, `mean` and `loss` are short for `compute` with such a query.
+    """The policy's own node. `train`, `mean` and `loss` are shortcuts for `compute` with the query of that name.
 
     Attributes:
-        id: by which the federation knows it.
-        round: that the node is in, from 1; 0 in the preparation.
-        rounds: how many there will be, unless the node stops early.
-        params: as the last round left them; shape [P]. Where a part of the parameters is private (see
-            p2pfl.parameters.Layout), a policy sees nothing of it: P is the number of shared values everywhere here.
-        initial: the model that all nodes have started from; shape [P].
-        n_samples: of training.
-        budget: what the node may receive.
-        layout: what the values of a model are.
-        robust: the protection against members that lie.
+        id: the node's id in the federation.
+        round: the current round, from 1; 0 in the preparation.
+        rounds: the planned number of rounds; the node may stop earlier.
+        params: the parameters after the last round; shape [P]. If a part of the parameters is private (see
+            p2pfl.parameters.Layout), a policy never sees it: P is then the number of shared values, here and below.
+        initial: the common initial model of all nodes; shape [P].
+        n_samples: number of training samples.
+        budget: the limits of what the node may receive.
+        layout: the names and shapes of a model's tensors.
+        robust: the protection against lying members.
     """
 
     __slots__ = ()
@@ -173,10 +178,10 @@ class Me(Protocol):
     def compute(self, query: Query[R]) -> Awaitable[R]:
         """Return the answer of the node's learner to a query; see p2pfl.queries.
 
-        Models in the query and in the answer are of shared values, [S].
+        Models in the query and in the answer consist of the shared values, [S].
 
         Raises:
-            ConfigurationError: the task's learner does not answer such a query.
+            ConfigurationError: the task's learner does not answer this query.
         """
 
     def train(
@@ -188,61 +193,61 @@ class Me(Protocol):
         purpose: str = "train",
         rule: Rule | None = None,
     ) -> Awaitable[Parameters]:
-        """Train from `params` (default: the own ones) on the own training data.
+        """Train from `params` (default: the node's own) on the node's training data.
 
         Args:
+            epochs: passes over the training data.
             proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss (FedProx).
-            purpose: sets apart the random draws of two trainings in one round.
-            rule: another way to step than along the gradient at the model; see p2pfl.update_rules. The task must be one
-                that is
-                trained along gradients.
+            purpose: separates the random draws of two trainings in one round.
+            rule: another update rule than the gradient at the model; see p2pfl.update_rules. The task must be trained
+                by gradient descent.
         """
         start = self.params if params is None else params
         return self.compute(Train(start, self.round, epochs, proximal, purpose, rule))
 
     def mean(self, models: Sequence[Parameters], weights: Sequence[float]) -> Awaitable[Parameters]:
-        """Return the sum of weights[k] * models[k] (p2pfl.weighted_mean, computed where training is)."""
+        """Return the sum of weights[k] * models[k] (p2pfl.weighted_mean, computed on the training device)."""
         return self.compute(Mean(models, weights))
 
     def loss(self, stack: Sequence[Parameters], *, split: Split = "validation") -> Awaitable[np.ndarray]:
-        """Return the mean loss of K models on the own data; shape [K]."""
+        """Return the mean loss of K models on the node's data; shape [K]."""
         return self.compute(Loss(list(stack), split))
 
 
 class Peers(Protocol):
-    """All that a policy may do to the outside."""
+    """The other nodes: a policy's only way to communicate."""
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Whom I may fetch from, as the topology allows it and they are not suspected; sorted."""
+        """Ids of the peers to fetch from, sorted: the topology allows them, and none is suspected to have failed."""
 
     def public_info(self, id: str) -> Mapping[str, Any]:
-        """Return what a peer says of itself in public (`n_samples`, and `group` where the task has groups)."""
+        """Return a peer's public facts (`n_samples`, and `group` if the task has groups)."""
 
     def round_order(self, round: int) -> Mapping[str, int]:
-        """Return each node's place in a permutation that is common to all, drawn from (federation seed, round)."""
+        """Return each node's position in a permutation common to all nodes, drawn from (federation seed, round)."""
 
     async def publish(self, params: Parameters, extras: Extras | None = None, stage: Stage = "trained") -> None:
-        """Let peers fetch `params`. May wait until slower peers are near enough not to lose an older model."""
+        """Make `params` available to peers. May wait for slower peers, so that they do not miss an older model."""
 
     async def models(self, ids: Sequence[str], stage: Stage | Mapping[str, Stage] = "trained") -> list[Update]:
-        """Fetch this round's models, sorted by id; a peer that cannot be had in time is left out.
+        """Fetch this round's models, sorted by id. A peer that does not deliver in time is left out.
 
         Raises:
-            BudgetExceededError: more models or bytes than the budget allows.
+            BudgetExceededError: the policy requests more models or bytes than the budget allows.
         """
 
     def within_budget(self, ids: Sequence[str]) -> Sequence[str]:
-        """Return those of `ids` for whose models the budget has room now; which ones, is drawn.
+        """Return a random selection of `ids` for whose models the budget has room now, or all of them if they fit.
 
-        Bytes are those that the models are expected to take: with some codecs fewer of peers that were heard lately.
+        The bytes of a model are an estimate: with some codecs, models of recently heard peers take fewer.
         """
 
     async def remote_losses(self, ids: Sequence[str], params: Parameters) -> dict[str, float]:
-        """Return the mean loss of `params` on each peer's training data; a peer that does not answer is left out.
+        """Return the mean loss of `params` on each peer's training data. A peer that does not answer is left out.
 
         Raises:
-            ConfigurationError: the policy does not say that it asks for losses, in `asks_scores`.
+            ConfigurationError: the policy does not declare `asks_scores`.
         """
 
     async def submit(
@@ -253,29 +258,29 @@ class Peers(Protocol):
         previous: Extras | None = None,
         start: Parameters | None = None,
     ) -> Assignment | None:
-        """Submit `params` to the coordinator and return what it assigns; None if there is none, or it was too late.
+        """Submit `params` to the coordinator and return its assignment. Return None without a coordinator, or if late.
 
-        It goes through the coordinator whatever the topology is. An assignment is charged as one model of the round; where
-        the budget has no room for it nothing is submitted, and None comes back. What the coordinator receives of others is
-        not charged to its budget.
+        Submissions reach the coordinator in any topology. An assignment is charged as one model of the round; if the
+        budget has no room for it, nothing is submitted and None is returned. The submissions that a coordinator
+        receives are not charged to its budget.
 
-        Args: see `Submission`. `start` only travels where the coordinator does not know it.
+        Args: see `Submission`. `start` is sent only if the coordinator does not know it.
         """
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """How a node selects peers and aggregates. One instance per node; it may remember what it learnt.
+    """Rule by which a node selects peers and aggregates models. One instance per node; it may keep state.
 
     Attributes:
-        reported_stage: the snapshot that drives early stopping and is reported where it was best on validation.
+        reported_stage: the model that drives early stopping. The report shows it at its best validation score.
 
-    A policy that calls `Peers.scores` has `asks_scores = True`: only then do nodes tell each other losses.
+    A policy that calls `Peers.remote_losses` has `asks_scores = True`. Only then do nodes send each other losses.
 
-    A policy whose nodes predict together with their own samples, or with other models, also has `memory`
-    (p2pfl.prediction_mixing); then all that is reported of models is that of the mixed predictions.
+    A policy whose nodes mix their predictions with their own samples or with other models also has `memory`
+    (p2pfl.prediction_mixing). All reported figures are then those of the mixed predictions.
 
-    A policy with something to show in reports implements SupportsPreselection or SupportsSimilarities.
+    A policy with additional content for reports implements SupportsPreselection or SupportsSimilarities.
     """
 
     reported_stage: Stage
@@ -287,24 +292,24 @@ class Policy(Protocol):
         """Run one round: train, publish, select, fetch, aggregate."""
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs to go on after a restart: numbers, strings, lists and dicts of them."""
+        """Return the data that `restore` needs after a restart: numbers, strings, lists and dicts of them."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up a state that `state` returned."""
+        """Restore a state that `state` returned."""
 
 
 @runtime_checkable
 class Coordinated(Policy, Protocol):
-    """A policy whose aggregation is one step, made for all by the coordinator. Its `round` calls `peers.submit`."""
+    """A policy whose aggregation is one joint step of the coordinator. Its `round` calls `peers.submit`."""
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Make a round's assignments. Pure: it reads the policy's options, and neither writes nor remembers anything.
+        """Make a round's assignments. Pure: it reads the policy's options and changes nothing.
 
         Args:
-            submissions: of those who were there in time, one each, in any order.
-            state: what the step before has returned; empty in the first one, and after a change of coordinator.
+            submissions: one from each participant that submitted in time, in any order.
+            state: the state that the previous step returned; empty in the first step and after a change of coordinator.
 
         Returns:
             An assignment for each sender, and the state for the next step.
@@ -326,9 +331,9 @@ class SupportsSimilarities(Protocol):
     def similarities(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> Sequence[tuple[Sequence[str], np.ndarray]]:
-        """Return the ids of each cluster's members before the step, and their similarities, float64 [n, n].
+        """Return the ids of each cluster's members before the step, and their similarities, float64 [n, n]. Pure.
 
-        Args: as of `Coordinated.step`. Pure, too.
+        Args: see `Coordinated.step`.
         """
 
 
@@ -337,13 +342,13 @@ Step = Callable[[Sequence[Submission], Mapping[str, Any], Layout], tuple[dict[st
 
 
 def check_epochs(epochs: int, name: str = "epochs") -> None:
-    """Raise ValueError where a policy's option asks for no epoch of training."""
+    """Raise ValueError if a policy's option is less than one epoch of training."""
     if epochs < 1:
         raise ValueError(f"{name} must be 1 or more, got {epochs}")
 
 
 def memory_of(policy: Policy) -> PredictionMixer | None:
-    """Return with which memory a policy's models are evaluated; None without one."""
+    """Return the memory with which a policy's models are evaluated; None without one."""
     memory: PredictionMixer | None = getattr(policy, "memory", None)
     return memory
 
@@ -362,8 +367,8 @@ async def merge(me: Me, own: Parameters, updates: Sequence[Update], weights: Map
     """Return the weighted mean of the own model and the updates, summed in the order of their ids.
 
     Args:
-        own: the own model, shape [P].
-        weights: by id, the own one included; they sum to 1.
+        own: the node's own model, shape [P].
+        weights: by id, including the own id; they sum to 1.
     """
     models = {update.sender: update.params for update in updates}
     models[me.id] = own

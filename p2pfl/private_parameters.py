@@ -1,4 +1,4 @@
-"""The border between a node and its peers: these see the shared part of its parameters, its learner sees all of them."""
+"""Separation of shared and private parameters: peers see the shared part, the node's learner sees all of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from p2pfl.parameters import Layout, Parameters
 
 
 class PrivateParameters:
-    """The private part of a node's model. Policies and peers know the vector [S] of the shared values only.
+    """The private part of a node's model. Policies and peers only see the vector [S] of the shared values.
 
-    Each training goes on from the private part as the last one has left it. Where nothing is private, all vectors pass as
-    they are.
+    Each training continues with the private part of the last one. If nothing is private, all vectors pass unchanged.
 
     Args:
-        initial: the model that the node starts from, all of it; float32, shape [P].
+        initial: the node's complete initial model; float32, shape [P].
 
     Attributes:
-        layout: of all values.
+        layout: the layout of all values.
     """
 
     __slots__ = ("_latest", "layout")
@@ -25,7 +24,7 @@ class PrivateParameters:
         self._latest = initial
 
     def whole(self, shared: Parameters) -> Parameters:
-        """Return the model [S] of any node, completed with the private part of this one, [P]."""
+        """Return any node's model [S], completed to [P] with the private part of this node."""
         return self.layout.with_private(shared, self._latest)
 
     def shared_of(self, params: Parameters) -> Parameters:

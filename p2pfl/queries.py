@@ -1,7 +1,8 @@
-"""Computations on one node's model and data, as values: a policy asks, a learner answers.
+"""Queries: computations on one node's model and data, as values. A policy asks, a learner answers.
 
-A query passes unopened through the node's trainer, the simulator's batcher and its worker processes. So a new operation is a
-struct, typed by its result, and one method of each learner that answers it (see p2pfl.learner):
+The node's trainer, the simulator's batcher and its worker processes pass a query on without looking into it. A new
+operation therefore needs a struct, typed by its result, and one method in each learner that answers it (see
+p2pfl.learner):
 
     class Count(Query[int], frozen=True, gc=False):
         name: ClassVar[str] = "count"
@@ -31,20 +32,20 @@ from p2pfl.update_rules import Rule
 R = TypeVar("R")
 
 Split = Literal["train", "validation", "test"]
-"""Which of a node's data."""
+"""Part of a node's data."""
 
 
 class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """Base of all queries; R is the type of the result. A value: nothing in it may be written.
+    """Base of all queries; R is the type of the result. A value: never write into it.
 
-    A policy names models by their shared values, [S]; a learner gets them completed to [P].
+    A policy passes models as their shared values, [S]; a learner receives them completed to [P].
 
     Attributes:
-        name: of the operation, in reports. The simulator computes queries of one name together.
-        hint: the task that a policy with this query needs, for the error of a learner that does not answer it.
+        name: the name of the operation in reports. The simulator computes queries with the same name together.
+        hint: the kind of task that this query needs, for the error of a learner that does not answer it.
         passes: passes over the training data, for which the simulator charges the node's time.
-        urgent: whether the asker waits for the result. If not, the simulator computes it along with the next trainings.
-        needs_data: whether the answer depends on the node's data; any process may answer a query that does not.
+        urgent: whether the caller waits for the result. If not, the simulator computes it with the next trainings.
+        needs_data: whether the answer depends on the node's data. If not, any process may answer.
     """
 
     name: ClassVar[str]
@@ -54,7 +55,7 @@ class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
 
     @property
     def operation(self) -> type:
-        """Type that a learner must name in `p2pfl.learner.answers` to answer this query."""
+        """Type that a learner passes to `p2pfl.learner.answers` to answer this query."""
         return type(self)
 
     @property
@@ -66,7 +67,7 @@ class Query(msgspec.Struct, Generic[R], frozen=True, gc=False):
         return self
 
     def restrict(self, result: R, private: PrivateParameters) -> R:
-        """Return the result as a policy sees it: models and gradients of shared values, [S]."""
+        """Return the result as a policy sees it: models and gradients reduced to the shared values, [S]."""
         return result
 
 
@@ -74,13 +75,13 @@ class Train(Query[Parameters], frozen=True, gc=False):
     """Return `params` after `epochs` passes over the training data.
 
     Attributes:
-        round: in which the node is; with `purpose`, names the random draws.
-        proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss, w being the shared values: those of `anchor` that the
-            layout keeps private do not count.
-        rule: another way to step than along the gradient at the model; see p2pfl.update_rules.
+        round: the node's round; together with `purpose` it selects the random draws.
+        proximal: (mu, anchor) adds mu/2 ||w - anchor||^2 to the loss. w are the shared values: the private values of
+            `anchor` are ignored.
+        rule: another update rule than the gradient at the model; see p2pfl.update_rules.
 
     Raises:
-        DivergenceError: the training gives values that are not finite.
+        DivergenceError: the training produces values that are not finite.
     """
 
     name: ClassVar[str] = "train"
@@ -124,7 +125,7 @@ class Mean(Query[Parameters], frozen=True, gc=False):
 
 
 class Loss(Query[np.ndarray], frozen=True, gc=False):
-    """Return the mean loss of K models; float64, shape [K]; NaN where the node has no such data."""
+    """Return the mean loss of K models; float64, shape [K]; NaN if the node has no data in the split."""
 
     name: ClassVar[str] = "loss"
 
@@ -139,7 +140,7 @@ class Evaluate(Query[list[dict[str, float]]], frozen=True, gc=False):
     """Return for each of K models {"<split>_loss": ..., "<split>_<metric>": ...}.
 
     Attributes:
-        memory: with what predictions are mixed; see p2pfl.prediction_mixing.
+        memory: the classifier or ensemble to mix the predictions with; see p2pfl.prediction_mixing.
     """
 
     name: ClassVar[str] = "evaluate"
@@ -166,7 +167,7 @@ class NodeQuery(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A query to the learner of one of many nodes.
 
     Attributes:
-        node: the node's place, from 0.
+        node: the node's index, from 0.
     """
 
     node: int

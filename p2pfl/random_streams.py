@@ -1,7 +1,7 @@
-"""Every random draw comes from (federation seed, admitted name, round, purpose), and from nothing else.
+"""Random streams: every draw depends only on (federation seed, admitted name, round, purpose).
 
-So neither keys, nor the order in which nodes run, nor what a node drew before can change a result, and any part of a
-run can be computed again alone.
+Results therefore do not depend on keys, on the order in which nodes run, or on earlier draws. Any part of a run can be
+computed again on its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.random.bit_generator import ISeedSequence
 
 
 class _Digest(ISeedSequence):
-    """Hands a digest to PCG64 as its seed: 2 us a generator, where NumPy's own seeding takes 8."""
+    """Seed of PCG64 from a digest: 2 us per generator; NumPy's own seeding takes 8 us."""
 
     def __init__(self, digest: bytes) -> None:
         self._digest = digest
@@ -33,13 +33,13 @@ class RandomStreams:
         self._prefix = hashlib.blake2b(f"p2pfl draws\0{seed}\0{name}\0".encode(), digest_size=32)
 
     def digest(self, round: int, purpose: str) -> bytes:
-        """Return the 32 bytes from which the draws of (round, purpose) are made."""
+        """Return the 32 bytes that seed the draws of (round, purpose)."""
         state = self._prefix.copy()
         state.update(f"{round}\0{purpose}".encode())
         return state.digest()
 
     def generator(self, round: int, purpose: str) -> np.random.Generator:
-        """Return a new generator for (round, purpose): the same one however often it is asked for."""
+        """Return a new generator for (round, purpose); every call returns an equal one."""
         return np.random.Generator(np.random.PCG64(_Digest(self.digest(round, purpose))))  # type: ignore[arg-type]
 
     def torch_seed(self, round: int, purpose: str) -> int:
@@ -48,16 +48,16 @@ class RandomStreams:
 
 
 def federation_draws(seed: int) -> RandomStreams:
-    """Return the draws that all nodes of a federation have in common (the initial model, the order of a round)."""
+    """Return the random streams common to all nodes of a federation (the initial model, the order of a round)."""
     return RandomStreams(seed, "")
 
 
 @lru_cache(maxsize=4)
 def common_order(seed: int, round: int, names: tuple[str, ...]) -> Mapping[str, int]:
-    """Return each name's place in an order that is drawn for the round.
+    """Return each name's position in a random order of the round.
 
-    It is the same between any two names, whoever else is in `names`, so that nodes that know different others do not wait
-    for each other in a circle.
+    The relative order of two names does not depend on the other `names`. Nodes that know different peers therefore
+    cannot wait for each other in a circle.
     """
     keys = {name: RandomStreams(seed, name).digest(round, "order") for name in names}
     return {name: place for place, name in enumerate(sorted(names, key=keys.__getitem__))}

@@ -1,6 +1,6 @@
 """Interface of tasks: data, model and learner of one node.
 
-A user's own task is named "package.module:factory" in the configuration; the factory is called as
+A user's own task is named "package.module:factory" in the configuration. The factory is called as
 `factory(part, seed, **options)` and returns a Task, usually a TorchTask.
 """
 
@@ -37,17 +37,16 @@ TASKS = {
 POINT = {
     "smallest_error",
     "smallest_disparity",
-}  # in `extra_metrics` of tasks that report of one model what PraFFL does of many
+}  # in `extra_metrics` of tasks that report, for one model, the figures that PraFFL reports for many
 
-# Limits of the public facts that a node sends to a peer (the limits of p2pfl.protocols.wire.messages.HelloParameters, which
-# adds
-# n_samples).
+# Limits of the public facts that a node sends to a peer. They match p2pfl.protocols.wire.messages.HelloParameters,
+# which adds n_samples.
 MOST_FACTS, LONGEST_KEY, LONGEST_TEXT, GREATEST_INT = 31, 64, 256, 2**53
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of the data a node has: number `index` of `count`, counted from 0."""
+    """One node's part of the data: number `index` of `count`, counted from 0."""
 
     index: int
     count: int
@@ -58,7 +57,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """Read "0/3"."""
+        """Parse text of the form "0/3"."""
         index, slash, count = text.partition("/")
         if not (slash and index.isdecimal() and count.isdecimal()):
             raise ConfigurationError(f"part {text!r} is not of the form 0/3")
@@ -67,37 +66,37 @@ class Part:
 
 @runtime_checkable
 class StatefulLearner(Protocol):
-    """A learner with state (transitions, moments) that lasts from training to training.
+    """A learner that keeps state (transitions, moments) from one training to the next.
 
-    The state stays on the node, and is part of its checkpoint.
+    The state stays on the node and is part of its checkpoint.
     """
 
     def state(self) -> Mapping[str, np.ndarray]:
         """Return a copy of the state."""
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state` has returned.
+        """Continue from a state that `state` returned.
 
         Raises:
-            ConfigurationError: the state is another task's.
+            ConfigurationError: the state belongs to another task.
         """
 
 
 @runtime_checkable
 class PreferenceConditioned(Protocol):
-    """A task whose parameters hold a model for every preference between its objectives.
+    """A task whose parameters contain a model for every preference between its objectives.
 
     Attributes:
-        data: samples by split; the first of their fields are the inputs of such a model.
+        data: samples by split; their first fields are the inputs of the model.
     """
 
     data: Mapping[Any, Any]
 
     def model_for(self, params: Parameters, preference: Sequence[float]) -> Any:
-        """Return the model for a preference: a torch.nn.Module that evaluates.
+        """Return the model for a preference: a torch.nn.Module in evaluation mode.
 
         Raises:
-            ConfigurationError: it is no preference between the task's objectives.
+            ConfigurationError: the preference is not valid for the task's objectives.
         """
 
 
@@ -105,26 +104,31 @@ class Task(Protocol):
     """Data and model of one node.
 
     Attributes:
-        layout: what the values of a model are, and which of them are private. The learner and `initial` have all of them;
-            peers and policies know of the shared ones only.
-        n_samples: of training.
-        metric: the name of what is reported, such as "accuracy".
-        higher_is_better: whether more of it is better.
-        public_info: public facts, sent to peers (`group` for the oracle); never preferences. At most 31 plain numbers,
-            bools and
-            short strings.
+        layout: the names and shapes of a model's tensors, and which of them are private. The learner and `initial` have
+            all values; peers and policies see only the shared ones.
+        n_samples: number of training samples.
+        metric: the name of the reported metric, for example "accuracy".
+        higher_is_better: whether a higher metric is better.
+        public_info: public facts that are sent to peers (`group` for the oracle); never preferences. At most 31 plain
+            numbers, bools and short strings.
 
-    A task of several objectives also has `goals`, which says of each by name whether more of it is better. Its learner
-    trains what the node's preference makes of them; `evaluate` reports that as loss and metric, and beside it each objective
-    as "<split>_<name>". It may have a `reference`, the worst value of each objective that is of interest, for the
-    hypervolume of a run. It may have a `front`, all values that are best, for the distance from it (IGD). It may have
-    `counts_for_front`, which says which rows of float64 [n, m] (more is better) count in measures of the front. Such a node
-    does not tell peers the loss of their models, from which they could infer its preference.
+    A task with several objectives also has `goals`, which maps each objective's name to whether higher is better. Its
+    learner trains a combination of the objectives that follows the node's preference. `evaluate` reports that
+    combination as loss and metric, and each objective as "<split>_<name>". Optional members of a task with several
+    objectives:
 
-    A task whose parameters hold several solutions (see Answering) may have a method `solutions(params)`, which returns
-    p2pfl.pareto_metrics.Solutions of the test data, or None without any: the report shows them.
+    - `reference`: the worst value of interest of each objective, for the hypervolume of a run.
+    - `front`: all optimal values, for the distance to them (IGD).
+    - `counts_for_front`: a function that selects the rows of float64 [n, m] (higher is better) that count in measures
+      of the front.
 
-    Any task may have `extra_metrics`, names of further figures that `evaluate` reports, which the table of a run shows too.
+    A node with several objectives does not send peers the loss of their models, because they could infer its
+    preference.
+
+    A task whose parameters contain several solutions may have a method `solutions(params)`. It returns
+    p2pfl.pareto_metrics.Solutions of the test data, or None; the report shows them.
+
+    Any task may have `extra_metrics`, names of further figures that `evaluate` reports and the table of a run shows.
     """
 
     layout: Layout
@@ -134,21 +138,21 @@ class Task(Protocol):
     public_info: Mapping[str, Any]  # see check_public_info
 
     def initial(self, seed: int) -> Parameters:
-        """Return the model that all nodes of a federation start from."""
+        """Return the common initial model of all nodes."""
 
     def learner(self, draws: RandomStreams, device: str) -> Learner:
-        """Return the computations of this task on a device."""
+        """Return the learner of this task on a device."""
 
 
 def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> Task:
     """Make the task called `name`: one of TASKS, an entry point of `p2pfl.tasks`, or "package.module:factory".
 
     Raises:
-        ConfigurationError: an unknown name, an option that the task does not take, or something that is no task.
+        ConfigurationError: the name is unknown, the task does not take an option, or the object is not a task.
     """
     factory = resolve("task", name, TASKS, "p2pfl.tasks", ("learner",))
-    with suppress(ValueError):  # it has no signature, as `build` reports
-        if not (takes(factory, "part") and takes(factory, "seed")):  # before it is called: it may be anything
+    with suppress(ValueError):  # without a signature; `build` reports it
+        if not (takes(factory, "part") and takes(factory, "seed")):  # check before the call: it may be any object
             raise ConfigurationError(f"task {name!r} is no task: it does not take `part` and `seed`")
     task: Task = build("task", factory, options, part=part, seed=seed)
     needed = ("layout", "n_samples", "metric", "higher_is_better", "public_info", "initial", "learner")
@@ -163,53 +167,54 @@ def make_task(name: str, options: Mapping[str, Any], part: Part, seed: int) -> T
 
 
 def goals_of(task: Task) -> Mapping[str, bool]:
-    """Return the objectives of a task by name, and of each whether more is better; none if it has a single one."""
+    """Return for each objective of a task, by name, whether higher is better; empty for a single objective."""
     goals: Mapping[str, bool] = getattr(task, "goals", {})
     return goals
 
 
 def reference_of(task: Task) -> Sequence[float]:
-    """Return the reference point of a task of m objectives, [m]; none if it says none."""
+    """Return the reference point of a task with m objectives, [m]; empty if it defines none."""
     reference: Sequence[float] = getattr(task, "reference", ())
     return reference
 
 
 def front_of(task: Task) -> Sequence[Sequence[float]]:
-    """Return the front of what is attainable in a task of m objectives, [n, m]; none if it is not known."""
+    """Return the attainable front of a task with m objectives, [n, m]; empty if it is unknown."""
     front: Sequence[Sequence[float]] = getattr(task, "front", ())
     return front
 
 
 def extra_metrics_of(task: Task) -> Sequence[str]:
-    """Return the figures of a task that are shown beside its metric; none if it names none."""
+    """Return the names of the figures shown next to a task's metric; empty if it defines none."""
     also: Sequence[str] = getattr(task, "extra_metrics", ())
     return also
 
 
 def solutions_of(task: Task, params: Parameters) -> Solutions | None:
-    """Return what the solutions that a model holds are worth; None if a task has a single one for a model."""
+    """Evaluate the solutions that a model contains; None if the task's models contain only one."""
     solutions = getattr(task, "solutions", None)
     found: Solutions | None = None if solutions is None else solutions(params)
     return found
 
 
 def excluded_solutions(task: Task, points: np.ndarray) -> list[int]:
-    """Return which of the solutions [n, m] (more is better) do not count in measures of the front."""
+    """Return the indices of the solutions [n, m] (higher is better) that do not count in measures of the front."""
     which = getattr(task, "counts_for_front", None)
     return [] if which is None else np.flatnonzero(~which(points)).tolist()
 
 
 def group_of(task: Task) -> Any:
-    """Return the group of the task's node, for reports: the one that peers are told, or one that stays on the node."""
+    """Return the group of the task's node, for reports: a private one if there is one, otherwise the public one."""
     own = getattr(task, "group", None)
     return task.public_info.get("group") if own is None else own
 
 
 def check_public_info(public_info: Mapping[str, Any]) -> None:
-    """Check that a task's `public_info` is something that peers can be told.
+    """Check that a task's `public_info` can be sent to peers.
 
     Raises:
-        ConfigurationError: it is no mapping, has too many entries, or one that is no plain number, bool or short string.
+        ConfigurationError: it is not a mapping, has too many entries, or an entry is not a plain number, bool or short
+            string.
     """
     if not isinstance(public_info, Mapping) or len(public_info) > MOST_FACTS:
         raise ConfigurationError(f"public_info must be a dict of at most {MOST_FACTS} entries")
@@ -218,7 +223,7 @@ def check_public_info(public_info: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f"public_info has the key {key!r}; keys must be strings of 1 to {LONGEST_KEY} characters"
             )
-        allowed = (  # by the very type, as a NumPy number is no message
+        allowed = (  # exact types only, because a NumPy number cannot be encoded
             type(value) in (bool, float)
             or (type(value) is int and abs(value) <= GREATEST_INT)
             or (type(value) is str and len(value) <= LONGEST_TEXT)

@@ -1,4 +1,4 @@
-"""Policies on plain dictionaries: no event loop, no clock, no messages. For trying out a policy, and for its tests."""
+"""Run policies in memory, on plain dictionaries, without event loop, clock or messages. For experiments and tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class _YieldOnce:
-    """Awaiting it lets the other nodes go on."""
+    """Awaitable that lets the other nodes continue."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -31,15 +31,16 @@ async def _at_once(value: T) -> T:
 
 
 class InMemoryCoordinator:
-    """Where all submit: the step of a round is made as soon as all have who are not absent.
+    """Coordinator in memory. It makes the step of a round as soon as all nodes that are not absent have submitted.
 
     Args:
-        step: of the policy of the node with the lowest id, which coordinates.
-        absent: by round, whose submission does not reach it.
+        policies: by node id; the policy of the node with the lowest id makes the steps.
+        absent: by round, the nodes whose submissions do not arrive.
+        layout: the layout of the shared values.
 
     Attributes:
-        submitted: how many submissions there were.
-        state: what the last step has returned.
+        submitted: number of submissions so far.
+        state: the state that the last step returned.
     """
 
     def __init__(self, policies: Mapping[str, Policy], absent: Mapping[int, Collection[str]], layout: Layout) -> None:
@@ -68,15 +69,15 @@ class InMemoryCoordinator:
 
 
 class InMemoryNode(Me):
-    """One node of a run in memory: its own `Me`, and its `Peers`, which are the other nodes.
+    """One node of a run in memory. It implements both `Me` and `Peers`; its peers are all other nodes.
 
     Attributes:
-        published: by (round, stage), what it has published.
-        asked: by round, whom it has asked for models.
-        ledger: what it has received, and its budget.
+        published: the updates that it has published, by (round, stage).
+        asked: the ids whose models it has requested, by round.
+        ledger: the tracker of its budget.
         task: its data and model.
         learner: its computations.
-        coordinator: the coordinator of all.
+        coordinator: the common coordinator.
     """
 
     def __init__(
@@ -186,14 +187,14 @@ def run_in_memory(
     Args:
         policies, tasks: by node id.
         budget: of each node, or by node id.
-        absent: by round, whose submission does not reach the coordinator, which is the node with the lowest id.
+        absent: by round, the nodes whose submissions do not reach the coordinator (the node with the lowest id).
 
     Returns:
-        The nodes as they are at the end, and what each round has made.
+        The nodes after the last round, and the merges of each round by node id.
 
     Raises:
-        BudgetExceededError: a policy asks for more than its node's budget allows.
-        RuntimeError: the policies wait for each other for ever.
+        BudgetExceededError: a policy requests more than its node's budget allows.
+        RuntimeError: the policies wait for each other and cannot continue.
     """
     cast: dict[str, InMemoryNode] = {}
     coordinator = InMemoryCoordinator(policies, absent or {}, tasks[min(policies)].layout.shared)
@@ -213,7 +214,7 @@ def run_in_memory(
 
 
 def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[str, InMemoryNode]) -> dict[str, Merge]:
-    """Let coroutines go on in turn until all are done, and take over their parameters."""
+    """Run coroutines in turn until all are done, and store their parameters."""
     waiting, merges = dict(parts), {}
     try:
         while waiting:
@@ -234,6 +235,6 @@ def _take_turns(parts: Mapping[str, Coroutine[Any, Any, Merge]], cast: Mapping[s
 
 
 def _done(waiting: Mapping[str, Any], cast: Mapping[str, InMemoryNode]) -> tuple[int, int, int]:
-    """Return what changes whenever a coroutine gets on."""
+    """Return a figure that changes whenever a coroutine makes progress."""
     published = sum(len(actor.published) for actor in cast.values())
     return len(waiting), published, max(actor.coordinator.submitted for actor in cast.values())

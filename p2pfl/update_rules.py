@@ -1,7 +1,7 @@
-"""Ways to train that are not steps along the gradient at the own model, for policies that need one (`Me.train`).
+"""Update rules other than a step along the gradient at the node's own model, for policies that need one (`Me.train`).
 
-Where a part of the parameters is private (p2pfl.parameters.Layout), models that a rule names are of the shared part, float32
-[S], and act on that alone. A learner gets them completed to [P].
+If a part of the parameters is private (p2pfl.parameters.Layout), the models in a rule contain the shared part only,
+float32 [S], and the rule affects that part only. A learner receives them completed to [P].
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def batch_key(self) -> Any:
-        """What rules must have in common for their trainings to be computed together."""
+        """Key of rules whose trainings can be computed together: it must be equal."""
         return type(self)
 
     def complete(self, whole: Callable[[Parameters], Parameters]) -> Self:
-        """Return the rule with the models that it names completed from [S] to [P] by `whole`."""
+        """Return the rule with its models completed from [S] to [P] by `whole`."""
         return self
 
 
 class Lookahead(Rule, frozen=True, gc=False):
-    """Each step goes along the gradient at the model that one step of plain gradient descent would make.
+    """Step along the gradient at the model that one step of plain gradient descent would give.
 
-    A batch is cut in two halves: the first makes that step, the gradient there is that of the second. (Of an odd number,
-    the sample in the middle is in both.)
+    A batch is split into two halves: the first half makes that step, the second half gives the gradient there. If the
+    number of samples is odd, the middle sample is in both halves.
 
     Attributes:
-        lr: of the step ahead.
+        lr: learning rate of the step ahead.
     """
 
     lr: float
 
 
 class Mixture(Rule, frozen=True, gc=False):
-    """Trains v, so that `alpha * v + (1 - alpha) * shared` becomes better.
+    """Train v so that `alpha * v + (1 - alpha) * shared` improves.
 
-    The shared model is trained along, on the same batches, with ordinary steps: as `Me.train` trains it with the same
-    `epochs` and `purpose`.
+    The shared model is trained on the same batches with ordinary steps, as `Me.train` trains it with the same `epochs`
+    and `purpose`.
 
     Attributes:
-        alpha: how much v counts.
-        shared: the other model, as it is before; float32, shape [P]. Of a private part v's own values count alone.
+        alpha: the weight of v.
+        shared: the other model before the training; float32, shape [P]. For private parts only v's own values count.
     """
 
     alpha: float
@@ -61,11 +61,11 @@ class Mixture(Rule, frozen=True, gc=False):
 
 
 class Aligned(Rule, frozen=True, gc=False):
-    """Adds `weight * (1 - cos(w, anchor))` to the loss: it holds the direction of a model, and not its length.
+    """Add `weight * (1 - cos(w, anchor))` to the loss: the term constrains a model's direction, not its length.
 
     Attributes:
-        weight: of that term.
-        anchor: float32, shape [P]; where it or the model is 0, there is no such term.
+        weight: the weight of the term.
+        anchor: float32, shape [P]; if it or the model is 0, the term is omitted.
     """
 
     weight: float
@@ -76,10 +76,10 @@ class Aligned(Rule, frozen=True, gc=False):
 
 
 class Descent(Rule, frozen=True, gc=False):
-    """One step of plain gradient descent, on all training samples at once, in place of all epochs.
+    """Make one step of plain gradient descent on all training samples at once, instead of all epochs.
 
     Attributes:
-        lr: of the step.
+        lr: learning rate of the step.
     """
 
     lr: float
@@ -90,10 +90,10 @@ class Descent(Rule, frozen=True, gc=False):
 
 
 class TrainSubset(Rule, frozen=True, gc=False):
-    """Trains one part of the parameters, the shared or the private one; the other stays as it is.
+    """Train one part of the parameters, the shared or the private one; the other part does not change.
 
     Attributes:
-        part: which one is trained. (Float buffers, such as batch norm's running mean, follow the forward pass in any case.)
+        part: the part to train. (Float buffers, for example batch norm's running mean, always follow the forward pass.)
     """
 
     part: Literal["shared", "private"]
@@ -104,18 +104,17 @@ class TrainSubset(Rule, frozen=True, gc=False):
 
 
 class Weighted(Rule, frozen=True, gc=False):
-    """Each sample's loss counts by its label and group. The task must be one whose samples have groups
-    (p2pfl.fairness.fair_task).
+    """Weight each sample's loss by its label and group. The task's samples must have groups (p2pfl.fairness.fair_task).
 
     Attributes:
-        weights: float64, [2, A]: of label 0 and 1 in each of A groups.
+        weights: float64, [2, A]: for labels 0 and 1 in each of A groups.
     """
 
     weights: np.ndarray
 
 
 class Scalarised(Rule, frozen=True, gc=False):
-    """Trains the weighted objectives with these weights in place of the node's preference.
+    """Train the objectives with these weights instead of the node's preference.
 
     Attributes:
         weights: float64, [m].

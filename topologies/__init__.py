@@ -1,6 +1,6 @@
-"""Topologies: named graphs, graphs from files, and their properties, on NetworkX.
+"""Topologies: named graphs, graphs from files, and their properties, based on NetworkX.
 
-This package knows nothing of learning or messages.
+This package is independent of learning and messages.
 """
 
 from p2pfl.topologies.builders import BUILDERS, build, labels, neighbours

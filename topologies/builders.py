@@ -1,4 +1,4 @@
-"""Named graphs, each with its own seed. Any other NetworkX graph can be used from Python."""
+"""Named graphs, each drawn from its own seed. From Python, any other NetworkX graph can be used."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import networkx as nx
 
 
 def complete(n: int, seed: int) -> nx.Graph:
-    """Every node is a neighbour of every other."""
+    """Return a graph in which every node is a neighbour of every other."""
     return nx.complete_graph(n)
 
 
 def ring(n: int, seed: int) -> nx.Graph:
-    """Every node has two neighbours."""
+    """Return a ring: every node has two neighbours."""
     return nx.cycle_graph(n) if n > 2 else nx.path_graph(n)
 
 
 def k_regular(n: int, seed: int, *, degree: int = 4) -> nx.Graph:
-    """A random graph in which every node has the same number of neighbours.
+    """Return a random graph in which every node has the same number of neighbours.
 
     Args:
         degree: the number of neighbours; nodes * degree must be even.
@@ -33,11 +33,11 @@ def k_regular(n: int, seed: int, *, degree: int = 4) -> nx.Graph:
 
 
 def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -> nx.Graph:
-    """A connected small world: a ring in which some edges lead to random nodes.
+    """Return a connected small world: a ring in which some edges lead to random nodes.
 
     Args:
         degree: nearest neighbours of each node on the ring; an even number.
-        rewire: the probability with which each edge is rewired.
+        rewire: probability of rewiring each edge.
     """
     _probability("rewire", rewire)
     if n < 3:
@@ -51,19 +51,19 @@ def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -
 
 
 def erdos_renyi(n: int, seed: int, *, p: float = 0.1) -> nx.Graph:
-    """A random graph of independent edges, which may be disconnected.
+    """Return a random graph of independent edges, which may be disconnected.
 
     Args:
-        p: the probability with which each pair of nodes is joined.
+        p: probability of an edge between each pair of nodes.
     """
     _probability("p", p)
     return nx.gnp_random_graph(n, p, seed=seed)
 
 
 def torus(n: int, seed: int) -> nx.Graph:
-    """A grid, as square as it can be, whose opposite sides are joined: every node has four neighbours.
+    """Return a grid, as square as possible, with opposite sides joined: every node has four neighbours.
 
-    Node k is in row k // columns. There is one where n is a product of two numbers from 3.
+    Node k is in row k // columns. The number of nodes must be a product of two numbers of at least 3.
     """
     rows = _rows(n)
     if rows < 3:
@@ -75,17 +75,18 @@ def torus(n: int, seed: int) -> nx.Graph:
 
 
 def star(n: int, seed: int) -> nx.Graph:
-    """Node 0 is a neighbour of every other, and there are no more edges."""
+    """Return a star: node 0 is a neighbour of every other node, and there are no other edges."""
     return nx.star_graph(n - 1)
 
 
 def barabasi_albert(n: int, seed: int, *, edges: int = 2) -> nx.Graph:
-    """A connected, scale-free graph (Barabasi and Albert, Emergence of scaling in random networks, Science, 1999).
+    """Return a connected, scale-free graph.
 
-    It starts from a star of edges + 1 nodes. Further nodes are added one by one, and prefer nodes with many edges.
+    It follows Barabasi and Albert, Emergence of scaling in random networks, Science, 1999. It starts from a star of
+    edges + 1 nodes. Further nodes are added one by one, and prefer nodes with many edges.
 
     Args:
-        edges: edges of each added node.
+        edges: number of edges of each added node.
     """
     if not 1 <= edges < n:
         raise ValueError(f"edges must be from 1 to {n - 1} for {n} nodes, got {edges}")
@@ -93,15 +94,15 @@ def barabasi_albert(n: int, seed: int, *, edges: int = 2) -> nx.Graph:
 
 
 def clusters(n: int, seed: int, *, groups: int = 3, within: float = 1.0, links: int = 1) -> nx.Graph:
-    """Dense groups with few edges between them; connected.
+    """Return a connected graph of dense groups with few edges between them.
 
-    The groups have consecutive nodes and sizes that differ by one at most: node k is in group k * groups // n. Each group is
-    joined to the next one, and the last to the first. A graph that is not connected is drawn again.
+    The groups have consecutive nodes, and their sizes differ by at most one: node k is in group k * groups // n. Each
+    group is joined to the next one, and the last to the first. If the graph is not connected, it is drawn again.
 
     Args:
-        groups: the number of groups.
-        within: the probability with which two nodes of a group are joined.
-        links: edges between two groups that follow each other, between nodes drawn at random.
+        groups: number of groups.
+        within: probability of an edge between two nodes of a group.
+        links: number of edges between two consecutive groups, between random nodes.
     """
     _probability("within", within)
     if not 1 <= groups <= n:
@@ -146,7 +147,7 @@ def build(name: str, n: int, seed: int, **options: Any) -> nx.Graph:
 
     Raises:
         KeyError: no builder has that name.
-        ValueError: there is no such graph.
+        ValueError: the graph does not exist for these options.
     """
     graph = BUILDERS[name](n, seed, **options)
     graph.graph["name"] = name
@@ -154,10 +155,10 @@ def build(name: str, n: int, seed: int, **options: Any) -> nx.Graph:
 
 
 def neighbours(graph: nx.Graph) -> list[tuple[int, ...]]:
-    """Return the sorted neighbours of every node, by the node's place in the graph's own order.
+    """Return the sorted neighbours of every node, by the index of the node in the graph's own order.
 
-    A node is never its own neighbour; parallel edges count once; in a directed graph j is a neighbour of i where there is
-    an edge from j to i, as a model would travel.
+    A node is never its own neighbour, and parallel edges count once. In a directed graph, j is a neighbour of i if
+    there is an edge from j to i, the direction in which a model is sent.
     """
     place = {node: k for k, node in enumerate(graph.nodes)}
     around = graph.predecessors if graph.is_directed() else graph.neighbors
@@ -165,12 +166,12 @@ def neighbours(graph: nx.Graph) -> list[tuple[int, ...]]:
 
 
 def labels(graph: nx.Graph) -> list[str]:
-    """Return what each node is called, by its place in the graph: its attribute `label`, otherwise the node itself."""
+    """Return the name of each node, by its index in the graph: its attribute `label`, otherwise the node itself."""
     return [str(attributes.get("label", node)) for node, attributes in graph.nodes(data=True)]
 
 
 def _rows(n: int) -> int:
-    """The largest divisor of n that is not above its square root."""
+    """Return the largest divisor of n that does not exceed its square root."""
     return next(rows for rows in range(isqrt(n), 0, -1) if n % rows == 0)
 
 

@@ -1,7 +1,7 @@
-"""Graphs from files: GraphML, as of the Internet Topology Zoo, and lists of edges.
+"""Graphs from files: GraphML, for example of the Internet Topology Zoo, and lists of edges.
 
-Sizes are limited before anything is read. Whatever the file says, the graph is a simple one on the nodes 0..n-1: parallel
-edges count once, edges from a node to itself are left out, and nodes without edges stay.
+Sizes are limited before anything is read. The result is always a simple graph on the nodes 0..n-1: parallel edges count
+once, edges from a node to itself are left out, and nodes without edges are kept.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Edge = tuple[str, str, bool, float | None]  # source, target, whether it is dire
 def read(file: str, directed: bool | None = None) -> nx.Graph:
     """Read a graph from a file: GraphML (.graphml, .xml) or a list of edges (.edges, .edgelist, .csv, .tsv, .txt).
 
-    A list has a line `source target`, or `source target weight`, for each edge, separated by commas, semicolons, tabs or
-    blanks, as its first line is. A line with one name is a node that need not have edges. What follows `#` in a line, and a
-    first line `source,target`, are passed over.
+    A list has a line `source target`, or `source target weight`, for each edge. The first line determines the
+    separator: commas, semicolons, tabs or blanks. A line with one name is a node, with or without edges. Text after `#`
+    in a line, and a first line `source,target`, are ignored.
 
     Args:
-        directed: whether an edge of a list allows the target to fetch from the source only, which is not so by default; a
-            GraphML file says it itself.
+        directed: whether an edge of a list allows only the target to fetch from the source; false by default. A GraphML
+            file states its direction itself.
 
-    Returns: A Graph, or a DiGraph if any edge is directed; the others then go both ways. Its nodes are 0..n-1, in the order
-        in which the file first names them. Nodes of a list that are all whole numbers are in the order of their numbers.
-        Each has the attribute `label`, and `latitude` and `longitude` in degrees where the file gives them. Edges have the
-        attribute `weight`, a positive number, if any edge of the file has. Then it is 1 for one without, and of parallel
-        edges the largest counts. The dict graph.graph holds `name`, the file's without its ending, and `notes`, lines that
-        say what was left out.
+    Returns: A Graph, or a DiGraph if any edge is directed; the others then go both ways. Its nodes are 0..n-1, in the
+        order in which the file first names them. If all nodes of a list are integers, they are in numerical order. Each
+        has the attribute `label`, and `latitude` and `longitude` in degrees if the file gives them. Edges have the
+        attribute `weight`, a positive number, if any edge of the file has one. It is then 1 for edges without a weight,
+        and the largest one counts for parallel edges. The dict graph.graph contains `name`, the file's name without its
+        suffix, and `notes`, lines about what was left out.
 
     Raises:
-        ValueError: in one line, what is wrong with the file, and where.
+        ValueError: the file is invalid; the text is one line with the fault and its position.
     """
     path = Path(file)
     content = _content(path)
@@ -122,7 +122,7 @@ def _from_list(content: bytes, directed: bool) -> tuple[dict[str, dict[str, str]
 
 
 def _take(fields: list[str], directed: bool, nodes: dict[str, dict[str, str]], edges: list[Edge]) -> None:
-    """Add what one line of a list says."""
+    """Add the node or the edge of one line of a list."""
     ends = fields[:2]
     if len(fields) > 3 or not all(ends):
         raise ValueError("it must be: source target, or: source target weight")

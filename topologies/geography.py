@@ -1,4 +1,4 @@
-"""Where nodes are on the globe, and how far they are from each other."""
+"""Geography of nodes: their coordinates on the globe, and the distances between them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ Point = tuple[float, float]  # latitude and longitude in degrees
 
 @dataclass(frozen=True)
 class Places:
-    """
+    """Coordinates of the nodes of a graph.
+
     Attributes:
-        points: of each node, in the order of the graph; None where it cannot be told.
-        estimated: the nodes, by place in the graph, that have no coordinates and got those of their neighbours.
-        unknown: those that are nowhere: no path leads from them to a node that has coordinates.
+        points: of each node, in the order of the graph; None if unknown.
+        estimated: nodes, by index in the graph, without coordinates of their own; they have the mean of their
+            neighbours'.
+        unknown: nodes without a position: no path leads from them to a node with coordinates.
     """
 
     points: tuple[Point | None, ...]
@@ -30,10 +32,10 @@ class Places:
 
 
 def coordinates(graph: nx.Graph) -> list[Point | None]:
-    """Return each node's attributes `latitude` and `longitude` (or `Latitude`, `Longitude`), None where one is missing.
+    """Return each node's attributes `latitude` and `longitude` (or `Latitude`, `Longitude`), None if one is missing.
 
     Raises:
-        ValueError: one is no number of degrees.
+        ValueError: a value is not a valid number of degrees.
     """
     points: list[Point | None] = []
     for node, attributes in graph.nodes(data=True):
@@ -54,14 +56,14 @@ def coordinates(graph: nx.Graph) -> list[Point | None]:
 
 
 def places(graph: nx.Graph) -> Places:
-    """Return where all nodes are.
+    """Return the coordinates of all nodes.
 
-    A node without coordinates is taken to be in the middle of those neighbours that have some: at the mean of their
-    directions from the centre of the Earth. Neighbours that have none are placed first where they can be, so this goes
-    outwards from the nodes that have coordinates.
+    A node without coordinates is placed in the middle of its neighbours with coordinates: at the mean of their
+    directions from the centre of the Earth. The estimate proceeds outwards from the nodes with coordinates, so that
+    neighbours without any are placed first if possible.
 
     Raises:
-        ValueError: fewer than two nodes have coordinates, or one's are no number of degrees.
+        ValueError: fewer than two nodes have coordinates, or a coordinate is not a valid number of degrees.
     """
     points = coordinates(graph)
     if sum(point is not None for point in points) < min(2, len(points)):
@@ -83,7 +85,7 @@ def places(graph: nx.Graph) -> Places:
 
 
 def great_circle(one: Point, other: Point) -> float:
-    """Return the kilometres from one point to another along the surface of a sphere (haversine); the same both ways."""
+    """Return the distance between two points along the surface of a sphere in km (haversine); it is symmetric."""
     (a, b), (c, d) = one, other
     latitudes = cos(radians(a)) * cos(radians(c))
     chord = sin(radians(c - a) / 2) ** 2 + latitudes * sin(radians(d - b) / 2) ** 2
@@ -91,7 +93,7 @@ def great_circle(one: Point, other: Point) -> float:
 
 
 def spread(points: Sequence[Point]) -> tuple[float, float]:
-    """Return the mean and the longest distance between two of the points in kilometres; 0 if there are no two."""
+    """Return the mean and the longest distance between two of the points in km; 0 for fewer than two points."""
     if len(points) < 2:
         return 0.0, 0.0
     where = np.radians(np.array(points))
@@ -106,7 +108,7 @@ def spread(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _middle(points: Sequence[Point]) -> Point | None:
-    """The mean of directions from the centre of the Earth; None if there is none, as of two opposite points."""
+    """Return the mean of directions from the centre of the Earth; None if undefined, as for opposite points."""
     x = y = z = 0.0
     for latitude, longitude in points:
         x += cos(radians(latitude)) * cos(radians(longitude))

@@ -1,9 +1,9 @@
-"""Reader of GraphML files that are not trusted.
+"""Reader of untrusted GraphML files.
 
-defusedxml refuses document type declarations, and with them entities that grow without bound or name other files. Its
-parser hands over one element after another, so limits hold before memory is taken. networkx's own reader is not used: it
-needs the whole tree of elements first, has no limits, refuses files whose edges differ in direction, and adds the nodes that
-only edges name.
+defusedxml refuses document type declarations, and with them entities that grow without bound or refer to other files.
+Its parser passes on one element after another, so limits apply before memory is allocated. networkx's own reader is not
+used: it first builds the whole tree of elements, has no limits, refuses files with both directed and undirected edges,
+and adds nodes that only edges name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from defusedxml.common import DTDForbidden
 from defusedxml.ElementTree import XMLParser
 
 LONGEST_TEXT = 10_000  # characters of one attribute, or of a node's id
-DEEPEST = 100  # elements within elements
+DEEPEST = 100  # nested elements
 
 
 @dataclass
 class GraphML:
-    """What a file holds.
+    """Content of a file.
 
     Attributes:
-        nodes: each id with the attributes that were wanted, by name; in the order of the file.
+        nodes: each id with its wanted attributes, by name; in the order of the file.
         edges: source, target, whether it is directed, attributes; in the order of the file.
     """
 
@@ -34,13 +34,14 @@ class GraphML:
 
 
 def parse(content: bytes, wanted: Callable[[str], bool], most_nodes: int, most_edges: int) -> GraphML:
-    """Read a GraphML document. Ports and other vendors' elements are passed over; hyperedges and nested graphs are refused.
+    """Parse a GraphML document. Ignore ports and vendors' elements; refuse hyperedges and nested graphs.
 
     Args:
-        wanted: whether an attribute of nodes or edges is kept, by its name.
+        wanted: whether to keep an attribute of nodes or edges, by its name.
+        most_nodes, most_edges: limits of the numbers of nodes and edges.
 
     Raises:
-        ValueError: the document is broken, or asks for what is not read; the text says in which line.
+        ValueError: the document is broken or has an unsupported feature; the text names the line.
     """
     reader = _Reader(wanted, most_nodes, most_edges)
     parser = XMLParser(target=reader, forbid_dtd=True)
@@ -52,27 +53,27 @@ def parse(content: bytes, wanted: Callable[[str], bool], most_nodes: int, most_e
     except DTDForbidden as error:
         text = "it has a document type declaration, which a graph does not need and which is not read"
         raise ValueError(f"line {parser.parser.CurrentLineNumber}: {text}") from error
-    except (ValueError, LookupError) as error:  # LookupError: an encoding that Python does not know
+    except (ValueError, LookupError) as error:  # LookupError: an encoding unknown to Python
         raise ValueError(f"line {parser.parser.CurrentLineNumber}: {error}") from error
     return reader.found
 
 
 class _Reader:
-    """Target of a parser (see xml.etree.ElementTree.XMLParser) that keeps what is wanted."""
+    """Target of a parser (see xml.etree.ElementTree.XMLParser) that keeps the wanted content."""
 
     def __init__(self, wanted: Callable[[str], bool], most_nodes: int, most_edges: int) -> None:
         self.found = GraphML()
         self._wanted = wanted
         self._most = {"nodes": most_nodes, "edges": most_edges}
-        self._names: dict[str, str] = {}  # of the attributes that are wanted, by the id of their key
+        self._names: dict[str, str] = {}  # of the wanted attributes, by the id of their key
         self._defaults: dict[str, dict[str, str]] = {"node": {}, "edge": {}}
         self._open: list[str] = []
         self._graphs = 0
         self._directed = False
-        self._targets: list[dict[str, str]] = []  # what the text of the open <data> or <default> is written into
+        self._targets: list[dict[str, str]] = []  # receive the text of the open <data> or <default>
         self._name = ""
-        self._text: list[str] | None = None  # None: it is not wanted
-        self._left = 0  # characters that it may still have
+        self._text: list[str] | None = None  # None: the text is not wanted
+        self._left = 0  # remaining characters of the text
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition("}")[2]
@@ -118,7 +119,7 @@ class _Reader:
         self._left = LONGEST_TEXT
 
     def _key(self, attributes: dict[str, str]) -> None:
-        """A key says what an attribute is called, and may hold its default."""
+        """Record the name of an attribute; a key may also contain its default."""
         name, domain = attributes.get("attr.name", ""), attributes.get("for", "all")
         self._name = name if self._wanted(name) and domain in ("node", "edge", "all") else ""
         if self._name:

@@ -1,4 +1,4 @@
-"""What a graph is like: its degrees, components, distances, and how fast averages spread in it."""
+"""Properties of a graph: degrees, components, distances, and the speed at which averages spread."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ LIMIT = 2_000  # nodes; the eigenvalues of more take too long
 
 
 def properties(graph: nx.Graph) -> dict[str, Any]:
-    """Return what a graph is like, in values that JSON has.
+    """Return the properties of a graph as JSON values.
 
-    In a directed graph the degree of a node is that of its neighbours that it may fetch from, and components are strongly
+    In a directed graph the degree of a node counts the neighbours from which it may fetch. Components are strongly
     connected: a model can get from each node to each other one.
 
     Returns:
-        Values by these keys. Diameters, gaps and clustering are None for graphs of over 2,000 nodes that are not complete.
+        Values by these keys. Diameters, gaps and clustering are None for graphs of over 2,000 nodes that are not
+        complete.
 
-        - nodes, edges: how many; parallel edges count once, edges from a node to itself do not count.
-        - directed, weighted: whether it is.
+        - nodes, edges: their numbers; parallel edges count once, edges from a node to itself do not count.
+        - directed, weighted: whether the graph is directed or weighted.
         - degree: {"min", "mean", "max"} of the numbers of neighbours.
-        - components: how many.
+        - components: number of components.
         - diameter: edges of the longest shortest path; None if there is more than one component.
         - spectral_gap: see `spectral_gap`; 0 if there is more than one component.
-        - clustering: the mean share of a node's pairs of neighbours that are neighbours, 0 for a node with fewer than two;
-          directions do not count.
-        - largest_component: {"nodes", "diameter", "spectral_gap"} of the largest (of equal ones the first).
-        - coordinates: how many nodes have some of their own.
+        - clustering: the mean fraction of a node's pairs of neighbours that are neighbours, 0 for a node with fewer
+          than two; directions do not count.
+        - largest_component: {"nodes", "diameter", "spectral_gap"} of the largest component (on a tie the first).
+        - coordinates: number of nodes with coordinates of their own.
 
     Raises:
-        ValueError: a weight is no positive number, or a latitude or longitude no number of degrees.
+        ValueError: a weight is not a positive number, or a latitude or longitude is not a valid number of degrees.
     """
     weighted = _is_weighted(graph)
     around = neighbours(graph)
     n = len(around)
     degrees = [len(near) for near in around]
     ends = sum(degrees)
-    complete = min(degrees) == n - 1  # then there is no need to look at each of its many edges
+    complete = min(degrees) == n - 1  # avoids looking at each of its many edges
     parts = [set(graph.nodes)] if complete else _components(graph)
     if complete and not weighted:
         whole = {"nodes": n, "diameter": min(1, n - 1), "spectral_gap": 1.0}
@@ -65,14 +66,14 @@ def properties(graph: nx.Graph) -> dict[str, Any]:
 
 
 def mixing_matrix(graph: nx.Graph) -> np.ndarray:
-    """Return the weights [n, n], float64, with which nodes would average each other's values: row i is what node i does.
+    """Return the weights [n, n], float64, with which nodes average each other's values; row i is node i's.
 
-    Between neighbours i and j they are those of Metropolis and Hastings, w_ij / (w + max(s_i, s_j)), where w_ij is the
-    edge's weight, s_i the sum of the weights at node i and w the largest of the graph; each node keeps the rest. Without
-    weights this is 1 / (1 + max(d_i, d_j)) with the degrees d (Xiao, Boyd and Kim, Distributed average consensus with
-    least-mean-square deviation, 2007); it does not depend on the unit of the weights. The matrix is symmetric,
-    so that averaging keeps the mean. In a directed graph a node does not know the others' degrees: w_ji / (w + s_i), with
-    the weights of what comes in, and the mean is not kept.
+    Neighbours i and j have the Metropolis-Hastings weights w_ij / (w + max(s_i, s_j)). w_ij is the edge's weight, s_i
+    the sum of the weights at node i, and w the largest weight of the graph; each node keeps the rest. Without weights
+    this is 1 / (1 + max(d_i, d_j)) with the degrees d (Xiao, Boyd and Kim, Distributed average consensus with
+    least-mean-square deviation, 2007). The result does not depend on the unit of the weights. The matrix is symmetric,
+    so averaging preserves the mean. In a directed graph a node does not know the others' degrees. The weights are then
+    w_ji / (w + s_i), with the weights of incoming edges, and the mean is not preserved.
     """
     strengths = _strengths(graph)
     largest = float(strengths.max(initial=0.0)) or 1.0
@@ -84,10 +85,10 @@ def mixing_matrix(graph: nx.Graph) -> np.ndarray:
 
 
 def spectral_gap(graph: nx.Graph) -> float:
-    """Return 1 - the second largest modulus of the eigenvalues of `mixing_matrix`.
+    """Return 1 minus the second largest modulus of the eigenvalues of `mixing_matrix`.
 
-    The difference from the average shrinks by one minus this in a step, in the long run: 1 is a complete graph, 0 a graph of
-    several components.
+    In the long run, the difference from the average shrinks by a factor of one minus this value in each step. It is 1
+    for a complete graph and 0 for a graph of several components.
     """
     if len(graph) == 1:
         return 1.0
@@ -97,7 +98,7 @@ def spectral_gap(graph: nx.Graph) -> float:
 
 
 def _is_weighted(graph: nx.Graph) -> bool:
-    """Whether any edge has a weight; ValueError for one that makes no sense."""
+    """Return whether any edge has a weight. Raise ValueError for an invalid weight."""
     given = [(source, target, weight) for source, target, weight in graph.edges(data="weight") if weight is not None]
     for source, target, weight in given:
         if not isinstance(weight, int | float | np.number) or not 0 < weight < inf:
@@ -106,7 +107,7 @@ def _is_weighted(graph: nx.Graph) -> bool:
 
 
 def _strengths(graph: nx.Graph) -> np.ndarray:
-    """The weights of edges [n, n]: row i is what comes in at node i. Of parallel edges the largest counts."""
+    """Return the weights of edges [n, n]: row i has the edges into node i, the largest of parallel ones."""
     place = {node: k for k, node in enumerate(graph.nodes)}
     strengths = np.zeros((len(place), len(place)))
     for source, target, weight in graph.edges(data="weight", default=1.0):
@@ -123,7 +124,7 @@ def _components(graph: nx.Graph) -> list[set[Any]]:
 
 
 def _inner(graph: nx.Graph, around: list[tuple[int, ...]], part: set[Any]) -> dict[str, Any]:
-    """The measures of a component by itself."""
+    """Return the measures of one component."""
     n = len(part)
     if n > LIMIT:
         return {"nodes": n, "diameter": None, "spectral_gap": None}
@@ -134,10 +135,10 @@ def _inner(graph: nx.Graph, around: list[tuple[int, ...]], part: set[Any]) -> di
 
 
 def _diameter(around: list[tuple[int, ...]]) -> int:
-    """The longest shortest path of a connected graph.
+    """Return the longest shortest path of a connected graph.
 
-    All nodes' balls grow by one step at a time, each as the bits of a number, which is many times faster than a search from
-    every node.
+    The balls around all nodes grow by one step at a time. Each is stored as the bits of an integer, which is many times
+    faster than a search from every node.
     """
     n = len(around)
     full = (1 << n) - 1
@@ -159,7 +160,7 @@ def _clustering(around: list[tuple[int, ...]]) -> float | None:
     n = len(around)
     if n > LIMIT:
         return None
-    joined = np.zeros((n, n), np.float32)  # exact: it counts to 2,000 squared at most
+    joined = np.zeros((n, n), np.float32)  # exact: its counts are at most 2,000 squared
     for k, near in enumerate(around):
         joined[k, near] = joined[near, k] = 1.0
     degrees = joined.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Algorithms on parameters, free of input and output: sampling, similarity, clustering, greedy graphs (GGC), aggregation.
+"""Algorithms on parameters, without input and output: sampling, similarity, clustering, GGC, aggregation.
 
-Policies are made of these; each function names the paper and the equation that it implements.
+Policies are composed of them. Each function names the paper and the equation that it implements.
 """

@@ -1,4 +1,4 @@
-"""How much each model counts: weights by peer, own included, that sum to 1. The mean itself is `weighted_mean`."""
+"""Weights of models in a mean: by peer, own included, with the sum 1. `weighted_mean` computes the mean itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 
 def fedavg(samples: Mapping[str, float]) -> dict[str, float]:
-    """Weights n_j / sum n, by the number of training samples (McMahan et al. 2017; eq. 3 of Listo Zec et al.).
+    """Return weights n_j / sum n, by the number of training samples (McMahan et al. 2017; eq. 3 of Listo Zec et al.).
 
     Args:
-        samples: training samples by id, the own id included.
+        samples: training samples by id, including the own id.
     """
     total = sum(samples.values())
     if not total:
@@ -18,11 +18,11 @@ def fedavg(samples: Mapping[str, float]) -> dict[str, float]:
 
 
 def fedsim(me: str, similarities: Mapping[str, float]) -> dict[str, float]:
-    """Weights by similarity, the own weight being the greatest of them (FedSim, eq. 7 of Listo Zec et al.).
+    """Return weights by similarity; the own weight equals the greatest of them (FedSim, eq. 7 of Listo Zec et al.).
 
     Args:
         me: the own id.
-        similarities: by peer, without the own id. Negative ones count as 0; where all are 0, only the own model counts.
+        similarities: by peer, without the own id. Negative ones count as 0. If all are 0, only the own model counts.
     """
     clipped = {name: max(value, 0.0) for name, value in similarities.items()}
     own = max(clipped.values(), default=0.0)

@@ -1,7 +1,7 @@
-"""How alike updates of models are by layers, and how a cluster of nodes is cut in two. Pure, in float64, and without chance.
+"""Layer-wise similarity of model updates, and bisection of clusters. Pure, in float64, and deterministic.
 
-Members are numbered in the order of their ids. Every tie goes to what comes first in that order, so that a result depends on
-the models alone, and not on who submitted first.
+Members are numbered in the order of their ids. Every tie goes to the first in that order. A result therefore depends
+only on the models, not on the order of submission.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ Parts = tuple[list[int], list[int]]
 
 
 def layers(layout: Layout) -> list[slice | Layer]:
-    """Return where the values of each layer are. A layer is a module: its weight and its bias together.
+    """Return the places of the values of each layer. A layer is a module: its weight and its bias together.
 
-    Tensors belong together when their names agree up to the last dot. (Biases apart, a bias of one value has a cosine of 1
-    or -1, and counts as much as its weights.) What is not trained, such as the running means of batch norm, is in no layer.
+    Tensors belong to the same layer if their names are equal up to the last dot. (With separate biases, a bias of one
+    value would have a cosine of 1 or -1 and count as much as its weights.) Values that are not trained, for example the
+    running means of batch norm, are in no layer.
     """
     modules: dict[str, list[tuple[int, int]]] = {}
     for name, start, stop, _ in layout.places:
@@ -35,18 +36,18 @@ def layers(layout: Layout) -> list[slice | Layer]:
 
 def _places(spans: Sequence[tuple[int, int]]) -> slice | Layer:
     if all(one[1] == other[0] for one, other in pairwise(spans)):
-        return slice(spans[0][0], spans[-1][1])  # a view, where an index would be a copy
+        return slice(spans[0][0], spans[-1][1])  # a slice gives a view, an index array a copy
     return np.concatenate([np.arange(start, stop) for start, stop in spans])
 
 
 def top_r(vector: Matrix, ratio: float) -> Matrix:
-    """Keep the ceil(ratio * dim) entries of largest magnitude, the earlier one of equals, and set the rest to 0 (eq. 4.4).
+    """Keep the ceil(ratio * dim) largest magnitudes, on a tie the earlier one, and set the rest to 0 (eq. 4.4).
 
     Args:
         vector: shape [dim].
         ratio: R, above 0 and at most 1.
     """
-    keep = min(len(vector), ceil(ratio * len(vector) - 1e-9))  # .1 * 30 is a little more than 3
+    keep = min(len(vector), ceil(ratio * len(vector) - 1e-9))  # 0.1 * 30 is a little more than 3
     if keep == len(vector):
         return vector
     size = np.abs(vector)
@@ -60,15 +61,15 @@ def top_r(vector: Matrix, ratio: float) -> Matrix:
 def similarity(
     models: Sequence[Parameters], reference: Matrix, parts: Sequence[slice | Layer], ratio: float = 1.0
 ) -> Matrix:
-    """Return the modified similarity of every two members of a cluster (Hartmann et al., eq. 4.2 to 4.5).
+    """Return the modified similarity of all pairs of members of a cluster (Hartmann et al., eq. 4.2 to 4.5).
 
-    It is the mean over layers of cos(topR(d_i), topR(d_j)), d = model - reference. Where one of the two is 0 in a layer,
-    that layer's cosine is 0; the similarity of a member with itself is 1 even so.
+    It is the mean over layers of cos(topR(d_i), topR(d_j)), with d = model - reference. If one of the two is 0 in a
+    layer, the cosine of that layer is 0. The similarity of a member to itself is always 1.
 
     Args:
         models: n vectors of shape [P], in the order of their nodes' ids.
-        reference: the mean of the cluster after the aggregation before; shape [P].
-        parts: where each layer is; see `layers`.
+        reference: the mean of the cluster after the previous aggregation; shape [P].
+        parts: the places of each layer; see `layers`.
         ratio: R of topR.
 
     Returns:
@@ -88,19 +89,20 @@ def similarity(
 def spectral(similarities: Matrix, affinity: str = "clipped") -> Parts:
     """Cut n >= 2 members in two by spectral clustering (line 9 of algorithm 4; Damle et al. 2019 for the last step).
 
-    The two eigenvectors of least eigenvalue of the normalised Laplacian, divided by the roots of the degrees, are rotated
-    onto the axes by a pivoted QR: what scikit-learn does with `affinity="precomputed", assign_labels="cluster_qr"`. The
-    signs of eigenvectors do not matter, as magnitudes are compared.
+    The two eigenvectors with the lowest eigenvalues of the normalised Laplacian are divided by the roots of the
+    degrees. A pivoted QR rotates them onto the axes, as scikit-learn does with `affinity="precomputed",
+    assign_labels="cluster_qr"`. The signs of eigenvectors do not matter, because magnitudes are compared.
 
-    Where the affinities leave the members in pieces without a link, those two eigenvectors are not unique: two pieces are
-    the two parts; of more, the two that are least alike on average come apart, and each other one joins that of the two
-    which it is more like.
+    If the graph of affinities is not connected, those two eigenvectors are not unique. Two components are the two
+    parts. Of more components, the two with the lowest mean similarity are separated, and each other one joins the more
+    similar of them.
 
     Args:
+        similarities: shape [n, n].
         affinity: `clipped` is max(s, 0); `shifted` is (s + 1) / 2.
 
     Returns:
-        The members of each part, in order; member 0 is in the first. Neither is empty.
+        The members of each part, in order; member 0 is in the first part. Neither part is empty.
     """
     count = len(similarities)
     if count == 2:
@@ -114,15 +116,15 @@ def spectral(similarities: Matrix, affinity: str = "clipped") -> Parts:
     roots = np.sqrt(weights.sum(axis=1))
     _, vectors = np.linalg.eigh(np.eye(count) - weights / np.outer(roots, roots))
     first = _cluster_qr(vectors[:, :2] / roots[:, None])
-    if not 0 < len(first) < count:  # all on one axis: the member that is least like the others goes
+    if not 0 < len(first) < count:  # all on one axis: separate the member that is least similar to the others
         first = [int(np.argmin(similarities.sum(axis=1)))]
     return _in_order(first, count)
 
 
 def single_linkage(similarities: Matrix) -> Parts:
-    """Cut n >= 2 members in two so that the greatest similarity across is least (the optimal bipartition of Sattler et al.).
+    """Cut n >= 2 members in two so that the greatest similarity across is minimal (Sattler et al.: optimal).
 
-    Pairs are joined from the most alike on, until two groups are left.
+    Pairs are joined in order of decreasing similarity until two groups are left.
     """
     count = len(similarities)
     group = np.arange(count)
@@ -139,7 +141,7 @@ def single_linkage(similarities: Matrix) -> Parts:
 
 
 def _cluster_qr(embedding: Matrix) -> list[int]:
-    """Return who is on the first of two axes, of n points in the plane; shape [n, 2]."""
+    """Return the points that lie on the first of two axes, of n points in the plane; shape [n, 2]."""
     lengths = np.linalg.norm(embedding, axis=1)
     first = int(np.argmax(lengths))
     direction = embedding[first] / lengths[first]
@@ -150,7 +152,7 @@ def _cluster_qr(embedding: Matrix) -> list[int]:
 
 
 def _pieces(weights: Matrix) -> list[list[int]]:
-    """Return the connected components of a graph with these weights, by their first members."""
+    """Return the connected components of a graph with these weights, in the order of their first members."""
     found: list[list[int]] = []
     unseen = np.ones(len(weights), bool)
     while unseen.any():
@@ -164,7 +166,7 @@ def _pieces(weights: Matrix) -> list[list[int]]:
 
 
 def _gather(pieces: Sequence[list[int]], similarities: Matrix) -> list[int]:
-    """Return the members of one of two groups of pieces; see `spectral`."""
+    """Return the members of one of two groups of components; see `spectral`."""
     between = np.array([[similarities[np.ix_(one, other)].mean() for other in pieces] for one in pieces])
     apart = between.copy()
     apart[np.tril_indices(len(pieces))] = inf
@@ -174,7 +176,7 @@ def _gather(pieces: Sequence[list[int]], similarities: Matrix) -> list[int]:
 
 
 def _in_order(part: Sequence[int], count: int) -> Parts:
-    """Return a part and the rest, that of member 0 first."""
+    """Return a part and the rest; the one with member 0 comes first."""
     chosen = set(part)
     rest = [k for k in range(count) if k not in chosen]
     return (sorted(chosen), rest) if 0 in chosen else (rest, sorted(chosen))

@@ -1,4 +1,4 @@
-"""GGC and BGGC: with whom to average, found by greedy steps on the own validation loss (Kharrat et al., "Decentralized
+"""GGC and BGGC: greedy selection of peers to average with, by the own validation loss (Kharrat et al., "Decentralized
 Personalized Federated Learning", 2024, algorithms 2 and 3).
 """
 
@@ -18,12 +18,12 @@ Loss = Callable[[Sequence[Parameters]], Awaitable[np.ndarray]]
 
 
 class Selection(NamedTuple):
-    """Whom to average with.
+    """Peers to average with, and the mean.
 
     Attributes:
-        ids: the chosen peers, sorted.
+        ids: the selected peers, sorted.
         mean: the mean of the own model and theirs by training samples, float32, shape [P].
-        weights: how much each counts in it, the own id included; they sum to 1.
+        weights: the weight of each in the mean, including the own id; they sum to 1.
     """
 
     ids: tuple[str, ...]
@@ -34,7 +34,7 @@ class Selection(NamedTuple):
 async def ggc(
     own: Update, models: Sequence[Update], *, loss: Loss, rng: np.random.Generator, limit: int | None = None
 ) -> Selection:
-    """Greedy graph construction: `bggc` on models that are at hand (algorithm 2)."""
+    """Greedy graph construction (algorithm 2): `bggc` on models that are already available."""
     at_hand = {model.sender: model for model in models}
 
     async def fetch(ids: Sequence[str]) -> list[Update]:
@@ -55,28 +55,29 @@ async def bggc(
 ) -> Selection:
     """Batched greedy graph construction (algorithm 3).
 
-    X begins with the own model, Y with all; for each candidate j, in an order drawn from `rng`, either j joins X or leaves
-    Y, with the probability that `acceptance` gives. A mean is weighted by training samples. Equal arguments give equal sets
-    whatever `batch` is, to the last bit: both sums run in float32 in the drawn order.
+    X begins with the own model, Y with all models. The candidates j are processed in an order drawn from `rng`: each
+    either joins X or leaves Y, with the probability of `acceptance`. Means are weighted by training samples. Equal
+    arguments give bit-identical results for any `batch`: both sums run in float32 in the drawn order.
 
-    The models are fetched twice: a first pass adds up Y, a second one takes the steps. Kept meanwhile are a batch, the own
-    model and the sums of X and Y; two means more while they are evaluated. There are 2 evaluations, and 2 for each
-    candidate, in one call of `loss` each.
+    The models are fetched twice: the first pass computes the sum Y, the second one makes the decisions. Memory holds
+    one batch, the own model and the sums of X and Y, and two more means during an evaluation. There are 2 initial
+    evaluations and 2 for each candidate, with one call of `loss` for each pair.
 
-    Where a loss is not a number (a node without validation data) it counts as infinite, and the first candidates in the
-    drawn order are taken. A peer whose model comes once but not twice is not chosen, but stays in the sum of Y.
+    A loss that is NaN (on a node without validation data) counts as infinite; the first candidates in the drawn order
+    are then selected. A peer whose model arrives only once is not selected, but remains in the sum of Y.
 
-    The paper says of the result that it is never worse on validation than the own model: it can be, as a candidate is
-    accepted where it neither helps X nor, by leaving, Y. Without a limit it is never worse than the mean of all (but for the
-    rounding of the sums).
+    The paper states that the result is never worse on validation than the own model. It can be: a candidate is also
+    accepted if neither adding it to X nor removing it from Y reduces the loss. Without a limit the result is never
+    worse than the mean of all (except for the rounding of the sums).
 
     Args:
         own: the own model.
         ids: the candidates.
-        fetch: returns models of some of them; those that it leaves out are no candidates.
+        fetch: returns the models of some of them; the others are no longer candidates.
         loss: the mean validation loss of each of K models, shape [K].
-        limit: how many may be chosen at most, the own model not counted.
-        batch: how many models may be had at once; 0 is all.
+        rng: the generator of the order and the decisions.
+        limit: maximum number of selected peers, without the own model.
+        batch: number of models to fetch at a time; 0 is all.
     """
     order = [ids[k] for k in rng.permutation(len(ids))]
     size = batch or max(len(order), 1)
@@ -87,17 +88,17 @@ async def bggc(
     if batches:
         await steps.begin()
     for part in batches:
-        came = [id for id in part if id in steps.seen]  # the others may be silent, and are not waited for twice
+        came = [id for id in part if id in steps.seen]  # do not wait twice for peers that did not answer
         if came and await steps.take(came, await fetch(came)):
             break
     return steps.selection()
 
 
 class _Steps:
-    """The sums of X and Y, weighted and not divided, and what is known of their losses.
+    """The weighted sums of X and Y before division, and their losses.
 
     Attributes:
-        seen: the candidates that were put into Y.
+        seen: the candidates that were added to Y.
     """
 
     def __init__(self, own: Update, loss: Loss, rng: np.random.Generator, limit: int | None) -> None:
@@ -112,20 +113,20 @@ class _Steps:
         self._chosen: dict[str, int] = {}
 
     def add(self, order: Sequence[str], models: Sequence[Update]) -> None:
-        """Put candidates into Y."""
+        """Add candidates to Y."""
         for model in _in_order(order, models):
             self._y = self._y + _weight(model) * model.params
             self._y_weight += _weight(model)
             self.seen.add(model.sender)
 
     async def begin(self) -> None:
-        """Evaluate X and Y as they are at the start."""
+        """Evaluate the initial X and Y."""
         self._x_loss, self._y_loss = await self._losses(
             [_mean(self._x.copy(), self._x_weight), _mean(self._y.copy(), self._y_weight)]
         )
 
     async def take(self, order: Sequence[str], models: Sequence[Update]) -> bool:
-        """Decide on candidates that are in Y, one after another. Return True when no more may be chosen."""
+        """Decide on candidates in Y, one after another. Return True when the limit is reached."""
         for model in _in_order(order, models):
             weight, params = _weight(model), model.params
             x_weight, y_weight = self._x_weight + weight, self._y_weight - weight
@@ -155,16 +156,16 @@ class _Steps:
 
 
 def gain(before: float, after: float) -> float:
-    """Return by how much a loss fell; 0 if it did not."""
+    """Return the decrease of a loss; 0 if it did not decrease."""
     return before - after if after < before else 0.0
 
 
 def acceptance(a: float, b: float) -> float:
-    """Return the probability to accept a candidate: a / (a + b), and 1 where neither is a gain.
+    """Return the probability of accepting a candidate: a / (a + b), and 1 if both are 0.
 
     Args:
-        a: what X gains by the candidate; 0 or more, perhaps infinite.
-        b: what Y gains without it.
+        a: the gain of X by adding the candidate; 0 or more, possibly infinite.
+        b: the gain of Y by removing it; 0 or more, possibly infinite.
     """
     if b == 0:
         return 1.0
@@ -174,12 +175,12 @@ def acceptance(a: float, b: float) -> float:
 
 
 def _mean(total: Parameters, weight: int) -> Parameters:
-    """Divide a sum in place: while the losses are computed, the sums that were not taken over take no memory."""
+    """Divide a sum in place, so that rejected sums need no memory while the losses are computed."""
     return np.divide(total, np.float32(weight), out=total)
 
 
 def _weight(model: Update) -> int:
-    """Its training samples; a node that has none counts as one that has one."""
+    """Return the number of training samples; a node without samples counts as having one."""
     return max(model.n_samples, 1)
 
 

@@ -1,6 +1,6 @@
-"""How a model treats the samples of each label in each group, and how samples are weighted to treat groups alike.
+"""Statistics of a model's decisions by label and group, and sample weights that treat groups equally.
 
-Arrays have a row for each label, 0 and 1, and a column for each of A groups, [2, A]. Cells without samples take no part.
+Arrays have one row for each label, 0 and 1, and one column for each of A groups, [2, A]. Empty cells are ignored.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from p2pfl.private_parameters import PrivateParameters
 from p2pfl.queries import Query
 
 MOST_GROUPS = 2**10
-MOST_WEIGHT = 2.0  # of a sample that is balanced; that of the other label of its group then is 0
-MOST_LOSS = float(np.finfo(np.float32).max)  # of a sample: losses are computed in float32, and finite
+MOST_WEIGHT = 2.0  # of a balanced sample; samples of the other label in its group then have weight 0
+MOST_LOSS = float(np.finfo(np.float32).max)  # of a sample: losses are computed in float32 and are finite
 
 
 class GroupCounts(NamedTuple):
-    """What a model makes of a node's training samples.
+    """Statistics of a model's decisions on a node's training samples.
 
     Attributes:
-        counts: how many samples there are, int64 [2, A].
-        positive: how many of them are decided to be of label 1, int64 [2, A].
+        counts: number of samples, int64 [2, A].
+        positive: number of samples that the model assigns label 1, int64 [2, A].
         losses: the sum of their losses, float64 [2, A].
     """
 
@@ -35,12 +35,12 @@ class GroupCounts(NamedTuple):
 
     @property
     def right(self) -> int:
-        """How many samples are decided rightly."""
+        """Number of correctly classified samples."""
         return int((self.counts[0] - self.positive[0]).sum() + self.positive[1].sum())
 
 
 class CountGroups(Query[GroupCounts], frozen=True, gc=False):
-    """Return how a model treats each label in each group of the node's training samples."""
+    """Return the statistics of a model's decisions by label and group on the node's training samples."""
 
     name: ClassVar[str] = "tally"
     hint: ClassVar[str] = "a task whose samples have labels and groups, such as `fairness`"
@@ -52,10 +52,10 @@ class CountGroups(Query[GroupCounts], frozen=True, gc=False):
 
 
 def total(tallies: Sequence[GroupCounts]) -> GroupCounts:
-    """Return the tally of all samples together.
+    """Return the statistics of all samples together.
 
     Raises:
-        ValueError: they are not of the same groups.
+        ValueError: the groups differ.
     """
     if len({each.counts.shape for each in tallies}) > 1:
         raise ValueError("submissions are not of the same groups")
@@ -64,7 +64,7 @@ def total(tallies: Sequence[GroupCounts]) -> GroupCounts:
 
 
 def disparity(tally: GroupCounts) -> float:
-    """Return how far a group's share of positive decisions is from that of all, at most; PraFFL, eq. 2."""
+    """Return the greatest difference between a group's and the overall share of positive decisions; PraFFL, eq. 2."""
     sizes = tally.counts.sum(0)
     there = sizes > 0
     rates = tally.positive.sum(0)[there] / sizes[there]
@@ -72,7 +72,7 @@ def disparity(tally: GroupCounts) -> float:
 
 
 def even(groups: int) -> np.ndarray:
-    """Return the weights of samples that all count alike, [2, A]."""
+    """Return uniform weights of samples, [2, A]."""
     return np.ones((2, groups))
 
 
@@ -80,11 +80,13 @@ def fedfb_step(weights: np.ndarray, tally: GroupCounts, step: float) -> np.ndarr
     """Return the weights of samples after a step towards equal shares of positive decisions (demographic parity).
 
     FedFB's step for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"), after
-    FairBatch (Roh et al. 2021). Let l_{ya} be the mean over group a of the losses of its samples of label y. Then f_a =
-    (l_{0a} - l_{1a} + P(y=1 | a)) less the same of the first group estimates how many more positive decisions group a has.
-    Samples of label 0 count by lambda_a, and those of label 1 by 2 p_a - lambda_a, where p_a is the group's share of the
-    samples. A step adds `step` * f_a to lambda_a, and subtracts `step` times the sum of all f_a from that of the first
-    group. Each stays from 0 to 2 p_a. Weights here are these divided by p_a.
+    FairBatch (Roh et al. 2021). Let l_{ya} be the sum of the losses of the samples of label y in group a, divided by
+    the number of samples of group a. The estimate of how many more positive decisions group a has is f_a: the value
+    (l_{0a} - l_{1a} + P(y=1 | a)) of group a minus that of the first group.
+
+    Samples of label 0 have the weight lambda_a, and those of label 1 have 2 p_a - lambda_a; p_a is the group's share of
+    the samples. A step adds `step` * f_a to lambda_a, and subtracts `step` times the sum of all f_a from the lambda of
+    the first group. Each lambda_a stays between 0 and 2 p_a. The returned weights are these divided by p_a.
     """
     sizes = tally.counts.sum(0)
     there = np.flatnonzero(sizes)
@@ -98,9 +100,9 @@ def fedfb_step(weights: np.ndarray, tally: GroupCounts, step: float) -> np.ndarr
 
 
 def agnostic_step(weights: np.ndarray, tally: GroupCounts, rate: float) -> np.ndarray:
-    """Return the weights after a step towards those of the greatest weighted loss: times exp(rate * mean loss of the cell).
+    """Return the weights after a step towards the greatest loss: times exp(rate * mean loss of the cell).
 
-    The mean weight of all samples is 1 again.
+    The result is normalised so that the mean weight of all samples is 1.
     """
     there = tally.counts > 0
     means = np.where(there, tally.losses / np.maximum(tally.counts, 1), 0.0)
@@ -110,15 +112,15 @@ def agnostic_step(weights: np.ndarray, tally: GroupCounts, rate: float) -> np.nd
 
 
 def to_extras(tally: GroupCounts, *names: str) -> dict[str, np.ndarray]:
-    """Return some of a tally as extras, beside its counts."""
+    """Return the counts and the named fields of the statistics as extras."""
     return {"counts": tally.counts} | {name: getattr(tally, name) for name in names}
 
 
 def from_extras(extras: Mapping[str, np.ndarray], n_samples: int) -> GroupCounts:
-    """Return the tally that a participant's extras say; what they do not say is 0.
+    """Parse statistics from a participant's extras; missing fields are 0.
 
     Raises:
-        ValueError: they cannot be that of so many samples.
+        ValueError: they are not valid statistics of `n_samples` samples.
     """
     counts = extras.get("counts")
     if counts is None or counts.dtype != np.int64 or counts.ndim != 2 or not 1 <= counts.shape[1] <= MOST_GROUPS:

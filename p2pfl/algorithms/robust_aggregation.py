@@ -1,8 +1,7 @@
-"""Protection against members that lie, applied to what a node receives before its policy sees it.
+"""Protection against lying members, applied to received models before the policy sees them.
 
-With the rule `none` everything stays as it came, as in the papers. With `median-clip` models are clipped, and the numbers of
-samples that peers claim are capped. (See also p2pfl.policies.dac and p2pfl.node.exchange.message_exchange, which bound what
-members say.)
+The rule `none` changes nothing, as in the papers. The rule `median-clip` clips models and caps the numbers of samples
+that peers claim. (p2pfl.policies.dac and p2pfl.node.exchange.message_exchange also limit what members report.)
 """
 
 from __future__ import annotations
@@ -17,23 +16,24 @@ from msgspec.structs import replace
 from p2pfl.parameters import Parameters
 from p2pfl.policy import Submission, Update
 
-LARGEST_SHARE = 0.5  # of any peer in a mean by samples, however few take part
+LARGEST_SHARE = 0.5  # of any peer in a mean by samples, even with few participants
 FAR = 3.0  # times the radius: a model further away is an outlier
-FEW = 3  # peers; with fewer, the own movement bounds the radius, too
+FEW = 3  # peers; with fewer, the own movement also limits the radius
 
 
 class MedianClip:
-    """Clips models to the median distance from the node's own model.
+    """Clipping of models to the median distance from the node's own model.
 
-    Self-centred clipping (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via ClippedGossip", 2022): a
-    model x further than the radius r from the own model w becomes w + r (x - w) / ||x - w||. The radius is the lower median
-    of the newest known distance of each peer; where fewer than three are known, the own model's distance from the initial
-    one is one of these values. So where fewer than half of the peers lie, no model moves the node further than an honest
-    one, also where it fetches few models in a round. A peer with more samples than most has a smaller radius, so that it
-    pulls no more than they do. The further an outlier is beyond three times the radius, the less it moves the node.
+    Self-centred clipping (He, Karimireddy and Jaggi, "Byzantine-robust decentralized learning via ClippedGossip",
+    2022): a model x further than the radius r from the own model w becomes w + r (x - w) / ||x - w||. The radius is the
+    lower median of the latest known distance of each peer. If fewer than three are known, the own model's distance from
+    the initial model is added to these values. As long as fewer than half of the peers lie, no model moves the node
+    further than an honest one, even if the node fetches few models in a round. A peer with more samples than most has a
+    smaller radius, so that its influence is no greater than theirs. Beyond three times the radius, the influence of a
+    model decreases with its distance.
 
     Attributes:
-        outliers: how often a peer's model was further away than three times the radius.
+        outliers: number of models of each peer that were further away than three times the radius.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class MedianClip:
         models: Sequence[Parameters],
         samples: Sequence[int] = (),
     ) -> list[Parameters]:
-        """Return models, each clipped if it is too far away, and itself if it is not.
+        """Return the models, each clipped if it is too far away.
 
         Args:
             own: the node's own model, float32 [P].
             initial: the common initial model, [P].
-            senders: of each model.
+            senders: the sender of each model.
             models: float32, each [P].
-            samples: of each sender, if models are weighted by them.
+            samples: the number of samples of each sender, if models are weighted by them.
         """
         *distances, moved = distances_from(own, [*models, initial])
         self._distances.update(zip(senders, distances, strict=True))
@@ -66,20 +66,21 @@ class MedianClip:
         return [clip_towards(model, own, far, most) for model, far, most in zip(models, distances, radii, strict=True)]
 
     def forget(self, known: Sequence[str]) -> None:
-        """Forget the distances of all but the known peers."""
+        """Forget the distances of all peers that are not in `known`."""
         self._distances = {id: far for id, far in self._distances.items() if id in known}
 
 
 def radii_of(radius: float, samples: Sequence[int]) -> list[float]:
-    """Return the radius of each model, less for those that count for more than the median one."""
+    """Return the radius of each model; it is smaller for models with more samples than the median."""
     usual = _lower_median(samples)
     return [radius * min(1.0, usual / n) if n else radius for n in samples]
 
 
 def clip_towards(model: Parameters, own: Parameters, far: float, radius: float) -> Parameters:
-    """Return a model at the distance `far` from the own one, moved towards that until it is no further than `radius`.
+    """Return a model at the distance `far` from the own model, moved towards it to a distance of at most `radius`.
 
-    An outlier, beyond three times the radius, is moved nearer still: to three times the square of the radius by `far`.
+    An outlier, beyond three times the radius, is moved nearer: to three times the square of the radius divided by
+    `far`.
     """
     if far <= radius:
         return model
@@ -88,7 +89,7 @@ def clip_towards(model: Parameters, own: Parameters, far: float, radius: float) 
 
 
 def distances_from(own: Parameters, models: Sequence[Parameters]) -> list[float]:
-    """Return the Euclidean distances of models from one, [P] each."""
+    """Return the Euclidean distances of models from the own model, [P] each."""
     difference = np.empty_like(own)
     with np.errstate(over="ignore"):
         squares = [float(np.dot(np.subtract(model, own, out=difference), difference)) for model in models]
@@ -99,21 +100,21 @@ def distances_from(own: Parameters, models: Sequence[Parameters]) -> list[float]
 
 
 def _lower_median(values: Sequence[float]) -> float:
-    """Return the median; of an even number of values the lower of the two in the middle, which one of two may not raise."""
+    """Return the median; for an even count the lower of the two middle values, which one liar of two cannot raise."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def cap_samples(own: int, claimed: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers of samples of peers, cut so that none has more than 2/n of the whole, and none more than a half.
+    """Return the peers' numbers of samples, reduced so that none exceeds 2/n of the total, nor half of it.
 
     Args:
-        own: the number of the node itself, which is not cut; n counts the node, too.
-        claimed: by peer.
+        own: the node's own number, which is not reduced; n includes the node.
+        claimed: the number that each peer claims.
     """
     share = min(LARGEST_SHARE, 2 / (len(claimed) + 1))
     largest_first = sorted(claimed.values(), reverse=True)
     rest = own + sum(largest_first)
-    for cut, count in enumerate(largest_first):  # `cut` of them are cut, to the value at which they have just their share
+    for cut, count in enumerate(largest_first):  # the `cut` largest are cut to the value of just their share
         if cut * share >= 1:
             break
         cap = share * rest / (1 - cut * share)
@@ -126,22 +127,22 @@ def cap_samples(own: int, claimed: Mapping[str, int]) -> dict[str, int]:
 
 
 def cap_updates(own: int, updates: Sequence[Update]) -> list[Update]:
-    """Return updates with capped numbers of samples; see `cap_samples`."""
+    """Return the updates with capped numbers of samples; see `cap_samples`."""
     capped = cap_samples(own, {update.sender: update.n_samples for update in updates})
     return [u if capped[u.sender] == u.n_samples else replace(u, n_samples=capped[u.sender]) for u in updates]
 
 
 def coarse(loss: float) -> float:
-    """Return a loss as a peer is told it: with three digits, so that it says less of single samples."""
+    """Return a loss rounded to three digits for a peer, so that it reveals less about single samples."""
     return float(f"{loss:.3g}")
 
 
 def protect_submissions(submissions: Sequence[Submission], own: str) -> list[Submission]:
-    """Return what a coordinator makes its step of: clipped towards one submission, and with capped numbers of samples.
+    """Return submissions for a coordinator's step: clipped towards one of them, with capped numbers of samples.
 
     Args:
-        own: the coordinator's name. Towards its submission the others are clipped; without one, towards the submission
-            whose median distance from the others is the least.
+        own: the coordinator's name. The others are clipped towards its submission. If it has none, they are clipped
+            towards the submission with the lowest median distance from the others.
     """
     if len(submissions) < 2:
         return list(submissions)

@@ -1,4 +1,4 @@
-"""Whom to learn with: sampling by similarity, and estimates for peers never met (DAC, section 2.1)."""
+"""Selection of peers: sampling by similarity, and estimates for peers never met (DAC, section 2.1)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-FLOOR = 1e-6  # the least probability of a peer of which nothing bad is known, so that it can still be met
-LEAST = 1e-30  # that of a peer known to go another way: enough to be drawn when no other is left
+FLOOR = 1e-6  # the lowest probability of a peer without a negative similarity, so that it can still be met
+LEAST = 1e-30  # that of a peer with a negative similarity: enough to be drawn if no other is left
 
 
 def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
-    """Return `m` of `ids` without replacement, each set of m as likely as any other, in the order of `ids`.
+    """Draw `m` of `ids` without replacement; each set of m is equally likely. Return them in the order of `ids`.
 
-    All of them where m reaches. (Floyd's algorithm: m draws, however many ids there are.)
+    If m is at least the number of ids, return all. (Floyd's algorithm: m draws, for any number of ids.)
     """
     n = len(ids)
     if m >= n:
@@ -28,11 +28,12 @@ def uniform(rng: np.random.Generator, ids: Sequence[str], m: int) -> list[str]:
 
 
 def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], limit: int, most: int) -> list[str]:
-    """Return those of `ids`, in their order, that fit together into `limit`: taken in a drawn order while there is room.
+    """Return the `ids`, in their order, that together fit into `limit`. They are tried in a random order.
 
     Args:
-        sizes: of each, 0 or more.
-        most: how many may be taken.
+        sizes: the size of each, 0 or more.
+        limit: the total size.
+        most: maximum number of ids.
     """
     taken: set[int] = set()
     for place in rng.permutation(len(ids)).tolist():
@@ -43,16 +44,16 @@ def fitting(rng: np.random.Generator, ids: Sequence[str], sizes: Sequence[int], 
 
 
 def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.float64]:
-    """softmax(tau * s) (eq. 4) over the peers whose similarity is known (not 0).
+    """Return softmax(tau * s) (eq. 4) over the peers with a known similarity (not 0).
 
-    Every other peer keeps a floor of 1e-6, and so does a known one that the softmax would leave less; one of negative
-    similarity (only cosines are) keeps next to nothing. The paper says nothing of either. Without a floor, nodes whose first
-    peers were all of other clusters can stay with them. With the same floor for negative ones some do, and the mean error of
-    the cosine rows with FedAvg rises above 11 (measured on the synthetic problem, 15 seeds).
+    Every other peer has a floor of 1e-6, and so has a known one with a lower softmax value. A peer with negative
+    similarity (only cosines can be negative) has almost none. The paper mentions neither. Without a floor, nodes whose
+    first peers all belong to other clusters can stay with them. With the same floor for negative similarities some do,
+    and the mean error of the cosine rows with FedAvg rises above 11 (measured on the synthetic problem, 15 seeds).
 
     Args:
         similarities: shape [K]; 0 is unknown.
-        tau: inverse temperature, finite: 0 is uniform over the known; the greater, the more the greatest gets.
+        tau: inverse temperature, finite: 0 is uniform over the known ones; a higher value favours the greatest.
 
     Returns:
         shape [K], greater than 0, summing to 1.
@@ -68,7 +69,7 @@ def probabilities(similarities: NDArray[np.float64], tau: float) -> NDArray[np.f
 
 
 def sample(rng: np.random.Generator, ids: Sequence[str], p: NDArray[np.float64], m: int) -> list[str]:
-    """Return `m` of `ids` without replacement, one after another with probabilities `p`, in the order of `ids`."""
+    """Draw `m` of `ids` without replacement with probabilities `p`. Return them in the order of `ids`."""
     if m >= len(ids):
         return list(ids)
     picks = rng.choice(len(ids), size=max(m, 0), replace=False, p=p)
@@ -81,12 +82,12 @@ def two_hop(
     """Estimate the similarity to peers never met by that of a sampled peer that has met them.
 
     Args:
-        lent: for each sampled peer, my similarity to it and the similarities that it has measured.
+        lent: for each sampled peer, the own similarity to it and the similarities that it has measured.
         unmet: the peers to estimate.
-        lender: which of several that have met a peer lends: the most or the least similar to me.
+        lender: if several have met a peer, use the one `most` or `least` similar to this node.
     """
     order = sorted(lent, key=lambda entry: entry[0], reverse=lender == "least")
     known: dict[str, float] = {}
-    for _, similarities in order:  # the last one that knows a peer is the one that counts
+    for _, similarities in order:  # the last one that knows a peer overrides the others
         known.update(similarities)
     return {name: known[name] for name in unmet if name in known}

@@ -1,6 +1,6 @@
-"""How alike two models are (Listo Zec et al., "On the effects of similarity metrics in decentralized deep learning under
-distributional shift", section 3). Each function compares one node's model with K others'; greater is more alike. The result
-is finite: 0, which counts as unknown, where there is no such number.
+"""Similarity of two models (Listo Zec et al., "On the effects of similarity metrics in decentralized deep learning
+under distributional shift", section 3). Each function compares one node's model with K other models; greater is more
+similar. The result is always finite; an undefined value is 0, which counts as unknown.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ RANGES = {
     "l2": (0.0, 1 / EPSILON),
     "inverse-loss": (0.0, 1 / EPSILON),
 }
-"""The least and the greatest value of each measure."""
+"""The lowest and the highest value of each measure."""
 
 
 def inverse_loss(losses: ArrayLike) -> Scores:
-    """1 / (L + 1e-6), L the mean loss of each model; 0 where L is negative or not finite; shape [K].
+    """Return 1 / (L + 1e-6), with the mean loss L of each model; 0 if L is negative or not finite; shape [K].
 
-    The paper writes the sum of the losses; its table comes out with the mean.
+    The paper writes the sum of the losses; the mean reproduces its table.
     """
     return _inverse(np.asarray(losses, np.float64))
 
 
 def inverse_l2(own: Parameters, others: Sequence[Parameters]) -> Scores:
-    """1 / (||w_i - w_j|| + 1e-6); shape [K]."""
+    """Return 1 / (||w_i - w_j|| + 1e-6); shape [K]."""
     return _inverse(np.array([np.linalg.norm(other.astype(np.float64) - own) for other in others], np.float64))
 
 
 def cosine_weights(own: Parameters, others: Sequence[Parameters]) -> Scores:
-    """w_i . w_j / (||w_i|| ||w_j||), 0 where a norm is 0; shape [K]."""
+    """Return w_i . w_j / (||w_i|| ||w_j||), 0 if a norm is 0; shape [K]."""
     return _cosine(own.astype(np.float64), [other.astype(np.float64) for other in others])
 
 
 def cosine_gradients(own: Parameters, others: Sequence[Parameters], initial: Parameters) -> Scores:
-    """The cosine of the ways gone from the common initial model, w - w_0 (eq. 5); shape [K]."""
+    """Return the cosine of the differences from the common initial model, w - w_0 (eq. 5); shape [K]."""
     return _cosine(own.astype(np.float64) - initial, [other.astype(np.float64) - initial for other in others])
 
 
@@ -53,7 +53,7 @@ def _inverse(values: NDArray[np.float64]) -> Scores:
 
 
 def _cosine(own: NDArray[np.float64], others: Iterable[NDArray[np.float64]]) -> Scores:
-    # In float64, so that no model that float32 can hold makes a sum of squares overflow.
+    # float64, so that the sum of squares cannot overflow for any float32 model.
     length = np.linalg.norm(own)
     pairs = [(float(other @ own), float(length * np.linalg.norm(other))) for other in others]
     return np.array([product / norms if 0 < norms < inf else 0.0 for product, norms in pairs])

@@ -1,4 +1,4 @@
-"""Codecs that make a model smaller on the wire, and sparse updates against a model that the receiver already has.
+"""Codecs that reduce the size of a model on the wire, and sparse updates relative to a model that the receiver has.
 
-A codec knows no network; the node's exchange decides when it applies.
+Codecs do not depend on the network; the node's exchange decides when to apply them.
 """

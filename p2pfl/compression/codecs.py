@@ -1,7 +1,7 @@
-"""How parameters are put into bytes for peers: as they are, rounded to fewer bits, or as what has changed most.
+"""Codecs: parameters as bytes for peers. They send all values, rounded values, or the values that changed most.
 
-What a peer gets is decode(encode(w)). Each codec says how far that may be from w; of all but `top-k` encoding it again gives
-the same bytes, so that nothing is lost twice. They compute alike, bit for bit, on every platform.
+A peer receives decode(encode(w)). Each codec states its maximum difference from w. Except with `top-k`, encoding the
+result again gives the same bytes, so nothing is lost twice. Results are bit-identical on every platform.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Data = bytes | memoryview
 
 
 class DecodeError(P2pflError, ValueError):
-    """Bytes that are no model.
+    """Error for bytes that are not a valid model.
 
     Attributes:
         cause: `wrong length`, `malformed` or `not finite`.
@@ -33,29 +33,29 @@ class DecodeError(P2pflError, ValueError):
 
 
 class Codec(Protocol):
-    """Turns whole models into bytes and back."""
+    """Conversion of whole models to bytes and back."""
 
     @property
     def words(self) -> str:
-        """What it does, as peers are told."""
+        """Description of the codec that peers receive."""
 
     def size(self, layout: Layout) -> int:
-        """Return how many bytes a model has, exactly."""
+        """Return the exact number of bytes of a model."""
 
     def encode(self, params: Parameters, layout: Layout) -> Data:
-        """Return the bytes of a model, all of whose values are finite."""
+        """Return the bytes of a model; all of its values must be finite."""
 
     def decode(self, data: Data, layout: Layout) -> Parameters:
-        """Return the model of some bytes: float32, shape [P], all values finite; perhaps a view of the bytes.
+        """Return the model in some bytes: float32, shape [P], all values finite. It may be a view of the bytes.
 
         Raises:
-            DecodeError: it is none; no more memory is taken than a model has.
+            DecodeError: the bytes are not a valid model. At most the memory of one model is allocated.
         """
 
 
 @dataclass(frozen=True)
 class Float32:
-    """Values as they are, little-endian. No loss; 4 P bytes."""
+    """Unchanged float32 values, little-endian. No loss; 4 P bytes."""
 
     @property
     def words(self) -> str:
@@ -76,7 +76,7 @@ class Float32:
 class Float16:
     """IEEE half precision, rounded to nearest even; 2 P bytes.
 
-    Loss: at most 2**-11 of a value, or 2**-25 where it is less than 2**-14. Values beyond 65504 are cut to that.
+    Loss: at most 2**-11 of a value, or 2**-25 if it is less than 2**-14. Values beyond 65504 are clipped to it.
     """
 
     @property
@@ -98,8 +98,8 @@ class Float16:
 class BFloat16:
     """The upper half of a float32, rounded to nearest even; 2 P bytes.
 
-    Loss: at most 2**-8 of a value, or 2**-134 where it is less than 2**-126. What would round to infinity (beyond 3.39e38)
-    is cut to the greatest finite value.
+    Loss: at most 2**-8 of a value, or 2**-134 if it is less than 2**-126. Values that would round to infinity (beyond
+    3.39e38) are clipped to the greatest finite value.
     """
 
     @property
@@ -123,12 +123,12 @@ class BFloat16:
 
 @dataclass(frozen=True)
 class Int8:
-    """Whole numbers from -127 to 127 for each tensor, times a scale of its own; P + 4 T bytes for T tensors.
+    """Integers from -127 to 127 with one scale for each tensor; P + 4 T bytes for T tensors.
 
-    What travels first is the greatest magnitude of each tensor (float32); the scale is a 127th of it, so the greatest value
-    comes out exact. Rounded half to even, in float64.
+    The greatest magnitude of each tensor (float32) is sent first. The scale is 1/127 of it, so the greatest value is
+    exact. Rounding is half to even, in float64.
 
-    Loss: at most half a scale, max|tensor| / 254, and 2**-24 of the value.
+    Loss: at most half a scale, max|tensor| / 254, plus 2**-24 of the value.
     """
 
     @property
@@ -163,26 +163,25 @@ class Int8:
 
 @dataclass(frozen=True)
 class TopK(Float32):
-    """The values that have changed most, and the rest when they have. These are q and w^ of CHOCO-SGD (Koloskova et al.,
-    2019, "Decentralized stochastic optimization and gossip algorithms with compressed communication", algorithm 2, lines 4
-    to 6).
+    """The values that changed most; the others follow when their change is large enough. These are q and w^ of
+    CHOCO-SGD (Koloskova et al., 2019, "Decentralized stochastic optimization and gossip algorithms with compressed
+    communication", algorithm 2, lines 4 to 6).
 
-    A node has a public copy w^ of its model w, which starts as the common initial model. With each publication the
-    k = ceil(share * P) entries of largest `|w - w^|` of w^ become those of w, exactly; what was left out stays in the
-    difference, which is the error feedback. Peers have w^, never w. A peer that has an earlier w^ is sent the entries that
-    have changed since, any other one the whole w^ as float32 (see p2pfl.compression.sparse_updates). How models are
-    averaged is up to the
-    policy: the consensus step of the paper (line 9) is not taken.
+    A node has a public copy w^ of its model w, which starts as the common initial model. With each publication, the k =
+    ceil(share * P) entries with the largest `|w - w^|` are copied exactly from w to w^. The other differences remain
+    for later publications (error feedback). Peers have w^, never w. A peer with an earlier w^ receives the entries that
+    have changed since; any other peer receives the whole w^ as float32 (see p2pfl.compression.sparse_updates). The
+    policy decides how models are averaged: the consensus step of the paper (line 9) is not used.
 
-    Loss: unbounded in one publication. A value that is left out long enough comes to be the largest: if w stays, w^ is equal
-    to it after ceil(1 / share) publications.
+    Loss: unbounded in one publication. An entry that is left out long enough becomes the largest: if w does not change,
+    w^ is equal to it after ceil(1 / share) publications.
 
-    Memory: a node keeps a model for each of the `copies` peers that it has asked last (4 P bytes each), which `budget.held`
-    does not count. A model that it has not kept, or that is more than 8 publications old, is sent whole the next time.
+    Memory: a node keeps a model of each of the `copies` peers that it requested last (4 P bytes each); `budget.held`
+    does not count them. If the kept model is missing or more than 8 publications old, the next one is sent whole.
 
     Attributes:
-        share: of the entries, sent with a publication.
-        copies: of peers' models, kept to be changed.
+        share: fraction of the entries that one publication changes.
+        copies: number of peers' models that are kept as a base for updates.
     """
 
     share: float = 0.1
@@ -199,7 +198,7 @@ class TopK(Float32):
         return f"the {self.share:g} of the parameters that have changed most, float32"
 
     def count(self, layout: Layout) -> int:
-        """Return k, the most entries that change with one publication."""
+        """Return k, the maximum number of entries that one publication changes."""
         return ceil(self.share * layout.size)
 
 
@@ -213,10 +212,10 @@ CODECS: Mapping[str, Callable[..., Codec]] = {
 
 
 def make_codec(name: str, options: Mapping[str, Any]) -> Codec:
-    """Return the codec that a configuration names.
+    """Return the codec with this name in a configuration.
 
     Raises:
-        ConfigurationError: there is no such codec, or it has no such option.
+        ConfigurationError: the codec or one of its options is unknown.
     """
     if name not in CODECS:
         raise unknown("codec", name, CODECS)
@@ -225,12 +224,12 @@ def make_codec(name: str, options: Mapping[str, Any]) -> Codec:
 
 
 def finite(values: Parameters) -> Parameters:
-    """Return some float32 values, shape [N].
+    """Return the float32 values, shape [N], if all are finite.
 
     Raises:
-        DecodeError: one is not finite.
+        DecodeError: a value is not finite.
     """
-    # One pass tells almost always: a value that is not finite would spoil the sum. So would very large ones.
+    # One fast pass usually suffices: a value that is not finite makes the sum not finite. Very large values do so, too.
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.dot(values, values)
     if not np.isfinite(square) and not np.isfinite(values).all():

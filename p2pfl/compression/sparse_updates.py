@@ -1,11 +1,11 @@
-"""Models as differences from earlier ones: which entries of a model its peers get next, their bytes, and who has what.
+"""Sparse updates: differences between models, their encoding, and a record of which peer has which model.
 
-A model is named by its content, eight bytes of its hash. So whoever asks for what has changed since a model that the sender
-never had (it has lost its disk, say) is understood to have nothing.
+A model is identified by its content, eight bytes of its hash. If a peer requests the changes since a model that the
+sender never had (for example because it lost its disk), the peer is treated as having none.
 
     entries = count (uint32) | which | values (float32)
 
-`which` is the smaller of: the indices, ascending, uint32 each; or a bit for each of the P entries.
+`which` is the smaller of two forms: the ascending indices, uint32 each, or a bitmap of the P entries.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from p2pfl.parameters import Parameters
 
 Indices = NDArray[np.uint32]  # ascending
 
-REMEMBERED = 8  # publications; who has an older model is sent the whole one
+REMEMBERED = 8  # publications; a peer with an older model receives the whole one
 TAG = 8  # bytes
 
 
 def tag(params: Parameters) -> bytes:
-    """Return the 8 bytes that stand for a model: the start of its BLAKE3 hash."""
+    """Return the 8 bytes that identify a model: the start of its BLAKE3 hash."""
     return blake3(params.astype("<f4", copy=False).data.cast("B")).digest(TAG)
 
 
 def largest(difference: Parameters, k: int) -> Indices:
-    """Return the indices of the k entries of largest magnitude, without those that are 0; of equal ones the first."""
+    """Return the indices of the k entries of largest magnitude, without zeros; on a tie the first."""
     magnitudes = np.abs(difference)
     least = np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k]
     if least == 0:
@@ -43,32 +43,32 @@ def largest(difference: Parameters, k: int) -> Indices:
 
 
 class Step(NamedTuple):
-    """A publication: the model that came of it, and which of its entries differ from the model before."""
+    """A publication: the resulting model, and its entries that differ from the previous model."""
 
     tag: bytes
     changed: Indices
 
 
 class Public:
-    """What a node has published so far, as its peers know it (w^).
+    """Public copy w^ of a node's model, as peers know it.
 
     Args:
-        k: how many entries change with a publication, at most.
-        start: the model that all nodes have.
+        k: maximum number of entries that change with a publication.
+        start: the common initial model.
 
     Attributes:
         params: w^, float32 [P].
-        steps: the last ones, the start among them at first; what has changed with the first of them serves nobody.
+        steps: the last publications, initially only the start. The changed entries of the first one are not used.
     """
 
     def __init__(self, k: int, start: Parameters) -> None:
         self.k = k
         self.params = start
         self.steps = [Step(tag(start), np.zeros(0, np.uint32))]
-        self._between: dict[tuple[bytes, bytes], Indices] = {}  # asked for by many peers
+        self._between: dict[tuple[bytes, bytes], Indices] = {}  # cache: many peers request the same
 
     def publish(self, params: Parameters) -> Step:
-        """Let the entries of w^ that are furthest from `params`, float32 [P], become equal to them."""
+        """Set the entries of w^ that are furthest from `params`, float32 [P], to their values."""
         with np.errstate(over="ignore"):
             changed = largest(params - self.params, self.k)
         public = self.params.copy()
@@ -79,26 +79,26 @@ class Public:
         return self.steps[-1]
 
     def between(self, one: bytes, other: bytes) -> Indices | None:
-        """Return which entries may differ between two published models; None where one is not remembered."""
+        """Return the indices that may differ between two published models; None if one is not remembered."""
         if (one, other) in self._between:
             return self._between[one, other]
         places = {step.tag: place for place, step in enumerate(self.steps)}
         if one not in places or other not in places:
-            return None  # and nothing is kept of it: peers may name as many models as they like
+            return None  # not cached: peers can send any number of tags
         first, last = sorted((places[one], places[other]))
         changed = [step.changed for step in self.steps[first + 1 : last + 1]]
         self._between[one, other] = np.unique(np.concatenate(changed)) if changed else np.zeros(0, np.uint32)
         return self._between[one, other]
 
     def restore(self, steps: Sequence[Step], params: Parameters) -> None:
-        """Take up the steps of an earlier life, of which `params` came last."""
+        """Restore the steps of an earlier run; `params` is the last model."""
         self.steps = list(steps)
         self.params = params
         self._between = {}
 
 
 def entries_size(count: int, size: int) -> int:
-    """Return the bytes of so many entries of a model of P = `size` values."""
+    """Return the bytes of `count` entries of a model of P = `size` values."""
     return 4 + min(4 * count, -(-size // 8)) + 4 * count
 
 
@@ -114,10 +114,10 @@ def encode_entries(params: Parameters, indices: Indices) -> bytes:
 
 
 def decode_entries(data: Data, base: Parameters) -> tuple[Parameters, int]:
-    """Return a model: `base`, float32 [P], with the entries at the start of `data`; and how many bytes they took.
+    """Return `base`, float32 [P], with the entries at the start of `data`, and the number of bytes read.
 
     Raises:
-        DecodeError: there are none such.
+        DecodeError: the entries are not valid.
     """
     size = len(base)
     count = int.from_bytes(data[:4], "little")
@@ -150,7 +150,7 @@ def _indices_from_bitmap(data: Data, count: int, size: int) -> NDArray[np.intp]:
 
 
 class Copy(NamedTuple):
-    """A peer's model as it was last received."""
+    """The last received model of a peer."""
 
     tag: bytes
     params: Parameters
@@ -158,30 +158,30 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """The models that a node has of the peers that it has asked last.
+    """Models of the peers that a node requested last.
 
     Args:
-        most: of them.
-        start: the model that all nodes have.
+        most: maximum number of models.
+        start: the common initial model.
     """
 
     def __init__(self, most: int, start: Parameters) -> None:
         self._most = most
         self._start = Copy(tag(start), start, 0)
-        self._kept: dict[str, Copy] = {}  # who was asked last comes last
+        self._kept: dict[str, Copy] = {}  # the most recently requested peer is last
 
     def of(self, id: str) -> Copy:
-        """Return what there is of a peer: its last model that was kept, or the one that all nodes have."""
+        """Return the last kept model of a peer, or the common initial model."""
         return self._kept.get(id, self._start)
 
     def ask(self, ids: Sequence[str]) -> None:
-        """Note that peers are about to be asked, in this order, and give up those that were not for longest."""
+        """Record that peers are about to be requested, in this order, and drop the least recently requested ones."""
         for id in ids:
             self._kept[id] = self._kept.pop(id, self._start)
         for id in list(self._kept)[: max(0, len(self._kept) - self._most)]:
             del self._kept[id]
 
     def keep(self, id: str, copy: Copy) -> None:
-        """Take what a peer has sent, unless it was given up meanwhile."""
+        """Keep a received model, unless its peer has been dropped since."""
         if id in self._kept:
             self._kept[id] = copy

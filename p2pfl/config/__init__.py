@@ -1,4 +1,4 @@
-"""Configuration from TOML: bounded reading, typed binding, and names that stand for objects.
+"""Configuration from TOML: reading with limits, typed binding, and names that resolve to objects.
 
-Nothing that arrives from a peer is resolved here, except options that the node's owner has approved.
+Names that arrive from a peer are never resolved, except options that the node's owner has approved.
 """

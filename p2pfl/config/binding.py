@@ -1,4 +1,4 @@
-"""Binding of TOML tables: to typed structs, and to the arguments of factories.
+"""Bind TOML tables to typed structs and to the arguments of factories.
 
 Both check key by key, suggest the nearest known key, and convert values with msgspec.
 """
@@ -30,13 +30,13 @@ EXAMPLES = {
 
 
 def bind(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
-    """Return a table as the struct `kind`.
+    """Convert a table to the struct `kind`.
 
     Args:
         where: the table or its file, for the error.
 
     Raises:
-        ConfigurationError: an unknown key or word, with the nearest known one, or a value of another type.
+        ConfigurationError: an unknown key or word (the text names the nearest known one), or a value of the wrong type.
     """
     _check_fields(where, table, kind)
     try:
@@ -46,10 +46,10 @@ def bind(where: str, table: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def split_name(where: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Split a table such as `policy` into its name and its options.
+    """Split a table, for example `policy`, into its name and its options.
 
     Raises:
-        ConfigurationError: there is no name, or one that is no string.
+        ConfigurationError: the name is missing, or is not a string.
     """
     if "name" not in table:
         raise ConfigurationError(f"{where}.name is missing")
@@ -60,10 +60,10 @@ def split_name(where: str, table: Mapping[str, Any]) -> tuple[str, dict[str, Any
 
 
 def choose(where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the entry of `known` that a table such as { name = "iid" } names, and the table's other keys.
+    """Return the entry of `known` that a table, for example { name = "iid" }, names, and the table's other keys.
 
     Raises:
-        ConfigurationError: there is no name, or none that is known.
+        ConfigurationError: the name is missing or unknown.
     """
     name = table.get("name")
     if not isinstance(name, str):
@@ -79,11 +79,11 @@ def build(what: str, factory: Callable[..., Any], options: Mapping[str, Any], **
     Options are converted to the types of the factory's annotations, so that errors name the key.
 
     Args:
-        what: name of the table, for the error, such as "policy".
+        what: name of the table, for the error, for example "policy".
         given: arguments that the table must not set.
 
     Raises:
-        ConfigurationError: an unknown, missing or ill-typed option, or one that the factory itself refuses.
+        ConfigurationError: an option is unknown, missing or of the wrong type, or the factory rejects it.
     """
     try:
         signature, hints = (_cached_description if isinstance(factory, Hashable) else _describe)(factory)
@@ -113,11 +113,11 @@ def takes(factory: Callable[..., Any], option: str, given: Sequence[str] = ()) -
 
 
 def _describe(factory: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return a factory's signature, and the types of its arguments. Raises ValueError if there is none to be had."""
+    """Return a factory's signature, and the types of its arguments. Raises ValueError if it has no signature."""
     return inspect.signature(factory), _hints(factory)
 
 
-_cached_description = lru_cache(maxsize=64)(_describe)  # one factory builds ten thousand nodes; inspecting it takes longer
+_cached_description = lru_cache(maxsize=64)(_describe)  # inspection is slow, and one factory can build 10,000 nodes
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
     for source in (factory, factory.__init__) if inspect.isclass(factory) else (factory,):
         try:
             hints = typing.get_type_hints(source)
-        except NameError:  # a name that is imported for type checkers only
+        except NameError:  # a name that is only imported for type checkers
             continue
         if hints:
             return hints
@@ -133,17 +133,17 @@ def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def convert(where: str, value: Any, kind: Any) -> Any:
-    """Return `value` as `kind`.
+    """Convert `value` to the type `kind`.
 
     Raises:
-        ConfigurationError: the value is of another type; the text begins with `where`, its key.
+        ConfigurationError: the value has the wrong type; the text begins with its key `where`.
     """
     _check_literal(where, value, kind)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where} is {value!r}: {error}") from error
-    except TypeError:  # msgspec does not know the type, such as a user's own class: the factory decides
+    except TypeError:  # msgspec does not support the type, for example a user's own class: the factory checks it
         return value
 
 
@@ -165,7 +165,7 @@ def _check_fields(where: str, table: Mapping[str, Any], kind: Any) -> None:
 
 
 def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
-    """Check keys, words and tables within tables; msgspec checks all other types, but suggests no key."""
+    """Check keys, words and nested tables. msgspec checks all other types, but suggests no keys."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in table.items():
         _check_key(prefix, key, fields)
@@ -183,7 +183,7 @@ def _check_tables(table: Mapping[str, Any], kind: Any, prefix: str = "") -> None
 
 
 def _unwrap_optional(kind: Any) -> Any:
-    """Return the type of a value that is set: for `Struct | None` the struct."""
+    """Return the struct of `Struct | None`; other types unchanged."""
     kinds = [each for each in get_args(kind) if each is not type(None)]
     return kinds[0] if len(kinds) == 1 and _is_struct(kinds[0]) and type(None) in get_args(kind) else kind
 

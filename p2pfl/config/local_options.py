@@ -1,7 +1,7 @@
-"""Options of tasks that are a node's own business: files of its machine, and its preference.
+"""Task options that are private to a node: files of its machine, and its preference.
 
-They are never agreed on with other nodes: a federation that names one of them is refused. Each node's owner writes them into
-`node.toml`, outside of the tables [task] and [policy].
+They are never shared with other nodes: a federation that contains one of them is rejected. Each node's owner writes
+them into `node.toml`, outside of the tables [task] and [policy].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from p2pfl.errors import ConfigurationError
 
 Kind = Literal["own", "name"]
-"""`own`: never agreed on. `name`: a name of published data may be, the path of a file may not."""
+"""`own`: never shared. `name`: the name of a published data set may be shared, the path of a file may not."""
 
 LOCAL_OPTIONS: Mapping[str, Mapping[str, Kind]] = {
     "classification": {"data": "own"},
@@ -26,7 +26,7 @@ LOCAL_OPTIONS: Mapping[str, Mapping[str, Kind]] = {
     "praffl": {"data": "name", "root": "own"},
     "teachers": {"preference": "own"},
 }
-"""By task. Of a task that is not listed, no option may look like a path, and `OTHERS` holds."""
+"""By task. For unlisted tasks, no option may look like a path, and `OTHERS` applies."""
 
 OTHERS: Mapping[str, Kind] = {"data": "name", "root": "own", "preference": "own"}
 
@@ -34,14 +34,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def check_shared(where: str, task: str, options: Mapping[str, Any]) -> None:
-    """Check that options of a task may be agreed on with other nodes.
+    """Check that options of a task may be shared with other nodes.
 
     Args:
-        where: the table, for the error, such as "task".
-        task: its name; "" where the options are not of a task.
+        where: the table, for the error, for example "task".
+        task: its name; "" if the options do not belong to a task.
 
     Raises:
-        ConfigurationError: one names a file of the own machine, or is private.
+        ConfigurationError: an option names a file of this machine, or is private.
     """
     local = LOCAL_OPTIONS.get(task, OTHERS)
     for key, value in options.items():

@@ -1,6 +1,6 @@
-"""From a name in a configuration to an object: a table, an entry point, or the user's own `package.module:factory`.
+"""Resolve a name in a configuration to an object: from a table, an entry point, or the user's `package.module:factory`.
 
-Only names that the user wrote into a configuration of their own come here; nothing that arrives from a peer does.
+Only names from the user's own configuration are resolved, never names that arrive from a peer.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PATH = re.compile(f"{_DOTTED}:{_DOTTED}")
 
 
 def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
-    """Return the "package.module:attribute" of the factory called `name`; nothing is imported.
+    """Return the "package.module:attribute" of the factory called `name`, without importing it.
 
     Args:
-        what: the kind of thing, for the error ("policy", "task").
+        what: the kind of object, for the error ("policy", "task").
         name: a key of `table`, an entry point of `group`, or "package.module:factory".
-        table: names that come with p2pfl, each with its "package.module:attribute".
-        group: the entry point group through which other distributions add names.
+        table: built-in names, each with its "package.module:attribute".
+        group: the entry point group in which other distributions register names.
 
     Raises:
-        ConfigurationError: the name is unknown, malformed, or of a module of Python's standard library.
+        ConfigurationError: the name is unknown or malformed, or its module belongs to Python's standard library.
     """
     if name in table:
         return table[name]
@@ -49,14 +49,14 @@ def locate(what: str, name: str, table: Mapping[str, str], group: str) -> str:
 
 
 def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods: Sequence[str] = ()) -> Callable[..., Any]:
-    """Find the factory called `name`, and check it; it is not called. See `locate`.
+    """Import the factory called `name` and check it without calling it. See `locate`.
 
     Args:
-        methods: what a class must have; what a function returns can be checked only once it is called.
+        methods: required methods of a class. The result of a function can only be checked after its call.
 
     Raises:
-        ConfigurationError: the name is unknown, its module cannot be imported, or it stands for something else: something
-            of Python's standard library, neither a class nor a function, or a class that lacks a method.
+        ConfigurationError: the name is unknown, its module cannot be imported, or the object is not valid: it belongs
+            to Python's standard library, is neither a class nor a function, or lacks a method.
     """
     path = locate(what, name, table, group)
     try:
@@ -74,8 +74,8 @@ def resolve(what: str, name: str, table: Mapping[str, str], group: str, methods:
 
 
 def _lacks(factory: Callable[..., Any], methods: Sequence[str]) -> list[str]:
-    """Return the methods that a class lacks, as far as that can be seen; what a function makes cannot."""
-    if not inspect.isclass(factory) or hasattr(factory, "__getattr__"):  # such a class may hand on what it lacks
+    """Return the methods that a class lacks, as far as it can be inspected; none for a function."""
+    if not inspect.isclass(factory) or hasattr(factory, "__getattr__"):  # __getattr__ may provide missing methods
         return []
     return [method for method in methods if not callable(getattr(factory, method, None))]
 

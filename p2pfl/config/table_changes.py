@@ -1,4 +1,4 @@
-"""Changes of TOML tables: "key=value" from a command line, and one table laid over another."""
+"""Changes to TOML tables: "key=value" from a command line, and merging of two tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2pfl.errors import ConfigurationError
 
 
 def parse_change(change: str) -> tuple[str, Any]:
-    """Read "policy.tau=10": a key and a TOML value, or a word without quotes."""
+    """Parse "policy.tau=10": a key and a TOML value, or a word without quotes."""
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
         raise ConfigurationError(f"change {change!r} is not of the form key=value")
@@ -25,7 +25,7 @@ def parse_change(change: str) -> tuple[str, Any]:
 
 
 def apply(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key such as `policy.tau` in place. To name another policy drops the options of the one before."""
+    """Set a key, for example `policy.tau`, in place. A new `name` drops the other options of its table."""
     first, _, rest = key.partition(".")
     if not rest:
         table[first] = value
@@ -39,7 +39,7 @@ def apply(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the keys of `change`, table by table. A table that names another thing replaces the whole table."""
+    """Return `base` with the keys of `change`, table by table. A table with a new `name` replaces the old one."""
     result = deepcopy(dict(base))
     for key, value in change.items():
         old = result.get(key)

@@ -1,4 +1,4 @@
-"""TOML without trusting it: limits on a text's length, on tables within tables, and on numbers."""
+"""TOML reader for untrusted input: limits on the length of a text, on nesting, and on numbers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from p2pfl.errors import ConfigurationError
 
 LONGEST = 2**26  # bytes of a file
-DEEPEST = 64  # tables and lists within each other; what is done with them is recursive
-GREATEST = 2**63  # integers are below it, as TOML says
+DEEPEST = 64  # nested tables and lists; later processing is recursive
+GREATEST = 2**63  # integers are below it, as in the TOML specification
 
 
 def read(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        ConfigurationError: it cannot be read, or is broken; the text says in which line.
+        ConfigurationError: the file cannot be read or parsed; the text contains the line.
     """
     try:
         with path.open("rb") as file:
@@ -33,7 +33,7 @@ def parse(content: bytes) -> dict[str, Any]:
     """Parse a TOML document.
 
     Raises:
-        ValueError: it is no TOML, too long, nested too deep, or has an integer of more than 64 bits.
+        ValueError: it is not TOML, is too long or too deeply nested, or has an integer of more than 64 bits.
     """
     if len(content) > LONGEST:
         raise ValueError(f"it has more than {LONGEST // 2**20} MiB")

@@ -13,8 +13,8 @@ class Rows:
     """Rows of a table, column by column.
 
     Attributes:
-        numbers: float64 [n] of each numeric column, NaN where it is missing.
-        categories: strings [n] of each categorical column, "" where it is missing.
+        numbers: float64 [n] of each numeric column, NaN for a missing value.
+        categories: strings [n] of each categorical column, "" for a missing value.
         labels: 0 or 1, int64 [n].
     """
 

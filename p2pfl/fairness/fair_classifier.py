@@ -1,4 +1,4 @@
-"""A plain classifier without a preference, reported by the measures of PraFFL: what it is compared with."""
+"""Plain classifier without a preference, reported with the measures of PraFFL as its baseline."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from p2pfl.queries import Split
 
 @dataclass(frozen=True)
 class Loss:
-    """(logits [n, 1], label and group [n, 2]) -> the mean binary cross-entropy, and a penalty of unfairness, [1].
+    """Mean binary cross-entropy plus a penalty of unfairness: (logits [n, 1], label and group [n, 2]) -> [1].
 
-    Targets may have one more column: how much each sample counts in the cross-entropy (see p2pfl.update_rules.Weighted).
+    Targets may have one more column: the weight of each sample in the cross-entropy (see p2pfl.update_rules.Weighted).
 
     Attributes:
-        groups: how many there are.
-        penalty: by which PraFFL's fairness loss (eq. 3) is multiplied.
+        groups: number of groups.
+        penalty: factor of PraFFL's fairness loss (eq. 3).
     """
 
     groups: int
@@ -47,13 +47,13 @@ class Loss:
 class FairClassifier(TorchTask):
     """A TorchTask whose targets are label and group, float32 [n, 2].
 
-    Reported are `hypervolume`, what the one point of its error and its disparity (eq. 2) dominates, with the reference point
-    (1, 1): (1 - error) (1 - disparity); and the two as the smallest ones.
+    It reports `hypervolume`, `smallest_error` and `smallest_disparity`. The hypervolume is that of the single point of
+    its error and its disparity (eq. 2), with the reference point (1, 1): (1 - error) (1 - disparity).
 
     Attributes:
-        groups: how many there are.
-        kept: which model of a run is its result: that of the least validation "loss", or of the greatest validation
-            "hypervolume", for those that are trained to be fair.
+        groups: number of groups.
+        kept: criterion for the resulting model of a run: the lowest validation "loss", or the greatest validation
+            "hypervolume", for models that are trained to be fair.
     """
 
     groups: int = 2
@@ -73,20 +73,23 @@ class FairClassifier(TorchTask):
         return {"loss": loss, self.metric: volume, "smallest_error": error, "smallest_disparity": disparity}
 
     def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
-        """Return how a model with these outputs treats each label in each group."""
+        """Return the statistics of a model with these outputs by label and group."""
         return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.groups)
 
     def mix_logits(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-        """Return the logits of several models together; see p2pfl.fairness.metrics."""
+        """Return the logits of several models combined; see p2pfl.fairness.metrics."""
         return mix_logits(outputs, shares)
 
 
 def classifier(
     module: Callable[[], nn.Module], data: Mapping[Split, Samples], groups: int, penalty: float = 0.0, **options: Any
 ) -> FairClassifier:
-    """Make one.
+    """Make a FairClassifier.
 
     Args:
+        module: makes the torch module.
+        data: samples by split.
+        groups: number of groups.
         penalty: see `Loss`.
         options: further attributes of FairClassifier.
     """

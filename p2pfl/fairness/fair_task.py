@@ -1,4 +1,4 @@
-"""Tasks that train relaxed fairness between groups, and report the exact one."""
+"""Tasks that train a relaxed fairness between groups and report the exact one."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from p2pfl.pareto_metrics import Points
 
 Measure = Literal["demographic-parity", "equal-opportunity", "equalised-odds"]
 Kind = Literal["tanh", "covariance"]
-SHORT = {"demographic-parity": "parity", "equal-opportunity": "opportunity", "equalised-odds": "odds"}  # in columns' names
+SHORT = {"demographic-parity": "parity", "equal-opportunity": "opportunity", "equalised-odds": "odds"}  # column names
 
 
 @dataclass(frozen=True)
 class FairLosses:
-    """(logits [n, 1], targets [n, 1 + A]) -> [1 + A]: the accuracy loss, and one loss for each attribute.
+    """The accuracy loss, and one loss for each attribute: (logits [n, 1], targets [n, 1 + A]) -> [1 + A].
 
-    Targets are the label, and the number of the group by each attribute. They may have one more column: how much each
-    sample counts in the accuracy loss (see p2pfl.update_rules.Weighted).
+    Targets are the label, and the number of the group by each attribute. They may have one more column: the weight of
+    each sample in the accuracy loss (see p2pfl.update_rules.Weighted).
 
     Attributes:
-        counts: how many groups each attribute has.
-        measure: what is relaxed, where `kind` is "tanh".
-        kind: "tanh" (see p2pfl.fairness.metrics.relaxed), or PraFFL's "covariance".
+        counts: number of groups of each attribute.
+        measure: the relaxed measure, if `kind` is "tanh".
+        kind: "tanh" (see p2pfl.fairness.metrics.relax), or PraFFL's "covariance".
         sharpness: c of the relaxation.
-        share: of the accuracy loss, which is added to the others.
-        initial: what the losses are divided by, [1 + A]; nothing if empty.
+        share: factor of the accuracy loss that is added to the other losses.
+        initial: divisors of the losses, [1 + A]; none if empty.
     """
 
     counts: tuple[int, ...]
@@ -64,15 +64,15 @@ class FairLosses:
 
 @dataclass
 class FairTask(TorchTask):
-    """A TorchTask that trains relaxed losses, and reports accuracy and fairness of decisions: 1 minus the difference.
+    """A TorchTask that trains relaxed losses and reports accuracy and fairness of decisions: 1 minus the difference.
 
     Fairness is reported by measure and attribute: `parity_sex`, `opportunity_race`, `odds_sex`.
 
     Attributes:
         attributes: names of the sensitive attributes.
-        counts: how many groups each has.
-        measured: what is reported of each.
-        against: see p2pfl.fairness.metrics.
+        counts: number of groups of each attribute.
+        measured: the reported measure.
+        against: the reference of a group; see p2pfl.fairness.metrics.
     """
 
     attributes: tuple[str, ...] = ()
@@ -86,19 +86,19 @@ class FairTask(TorchTask):
 
     @property
     def reference(self) -> tuple[float, ...]:
-        """Nobody judged rightly, and groups that could not be treated more differently: the corner of the hypervolume."""
+        """Reference point of the hypervolume: accuracy 0, and the greatest possible difference between groups."""
         return (0.0,) * (1 + len(self.attributes))
 
     def counts_for_front(self, points: Points) -> NDArray[np.bool_]:
-        """Return which solutions count, [n]: those that are not too fair to have learned anything."""
+        """Return which solutions count, [n]: those with a fairness that a trained model can have."""
         return has_converged(points[:, 1:])
 
     def tally(self, outputs: Tensor, targets: Tensor) -> GroupCounts:
-        """Return how a model with these outputs treats each label in each group of the first attribute."""
+        """Return the statistics of a model with these outputs by label and group of the first attribute."""
         return tally_of(outputs[:, 0], targets[:, 0], targets[:, 1], self.counts[0])
 
     def mix_logits(self, outputs: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-        """Return the logits of several models together; see p2pfl.fairness.metrics."""
+        """Return the logits of several models combined; see p2pfl.fairness.metrics."""
         return mix_logits(outputs, shares)
 
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:

@@ -1,9 +1,10 @@
-"""PraFFL (Ye, Kou and Tang 2025): one training, after which every preference between performance and fairness has a model.
+"""PraFFL (Ye, Kou and Tang 2025): one training gives a model for every preference between performance and fairness.
 
-A model is a communicated part psi, which nodes share and average, and a hypernetwork beta, which turns a preference into the
-head that completes psi, and never leaves its node. How psi is averaged is the policy's business: in the paper all clients
-count alike (eq. 14), with `coordinated-fedavg` by their samples. p2pfl.fairness.praffl_model has the parts,
-p2pfl.fairness.praffl_learner trains and measures them, p2pfl.tasks.praffl has the data.
+A model consists of a communicated part psi, which nodes share and average, and a hypernetwork beta, which never leaves
+its node. beta turns a preference into the head that completes psi. The policy decides how psi is averaged: in the paper
+all clients have equal weight (eq. 14), with `coordinated-fedavg` they are weighted by samples.
+p2pfl.fairness.praffl_model contains the parts, p2pfl.fairness.praffl_learner trains and evaluates them,
+p2pfl.tasks.praffl provides the data.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from p2pfl.random_streams import RandomStreams
 
 @dataclass
 class PrafflTask(PrafflProblem):
-    """One node of PraFFL; its attributes are those of PrafflProblem."""
+    """One node of PraFFL; for its attributes see PrafflProblem."""
 
     def learner(self, draws: RandomStreams, device: str = "cpu") -> PrafflLearner:
         return PrafflLearner(self, draws, device)
@@ -33,7 +34,7 @@ class PrafflTask(PrafflProblem):
         return answer(self.layout, params, preference)
 
     def solutions(self, params: Parameters) -> Solutions | None:
-        """Return error and disparity on the test data, for those preferences whose models no other's dominates."""
+        """Return error and disparity on the test data for the preferences whose models are not dominated."""
         if "test" not in self.data or not len(self.data["test"].x):
             return None
         points = self.learner(RandomStreams(0, "")).points(params, "test")

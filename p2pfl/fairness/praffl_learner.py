@@ -1,4 +1,4 @@
-"""The local training of PraFFL (algorithm 1): first psi, with a head that stays as it is, then the hypernetwork."""
+"""Local training of PraFFL (algorithm 1): first psi with a fixed head, then the hypernetwork."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from p2pfl.queries import Evaluate, Loss, Split, Train
 from p2pfl.random_streams import RandomStreams
 
 REFERENCE = (1.0, 1.0)  # of the hypervolume: the greatest error, and the greatest disparity
-CHUNK = 2**22  # decisions that are held at once
+CHUNK = 2**22  # decisions in memory at the same time
 
 
 class PrafflLearner(Learner):
-    """See p2pfl.learner. A `round` of training has `epochs` times both phases.
+    """Learner of a PrafflTask (see p2pfl.learner). Each epoch consists of both phases.
 
-    The loss of a model is 1 minus its hypervolume, so that the model of the best hypervolume is kept.
+    The loss of a model is 1 minus its hypervolume, so that the model with the best hypervolume is kept.
     """
 
     def __init__(self, task: PrafflProblem, draws: RandomStreams, device: str = "cpu") -> None:
@@ -44,7 +44,7 @@ class PrafflLearner(Learner):
         """Return both parts after training.
 
         Args:
-            query: its `proximal`, (mu, anchor), acts on psi alone.
+            query: its `proximal`, (mu, anchor), applies to psi only.
         """
         vector, round = torch.tensor(query.params, device=self.device), query.round
         for k in range(query.epochs):
@@ -55,7 +55,7 @@ class PrafflLearner(Learner):
         return vector.cpu().numpy()
 
     def _train_body(self, vector: Tensor, round: int, purpose: str, proximal: tuple[float, Parameters] | None) -> None:
-        """Train psi by the cross-entropy, with the head of the balanced preference (eq. 11)."""
+        """Train psi on the cross-entropy, with the head of the balanced preference (eq. 11)."""
         how, (x, y, _) = self.task.training, self.data["train"]
         (weight,), (bias,) = heads(self._views(vector, self._hypernetwork), torch.tensor([BALANCED], device=self.device))
         part = _Part(vector, self._body)
@@ -70,7 +70,7 @@ class PrafflLearner(Learner):
             how.optimizer.step(part.vector, gradient, state, part.vector)
 
     def _train_hypernetwork(self, vector: Tensor, round: int, purpose: str) -> None:
-        """Train the hypernetwork by the scalarised losses of as many drawn preferences, with psi as it is (eq. 13)."""
+        """Train the hypernetwork on the scalarised losses of random preferences, with a fixed psi (eq. 13)."""
         how, (x, y, groups) = self.task.training, self.data["train"]
         with torch.no_grad():
             inputs = features(self._views(vector, self._body), x)
@@ -95,11 +95,11 @@ class PrafflLearner(Learner):
 
     @answers(Evaluate)
     def _evaluate(self, query: Evaluate) -> list[dict[str, float]]:
-        """Report what a model's answers to equally spaced preferences are worth.
+        """Evaluate a model's answers to equally spaced preferences.
 
-        hypervolume: what error and disparity (eq. 2) of all of them dominate, with the reference point (1, 1).
-        smallest_error, smallest_disparity: among them.
-        mean_error, mean_disparity: of all of them.
+        hypervolume: the volume that error and disparity (eq. 2) of all answers dominate, with reference point (1, 1).
+        smallest_error, smallest_disparity: the lowest of all answers.
+        mean_error, mean_disparity: the means of all answers.
         """
         return [
             {
@@ -129,7 +129,7 @@ class PrafflLearner(Learner):
 
     @torch.no_grad()
     def points(self, params: Parameters, split: Split) -> NDArray[np.float64]:
-        """Return error and disparity of a model's answers to the preferences that it is measured with, [K, 2]."""
+        """Return error and disparity of a model's answers to the evaluated preferences, [K, 2]."""
         vector = torch.tensor(params, device=self.device)
         tensors = self._views(vector, [*self._body, *self._hypernetwork])
         x, y, groups = self.data[split]
@@ -148,11 +148,11 @@ class PrafflLearner(Learner):
 
 
 class _Part:
-    """Tensors that lie next to each other in a vector, and are trained in place.
+    """Adjacent tensors in a vector that are trained in place.
 
     Attributes:
         vector: all of their values.
-        leaves: views of it that gradients are asked for, by name.
+        leaves: views of it by name, for which gradients are computed.
     """
 
     def __init__(self, vector: Tensor, places: Sequence[tuple[str, int, int, tuple[int, ...]]]) -> None:
@@ -164,7 +164,7 @@ class _Part:
 
 
 def features(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Return what psi makes of x [n, d]: [n, 4]."""
+    """Return psi's output for x [n, d]: [n, 4]."""
     for k in range(len(BODY)):
         x = functional.linear(x, tensors[f"body.{2 * k}.weight"], tensors[f"body.{2 * k}.bias"]).relu()
     return x
@@ -175,7 +175,8 @@ def losses(logits: Tensor, labels: Tensor, members: Tensor) -> Tensor:
 
     Args:
         logits: [n, K].
-        members: 1 where a sample belongs to a group, else 0, [n, groups]; see p2pfl.fairness.metrics.covariance_loss.
+        labels: 0 or 1, [n].
+        members: 1 if a sample belongs to a group, else 0, [n, groups]; see p2pfl.fairness.metrics.covariance_loss.
     """
     entropy = (functional.softplus(logits) - labels.unsqueeze(1) * logits).mean(0)
     away = (members - members.mean(0)).square().mean(1)
@@ -184,7 +185,7 @@ def losses(logits: Tensor, labels: Tensor, members: Tensor) -> Tensor:
 
 
 def error_and_disparity(logits: Tensor, labels: Tensor, members: Tensor) -> Tensor:
-    """Return error and disparity (eq. 2, against the mean of all samples) of K models, [K, 2]; arguments as of `losses`."""
+    """Return error and disparity (eq. 2, against the mean of all samples) of K models, [K, 2]; see `losses`."""
     decisions = (logits > 0).to(members.dtype)
     sizes = members.sum(0)
     rates = members.t() @ decisions / sizes.clamp_min(1).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""PraFFL's model: the communicated part psi, the hypernetwork beta, and what a node learns with both."""
+"""PraFFL's model and training settings: the communicated part psi and the hypernetwork beta."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from p2pfl.queries import Split
 from p2pfl.random_streams import federation_draws
 
 BODY = (4, 4)  # widths of psi (eq. 19)
-HEAD = (16, 4, 8)  # of the hidden layers of a head (eq. 20)
+HEAD = (16, 4, 8)  # widths of the hidden layers of a head (eq. 20)
 OBJECTIVES = 2  # performance, fairness
 BALANCED = (0.5, 0.5)  # the preference with which psi is trained
 PRIVATE = "hypernetwork"
@@ -30,7 +30,7 @@ ALSO = ("smallest_error", "smallest_disparity")
 
 
 class GroupedSamples(NamedTuple):
-    """Features float32 [n, d], labels 0 or 1 float32 [n], numbers of groups int64 [n]."""
+    """Features float32 [n, d], labels 0 or 1 float32 [n], group numbers int64 [n]."""
 
     x: Tensor
     y: Tensor
@@ -39,16 +39,16 @@ class GroupedSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """How a node trains. The defaults are the paper's.
+    """Training settings of a node. The defaults are the paper's.
 
     Attributes:
         communicated: tau_c, passes over the data in which psi is trained.
         personal: tau_p, passes over the data in which the hypernetwork is trained.
-        preferences: n_lambda, how many are drawn for each of its steps.
-        scalarise: makes one loss of performance and fairness.
-        optimizer: of both parts; its state dies with either.
+        preferences: n_lambda, number of preferences drawn for each step of the hypernetwork.
+        scalarise: combines performance and fairness to one loss.
+        optimizer: the optimiser of both parts; its state is discarded after each part.
         batch_size: samples in a step; the last one of a pass may be smaller.
-        measured: how many preferences a model is measured with.
+        measured: number of preferences used to evaluate a model.
     """
 
     communicated: int = 15
@@ -67,7 +67,7 @@ class Training:
 
 
 def body(features: int) -> nn.Sequential:
-    """Return psi: features [n, d] -> [n, 4], with relu after both layers (eq. 19)."""
+    """Return psi: features [n, d] -> [n, 4], with ReLU after both layers (eq. 19)."""
     layers: list[nn.Module] = []
     for before, after in pairwise((features, *BODY)):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -77,8 +77,9 @@ def body(features: int) -> nn.Sequential:
 def head() -> nn.Sequential:
     """Return a head: psi's output [n, 4] -> logits [n, 1].
 
-    Its widths are those of eq. 20, whose layers do not fit each other as printed. Between them there is no relu: the program
-    of the paper's authors has none either, and with it training collapsed for some seeds. So a head is an affine map.
+    Its widths are those of eq. 20, whose layers do not fit each other as printed. There is no ReLU between them: the
+    program of the paper's authors has none either, and with ReLU training collapsed for some seeds. A head is thus an
+    affine map.
     """
     return nn.Sequential(*(nn.Linear(before, after) for before, after in pairwise((BODY[-1], *HEAD, 1))))
 
@@ -97,13 +98,14 @@ class PrafflModel(nn.Module):
 
 
 def heads(tensors: Mapping[str, Tensor], preferences: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the heads of K preferences [K, 2], each as one affine map: weights [K, 4] and biases [K].
+    """Return the heads for K preferences [K, 2], each as one affine map: weights [K, 4] and biases [K].
 
     Args:
-        tensors: of the hypernetwork, by their names in the layout.
+        tensors: tensors of the hypernetwork, by their names in the layout.
+        preferences: float32, [K, 2].
     """
     flat = functional.linear(preferences, tensors[f"{PRIVATE}.weight"], tensors[f"{PRIVATE}.bias"])
-    sizes = [prod(shape) for _, shape in HEAD_SHAPES]  # split at once: slices would each fill a gradient of their own
+    sizes = [prod(shape) for _, shape in HEAD_SHAPES]  # one split: each slice would allocate its own gradient
     parts = [part.view(-1, *shape) for part, (_, shape) in zip(torch.split(flat, sizes, 1), HEAD_SHAPES, strict=True)]
     weight, bias = parts[0], parts[1].unsqueeze(-1)
     for matrix, shift in zip(parts[2::2], parts[3::2], strict=True):
@@ -112,7 +114,7 @@ def heads(tensors: Mapping[str, Tensor], preferences: Tensor) -> tuple[Tensor, T
 
 
 def spread(count: int) -> Tensor:
-    """Return preferences that are equally spaced from (0, 1) to (1, 0), float32 [count, 2]; of one, the balanced one."""
+    """Return equally spaced preferences from (0, 1) to (1, 0), float32 [count, 2]; for a count of 1 balanced."""
     first = torch.linspace(0, 1, count) if count > 1 else torch.tensor(BALANCED[:1])
     return torch.stack([first, 1 - first], 1)
 
@@ -121,10 +123,11 @@ def answer(layout: Layout, params: Parameters, preference: Sequence[float]) -> n
     """Return the model for a preference: a plain module, features float32 [n, d] -> logits [n, 1].
 
     Args:
-        layout: of a PrafflTask.
-        params: of psi and the hypernetwork, [P].
-        preference: weights of performance and fairness. As in the paper losses are divided by them: they say in which
-            proportion the two losses shall stand, so (0, 1) is the model that performs best, and (1, 0) the fairest.
+        layout: the layout of a PrafflTask.
+        params: parameters of psi and the hypernetwork, [P].
+        preference: weights of performance and fairness. As in the paper, losses are divided by them, so they are the
+            target ratio of the two losses: (0, 1) gives the model with the best performance, and (1, 0) the fairest
+            one.
 
     Raises:
         ConfigurationError: they are not two weights of 0 or more with the sum 1.
@@ -155,12 +158,12 @@ def layout_of(features: int) -> Layout:
 class PrafflProblem:
     """Data and training of a node: a PrafflTask without its learner.
 
-    A model is reported by the hypervolume that its models for many preferences dominate.
+    The metric of a model is the hypervolume that its models for many preferences dominate.
 
     Attributes:
-        data: samples by split; `train` is needed.
-        groups: how many there are.
-        training: how.
+        data: samples by split; `train` is required.
+        groups: number of groups.
+        training: training settings.
     """
 
     data: Mapping[Split, GroupedSamples]

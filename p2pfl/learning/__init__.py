@@ -1,4 +1,4 @@
-"""Training with PyTorch: tasks, models, optimizers, and learners for one node or for many nodes at once.
+"""Training with PyTorch: tasks, models, optimisers, and learners for one node or for many nodes at once.
 
-A learner answers the queries of `p2pfl.task`; torch is imported here and below only.
+A learner answers the queries of `p2pfl.queries`. Only this package and those above it import torch.
 """

@@ -13,20 +13,20 @@ from p2pfl.parameters import Parameters
 
 
 class RowCache:
-    """Models that were made as the rows of one array, so that they need not be copied to be used together again."""
+    """Models that are rows of one array. They can be stacked again without a copy."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
         self.rows: list[Parameters] = list(array)
 
     def stack(self, models: Sequence[Parameters]) -> np.ndarray:
-        """Return models as the rows of an array, [K, P], not to be written."""
+        """Return models as the rows of an array, [K, P], which must not be modified."""
         if len(models) == len(self.rows) and all(a is b for a, b in zip(models, self.rows, strict=True)):
             return self.array
         return np.array(models)
 
     def select(self, models: Sequence[Parameters]) -> tuple[np.ndarray, list[int]]:
-        """Return an array that has all models as rows, and the row of each."""
+        """Return an array that contains all models as rows, and the row of each."""
         places = {id(row): k for k, row in enumerate(self.rows)}
         try:
             return self.array, [places[id(model)] for model in models]
@@ -37,7 +37,7 @@ class RowCache:
 
 
 class StackedData:
-    """The nodes' samples of one split, end to end; data that several nodes share stands there once."""
+    """Concatenated samples of the nodes in one split; data that several nodes share are stored once."""
 
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor] | None]) -> None:
         starts: dict[tuple[int, int], int] = {}
@@ -60,8 +60,8 @@ class StackedData:
         self._last: tuple[list[int], int, tuple[Tensor, Tensor]] | None = None
 
     def whole(self, nodes: Sequence[int], count: int) -> tuple[Tensor, Tensor]:
-        """Return all `count` samples of each node: x and y of [K, count, ...]. Copies only what does not lie together."""
-        if self._last is None or self._last[:2] != (nodes, count):  # mostly the same nodes ask for the same again
+        """Return all `count` samples of each node: x and y of [K, count, ...]. Copy only if they are not adjacent."""
+        if self._last is None or self._last[:2] != (nodes, count):  # consecutive requests are usually equal
             self._last = list(nodes), count, self._whole(nodes, count)
         return self._last[2]
 
@@ -81,7 +81,7 @@ class StackedData:
     def batch(
         self, nodes: Sequence[int], order: Sequence[np.ndarray | None], starts: Sequence[int], size: int
     ) -> tuple[Tensor, Tensor]:
-        """Return samples start..start+size of each node in its order (None: as they lie): x and y of [K, size, ...]."""
+        """Return samples start..start+size of each node in its order (None: as stored): x and y of [K, size, ...]."""
         if all(o is None for o in order):
             return self.whole(nodes, size)
         picks = [np.arange(s, s + size) if o is None else o[s : s + size] for o, s in zip(order, starts, strict=True)]

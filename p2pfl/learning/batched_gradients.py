@@ -1,7 +1,7 @@
-"""Gradients and outputs of K models of one architecture at once: row k of `flat` sees row k of `x`.
+"""Gradients and outputs of K models of one architecture at once: row k of `flat` is evaluated on row k of `x`.
 
-Chains of linear layers have their gradient written out as batched products (about twice the speed of `vmap`); any other
-module that torch can `vmap` goes through `torch.func`.
+Chains of linear layers have a hand-written gradient as batched products (about twice the speed of `vmap`). Any other
+module that torch can `vmap` uses `torch.func`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tensors = dict[str, Tensor]
 
 
 class BatchedGradient(Protocol):
-    """Gradients and outputs of K models."""
+    """Kernel that computes gradients and outputs of K models."""
 
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the gradient of each model's mean loss.
@@ -35,10 +35,10 @@ class BatchedGradient(Protocol):
         Args:
             flat: float32, [K, P].
             x, y: a batch for each model, [K, b, ...].
-            weights: of its objectives, [K, m], where the task has several.
+            weights: weights of the objectives, [K, m], if the task has several.
 
         Returns:
-            [K, n_trained]; overwritten by the next call.
+            [K, n_trained]; the next call overwrites it.
         """
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def kernel_for(task: TorchProblem, dense: bool = True) -> BatchedGradient:
 
 
 class VmapKernel:
-    """Any module without random layers and without buffers that training changes."""
+    """Kernel for any module without random layers and without buffers that change in training."""
 
     def __init__(self, task: TorchProblem) -> None:
         layout = task.layout
@@ -92,7 +92,7 @@ class VmapKernel:
         return self._outputs(self._layout.unflatten(flat), x)
 
     def _try(self, task: TorchProblem) -> None:
-        """Run two models on a batch of two: what cannot be stacked says so here, before anything is trained."""
+        """Run two models on a batch of two, so that a module that cannot be stacked fails before the training."""
         x, y = (part[:1].repeat(2, *[1] * (part.ndim - 1)) for part in task.data["train"])
         flat = torch.zeros(2, task.layout.size, device=x.device)
         own = task.weights(x.device)
@@ -114,7 +114,7 @@ class _Layer:
 
 
 def _chain(task: TorchProblem) -> list[_Layer] | None:
-    """Return the layers of a chain of linear layers with relu or tanh between them, or None if the module is another."""
+    """Return the layers of a chain of linear layers with ReLU or tanh between them; None for any other module."""
     module, layout = task.template, task.layout
     parts = list(module.named_children()) if isinstance(module, nn.Sequential) else [("", module)]
     if task.objectives is None and task.loss not in (cross_entropy, squared_error):
@@ -131,7 +131,7 @@ def _chain(task: TorchProblem) -> list[_Layer] | None:
         prefix = f"{name}." if name else ""
         if type(part) is nn.Linear and (position == 0 or layers[-1].activation):
             weight, bias = f"{prefix}weight", f"{prefix}bias" if part.bias is not None else None
-            if weight not in places or (bias is not None and bias not in places):  # tied to another layer's
+            if weight not in places or (bias is not None and bias not in places):  # shared with another layer
                 return None
             layers.append(_Layer(places[weight], places[bias] if bias else None, (part.out_features, part.in_features), ""))
         elif type(part) in (nn.ReLU, nn.Tanh) and layers and not layers[-1].activation:
@@ -143,9 +143,9 @@ def _chain(task: TorchProblem) -> list[_Layer] | None:
 
 
 class DenseKernel:
-    """A chain of linear layers, under cross-entropy or squared error, with its gradient written by hand.
+    """Kernel for a chain of linear layers with cross-entropy or squared error, with a hand-written gradient.
 
-    Of several objectives only the gradient with respect to the outputs is left to torch.func.
+    With several objectives, torch.func computes only the gradient with respect to the outputs.
     """
 
     def __init__(self, task: TorchProblem, layers: list[_Layer]) -> None:
@@ -170,7 +170,7 @@ class DenseKernel:
         delta = self._loss_gradient(inputs[-1], y, weights)
         for depth in reversed(range(len(self._layers))):
             layer, z = self._layers[depth], inputs[depth]
-            self._weight(layer, grad).copy_(torch.bmm(delta.mT, z))  # a third faster than with out=, whose rows lie apart
+            self._weight(layer, grad).copy_(torch.bmm(delta.mT, z))  # a third faster than out=
             if layer.bias is not None:
                 torch.sum(delta, 1, out=grad[:, slice(*layer.bias)])
             if depth:
@@ -196,7 +196,7 @@ class DenseKernel:
         return z
 
     def _loss_gradient(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
-        """The gradient of the mean loss of a batch with respect to the outputs, [K, b, outputs]."""
+        """Return the gradient of the mean loss of a batch with respect to the outputs, [K, b, outputs]."""
         if self._several is not None:
             several: Tensor = self._several(outputs, y, weights)
             return several

@@ -1,7 +1,7 @@
-"""Many nodes' training as one tensor program, with the results of training them one by one.
+"""Training of many nodes as one tensor program, with the same results as training them one by one.
 
-Rows of a stack are nodes. Nodes whose next batch has the same size take their step together; so nothing is padded and no
-sample is masked, and each node sees the batches that it would see alone.
+Rows of a stack are nodes. Nodes whose next batch has the same size make their step together. Therefore nothing is
+padded, no sample is masked, and each node uses the same batches as when it trains alone.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from p2pfl.parameters import Parameters, weighted_mean
 from p2pfl.queries import Evaluate, Loss, Mean, NodeQuery, R, Split, Train
 from p2pfl.update_rules import Scalarised
 
-CHUNK = 2**18  # values of inputs evaluated at once: 1 MiB, which stays in the cache
-MOST_CONVOLUTION = 500_000  # FLOP per sample from which on torch's grouped convolutions lose against a loop over nodes
-LARGEST_MIX = 2**26  # values of models that are averaged together: 256 MiB if none occurs twice
+CHUNK = 2**18  # values of inputs evaluated at once: 1 MiB, which fits into the cache
+MOST_CONVOLUTION = 500_000  # FLOP per sample above which torch's grouped convolutions are slower than a loop over nodes
+LARGEST_MIX = 2**26  # values of models that are averaged together: 256 MiB if all are different
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class SequentialLearner:
-    """Any learners, each asked in turn; by the place of their node."""
+    """Learners of any kind, by the index of their node, called one after another."""
 
     def __init__(self, learners: Sequence[Learner] | Mapping[int, Learner]) -> None:
         self._learners = learners
@@ -47,14 +47,14 @@ class SequentialLearner:
 
 
 class BatchedLearner:
-    """TorchLearners of one architecture, computed together.
+    """TorchLearners of one architecture that are computed together.
 
     Attributes:
         kernel: computes their gradients; see p2pfl.learning.batched_gradients.
 
     Raises:
-        ConfigurationError: the learners' tasks differ in more than their data, or their module cannot be stacked, or would
-            be slower so.
+        ConfigurationError: the learners' tasks differ in more than their data, or their module cannot be stacked or
+            would be slower when stacked.
     """
 
     def __init__(self, learners: Sequence[TorchLearner], dense: bool = True) -> None:
@@ -81,14 +81,14 @@ class BatchedLearner:
         }
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> Sequence[R]:
-        """Return the learners' answers to queries of one name; of other names than these four, computed one by one."""
+        """Return the answers to queries of one name. All but four names are computed one by one."""
         together = self._together.get(jobs[0].query.name)
         if together is None:
             return self._alone.compute(jobs)
         return together([job.node for job in jobs], [job.query for job in jobs])
 
     def _train(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
-        """Return the trained models; equal to those of the learners to about 1e-6 relative (sums run in another order)."""
+        """Return the trained models, within about 1e-6 relative of single learners (sums have another order)."""
         results: list[Parameters] = [np.empty(0, np.float32)] * len(queries)
         groups = defaultdict(list)
         for k, query in enumerate(queries):
@@ -96,7 +96,7 @@ class BatchedLearner:
             groups[query.epochs, query.proximal is None, key].append(k)
         counts = self._data["train"].counts
         for ks in groups.values():
-            if not self._equal_counts:  # those with more samples first: who has a full batch left is then at the front
+            if not self._equal_counts:  # most samples first: the nodes with a full batch left are then at the front
                 ks.sort(key=lambda k: (-counts[nodes[k]], nodes[k]))
             rows = self._train_alike([nodes[k] for k in ks], [queries[k] for k in ks])
             for k, row in zip(ks, rows, strict=True):
@@ -105,10 +105,11 @@ class BatchedLearner:
 
     @torch.no_grad()
     def _train_alike(self, nodes: list[int], queries: list[Train]) -> list[Parameters]:
-        """Train models whose queries agree in epochs, kind of rule, and whether they have a proximal term.
+        """Train models whose queries agree in epochs, kind of rule, and presence of a proximal term.
 
         Args:
-            nodes: of each query; those with more samples first.
+            nodes: the node of each query; those with more samples first.
+            queries: one for each model.
         """
         start = torch.from_numpy(self._means.stack([query.params for query in queries])).to(self._device)
         data, task = self._data["train"], self._task
@@ -154,7 +155,7 @@ class BatchedLearner:
         return None if self._weights is None else self._weights[nodes]
 
     def _mean(self, nodes: list[int], queries: list[Mean]) -> Sequence[Parameters]:
-        """Return the means, as rows of one array where the models are small enough to be put side by side."""
+        """Return the means; they are rows of one array if the models are small enough to be stacked."""
         models = [model for query in queries for model in query.models]
         if len(queries) == 1 or len(models) * self._task.layout.size > LARGEST_MIX:
             return [weighted_mean(query.models, query.weights) for query in queries]
@@ -185,10 +186,10 @@ class BatchedLearner:
     def _evaluate(self, nodes: list[int], queries: list[Evaluate]) -> list[list[dict[str, float]]]:
         results: list[list[dict[str, float]]] = [[{} for _ in query.stack] for query in queries]
         for k, query in enumerate(queries):
-            if query.memory is not None:  # nodes share no memory
+            if query.memory is not None:  # memories differ between nodes
                 results[k] = self._learners[nodes[k]].compute(query)
         plain = [(k, query) for k, query in enumerate(queries) if query.memory is None]
-        asked = dict.fromkeys(split for _, query in plain for split in query.splits)  # the order of the columns in tables
+        asked = dict.fromkeys(split for _, query in plain for split in query.splits)  # keeps the order of table columns
         for split in [split for split in asked if split in self._data]:
             rows = [(k, j) for k, query in plain if split in query.splits for j in range(len(query.stack))]
             params = [queries[k].stack[j] for k, j in rows]
@@ -201,10 +202,10 @@ class BatchedLearner:
     def _figures(
         self, params: Sequence[Parameters], nodes: Sequence[int], split: Split
     ) -> Iterable[tuple[int, dict[str, float]]]:
-        """Yield (row, figures by name) of each model on its node's data."""
+        """Yield (row, figures by name) for each model on its node's data."""
         shelf = self._data[split]
         for count, rows in _by_value(shelf.counts[list(nodes)]):
-            rows = rows[np.argsort(shelf.offsets[[nodes[r] for r in rows]], kind="stable")]  # equal data side by side
+            rows = rows[np.argsort(shelf.offsets[[nodes[r] for r in rows]], kind="stable")]  # equal data are adjacent
             per_chunk = max(2, CHUNK // (count * shelf.width))
             for chunk in np.array_split(rows, -(-len(rows) // per_chunk)):
                 picked = chunk.tolist()
@@ -215,7 +216,7 @@ class BatchedLearner:
                     yield row, dict(zip(figures, values, strict=True))
 
     def _figures_of(self, nodes: Sequence[int], outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return what is reported of outputs and targets of [K, n, ...], by name: [K] each."""
+        """Return the reported figures for outputs and targets of [K, n, ...], by name: [K] each."""
         if self._weights is not None:
             return vmap(self._task.figures)(outputs, y, self._weights[list(nodes)])
         shape, outputs, y = outputs.shape[:2], outputs.flatten(0, 1), y.flatten(0, 1)
@@ -224,7 +225,7 @@ class BatchedLearner:
 
 
 def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
-    """Return one of the learners' tasks after checking that all are the same but for their data."""
+    """Return one of the learners' tasks, after checking that all are equal except for their data."""
     first = learners[0].task
     for learner in learners[1:]:
         task = learner.task
@@ -242,7 +243,7 @@ def _common_task(learners: Sequence[TorchLearner]) -> TorchProblem:
 
 
 def convolution_flops(task: TorchProblem) -> int:
-    """Return how many FLOP a task's module spends on convolutions for one sample."""
+    """Return the FLOP of a task's module in convolutions for one sample."""
     if not any(isinstance(part, CONVOLUTIONS) for part in task.template.modules()):
         return 0
     from torch.utils.flop_counter import FlopCounterMode
@@ -254,6 +255,6 @@ def convolution_flops(task: TorchProblem) -> int:
 
 
 def _by_value(values: np.ndarray) -> Iterable[tuple[int, np.ndarray]]:
-    """Yield (value, positions that have it) for every value but 0, the greatest first."""
+    """Yield (value, its positions) for every value except 0, the greatest first."""
     for value in sorted(set(values.tolist()) - {0}, reverse=True):
         yield value, np.flatnonzero(values == value)

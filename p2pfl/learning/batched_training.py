@@ -15,19 +15,19 @@ from p2pfl.queries import Train
 
 
 class StackedTraining:
-    """K models in training. A step takes the models that have a batch of one size left.
+    """Training of K models. A step trains the models that have a batch of one size left.
 
     Args:
-        queries: one for each model. All have a `proximal` or none, and rules of one `batch_key`.
-        start: the models before, [K, P]; not written.
-        n_trained: how many values of a model are trained, from the start.
-        kernel: gives the gradients.
-        optimizer: of all, for at most `steps` steps.
-        weights: of each model's objectives, [K, m]; None without objectives.
+        queries: one for each model. All or none have a `proximal`, and all rules have the same `batch_key`.
+        start: the initial models, [K, P]; not modified.
+        n_trained: number of trained values of a model, from the start of the vector.
+        kernel: computes the gradients.
+        optimizer: the common optimiser, for at most `steps` steps.
+        weights: weights of each model's objectives, [K, m]; None without objectives.
         shared: see p2pfl.learning.rule_gradients.shared_values.
 
     Attributes:
-        models: after the steps so far, [K, P]; undefined before the first.
+        models: the models after the steps so far, [K, P]; undefined before the first step.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StackedTraining:
         rules, device = [query.rule for query in queries], start.device
         self.models = torch.empty_like(start)
         self._start = start
-        self._fresh = True  # nothing is in `models` yet
+        self._fresh = True  # `models` is still empty
         self._n = n_trained
         self._kernel = kernel
         self._optimizer = optimizer
@@ -61,7 +61,7 @@ class StackedTraining:
             self._mu = mu if shared is None else mu * shared
 
     def step(self, rows: Rows, x: Tensor, y: Tensor) -> None:
-        """Train the models of some rows, k of them, on a batch each: x and y of [k, b, ...]."""
+        """Train the models of k rows on one batch each: x and y of [k, b, ...]."""
         n, start = self._n, self._start
         whole = len(x) == len(start)
         if self._fresh and not (whole and n == start.shape[1]):
@@ -77,7 +77,7 @@ class StackedTraining:
             return
         self._optimizer.step(part[:, :n], gradient, states, part[:, :n])
         self._hold(part, rows)
-        if not isinstance(rows, slice):  # then `part` and `states` are copies
+        if not isinstance(rows, slice):  # `part` and `states` are copies in this case
             self.models[rows] = part
             for name, tensor in states.items():
                 self._state[name][rows] = tensor
@@ -97,6 +97,6 @@ class StackedTraining:
         return gradient
 
     def _hold(self, models: Tensor, rows: Rows) -> None:
-        """Restore the values of models [k, P] that the rule leaves as they are."""
+        """Restore the values of models [k, P] that the rule does not change."""
         if self._still is not None and self._rest is not None:
             models[:, self._still] = self._rest[rows]

@@ -7,25 +7,25 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional
 
-FEW_CLASSES, MANY_SAMPLES = 16, 256  # below and from which the cross-entropy is faster across samples than along classes
+FEW_CLASSES, MANY_SAMPLES = 16, 256  # with fewer classes and this many samples, cross-entropy is faster across samples
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> [n]: one value for each sample, so that nodes' samples can be stacked."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of logits [n, classes] with class numbers [n]; shape [n]."""
+    """Return the cross-entropy of logits [n, classes] with class numbers [n]; shape [n]."""
     if outputs.dim() == 2 and outputs.shape[1] < FEW_CLASSES and len(outputs) >= MANY_SAMPLES:
-        # Of a row that is shorter than a vector register, torch's softmax takes one value at a time.
+        # torch's softmax processes a row shorter than a vector register one value at a time.
         return functional.cross_entropy(outputs.t().unsqueeze(0), targets.unsqueeze(0), reduction="none").squeeze(0)
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The squared error, averaged over the outputs of a sample; shape [n]."""
+    """Return the squared error, averaged over the outputs of a sample; shape [n]."""
     return (outputs - targets).square().flatten(1).mean(1)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the greatest logit is the target's, else 0; shape [n]."""
+    """Return 1 where the greatest logit is the target's, else 0; shape [n]."""
     return (outputs.argmax(1) == targets).float()

@@ -15,12 +15,12 @@ Shape = tuple[int, int, int]
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:
-    """Logits as a linear function of the pixels."""
+    """Return a linear model from the pixels to the logits."""
     return mlp(shape, classes, hidden=[])
 
 
 def mlp(shape: Shape, classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """Fully connected layers of the widths `hidden`, with relu between them."""
+    """Return fully connected layers of the widths `hidden`, with ReLU between them."""
     _check("hidden", hidden)
     return nn.Sequential(nn.Flatten(), *_dense([prod(shape), *hidden, classes]))
 
@@ -28,17 +28,18 @@ def mlp(shape: Shape, classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Modu
 def cnn(
     shape: Shape, classes: int, *, channels: Sequence[int] = (6, 16), kernel: int = 5, dense: Sequence[int] = (84,)
 ) -> nn.Module:
-    """Blocks of convolution, relu and 2 x 2 maximum pooling, then fully connected layers with relu between them.
+    """Return blocks of convolution, ReLU and 2 x 2 maximum pooling, then fully connected layers with ReLU between them.
 
-    With channels 6 and 16, kernel 5 and dense 120 and 84 it is the network of DPFL (Kharrat et al., appendix F.3), after
-    LeNet-5. Convolutions are not padded: a block makes n pixels to (n - kernel + 1) // 2.
+    With channels 6 and 16, kernel 5 and dense 120 and 84 it is the network of DPFL (Kharrat et al., appendix F.3),
+    after LeNet-5. Convolutions are not padded: a block reduces n pixels to (n - kernel + 1) // 2.
 
     Args:
-        channels: outputs of each convolution.
+        channels: output channels of each convolution.
+        kernel: width and height of the convolution kernels.
         dense: widths of the layers between the convolutions and the logits.
 
     Raises:
-        ConfigurationError: a size below 1, or images too small for so many blocks.
+        ConfigurationError: a size is below 1, or the images are too small for this number of blocks.
     """
     _check("channels", channels)
     _check("dense", dense)
@@ -57,7 +58,7 @@ def cnn(
 
 
 def resnet18(shape: Shape, classes: int) -> nn.Module:
-    """See p2pfl.learning.resnet."""
+    """Return a ResNet-18; see p2pfl.learning.resnet."""
     from p2pfl.learning.resnet import ResNet18
 
     if min(shape[1:]) < 32:

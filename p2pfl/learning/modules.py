@@ -14,10 +14,10 @@ from p2pfl.system import size_limit
 
 
 def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
-    """Make a module. Where size is limited, its values are counted before memory is taken for them.
+    """Make a module. If the size is limited, its values are counted before memory is allocated for them.
 
     Raises:
-        ConfigurationError: it has more values than there is room for (see p2pfl.system.size_limit).
+        ConfigurationError: it has more values than the limit allows (see p2pfl.system.size_limit).
     """
     if size_limit.is_limited():
         size_limit.check_module_size(count_values(factory))
@@ -25,23 +25,25 @@ def make_module(factory: Callable[[], nn.Module]) -> nn.Module:
 
 
 def count_values(factory: Callable[[], nn.Module]) -> int:
-    """Return how many values a module has; 0 where it cannot be made without memory for them."""
+    """Return the number of values of a module; 0 if it cannot be made without allocating memory."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             module = factory()
         return sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
-    except Exception:  # of a user's module; if it is a fault, it comes again when the module is made
+    except Exception:  # of the user's module; a real fault occurs again when the module is made
         return 0
 
 
 def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:
-    """Return the layout of a module: trained parameters, then frozen ones and float buffers. Integer buffers stay local.
+    """Return the layout of a module: trained parameters, then frozen ones and float buffers.
+
+    Integer buffers stay local.
 
     Args:
         private: names of tensors or of submodules that are not shared.
 
     Raises:
-        ConfigurationError: naming the tensor that cannot be handled, or the private part that does not exist.
+        ConfigurationError: a tensor is not supported, or a private part does not exist; the text names it.
     """
     name = type(module).__name__
     trained: list[tuple[str, tuple[int, ...]]] = []
@@ -64,7 +66,7 @@ def layout_of(module: nn.Module, private: Sequence[str] = ()) -> Layout:
 
 
 def _select_tensors(tensors: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
-    """Return which of the tensors are meant by names of tensors or submodules, in their order."""
+    """Return the tensors that names of tensors or submodules select, in their order."""
     found = {part: [key for key in tensors if key == part or key.startswith(f"{part}.")] for part in parts}
     for part, keys in found.items():
         if not keys:
@@ -73,7 +75,7 @@ def _select_tensors(tensors: Sequence[str], parts: Sequence[str]) -> tuple[str, 
 
 
 def last_layer(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters of the layer that comes last."""
+    """Return the names of the parameters of the last layer."""
     names = [name for name, _ in module.named_parameters()]
     layer = names[-1].rpartition(".")[0]
     return tuple(name for name in names if name.rpartition(".")[0] == layer)

@@ -1,4 +1,4 @@
-"""A model as an ONNX file, which other programs run without torch and without p2pfl. It needs the extra `onnx`."""
+"""Export of a model as an ONNX file, which runs without torch and p2pfl. It needs the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from p2pfl.task import Task
 
 NEEDED = ("onnx", "onnxscript")
 INPUT, OUTPUT, BATCH = "input", "output", "batch"
-MOST_BYTES = 2**31 - 2**20  # what a file of this format, a protocol buffer, can hold; some of it is the graph
+MOST_BYTES = 2**31 - 2**20  # limit of a protocol buffer, minus room for the graph
 
 
 def to_onnx(task: Task, params: Parameters, about: Mapping[str, str]) -> bytes:
-    """Return the module of a TorchTask with these parameters, as it is when it evaluates.
+    """Return the module of a TorchTask with these parameters, in evaluation mode, as the bytes of an ONNX file.
 
-    Its input `input` is [batch, ...] as the task's own samples are, its output `output` what the module returns.
+    Its input `input` is [batch, ...] like the task's samples; its output `output` is the module's output.
 
     Args:
-        about: becomes the file's metadata.
+        about: metadata of the file.
 
     Raises:
         MissingRequirementError: the extra is not installed.
-        ConfigurationError: the task has no torch module, or one that cannot be exported.
+        ConfigurationError: the task has no torch module, or the module cannot be exported.
     """
     module, data = getattr(task, "template", None), getattr(task, "data", None)
     if not isinstance(module, nn.Module) or not isinstance(data, Mapping):
@@ -54,6 +54,7 @@ def to_onnx_bytes(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -
 
     Args:
         sample: an input, [1, ...].
+        about: metadata of the file.
 
     Raises: see `to_onnx`.
     """
@@ -61,7 +62,7 @@ def to_onnx_bytes(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -
         raise MissingRequirementError(f"ONNX needs {', '.join(missing)}: pip install 'p2pfl-node[onnx]'")
     from onnx.helper import set_model_props
 
-    inputs = (sample.repeat(2, *[1] * (sample.dim() - 1)),)  # of a batch of one the exporter would make a constant
+    inputs = (sample.repeat(2, *[1] * (sample.dim() - 1)),)  # the exporter would make a batch size of 1 a constant
     try:
         with _silence(), torch.no_grad():
             program = torch.onnx.export(
@@ -77,7 +78,7 @@ def to_onnx_bytes(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -
         raise ConfigurationError(
             f"the module {type(module).__name__} cannot be exported to ONNX: {_first(error)}"
         ) from error
-    assert program is not None  # only the older exporter returns none
+    assert program is not None  # only the older exporter returns None
     model = program.model_proto
     set_model_props(model, dict(about))
     content: bytes = model.SerializeToString()
@@ -86,7 +87,7 @@ def to_onnx_bytes(module: nn.Module, sample: Tensor, about: Mapping[str, str]) -
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """The exporter warns of its own code, tells of packages that are not there, and prints graphs beside an error."""
+    """Suppress the exporter's output: warnings about its code, missing packages, and graphs after an error."""
     disabled, nobody = logging.root.manager.disable, StringIO()
     logging.disable(logging.CRITICAL)
     try:
@@ -98,7 +99,7 @@ def _silence() -> Iterator[None]:
 
 
 def _first(error: BaseException) -> str:
-    """Return the first line of what an error goes back to."""
+    """Return the first line of an error's root cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

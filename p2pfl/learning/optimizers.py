@@ -1,4 +1,4 @@
-"""Optimisers on flat vectors, so that one node and a stack of nodes run the same lines (PyTorch's formulas and defaults)."""
+"""Optimisers on flat vectors, with the same code for one node and for many (PyTorch's formulas and defaults)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ State = dict[str, Tensor]
 
 
 class Optimizer(Protocol):
-    """Optimises vectors of shape [..., P], each along the leading dimensions on its own."""
+    """Optimiser of vectors of shape [..., P], each independent along the leading dimensions."""
 
     def start(self, params: Tensor, steps: int) -> State:
-        """Return the state before the first of at most `steps` steps: tensors of shape [..., P] or [..., 1]."""
+        """Return the initial state for at most `steps` steps: tensors of shape [..., P] or [..., 1]."""
 
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
-        """Write the new parameters to `out`, which may be `params`; change `state` in place; `grad` is scratch."""
+        """Write the new parameters to `out`, which may be `params`. It changes `state` and may overwrite `grad`."""
 
 
 def _check(**values: float) -> None:
@@ -29,10 +29,10 @@ def _check(**values: float) -> None:
 
 
 class SGD(msgspec.Struct, frozen=True):
-    """Stochastic gradient descent, as torch.optim.SGD (without dampening and Nesterov).
+    """Stochastic gradient descent, like torch.optim.SGD (without dampening and Nesterov).
 
     Raises:
-        ValueError: a value that is negative or not finite.
+        ValueError: a value is negative or not finite.
     """
 
     lr: float = 0.1
@@ -45,7 +45,7 @@ class SGD(msgspec.Struct, frozen=True):
     def start(self, params: Tensor, steps: int) -> State:
         if self.momentum and steps > 1:
             return {"velocity": torch.zeros_like(params)}
-        return {}  # the velocity of a first step is its gradient, and with one step nothing reads it again
+        return {}  # the velocity of the first step is its gradient, and a single step never reads it again
 
     def step(self, params: Tensor, grad: Tensor, state: State, out: Tensor) -> None:
         if self.weight_decay:
@@ -56,10 +56,10 @@ class SGD(msgspec.Struct, frozen=True):
 
 
 class Adam(msgspec.Struct, frozen=True):
-    """Adam, as torch.optim.Adam (Kingma and Ba 2015).
+    """Adam, like torch.optim.Adam (Kingma and Ba 2015).
 
     Raises:
-        ValueError: a value that is negative or not finite, or a beta that is not below 1.
+        ValueError: a value is negative or not finite, or a beta is not below 1.
     """
 
     lr: float = 0.001

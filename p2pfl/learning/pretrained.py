@@ -1,4 +1,4 @@
-"""A model to start from, from a safetensors file."""
+"""Reader of initial models from safetensors files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ MOST_LISTED = 20  # names in an error
 
 
 def load(file: str, layout: Layout, without: tuple[str, ...] = ()) -> Parameters:
-    """Return the tensors of a file as one vector; it is read once per process, and not to be written.
+    """Return the tensors of a file as one vector. It is read once per process and must not be modified.
 
     Args:
-        file: its tensors have the layout's names and shapes, and are float32, as `p2pfl-node export` writes them. Batch
-            norm's integer counters, which others' files have too, are left out.
-        without: names of tensors that are not taken from the file, whether it has them or not: they are 0.
+        file: its tensors must be float32 with the layout's names and shapes, as `p2pfl-node export` writes them. Batch
+            norm's integer counters, which files of other programs contain, are ignored.
+        layout: the layout of the model.
+        without: names of tensors that are set to 0 and never taken from the file.
 
     Raises:
-        ConfigurationError: it cannot be read, or its tensors are others; the text names the first that differs.
+        ConfigurationError: it cannot be read, or its tensors differ; the text names the first one that differs.
     """
     path = Path(file).expanduser()
     try:
@@ -62,7 +63,7 @@ def _load(path: Path, changed: int, layout: Layout, without: tuple[str, ...]) ->
 
 
 def _format_names(names: Collection[str]) -> str:
-    """Return names in words; of many, the first."""
+    """Return names as a list in text; if there are many, only the first."""
     shown = sorted(names)[:MOST_LISTED]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return ", ".join(shown) + more if names else "none"

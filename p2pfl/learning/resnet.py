@@ -1,5 +1,5 @@
-"""ResNet-18 (He et al., "Deep residual learning for image recognition", 2016, section 4.1), whose tensors have the names and
-shapes of torchvision's, so that weights that were trained elsewhere fit once they are saved as safetensors."""
+"""ResNet-18 (He et al., "Deep residual learning for image recognition", 2016, section 4.1). Its tensors have the names
+and shapes of torchvision's, so weights trained elsewhere can be used once they are saved as safetensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added again; [n, inputs, h, w] to [n, outputs, h/stride, w/stride]."""
+    """Two 3x3 convolutions with a residual connection; [n, inputs, h, w] to [n, outputs, h/stride, w/stride]."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -27,9 +27,10 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """11.7 million parameters with 1,000 classes. Inputs [n, channels, h, w] of at least 32 x 32 become logits [n, classes].
+    """ResNet-18: inputs [n, channels, h, w] of at least 32 x 32 become logits [n, classes].
 
-    The running means and variances of its batch norms are averaged with peers like weights.
+    It has 11.7 million parameters with 1,000 classes. The running means and variances of its batch norms are averaged
+    with those of peers, like weights.
     """
 
     def __init__(self, channels: int, classes: int) -> None:

@@ -1,6 +1,6 @@
-"""The gradients that p2pfl.update_rules ask for, of one model or of a stack of them: the lines are the same.
+"""Gradients for the rules of p2pfl.update_rules, with the same code for one model and for a stack of models.
 
-For one model vectors are [n] and batches [b, ...]; for K models [K, n] and [K, b, ...].
+For one model, vectors are [n] and batches [b, ...]; for K models [K, n] and [K, b, ...].
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from p2pfl.parameters import Layout
 from p2pfl.update_rules import Aligned, Descent, Lookahead, Mixture, Rule, TrainSubset, Weighted
 
 Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(trained values, inputs, targets) -> the gradient of the mean loss there; it may be overwritten by the next call."""
+"""(trained values, inputs, targets) -> the gradient of the mean loss there; the next call may overwrite it."""
 
 Rows = slice | Tensor
-"""Which models of the stack take the step; of a single model, `slice(None)`."""
+"""Models of the stack that make the step; `slice(None)` for a single model."""
 
 
 class Follow(Protocol):
     def __call__(self, gradient: Gradient, point: Tensor, x: Tensor, y: Tensor, rows: Rows) -> Tensor:
-        """Return along what the models step that are at `point`; it may be overwritten by the next call."""
+        """Return the step directions of the models at `point`; the next call may overwrite them."""
 
 
 def plan(rule: Rule | None, optimizer: Optimizer, batch_size: int, epochs: int, samples: int) -> tuple[Optimizer, int, int]:
-    """Return the optimiser, the size of the batches and the number of epochs of a training of at most so many samples."""
+    """Return the optimiser, the batch size and the number of epochs of a training of at most `samples` samples."""
     return (SGD(rule.lr), samples, 1) if isinstance(rule, Descent) else (optimizer, batch_size, epochs)
 
 
 def shared_values(layout: Layout, device: torch.device) -> Tensor | None:
-    """Return for each trained value 1 where it is shared and 0 where it is private, [n]; None where all are shared."""
+    """Return 1 for each shared and 0 for each private trained value, [n]; None if all are shared."""
     values = torch.zeros(layout.size, device=device)
     for part in layout.shared_slices:
         values[part] = 1
@@ -44,13 +44,13 @@ def shared_values(layout: Layout, device: torch.device) -> Tensor | None:
 
 
 def resting(rule: Rule | None, shared: Tensor | None) -> Tensor | None:
-    """Return the places of the trained values that a rule leaves as they are; None where it leaves none.
+    """Return the places of the trained values that a rule does not change; None if it changes all.
 
     Args:
         shared: see `shared_values`.
 
     Raises:
-        ConfigurationError: it is to train one part alone, and none or all of what is trained is private.
+        ConfigurationError: the rule trains one part alone, but the trained values do not have both parts.
     """
     if not isinstance(rule, TrainSubset):
         return None
@@ -65,19 +65,20 @@ def resting(rule: Rule | None, shared: Tensor | None) -> Tensor | None:
 def follow(
     rules: Sequence[Rule | None], like: Tensor, optimizer: Optimizer, steps: int, shared: Tensor | None = None
 ) -> Follow | None:
-    """Return what gives the gradients of rules of one kind; None where they are those at the models themselves.
+    """Return the function that computes the gradients of rules of one kind; None for plain gradients at the models.
 
     Args:
         rules: one, or one for each model of the stack.
         like: the trained values, [n] or [K, n].
-        steps: that there will be at most.
+        optimizer: the optimiser of the training.
+        steps: maximum number of steps.
         shared: see `shared_values`.
     """
     if lookahead := [rule for rule in rules if isinstance(rule, Lookahead)]:
         return _Lookahead(_column([rule.lr for rule in lookahead], like))
     if mixtures := [rule for rule in rules if isinstance(rule, Mixture)]:
         alpha = _column([rule.alpha for rule in mixtures], like)
-        if shared is not None:  # the private part is that of the model that is trained
+        if shared is not None:  # private values are only those of the trained model
             alpha = 1 - (1 - alpha) * shared
         return _Mixture(alpha, _vectors([rule.shared for rule in mixtures], like), optimizer, steps)
     if aligned := [rule for rule in rules if isinstance(rule, Aligned)]:
@@ -123,7 +124,7 @@ class _Mixture:
         result = alpha * gradient(torch.lerp(shared, point, alpha), x, y)
         states = {name: tensor[rows] for name, tensor in self._state.items()}
         self._optimizer.step(shared, gradient(shared, x, y), states, shared)
-        if not isinstance(rows, slice):  # then these are copies
+        if not isinstance(rows, slice):  # these are copies in this case
             self._shared[rows] = shared
             for name, tensor in states.items():
                 self._state[name][rows] = tensor
@@ -148,7 +149,8 @@ class _Aligned:
 
 
 class _Weighted:
-    """
+    """Gradient of the rule `Weighted`.
+
     Args:
         tables: the weights of label 0 in each group, then those of label 1; [2A] or [K, 2A].
     """

@@ -1,4 +1,4 @@
-"""One node's training with PyTorch's autograd: the reference on real machines, which the stacked form must equal."""
+"""Training of one node with PyTorch's autograd: the reference on real machines, which the stacked form must match."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from p2pfl.update_rules import Rule, Scalarised, TrainSubset, Weighted
 
 
 class TorchLearner(Learner):
-    """The learner of a TorchTask on one device."""
+    """Learner of a TorchTask on one device."""
 
     def __init__(self, task: TorchProblem, draws: RandomStreams, device: str = "cpu") -> None:
         self.task = task
@@ -43,7 +43,7 @@ class TorchLearner(Learner):
         self._rest = [place for place in layout.places if place[2] > layout.n_trained]
         self._shared = shared_values(layout, self.device)
         travels = {name for name, _ in layout.shapes}
-        # Integer buffers (such as batch norm's count of batches) belong to this node alone and are never sent.
+        # Integer buffers (for example batch norm's count of batches) stay on this node and are never sent.
         self._local = {name: b.clone() for name, b in module.named_buffers() if name not in travels}
 
     @answers(Train, Rule)
@@ -78,7 +78,7 @@ class TorchLearner(Learner):
         return vector.cpu().numpy()
 
     def _weights_of(self, rule: Rule | None) -> Tensor | None:
-        """Return the weights of the objectives in a training by a rule, float32 [m]; None without objectives."""
+        """Return the weights of the objectives in a training with a rule, float32 [m]; None without objectives."""
         if isinstance(rule, Weighted):
             self._of_groups("tally")
         if not isinstance(rule, Scalarised):
@@ -89,20 +89,20 @@ class TorchLearner(Learner):
     def _gradient_by(
         self, rule: Rule | None, vector: Tensor, own: Tensor | None, optimizer: Optimizer, steps: int
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the function from a batch, inputs and targets, to the direction in which a rule steps from `vector`, [n].
+        """Return the function from a batch (inputs, targets) to the direction of a rule's step from `vector`, [n].
 
         Args:
             vector: the model that is trained in place, [P].
             own: the weights of the objectives.
-            steps: that there will be at most.
+            steps: maximum number of steps.
         """
         weights, buffers = vector[: self.task.layout.n_trained], self._views(vector, self._rest)
         following = follow([rule], weights, optimizer, steps, self._shared)
-        # Leaves that share their memory with a vector: `weights`, which the optimiser changes between the steps, or one for
-        # wherever a rule asks for the gradient. (With one leaf for all, autograd would fill a vector of zeros for each of
-        # its parts.)
+        # Leaves share their memory with a vector: with `weights`, which the optimiser changes between steps, or with a
+        # vector for the point at which a rule evaluates the gradient. (With a single leaf, autograd would fill a vector
+        # of zeros for each of its parts.)
         place = weights if following is None else torch.empty_like(weights)
-        # Values that a rule leaves as they are need no gradient: before a private head, the whole backward pass of the body.
+        # Values that a rule does not change need no gradient. For a private head this saves the body's backward pass.
         parts = self._views(place, self._trained)
         leaves = {name: view.detach().requires_grad_(self._moves(rule, name)) for name, view in parts.items()}
         if following is None:
@@ -138,8 +138,8 @@ class TorchLearner(Learner):
         """Evaluate mixed predictions. Features are the inputs of the module's last linear layer.
 
         Raises:
-            ConfigurationError: with a memory, the task is no classification by cross-entropy, or its module has no linear
-                layer; with an ensemble, its samples have no groups.
+            ConfigurationError: with a kNN memory, the task is not a classification with cross-entropy, or its module
+                has no linear layer; with an ensemble, its samples have no groups.
         """
         assert query.memory is not None
         results: list[dict[str, float]] = []
@@ -156,7 +156,7 @@ class TorchLearner(Learner):
     @answers(CountGroups)
     @torch.no_grad()
     def _count_groups(self, query: CountGroups) -> GroupCounts:
-        """Count the training samples.
+        """Count the decisions on the training samples by label and group.
 
         Raises:
             ConfigurationError: the samples have no groups.
@@ -166,14 +166,14 @@ class TorchLearner(Learner):
         return found
 
     def _of_groups(self, method: str) -> Any:
-        """Return a method that only tasks with groups have."""
+        """Return a method of the task that only tasks with groups have."""
         found = getattr(self.task, method, None)
         if found is None:
             raise ConfigurationError(f"the policy needs {CountGroups.hint}")
         return found
 
     def _mixing(self, params: Parameters, company: PredictionMixer) -> Callable[[Split], Tensor]:
-        """Return what makes the outputs of a model for a split, mixed with those of its company."""
+        """Return the function that computes the mixed outputs of a model for a split."""
 
         if isinstance(company, ModelEnsemble):
             mixed, shares = self._of_groups("mix_logits"), [1 - sum(company.shares), *company.shares]
@@ -201,10 +201,10 @@ class TorchLearner(Learner):
 
     @answers(DifferentiateObjectives)
     def _differentiate(self, query: DifferentiateObjectives) -> ObjectiveGradients:
-        """Differentiate on all training samples at once.
+        """Differentiate the losses on all training samples at once.
 
         Raises:
-            ConfigurationError: the task has not several objectives.
+            ConfigurationError: the task does not have several objectives.
         """
         objectives, preference = self._objectives()
         vector = torch.tensor(query.params, device=self.device)
@@ -231,7 +231,7 @@ class TorchLearner(Learner):
         outputs = functional_call(self._module, leaves | buffers | self._local, (x,))
         loss = self.task.batch_loss(outputs, y, weights)
         moving = [leaf for leaf in leaves.values() if leaf.requires_grad]
-        grads = iter(torch.autograd.grad(loss, moving, materialize_grads=True))  # 0 for what was not used
+        grads = iter(torch.autograd.grad(loss, moving, materialize_grads=True))  # 0 for unused leaves
         return torch.cat(
             [(next(grads) if leaf.requires_grad else torch.zeros_like(leaf)).flatten() for leaf in leaves.values()]
         )
@@ -261,7 +261,7 @@ class TorchLearner(Learner):
 
 
 def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[slice | Tensor]:
-    """Yield the indices of each step's samples, for an order of each epoch; see `orders`."""
+    """Yield the indices of each step's samples from an order for each epoch; see `orders`."""
     for permutation in order:
         if permutation is None:
             yield slice(None)
@@ -272,9 +272,9 @@ def batches(order: list[np.ndarray] | list[None], batch_size: int) -> Iterator[s
 def orders(
     draws: RandomStreams, round: int, purpose: str, *, n: int, batch_size: int, epochs: int
 ) -> list[np.ndarray] | list[None]:
-    """Return a permutation of n samples for each epoch, or None for each where all fit into one batch.
+    """Return a permutation of n samples for each epoch, or None for each if all samples fit into one batch.
 
-    One batch that holds everything has no order, so none is drawn.
+    A single batch has no order, so none is drawn.
     """
     if n <= batch_size:
         return [None] * epochs
@@ -283,10 +283,10 @@ def orders(
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device for `auto`, `cpu`, `cuda` or `mps`; `auto` takes the best that there is.
+    """Return the torch device for `auto`, `cpu`, `cuda` or `mps`; `auto` selects the best available one.
 
     Raises:
-        ConfigurationError: an unknown or malformed name, or a device that this machine lacks.
+        ConfigurationError: the name is unknown or malformed, or this machine lacks the device.
     """
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     present = {"cuda": cards, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
@@ -299,7 +299,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or str(device) != name:  # a great number is not refused, but becomes another
+    if device is None or str(device) != name:  # torch silently changes a large number to another one
         raise ConfigurationError(f"device {name!r} is not of the form {kind} or {kind}:0")
     if (device.index or 0) >= present[kind]:
         raise ConfigurationError(f"device {name!r} is not available on this machine; auto takes the best that is")

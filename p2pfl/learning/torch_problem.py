@@ -1,4 +1,4 @@
-"""Definition of what a torch module learns: data, losses or objectives, optimiser."""
+"""Definition of a torch module's learning problem: data, losses or objectives, optimiser."""
 
 from __future__ import annotations
 
@@ -30,26 +30,28 @@ class Samples(NamedTuple):
 
 @dataclass
 class TorchProblem:
-    """A torch module, its data and its training: a TorchTask without its learner.
+    """A torch module, its data and its training settings: a TorchTask without its learner.
 
     Attributes:
-        module: makes the module; its initial weights are drawn from torch's generator, which is seeded first.
-        data: samples by split; `train` is needed, `validation` drives early stopping, `test` is reported.
-        loss: what is trained and averaged.
-        metric: the name of what is reported.
+        module: makes the module. Its initial weights come from torch's generator, which is seeded before the call.
+        data: samples by split; `train` is required, `validation` drives early stopping, `test` is reported.
+        loss: the loss per sample; its mean is trained.
+        metric: the name of the reported metric.
         measure: one value of the metric for each sample.
-        optimizer: p2pfl.SGD or p2pfl.Adam, or anything with their `step`; its state dies with the round.
-        batch_size: samples in a step; the last one of an epoch may be smaller.
-        public_info: public facts that peers are told.
-        objectives: several, in place of `loss` and `measure`; then the metric is minus the scalarised loss.
+        higher_is_better: whether a higher metric is better.
+        optimizer: p2pfl.SGD or p2pfl.Adam, or any object with the same methods; its state is discarded after each
+            round.
+        batch_size: samples in a step; the last batch of an epoch may be smaller.
+        public_info: public facts that are sent to peers.
+        objectives: several objectives, instead of `loss` and `measure`; the metric is then minus the scalarised loss.
         preference: the weights that scalarise them, [m]; they stay on this node.
-        group: the number of the node's group where preferences are given by groups; it is not sent either.
-        private: the parts of the module that stay on this node, by the names of its tensors or of its submodules; see
+        group: the number of the node's group if preferences are given by groups; it stays on this node too.
+        private: the parts of the module that stay on this node, by the names of its tensors or submodules; see
             p2pfl.parameters.Layout.
 
     Raises:
-        ConfigurationError: the module has parameters that cannot be handled, or no training data; and from `layout`:
-            a private part does not exist, or nothing would be left to be shared.
+        ConfigurationError: the module has unsupported parameters, or there is no training data. `layout` raises it if a
+            private part does not exist, or nothing would be shared.
     """
 
     module: Callable[[], nn.Module]
@@ -91,17 +93,17 @@ class TorchProblem:
         return len(self.data["train"].x)
 
     def weights(self, device: torch.device) -> Tensor | None:
-        """The preference as float32 [m], or None without objectives."""
+        """Return the preference as float32 [m], or None without objectives."""
         return None if self.preference is None else torch.tensor(self.preference, dtype=torch.float32, device=device)
 
     def batch_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        """The loss of a batch that is trained, a scalar."""
+        """Return the loss of a batch, a scalar, for training."""
         if self.objectives is None or weights is None:
             return self.loss(outputs, targets).mean()
         return self.objectives.scalarise(self.objectives.losses(outputs, targets), weights)
 
     def figures(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """What is reported of a model's outputs for all samples of a split, by name: scalars."""
+        """Return the reported figures for a model's outputs on all samples of a split, by name: scalars."""
         if self.objectives is None or weights is None:
             return {"loss": self.loss(outputs, targets).mean(), self.metric: self.measure(outputs, targets).mean()}
         losses = self.objectives.losses(outputs, targets)
@@ -110,7 +112,7 @@ class TorchProblem:
 
     @cached_property
     def template(self) -> nn.Module:
-        """A module of this architecture; its weights mean nothing."""
+        """Module of this architecture; its weights are not used."""
         with torch.random.fork_rng(devices=[]):
             return make_module(self.module)
 

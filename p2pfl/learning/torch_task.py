@@ -1,4 +1,4 @@
-"""Tasks made of a torch module, a loss, an optimiser and arrays: the common case."""
+"""Tasks made of a torch module, a loss, an optimiser and arrays: the usual case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from p2pfl.random_streams import RandomStreams
 
 @dataclass
 class TorchTask(TorchProblem):
-    """A task from a torch module and arrays; its attributes are those of TorchProblem."""
+    """A task from a torch module and arrays; for its attributes see TorchProblem."""
 
     def learner(self, draws: RandomStreams, device: str = "cpu") -> TorchLearner:
         return TorchLearner(self, draws, device)
@@ -34,12 +34,12 @@ def classification(
     test: tuple[Any, Any] | None = None,
     **options: Any,
 ) -> TorchTask:
-    """Make a classification task from arrays: cross-entropy of logits, accuracy.
+    """Make a classification task from arrays, with cross-entropy of logits and accuracy.
 
     Args:
-        module: makes a torch module that turns inputs [n, ...] into logits [n, classes].
+        module: makes a torch module from inputs [n, ...] to logits [n, classes].
         train, validation, test: (inputs, class numbers) as NumPy arrays or tensors.
-        options: further attributes of TorchTask, such as `optimizer`, `batch_size`, `public_info`.
+        options: further attributes of TorchTask, for example `optimizer`, `batch_size`, `public_info`.
     """
     data = _data(train, validation, test, target=torch.int64)
     return TorchTask(module, data, cross_entropy, "accuracy", accuracy, True, **options)
@@ -52,7 +52,7 @@ def regression(
     test: tuple[Any, Any] | None = None,
     **options: Any,
 ) -> TorchTask:
-    """Make a regression task from arrays: mean squared error. Targets have the shape of the module's outputs, [n, ...]."""
+    """Make a regression task with mean squared error. Targets have the shape of the module's outputs, [n, ...]."""
     data = _data(train, validation, test, target=torch.float32)
     return TorchTask(module, data, squared_error, "mse", squared_error, False, **options)
 
@@ -67,10 +67,14 @@ def multi_objective(
     preference: Preference,
     **options: Any,
 ) -> TorchTask:
-    """Make a task of several objectives from arrays; the metric is the reward, minus the scalarised loss.
+    """Make a task with several objectives from arrays; the metric is the reward, minus the scalarised loss.
 
     Args:
+        module: makes a torch module.
+        train, validation, test: (inputs, targets) as NumPy arrays or tensors.
+        objectives: names, losses and scalarisation of the objectives.
         preference: the node's weights, [m].
+        options: further attributes of TorchTask.
     """
     data = _data(train, validation, test, target=torch.float32)
     return TorchTask(

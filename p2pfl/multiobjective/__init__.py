@@ -1,4 +1,4 @@
-"""Several objectives of one model: preferences, scalarisation, MGDA, simulated annealing.
+"""Several objectives for one model: preferences, scalarisation, MGDA, simulated annealing.
 
 Objectives are minimised; a preference is a point of the simplex.
 """

@@ -1,11 +1,14 @@
-"""Pareto simulated annealing over preferences (Czyzak and Jaszkiewicz 1998): which weights are to be tried next.
+"""Pareto simulated annealing over preferences (Czyzak and Jaszkiewicz 1998): it proposes the next weights to try.
 
-MOFL/D (Hartmann's dissertation, chapter 3, algorithm 2 and table 3.1) names this metaheuristic, and in table A.1 how many
-iterations and samples it has. What it leaves open is decided here: a solution is a preference, and its value that of the
-model that was trained with it; the generating solutions start uniformly on the simplex; a neighbour is the point of the
-simplex nearest to the preference moved by a normal step; values are compared by what they are of the range that each
-objective has on the front found so far; the closest solution is that by the Euclidean distance of values; the temperature
-falls by a constant factor after each iteration.
+MOFL/D (Hartmann's dissertation, chapter 3, algorithm 2 and table 3.1) uses this metaheuristic, with the numbers of
+iterations and samples of table A.1. The details that it leaves open are defined as follows:
+
+- A solution is a preference. Its value is that of the model that was trained with it.
+- The generating solutions start uniformly on the simplex.
+- A neighbour is the point of the simplex nearest to the preference after a normal step.
+- Values are compared relative to the range of each objective on the front found so far.
+- The closest solution is the one with the lowest Euclidean distance of values.
+- The temperature decreases by a constant factor after each iteration.
 """
 
 from __future__ import annotations
@@ -21,19 +24,20 @@ from p2pfl.multiobjective.preferences import nearest
 from p2pfl.pareto_metrics import Points, non_dominated
 from p2pfl.random_streams import RandomStreams
 
-MOST_ITERATIONS, MOST_SAMPLES = 100_000, 10_000  # a mistake makes more
+MOST_ITERATIONS, MOST_SAMPLES = 100_000, 10_000  # higher values are considered mistakes
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
+    """Settings of a search.
+
     Attributes:
-        iterations: how many, the first of which is the starting sample.
-        samples: candidates in each: one for each generating solution.
-        step: the deviation of the normal step to a neighbour, in each weight.
-        temperature: of the first step; a solution that is worse by this weighted share of the objectives' ranges is accepted
-            with probability 1/e.
-        cooling: by which the temperature is multiplied after each iteration.
-        alpha: by which the weights of a generating solution move it away from the closest other one; more than 1.
+        iterations: number of iterations, including the starting sample.
+        samples: candidates in each iteration: one for each generating solution.
+        step: standard deviation of the normal step to a neighbour, in each weight.
+        temperature: temperature of the first step. A solution that is worse by this weighted fraction of the
+            objectives' ranges is accepted with probability 1/e.
+        cooling: factor of the temperature after each iteration.
+        alpha: factor of the weights that moves a generating solution away from the closest other one; more than 1.
     """
 
     iterations: int = 20
@@ -44,7 +48,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     alpha: float = 1.05
 
     def check(self) -> None:
-        """Raise ConfigurationError for values that make no sense."""
+        """Raise ConfigurationError if a value is invalid."""
         for name, most in {"iterations": MOST_ITERATIONS, "samples": MOST_SAMPLES}.items():
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ConfigurationError(f"search.{name} must be from 1 to {most:,}, got {value}")
@@ -59,12 +63,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Annealing:
-    """The generating solutions of a search. What it proposes follows from the seed and the values that it was told.
+    """Generating solutions of a search. The proposals depend only on the seed and the reported values.
 
     Attributes:
-        iteration: how many have ended.
-        preferences, values: of the generating solutions, [n, m] each; of the values more is better.
-        weights: those by which each generating solution judges its neighbour, [n, m]; not those that are trained with.
+        iteration: number of completed iterations.
+        preferences, values: of the generating solutions, [n, m] each; for the values higher is better.
+        weights: the weights with which each generating solution compares its neighbour, [n, m]; not the trained ones.
     """
 
     def __init__(self, objectives: int, schedule: Schedule, seed: int) -> None:
@@ -79,11 +83,11 @@ class Annealing:
 
     @property
     def temperature(self) -> float:
-        """That of the iteration that comes next."""
+        """Temperature of the next iteration."""
         return float(self._schedule.temperature * self._schedule.cooling ** max(self.iteration - 1, 0))
 
     def propose(self) -> Points:
-        """Return the preferences of the next iteration, [n, m]: the starting sample, or a neighbour of each solution."""
+        """Return the preferences of the next iteration, [n, m]: the start, or a neighbour of each solution."""
         samples, objectives = self._shape
         if not self.iteration:
             return self._draws.generator(0, "start").dirichlet([1.0] * objectives, samples)
@@ -91,10 +95,10 @@ class Annealing:
         return np.array([nearest(point) for point in self.preferences + steps])
 
     def tell(self, proposed: Points, values: Points) -> list[bool]:
-        """Take in the values of what was proposed, and say of each whether it is a generating solution now.
+        """Record the values of the proposals, and return for each whether it becomes a generating solution.
 
-        The solutions are gone through in order; each neighbour depends on its own solution only, so that all candidates of
-        an iteration may be solved before.
+        The solutions are processed in order. Each neighbour depends only on its own solution, so all candidates of an
+        iteration can be solved in advance.
         """
         self._front = non_dominated(np.concatenate([self._front, values]))
         if not self.iteration:
@@ -121,13 +125,13 @@ class Annealing:
 
 
 def ranges(front: Points) -> NDArray[np.float64]:
-    """Return the range of each objective on a front, [m]; 1 where it has none."""
+    """Return the range of each objective on a front, [m]; 1 for an objective without a range."""
     found: NDArray[np.float64] = front.max(0) - front.min(0)
     return np.where(found > 0, found, 1.0)
 
 
 def closest(values: Points, k: int) -> int | None:
-    """Return which other solution is closest to that at place k, of those of which neither is as good everywhere."""
+    """Return the index of the other solution closest to solution k, among those where neither dominates the other."""
     own = values[k]
     incomparable = np.flatnonzero((values > own).any(1) & (values < own).any(1))
     if not len(incomparable):
@@ -138,7 +142,7 @@ def closest(values: Points, k: int) -> int | None:
 def spread_weights(
     weights: NDArray[np.float64], own: NDArray[np.float64], other: NDArray[np.float64], alpha: float
 ) -> NDArray[np.float64]:
-    """Return weights that count more where a solution is as good as the closest other one, and less where it is worse."""
+    """Return weights with a higher weight where a solution is as good as the closest other one, and lower elsewhere."""
     changed = np.where(own >= other, weights * alpha, weights / alpha)
     moved: NDArray[np.float64] = changed / changed.sum()
     return moved
@@ -147,5 +151,5 @@ def spread_weights(
 def acceptance(
     own: NDArray[np.float64], new: NDArray[np.float64], weights: NDArray[np.float64], temperature: float
 ) -> float:
-    """Return the probability of a step (the rule "SL" of Czyzak and Jaszkiewicz): min(1, exp(weights (new - own) / T))."""
+    """Return the probability of a step (Czyzak and Jaszkiewicz's rule "SL"): min(1, exp(weights (new - own) / T))."""
     return exp(min(0.0, float(weights @ (new - own)) / temperature))

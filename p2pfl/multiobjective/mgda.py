@@ -1,4 +1,4 @@
-"""How to weigh several objectives by their losses and gradients. Pure, in float64."""
+"""Weights of several objectives from their losses and gradients (MGDA, EPO search). Pure, in float64."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from p2pfl.multiobjective.preferences import nearest
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
-STEPS, SETTLED = 2000, 1e-10  # of the descent that finds the weights: at most, and how little the last one changes
+STEPS, SETTLED = 2000, 1e-10  # of the descent that finds the weights: maximum number of steps, and smallest change
 
 
 def sketch(gradients: NDArray[np.float32], size: int, rng: np.random.Generator) -> Matrix:
-    """Return vectors [m, P] as [m, size], whose inner products are about the same (the count sketch: Charikar et al. 2002).
+    """Return vectors [m, P] as [m, size] with about the same inner products (count sketch: Charikar et al. 2002).
 
-    Sums of sketches that are made with the same draws are sketches of the sums.
+    Sums of sketches with the same draws are sketches of the sums.
     """
     places = rng.integers(0, size, gradients.shape[1])
     signed = gradients * rng.choice(np.array([-1.0, 1.0]), gradients.shape[1])
@@ -23,12 +23,14 @@ def sketch(gradients: NDArray[np.float32], size: int, rng: np.random.Generator) 
 
 
 def least(gram: Matrix, towards: Vector) -> Vector:
-    """Return the point w of the simplex for which the length of sum_k (w_k - towards_k) g_k is least.
+    """Return the point w of the simplex that minimises the length of sum_k (w_k - towards_k) g_k.
 
-    With `towards` 0 it is MGDA (Desideri 2012): the combined gradient of least length, along which no objective gets worse.
+    With `towards` 0 it is MGDA (Desideri 2012): the combined gradient of minimal length, along which no objective gets
+    worse.
 
     Args:
         gram: the inner products of the gradients g, [m, m].
+        towards: the target point, [m].
     """
     longest = float(np.linalg.eigvalsh(gram)[-1])
     point: Vector = np.full(len(gram), 1 / len(gram))
@@ -42,10 +44,10 @@ def least(gram: Matrix, towards: Vector) -> Vector:
 
 
 def balancing(losses: Vector, preference: Vector) -> tuple[float, Vector]:
-    """Return how unequal preference times loss is, and how much each objective is to blame; see EPO search.
+    """Return the inequality of preference times loss, and the contribution of each objective to it; see EPO search.
 
-    (Mahapatra and Rajan, "Multi-task learning with user preferences", 2020: mu, the Kullback-Leibler divergence from equal
-    parts, and their adjustments a, of which the absolute values have the sum 1 here.)
+    (Mahapatra and Rajan, "Multi-task learning with user preferences", 2020: mu, the Kullback-Leibler divergence from
+    equal parts, and their adjustments a. Here the absolute values of a have the sum 1.)
 
     Args:
         losses: 0 or more, [m].
@@ -63,14 +65,14 @@ def balancing(losses: Vector, preference: Vector) -> tuple[float, Vector]:
 
 
 def weigh(losses: Vector, gram: Matrix, preference: Vector, tolerance: float, floor: float) -> Vector:
-    """Return the weights of objectives by which to train next, [m]: not negative, with the sum 1.
+    """Return the weights of objectives for the next training, [m]: non-negative, with the sum 1.
 
-    Where preference times loss is not equal for all objectives, those that are too great come down; where it is, all do. If
-    only one objective is wanted, it has all the weight that `floor` leaves.
+    If preference times loss is not equal for all objectives, the weights reduce the products that are too high;
+    otherwise they reduce all. If only one objective has a preference, it has all the weight that `floor` leaves.
 
     Args:
-        tolerance: how unequal they may be; see `balancing`.
-        floor: this share of the weight is divided equally.
+        tolerance: tolerated inequality; see `balancing`.
+        floor: fraction of the weight that is divided equally.
     """
     uneven, blame = balancing(losses, preference)
     if (preference > 0).sum() == 1:

@@ -14,12 +14,12 @@ from p2pfl.queries import Query
 
 
 class ObjectiveGradients(NamedTuple):
-    """A model as its node sees it.
+    """Losses and gradients of a model on its node's data, with the node's preference.
 
     Attributes:
-        preference: the node's own, [m]; it is not for others.
+        preference: the node's own preference, [m]; it must not be sent.
         losses: of each objective on the training data, [m].
-        gradients: of the losses, float32 [m, P]; 0 of what is not trained.
+        gradients: of the losses, float32 [m, P]; 0 for values that are not trained.
     """
 
     preference: NDArray[np.float64]

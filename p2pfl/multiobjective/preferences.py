@@ -1,7 +1,8 @@
-"""Preferences: how much each of several objectives counts for a node, and how they are distributed over the nodes.
+"""Preferences: a node's weights of several objectives, and their distribution over the nodes.
 
-A preference is a point of the simplex. It stays on its node: it is no part of `about`, and no message has a place for it.
-Where it is drawn from the seed, as in a simulation, whoever knows the seed can draw it too; a real node is given its own.
+A preference is a point of the simplex. It stays on its node: it is not part of `public_info`, and no message contains
+it. If it is drawn from the seed, as in a simulation, anyone with the seed can draw it too. On a real node, its owner
+sets it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from p2pfl.random_streams import RandomStreams
 from p2pfl.task import Part
 
 Preference = NDArray[np.float64]
-"""float64, shape [m]: not negative, with the sum 1."""
+"""float64, shape [m]: non-negative, with the sum 1."""
 
-ROUNDING = 1e-6  # by which the sum of weights that somebody wrote down may miss 1
+ROUNDING = 1e-6  # tolerated difference of the sum of configured weights from 1
 MOST_POINTS = 2**16  # of a lattice
 MOST_DRAWS = 10_000
-MOST = 1e6  # of what a distribution is drawn with: far beyond it draws overflow
+MOST = 1e6  # of a distribution's parameter: draws overflow far beyond it
 
 
 def validate_preference(where: str, weights: Sequence[float], objectives: int) -> Preference:
-    """Return weights as a preference, with the sum exactly as near to 1 as floats are.
+    """Return weights as a preference, normalised to the sum 1 within the precision of floats.
 
     Raises:
-        ConfigurationError: a wrong number of weights, a negative one, or a sum that is not 1.
+        ConfigurationError: the number of weights is wrong, one is negative, or the sum is not 1.
     """
     if len(weights) != objectives:
         raise ConfigurationError(f"{where} must have {objectives} weights, one for each objective, got {len(weights)}")
@@ -50,7 +51,8 @@ def dirichlet(part: Part, rng: np.random.Generator, objectives: int, *, alpha: f
     random from the weight simplex").
 
     Args:
-        number: of the draw, from 0: other preferences for nodes that are the same in all else.
+        alpha: concentration parameter.
+        number: index of the draw, from 0, for different preferences of otherwise identical nodes.
     """
     if not 0 < alpha <= MOST:
         raise ConfigurationError(f"task.preferences.alpha must be more than 0, and at most {MOST:.0f}, got {alpha}")
@@ -64,8 +66,8 @@ def dirichlet(part: Part, rng: np.random.Generator, objectives: int, *, alpha: f
 def gaussian(part: Part, rng: np.random.Generator, objectives: int, *, deviation: float = 0.1) -> Preference:
     """Draw each weight from N(1/m, deviation^2), and take the nearest point of the simplex.
 
-    FedPref (Hartmann et al., "Gaussian") gives neither mean nor deviation, nor how the sum becomes 1; it says
-    that preferences are most alike under this distribution.
+    FedPref (Hartmann et al., "Gaussian") gives neither mean nor deviation, nor the normalisation of the sum. It states
+    that preferences are most similar under this distribution.
     """
     if not 0 <= deviation <= MOST:
         raise ConfigurationError(f"task.preferences.deviation must be 0 or more, and at most {MOST:.0f}, got {deviation}")
@@ -73,11 +75,11 @@ def gaussian(part: Part, rng: np.random.Generator, objectives: int, *, deviation
 
 
 def equidistant(part: Part, rng: np.random.Generator, objectives: int) -> Preference:
-    """Return the node's one of points that are equally spaced on the simplex (FedPref, "equidistant").
+    """Return the node's point of equally spaced points on the simplex (FedPref, "equidistant").
 
-    The points are those of the simplex lattice (Das and Dennis 1998) with the fewest divisions that has enough
-    of them. Where it has more, each point taken is the one farthest from those before (Gonzalez 1985), the corners first.
-    (The paper does not say how its points are made; with 20 nodes and 2 or 4 objectives the lattice has exactly 20.)
+    The points are those of the simplex lattice (Das and Dennis 1998) with the fewest divisions that gives enough
+    points. If it gives more, each selected point is the one farthest from those before (Gonzalez 1985), starting with
+    the corners. (The paper does not define its points; with 20 nodes and 2 or 4 objectives the lattice has exactly 20.)
     """
     point: Preference = _spread(part.count, objectives)[part.index]
     return point
@@ -97,14 +99,14 @@ DISTRIBUTIONS = {"dirichlet": dirichlet, "gaussian": gaussian, "equidistant": eq
 def preference_of(
     part: Part, seed: int, objectives: int, own: Sequence[float], distribution: Mapping[str, Any]
 ) -> tuple[Preference, int | None]:
-    """Return a node's preference, and the number of its group where preferences are given by groups.
+    """Return a node's preference, and the number of its group if preferences are given by groups.
 
     Args:
         own: the node's own weights; empty if they are to be drawn.
-        distribution: such as { name = "dirichlet", alpha = 1.0 }; see DISTRIBUTIONS.
+        distribution: for example { name = "dirichlet", alpha = 1.0 }; see DISTRIBUTIONS.
 
     Raises:
-        ConfigurationError: either makes no sense.
+        ConfigurationError: the weights or the distribution are invalid.
     """
     if len(own):
         return validate_preference("task.preference", own, objectives), None
@@ -116,7 +118,7 @@ def preference_of(
 
 def nearest(point: NDArray[np.float64]) -> Preference:
     """Return the point of the simplex with the least Euclidean distance (Duchi et al. 2008, figure 1)."""
-    moved = point - point.max()  # it is as near to the same point; and among large values a sum of 1 would be lost
+    moved = point - point.max()  # the nearest point is the same, and rounding cannot lose a sum of 1
     descending: NDArray[np.float64] = np.sort(moved)[::-1]
     excess = np.cumsum(descending) - 1
     positive = np.flatnonzero(descending - excess / np.arange(1, len(point) + 1) > 0)[-1]
@@ -125,7 +127,7 @@ def nearest(point: NDArray[np.float64]) -> Preference:
 
 
 def lattice(divisions: int, objectives: int) -> NDArray[np.float64]:
-    """Return all points of the simplex whose weights are multiples of 1/divisions; shape [n, m], in lexicographic order."""
+    """Return all points of the simplex with weights that are multiples of 1/divisions; [n, m], lexicographic order."""
     bars = combinations(range(divisions + objectives - 1), objectives - 1)
     edges = np.array([(-1, *bar, divisions + objectives - 1) for bar in bars])
     return (np.diff(edges) - 1) / divisions

@@ -1,4 +1,4 @@
-"""Several objectives of one model, and how a preference makes one number of them."""
+"""Objectives of one model, and their scalarisation by a preference."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch import Tensor
 from p2pfl.config.binding import build, choose
 from p2pfl.errors import ConfigurationError
 
-LEAST_WEIGHT = 1e-6  # below which nothing is divided by a weight
+LEAST_WEIGHT = 1e-6  # lower bound of a weight in a division
 
 Scalarise = Callable[[Tensor, Tensor], Tensor]
-"""(losses [..., m], weights [..., m]) -> [...]."""
+"""Function (losses [..., m], weights [..., m]) -> [...]."""
 
 
 def linear(losses: Tensor, weights: Tensor) -> Tensor:
-    """The sum of weight times loss."""
+    """Return the sum of weight times loss."""
     return (losses * weights).sum(-1)
 
 
 @dataclass(frozen=True)
 class SmoothTchebycheff:
-    """(1/gamma) log sum_i exp(gamma a_i), where a_i is a weight times a loss, or, with `divide`, a loss by a weight.
+    """Smooth maximum (1/gamma) log sum_i exp(gamma a_i); a_i is weight * loss, or with `divide` loss / weight.
 
-    With the product it is Lin et al. 2024 ("Smooth Tchebycheff scalarization for multi-objective optimization", with mu =
-    1/gamma and the ideal point 0), and more weight makes an objective count more. With the quotient it is PraFFL (section
-    5.2), where more weight makes it count less. It exceeds max a_i by at most (log m) / gamma.
+    The product is that of Lin et al. 2024 ("Smooth Tchebycheff scalarization for multi-objective optimization", with mu
+    = 1/gamma and the ideal point 0): a higher weight makes an objective count more. The quotient is PraFFL's (section
+    5.2): a higher weight makes it count less. The result exceeds max a_i by at most (log m) / gamma.
 
     Attributes:
-        gamma: more than 0; the greater, the nearer to the maximum.
-        divide: a weight below 1e-6 then counts as 1e-6.
+        gamma: more than 0; a higher value is nearer to the maximum.
+        divide: divide by the weight; a weight below 1e-6 then counts as 1e-6.
     """
 
     gamma: float = 1.0
@@ -57,7 +57,7 @@ SCALARISATIONS: Mapping[str, Callable[..., Scalarise]] = {"linear": _linear, "tc
 
 
 def scalarisation(table: Mapping[str, Any]) -> Scalarise:
-    """Return what a table such as { name = "tchebycheff", gamma = 10.0 } stands for."""
+    """Return the scalarisation of a table, for example { name = "tchebycheff", gamma = 10.0 }."""
     factory, options = choose("task.scalarisation", table, SCALARISATIONS)
     made: Scalarise = build("task.scalarisation", factory, options)
     return made
@@ -65,13 +65,13 @@ def scalarisation(table: Mapping[str, Any]) -> Scalarise:
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a model is judged by, in place of a single loss. Nodes can only be stacked if these are equal.
+    """Objectives of a model, instead of a single loss. Nodes can only be stacked if their objectives are equal.
 
     Attributes:
-        names: of the m objectives, as they are reported.
-        losses: (outputs [n, ...], targets [n, ...]) of a batch -> [m], less is better. It must be something that torch.func
-            can differentiate, and may couple the samples (as differences between groups of them do).
-        scalarise: makes the one loss that is trained.
+        names: names of the m objectives in reports.
+        losses: function (outputs [n, ...], targets [n, ...]) of a batch -> [m], lower is better. torch.func must be
+            able to differentiate it. It may couple the samples, for example by differences between groups.
+        scalarise: combines the losses to the one that is trained.
     """
 
     names: tuple[str, ...]

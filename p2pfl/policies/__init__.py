@@ -1,6 +1,6 @@
-"""Policies that come with p2pfl, by name.
+"""Built-in policies, by name.
 
-Each module has one policy and reads like its paper.
+Each module contains one policy and follows its paper.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ POLICIES = {
     "fedfb": "p2pfl.policies.fedfb:FedFB",
 }
 
-METHODS = ("prepare", "round", "state", "restore")  # of every policy
+METHODS = ("prepare", "round", "state", "restore")  # required of every policy
 
 
 def make_policy(name: str, options: Mapping[str, Any]) -> Policy:
     """Make the policy called `name`: one of POLICIES, an entry point of `p2pfl.policies`, or "package.module:factory".
 
     Raises:
-        ConfigurationError: an unknown name, or an option that the policy does not take.
+        ConfigurationError: the name is unknown, or the policy does not take an option.
     """
     factory = resolve("policy", name, POLICIES, "p2pfl.policies", METHODS)
     policy = build("policy", factory, options)

@@ -1,4 +1,4 @@
-"""APFL: a personal model that is a mixture of a local model and the shared one."""
+"""APFL: a personal model that mixes a local model with the shared one."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from p2pfl.policies.personal import Personal, from_bytes, to_bytes
 from p2pfl.policy import Me, Merge, Peers
 from p2pfl.update_rules import Mixture
 
-NEAR = 0.01  # how far from alpha the losses are taken whose difference is the slope
+NEAR = 0.01  # distance from alpha at which the losses for the difference quotient are computed
 
 
 @dataclass
 class Apfl(Personal):
-    """Adaptive personalized federated learning (Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning", 2020,
-    algorithm 1 with tau as long as a round), run by the elected coordinator.
+    """Adaptive personalized federated learning (Deng, Kamani and Mahdavi, "Adaptive Personalized Federated Learning",
+    2020, algorithm 1 with tau as long as a round). The elected coordinator averages the shared model.
 
-    A node has a local model v beside the shared one w. In each step w goes along its own gradient, and v along that of the
-    mixture `alpha v + (1 - alpha) w` with respect to v, on the same batch. The personal model is the mixture with the shared
-    model that the round has assigned. At alpha 1 it is that of a node alone, at 0 it is FedAvg's.
+    A node has a local model v and the shared model w. In each step w follows its own gradient, and v follows the
+    gradient of the mixture `alpha v + (1 - alpha) w` with respect to v, on the same batch. The personal model is the
+    mixture of v with the shared model that the round assigned. With alpha 1 it is a locally trained model, with alpha 0
+    it is FedAvg's.
 
-    Alpha goes along the slope of the loss (equation 10), and stays from 0 to 1. Simplified: it does so once, as a round
-    begins, with the loss on all training data, and the slope is a difference quotient. The task's optimiser trains both
-    models; the paper has plain stochastic gradient descent. All participants take part in every round.
+    Alpha follows the slope of the loss (equation 10) and stays between 0 and 1. Simplified: alpha makes one step at the
+    start of a round, with the loss on all training data, and the slope is a difference quotient. The task's optimiser
+    trains both models; the paper uses plain stochastic gradient descent. All participants take part in every round.
 
     Attributes:
-        epochs: of both models in a round.
-        alpha: how much the local model counts in the beginning.
-        alpha_lr: of the steps of alpha; with 0 it stays as it is. (In the paper it is that of the models.)
+        epochs: epochs of both models in a round.
+        alpha: initial weight of the local model.
+        alpha_lr: step size of alpha; 0 keeps alpha constant. (The paper uses the learning rate of the models.)
     """
 
     alpha: float = 0.5
     alpha_lr: float = 0.01
 
-    mixed: float = field(default=0.0, init=False, repr=False)  # alpha as it is now
-    own: Parameters | None = field(default=None, init=False, repr=False)  # v; None: still the common initial model
+    mixed: float = field(default=0.0, init=False, repr=False)  # current alpha
+    own: Parameters | None = field(default=None, init=False, repr=False)  # v; None is the common initial model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +58,7 @@ class Apfl(Personal):
         return Merge(await self._mixture(me, self.own, shared, self.mixed), weights)
 
     async def _slope(self, me: Me, own: Parameters, shared: Parameters) -> float:
-        """The derivative of the mixture's loss on the own training data with respect to alpha."""
+        """Return the derivative of the mixture's loss on the own training data with respect to alpha."""
         around = [await self._mixture(me, own, shared, self.mixed + far) for far in (-NEAR, NEAR)]
         before, after = (await me.loss(around, split="train")).tolist()
         slope = (after - before) / (2 * NEAR)

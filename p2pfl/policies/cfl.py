@@ -1,4 +1,4 @@
-"""CFL: clusters that share one model each, and are split where that has come to rest while their members have not."""
+"""CFL: clusters with one model each. A cluster splits when its model has converged and its members have not."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ class Cfl(CoordinatedFedAvg):
     """Clustered federated learning (Sattler et al., "Clustered Federated Learning: Model-Agnostic Distributed Multitask
     Optimization under Privacy Constraints", 2019), run by the elected coordinator.
 
-    A cluster takes the mean of its members, weighted by samples. It is split when the norm of its mean update is below
-    `epsilon_1` and the greatest norm of a member's update is above `epsilon_2` (the paper's two criteria). The cut is the
-    one whose greatest cosine of two updates across it is least (the paper's optimal bipartition).
+    The model of a cluster is the mean of its members, weighted by samples. A cluster is split if the norm of its mean
+    update is below `epsilon_1` and the greatest norm of a member's update is above `epsilon_2` (the paper's two
+    criteria). The split is the one with the smallest maximum cosine between updates of different parts (the paper's
+    optimal bipartition).
 
-    Simplified: no check of the gap between similarities before a split (the paper's gamma_max), and no tree of past models
-    for newcomers; a newcomer joins the cluster whose updates its own is most like. An update is taken from the model that
-    its sender began from.
+    Simplified: there is no check of the gap between similarities before a split (the paper's gamma_max), and no tree of
+    past models for newcomers. A newcomer joins the cluster whose updates are most similar to its own. An update is the
+    difference from the model with which its sender began.
 
     Attributes:
-        epochs, ft: as of `fedavg`.
+        epochs, ft: see `fedavg`.
         epsilon_1, epsilon_2: see above.
-        relative: both are shares of the greatest norm seen: of a mean update, and of a member's.
+        relative: whether both are fractions of the greatest norm seen: of a mean update, and of a member's update.
         warm_up: rounds before the first split.
     """
 
@@ -54,10 +55,10 @@ class Cfl(CoordinatedFedAvg):
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Split each cluster that is to be split, once, and average each part.
+        """Split each cluster that meets the criteria, at most once, and average each part.
 
         Raises:
-            ValueError: a submission lacks its `start`, and the state does not know it.
+            ValueError: a submission has no `start`, and the state does not contain it.
         """
         parts = layout_as_one(layout)
         clusters = [c for cluster in gather(submissions, state, parts, 1.0) for c in self._divide(cluster, parts)]
@@ -70,7 +71,7 @@ class Cfl(CoordinatedFedAvg):
     def similarities(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> list[tuple[list[str], Matrix]]:
-        """Return the members of each cluster before the step, and the cosines of their updates; for reports."""
+        """Return the members of each cluster before the step, and the cosines of their updates, for reports."""
         parts = layout_as_one(layout)
         return [
             ([s.sender for s in cluster.submissions], _cosines(_updates(cluster), parts))
@@ -105,5 +106,5 @@ def _cosines(updates: Sequence[Parameters], parts: Sequence[slice | Layer]) -> M
 
 
 def layout_as_one(layout: Layout) -> list[slice | Layer]:
-    """Return where the trained values of a model are, as one layer: CFL compares whole updates."""
+    """Return the places of a model's trained values as one layer: CFL compares whole updates."""
     return [slice(0, sum(stop - start for _, start, stop, _ in layout.places if stop <= layout.n_trained))]

@@ -1,8 +1,9 @@
-"""Who is in which cluster, for policies that split clusters in two: kept by the coordinator, and known by each participant.
+"""Membership in clusters, for policies that split clusters in two. The coordinator and each participant keep it.
 
-A cluster is named by its splits: "" is that of all, "0" and "1" are its parts, "01" is the second part of the first. So
-names never clash, whoever gives them. Each assignment says its receiver's cluster and that cluster's figures, and the next
-submission says them again, so that a coordinator that knows nothing rebuilds the state from what the participants hold.
+The name of a cluster is its path of splits: "" contains all nodes, "0" and "1" are its parts, "01" is the second part
+of the first. Names are therefore unique, whichever coordinator assigns them. Each assignment contains its receiver's
+cluster and that cluster's figures, and the next submission repeats them. A coordinator without a state rebuilds it from
+them.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from p2pfl.parameters import Parameters
 from p2pfl.policies.coordinated import sender
 from p2pfl.policy import Extras, Submission
 
-MOST_SPLITS = 1024  # that made a cluster: each takes a member away at least
+MOST_SPLITS = 1024  # in the path of a cluster; each split removes at least one member
 
 
 class Figures(NamedTuple):
-    """What is remembered of a cluster.
+    """Recorded figures of a cluster.
 
     Attributes:
-        round: of the step that noted it.
-        streak: for how many steps in a row its mean has hardly moved.
-        change: the greatest norm of a change of its mean so far, or of that of a cluster that it was split from.
-        update: the same, of the update of a member.
+        round: the round of the step that recorded them.
+        streak: number of consecutive steps in which the mean has hardly moved.
+        change: the greatest norm of a change of the mean so far, in this cluster or in those it was split from.
+        update: the same for the update of a member.
     """
 
     round: int = 0
@@ -38,7 +39,7 @@ class Figures(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A participant as the coordinator knows it: its cluster, and the model that it went on from, float32 [P]."""
+    """A participant as the coordinator knows it: its cluster, and the model from which it continued, float32 [P]."""
 
     cluster: str
     start: Parameters
@@ -46,7 +47,7 @@ class Member(NamedTuple):
 
 @dataclass
 class Cluster:
-    """Those of a cluster who are there in this step, in the order of their ids; `starts` are the models they began from."""
+    """Members of a cluster that submit in this step, in the order of their ids; `starts` are their initial models."""
 
     name: str
     figures: Figures
@@ -55,16 +56,16 @@ class Cluster:
 
     @property
     def reference(self) -> np.ndarray:
-        """The mean of the models that they began the round from (line 7 of algorithm 5); float64, shape [P]."""
+        """Mean of the models with which the members began the round (line 7 of algorithm 5); float64, shape [P]."""
         return mean(self.starts)
 
     @property
     def divisible(self) -> bool:
-        """Whether it has two parts at least, whose names a submission may say."""
+        """True if the cluster has at least two members, and its parts would have valid names."""
         return len(self.submissions) > 1 and len(self.name) < MOST_SPLITS
 
     def part(self, members: Sequence[int], name: str) -> Cluster:
-        """Return some of its members as a cluster of their own, whose mean has still to settle."""
+        """Return some of the members as a new cluster, whose mean has not converged yet."""
         figures = self.figures._replace(streak=0)
         return Cluster(name, figures, [self.submissions[k] for k in members], [self.starts[k] for k in members])
 
@@ -78,7 +79,7 @@ def mean(models: Sequence[Parameters]) -> np.ndarray:
 
 
 def extras_of(cluster: Cluster) -> Extras:
-    """Return what an assignment says of its receiver's cluster."""
+    """Return the cluster and its figures as extras of an assignment."""
     figures = cluster.figures
     return {
         "cluster": np.array([int(part) for part in cluster.name], np.int64),
@@ -87,10 +88,10 @@ def extras_of(cluster: Cluster) -> Extras:
 
 
 def read(previous: Extras) -> tuple[str, Figures] | None:
-    """Return what `extras_of` has said, or None for a participant that was assigned nothing yet.
+    """Parse the extras of `extras_of`; return None for a participant without an assignment.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the extras are invalid.
     """
     if not previous:
         return None
@@ -105,7 +106,7 @@ def read(previous: Extras) -> tuple[str, Figures] | None:
 
 
 def credible(extras: Extras, round: int) -> bool:
-    """Return whether a step of a round assigns such extras."""
+    """Return whether a step of this round can have assigned these extras."""
     try:
         told = read(extras)
     except ValueError:
@@ -116,18 +117,18 @@ def credible(extras: Extras, round: int) -> bool:
 def gather(
     submissions: Sequence[Submission], state: Mapping[str, Any], parts: Sequence[slice | Layer], ratio: float
 ) -> list[Cluster]:
-    """Return the clusters of those who are there, by name.
+    """Return the clusters of the submitting participants, by name.
 
-    A participant is in the cluster that the state knows it in, or else in the one that it names itself. One that knows of no
-    cluster, or of one that was split without it, joins the one below whose members its update is most like on average. That
-    is also how a split ends which not all have heard of when a coordinator is lost.
+    A participant belongs to the cluster that the state records, otherwise to the one that its submission names. If it
+    names no cluster, or one that was split without it, it joins the sub-cluster whose members' updates are most similar
+    to its own on average. This also completes a split that some participants missed because the coordinator was lost.
 
     Args:
         state: "members" (Member by id) and "clusters" (Figures by name), as `remember` returns them; or empty.
-        parts, ratio: of the similarity; see p2pfl.algorithms.clustering.similarity.
+        parts, ratio: parameters of the similarity; see p2pfl.algorithms.clustering.similarity.
 
     Raises:
-        ValueError: a submission lacks its `start`, and the state does not know it; or what it says of its cluster cannot be.
+        ValueError: a submission has no `start` and the state does not contain it, or its cluster is invalid.
     """
     known: Mapping[str, Member] = state.get("members", {})
     figures: dict[str, Figures] = dict(state.get("clusters", {}))
@@ -157,7 +158,7 @@ def gather(
         if claims[s.sender] in split:
             below = [name for name in settled if name.startswith(claims[s.sender])]
             home = _most_alike(s, {name: settled[name] for name in below}, starts, parts, ratio)
-            if home is None:  # nobody of those clusters is there
+            if home is None:  # no member of those clusters has submitted
                 home = claims[s.sender]
                 clusters.setdefault(home, Cluster(home, figures[home], [], []))
             clusters[home].submissions.append(s)
@@ -174,7 +175,7 @@ def _most_alike(
     parts: Sequence[slice | Layer],
     ratio: float,
 ) -> str | None:
-    """Return the name of the cluster whose members' updates are most like that of a submission; the first of equals."""
+    """Return the name of the cluster whose members' updates are most similar to a submission's; ties to the first."""
     likeness = {}
     for name, members in sorted(clusters.items()):
         reference = mean([starts[s.sender] for s in members])
@@ -184,11 +185,11 @@ def _most_alike(
 
 
 def remember(state: Mapping[str, Any], clusters: Sequence[Cluster], assigned: Mapping[str, Parameters]) -> dict[str, Any]:
-    """Return the state after a step. Those who were not there are remembered as they were.
+    """Return the state after a step. Participants that did not submit keep their previous entries.
 
     Args:
-        clusters: as the step has left them.
-        assigned: the model of each of their members.
+        clusters: the clusters after the step.
+        assigned: the model assigned to each of their members.
     """
     members = dict(state.get("members", {}))
     figures = dict(state.get("clusters", {}))

@@ -1,4 +1,4 @@
-"""FedAvg and FedProx through a coordinator, and what all coordinated policies have in common."""
+"""FedAvg and FedProx with a coordinator, and the common parts of all coordinated policies."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from p2pfl.policy import Assignment, Extras, Me, Merge, Peers, Submission
 
 @dataclass
 class CoordinatedFedAvg(FedAvg):
-    """Federated averaging (McMahan et al. 2017, algorithm 1), the mean being made once, by the elected coordinator.
+    """Federated averaging (McMahan et al. 2017, algorithm 1). The elected coordinator computes the mean once.
 
-    On dictionaries and where nodes train one by one it gives the very bits of `fedavg` on a complete graph. Who misses a
-    round goes on with its own trained model, and is in no mean of that round.
+    In a run in memory, and if nodes train one by one, the result is bit for bit that of `fedavg` on a complete graph. A
+    node that misses a round continues with its own trained model and does not enter that round's mean.
 
     Attributes:
-        epochs, ft: as of `fedavg`; in a last round with `replace-last` nothing is submitted.
+        epochs, ft: see `fedavg`; with `replace-last` nothing is submitted in the last round.
     """
 
-    needs_start: ClassVar[bool] = False  # whether the step asks for the model that a round began from
+    needs_start: ClassVar[bool] = False  # whether the step needs the model with which a round began
     previous: Extras = field(default_factory=dict, init=False, repr=False)
 
     async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
@@ -38,13 +38,14 @@ class CoordinatedFedAvg(FedAvg):
         return Merge(assignment.params, assignment.weights)
 
     def _extras(self) -> Extras:
-        """Return what is submitted beside the model."""
+        """Return the extras to submit with the model."""
         return {}
 
     def _credible(self, extras: Extras, round: int) -> bool:
-        """Return whether a round's step assigns such extras.
+        """Return whether a step of this round can have assigned these extras.
 
-        A coordinator that lies can assign any; where they were said again, its successors could make no step with them.
+        A lying coordinator can assign anything. If participants repeated it, the next coordinator could not make a
+        step.
         """
         return True
 
@@ -54,7 +55,7 @@ class CoordinatedFedAvg(FedAvg):
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Give all the mean of all, weighted by samples and summed in the order of ids. It has no state."""
+        """Assign to all the mean of all models, weighted by samples and summed in the order of ids. It has no state."""
         there = sorted(submissions, key=sender)
         return together(there), {}
 
@@ -82,11 +83,12 @@ def sender(submission: Submission) -> str:
 def together(
     submissions: Sequence[Submission], extras: Extras | None = None, weights: Mapping[str, float] | None = None
 ) -> dict[str, Assignment]:
-    """Assign to each of these the mean of their models.
+    """Assign to each sender the common mean of their models.
 
     Args:
         submissions: one or more, in the order of their senders' ids.
-        weights: by id, with the sum 1; those of their samples by default.
+        extras: the extras of every assignment.
+        weights: by id, with the sum 1; by default proportional to the samples.
     """
     weights = weights or fedavg({s.sender: s.n_samples for s in submissions})
     mean = weighted_mean([s.params for s in submissions], list(weights.values()))
@@ -94,11 +96,12 @@ def together(
 
 
 def apart(submissions: Sequence[Submission], weights: np.ndarray, extras: Extras | None = None) -> dict[str, Assignment]:
-    """Assign to each of these a mean of its own.
+    """Assign to each sender its own mean.
 
     Args:
         submissions: one or more, in the order of their senders' ids.
-        weights: of sender j's model in i's mean; shape [n, n], whose rows sum to 1.
+        weights: of sender j's model in i's mean; shape [n, n], rows sum to 1.
+        extras: the extras of every assignment.
     """
     ids = [s.sender for s in submissions]
     means = weights.astype(np.float32) @ np.array([s.params for s in submissions])

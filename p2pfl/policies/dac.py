@@ -24,26 +24,27 @@ class Dac:
     """Decentralized adaptive clustering (Listo Zec et al., "On the effects of similarity metrics in decentralized deep
     learning under distributional shift", sections 2.1 and 3).
 
-    Each round a node trains, samples m peers with probability softmax(tau * s), measures its similarity to those, and
-    averages with them. The similarity to a peer never met is estimated by that of a sampled peer that has met it, so an
-    update carries what its sender has measured.
+    Each round a node trains, samples m peers with probability softmax(tau * s), measures its similarity to them, and
+    averages with them. The similarity to a peer never met is estimated by that of a sampled peer that has met it.
+    Therefore an update carries the similarities that its sender has measured.
 
-    Where the paper's text and the settings that reproduce its table differ, the default is what live nodes should do, and
-    the option that reproduces the table is named `literal` below.
+    Where the paper's text and the settings that reproduce its table differ, the default follows the recommendation for
+    live nodes, and the option that reproduces the table is marked `literal` below.
 
     Attributes:
-        neighbours: m, the peers sampled each round; a node with fewer takes all.
-        similarity: the measure; greater is more alike.
-        aggregation: `fedavg` weighs by training samples, `fedsim` by similarity.
+        neighbours: m, the number of peers sampled each round; a node with fewer peers takes all.
+        similarity: the measure of similarity; greater is more similar.
+        aggregation: `fedavg` weights models by training samples, `fedsim` by similarity.
         tau: inverse temperature of the softmax, finite; 0 takes the paper's value for the synthetic problem.
-        two_hop: which of several sampled peers lends its similarity to an unmet one: the `most` similar (default), the
-            `least` (literal), or `none`.
-        weights: what FedSim weighs by: the `similarity` after this round's measurement (default), or the sampling
-            `probability` from before it (literal).
-        score_on: the data on which `inverse-loss` takes the mean loss: `own`, of the peer's model (literal for the table;
-            costs nothing beyond the model), or `peer`, of the own model at the peer (the paper's text; uploads the model).
+        two_hop: if several sampled peers have met a peer, the one whose similarity is used: the `most` similar
+            (default), the `least` (literal), or `none`.
+        weights: weights of FedSim: the `similarity` after this round's measurement (default), or the sampling
+            `probability` before it (literal).
+        score_on: data on which `inverse-loss` takes the mean loss: `own` evaluates the peer's model (literal for the
+            table; no further transfer), `peer` uploads the own model and evaluates it there (the paper's text).
         schedule: `synchronous` (default) or `sequential` (literal); see p2pfl.policies.schedule.
-        epochs: of training in each round.
+        epochs: epochs of training in each round.
+        reported_stage: the model that drives early stopping and is reported.
     """
 
     neighbours: int = 5
@@ -95,7 +96,7 @@ class Dac:
         return merged
 
     async def _measure(self, me: Me, peers: Peers, own: Parameters, updates: Sequence[Update]) -> dict[str, float]:
-        """My similarity to the sender of each update."""
+        """Return the similarity of the own model to that of the sender of each update."""
         senders = [update.sender for update in updates]
         models = [update.params for update in updates]
         if not models:
@@ -111,13 +112,13 @@ class Dac:
         else:
             losses = await peers.remote_losses(senders, own)
             senders = [id for id in senders if id in losses]
-            # Nobody's data suit a node's model better than those on which it was trained, unless they are a lie.
+            # No data suit a node's model better than its own training data. A lower loss is a false report.
             least = float((await me.loss([own], split="train"))[0]) if me.robust != "none" else 0.0
             values = similarity.inverse_loss([max(losses[id], least) if losses[id] >= 0 else losses[id] for id in senders])
         return dict(zip(senders, values.tolist(), strict=True))
 
     def estimate(self, ids: Sequence[str], updates: Sequence[Update], robust: Robust = "none") -> None:
-        """Take over the similarities that the sampled peers lend, for peers of `ids` that this node has not met."""
+        """Store similarities from the sampled peers, for peers of `ids` that this node has not met."""
         if self.two_hop == "none":
             return
         unmet = {short_id(id): id for id in ids if id not in self.met}
@@ -125,10 +126,10 @@ class Dac:
         self.estimated |= selection.two_hop(lent, unmet.values(), self.two_hop)
 
     def _borrow(self, extras: Extras, names: Mapping[int, str], own: float, robust: Robust) -> dict[str, float]:
-        """Read the similarities that came with an update, of `names`, bounded by what the measure can give.
+        """Return the similarities to `names` in an update's extras, limited to the range of the measure.
 
-        Where the federation protects itself against members that lie, a value counts for no more than the own similarity to
-        its lender, `own`, and for no less than that of a peer of which nothing is known.
+        If the federation protects itself against lying members, a value is at most the own similarity to its sender,
+        `own`, and at least that of an unknown peer.
         """
         least, most = similarity.RANGES[self.similarity]
         if robust != "none":
@@ -148,12 +149,12 @@ class Dac:
 
 @lru_cache(maxsize=100_000)
 def short_id(name: str) -> int:
-    """Return 8 bytes that stand for a name in an update, as an integer."""
+    """Return an 8-byte integer that represents a name in an update."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
 
 def similarity_extras(met: Mapping[str, float]) -> Extras:
-    """Return measured similarities, by name, as they travel with an update."""
+    """Return measured similarities by name, encoded as extras of an update."""
     return {
         "peers": np.array([short_id(name) for name in met], np.uint64),
         "similarities": np.array(list(met.values()), np.float32),
@@ -161,7 +162,7 @@ def similarity_extras(met: Mapping[str, float]) -> Extras:
 
 
 def _read(extras: Extras, names: Mapping[int, str]) -> dict[str, float]:
-    """Read the similarities that came with an update, of `names`; whatever is not as it should be is left out."""
+    """Return the similarities to `names` in an update's extras; invalid entries are left out."""
     peers, values = extras.get("peers"), extras.get("similarities")
     if peers is None or values is None or peers.dtype != np.uint64 or values.dtype != np.float32:
         return {}

@@ -1,4 +1,4 @@
-"""Ditto: a personal model that is held near the shared one."""
+"""Ditto: a personal model that a proximal term keeps near the shared one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Ditto(Personal):
     """Ditto (Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021,
     algorithm 1), run by the elected coordinator.
 
-    In each round a node trains the shared model w as in FedAvg, and its personal model v on its loss plus
-    `weight/2 ||v - w_t||^2`, w_t being the shared model as the round began. Both see the samples in the same order.
+    In each round a node trains the shared model w as in FedAvg. It trains its personal model v on its loss plus
+    `weight/2 ||v - w_t||^2`; w_t is the shared model at the start of the round. Both see the samples in the same order.
 
-    Simplified: all participants take part in every round, and both models get as many epochs; the paper's solver is
-    stochastic gradient descent, here it is the task's optimiser.
+    Simplified: all participants take part in every round, and both models get the same number of epochs. The task's
+    optimiser trains them; the paper's solver is stochastic gradient descent.
 
     Attributes:
-        epochs: of each of both models in a round.
-        weight: lambda; at 0 the personal model is that of a node alone.
+        epochs: epochs of each model in a round.
+        weight: lambda; with 0 the personal model is a locally trained model.
     """
 
     weight: float = 0.75

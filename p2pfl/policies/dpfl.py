@@ -1,4 +1,4 @@
-"""DPFL: choose once among all peers under a budget, then each round among those, by validation loss."""
+"""DPFL: preselect peers once under a budget, then select among them in each round by validation loss."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from p2pfl.policy import Me, Merge, Peers, Stage, Update, check_epochs, merge, s
 class Dpfl:
     """Decentralized personalized federated learning (Kharrat et al. 2024, algorithm 1).
 
-    Before the first round a node trains from the common initial model, and BGGC chooses Omega among all peers, fetched twice
-    in batches that the budget allows. In each round it trains, fetches the models of Omega, and averages with those, C, that
-    GGC chooses of them. Omega stays as it is. The budget B_c is the node's own: `budget.models`, or as many models as its
-    other limits allow at once in the preparation, if those are fewer. Where a round's bytes do not suffice for all of Omega
-    (with the codec `top-k` a peer that was not heard lately takes more), it fetches those that are drawn.
+    Before the first round a node trains the common initial model. BGGC then selects Omega among all peers, whose models
+    are fetched twice in batches that the budget allows. In each round the node trains, fetches the models of Omega, and
+    averages with the subset C that GGC selects. Omega does not change. The budget B_c is the node's own:
+    `budget.models`, or the number of models that its other limits allow at the same time in the preparation, if that is
+    lower. If a round's bytes do not suffice for all of Omega, it fetches a random selection. (With the codec `top-k`, a
+    model of a peer that was not heard recently takes more bytes.)
 
-    The text and equation 3 of the paper bound `|C|` without the node itself, its pseudo-code counts it; the default is the
-    former. A peer that is not there drops out of a round, and stays in Omega.
+    The text and equation 3 of the paper bound `|C|` without the node itself, its pseudo-code includes it; the default
+    follows the text. A peer that is offline is skipped in a round and stays in Omega.
 
     Attributes:
-        initial_epochs: tau_init, of training before the first round.
-        epochs: tau_train, of training in each round.
-        period: P, rounds from one run of GGC to the next (table 3); in those between C stays, and only C is fetched.
-        count_self: whether the own model counts as one of `budget.models` and `budget.held` (literal for the pseudo-code).
-        snapshot: the model that is validated and tested: what was `aggregated` (default) or `trained`.
-        select: `ggc` (default), or `none`: train alone and let peers have the models, as the clients of section 4.5 with
-            flipped labels that do not run GGC.
+        initial_epochs: tau_init, epochs of training before the first round.
+        epochs: tau_train, epochs of training in each round.
+        period: P, rounds between two runs of GGC (table 3); between them C does not change, and only C is fetched.
+        count_self: whether the own model counts towards `budget.models` and `budget.held` (literal for the
+            pseudo-code).
+        snapshot: the model that is validated and tested: `aggregated` (default) or `trained`.
+        select: `ggc` (default), or `none`: train alone and let peers fetch the models, like the clients of section 4.5
+            with flipped labels that do not run GGC.
     """
 
     initial_epochs: int = 10
@@ -59,7 +61,7 @@ class Dpfl:
         if self.select == "none":
             return Merge(trained, {me.id: 1.0})
 
-        room = len(peers.within_budget(peers.ids))  # for as many in each step, as all take the same bytes now
+        room = len(peers.within_budget(peers.ids))  # the same in every step, because all models have the same size now
         selection = await bggc(
             _own(me, trained),
             peers.ids,
@@ -91,7 +93,7 @@ class Dpfl:
         return self.omega
 
     def _limit(self, me: Me, count: int) -> int:
-        """How many of so many peers may be chosen."""
+        """Return how many of `count` peers may be selected."""
         return min(count, me.budget.at_once - self.count_self) if me.budget.at_once else count
 
     def state(self) -> dict[str, Any]:

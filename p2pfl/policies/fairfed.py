@@ -1,4 +1,4 @@
-"""FairFed: nodes whose groups are treated as those of all count more in the mean."""
+"""FairFed: nodes whose disparity is close to the global disparity have a higher weight in the mean."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from p2pfl.policies.coordinated import sender, together
 from p2pfl.policies.lft import LftFedAvg, check_step
 from p2pfl.policy import Assignment, Extras, Submission
 
-MOST = 1e9  # of a node's weight: far from where sums overflow
+MOST = 1e9  # of a node's weight: low enough that sums do not overflow
 
 
 @dataclass
 class FairFed(LftFedAvg):
-    """FairFed (Ezzeldin et al., "FairFed: Enabling group fairness in federated learning", AAAI 2023), with FairBatch as the
-    local debiasing, as PraFFL has it; the step is made by the elected coordinator.
+    """FairFed (Ezzeldin et al., "FairFed: Enabling group fairness in federated learning", AAAI 2023). As in PraFFL, the
+    local debiasing is FairBatch. The elected coordinator makes the step.
 
-    Each round a node's weight w falls by `beta` times the difference of its gap and the mean gap. The weights, divided by
-    their sum, are those of the mean. They begin as the shares of the samples. The gap is that between the disparity (PraFFL,
-    eq. 2) of the model that the round began with on the node's training samples, and on all nodes'. Of a node with samples
-    of one group only it is that of the accuracies.
+    Each round a node's weight w decreases by `beta` times the difference between its gap and the mean gap. The mean
+    uses the weights divided by their sum. They begin as the shares of the samples. The gap is the difference between
+    two disparities (PraFFL, eq. 2) of the model at the start of the round: on the node's training samples, and on those
+    of all nodes. If a node has samples of one group only, the gap is the difference of the accuracies.
 
-    A node submits how many training samples it has of each label in each group, and how many of them that model decides to
-    be of label 1: the coordinator learns these. (The paper's server learns sums only, by secure aggregation.)
+    A node submits the number of its training samples by label and group, and the number of them that the model assigns
+    label 1. The coordinator learns these numbers. (The paper's server learns only sums, by secure aggregation.)
 
-    Simplified: the paper's disparity is that between two groups; a weight is never below 0, nor above 1e9 (of which the
-    paper says nothing). For the local debiasing see `LocalFair` in p2pfl/policies/lft.py.
+    Simplified: the paper's disparity compares two groups. A weight is limited to the range from 0 to 1e9 (the paper
+    states no limits). For the local debiasing see `LocalFair` in p2pfl/policies/lft.py.
 
     Attributes:
-        epochs, ft: as of `fedavg`; fine tuning is not balanced.
-        alpha: how far the weights of samples move in the local debiasing; 0 trains as usual.
-        updates: how often in a round they move; the epochs must be divisible by it.
-        beta: the fairness budget: how fast the weights of nodes move; 0 is LFT+FedAvg.
+        epochs, ft: see `fedavg`; fine-tuning is not balanced.
+        alpha: step size of the sample weights in the local debiasing; 0 disables it.
+        updates: number of updates of the sample weights in a round; the epochs must be divisible by it.
+        beta: the fairness budget: step size of the weights of nodes; 0 is LFT+FedAvg.
     """
 
     beta: float = 1.0
@@ -61,10 +61,10 @@ class FairFed(LftFedAvg):
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Give all the same mean. The state is each node's weight, which its next submission says again.
+        """Assign the same mean to all. The state contains each node's weight, which its next submission repeats.
 
         Raises:
-            ValueError: what a submission says of its groups or its weight cannot be.
+            ValueError: the groups or the weight in a submission are invalid.
         """
         there = sorted(submissions, key=sender)
         gaps = gaps_of([from_extras(s.extras, s.n_samples) for s in there])
@@ -87,7 +87,7 @@ class FairFed(LftFedAvg):
 
 
 def gaps_of(tallies: Sequence[GroupCounts]) -> np.ndarray:
-    """Return how far each node's disparity is from that of all, or, where it has one group, its accuracy; float64 [n]."""
+    """Return each node's distance from the global disparity, or with one group from the accuracy; float64 [n]."""
     everyone = total(tallies)
     fair, right = disparity(everyone), everyone.right / everyone.counts.sum()
     return np.array(
@@ -101,10 +101,10 @@ def gaps_of(tallies: Sequence[GroupCounts]) -> np.ndarray:
 
 
 def previous_weight(previous: Extras) -> float:
-    """Return the weight that a participant was assigned last, as it says.
+    """Return the weight that a participant was assigned last, according to its submission.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the submission contains no valid weight.
     """
     weight = previous.get("weight")
     if weight is None or weight.shape != (1,) or weight.dtype != np.float64 or not 0 <= weight[0] <= MOST:

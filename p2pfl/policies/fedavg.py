@@ -1,4 +1,4 @@
-"""FedAvg and FedProx without a server: everyone averages with everyone, and perhaps fine-tunes at the end."""
+"""FedAvg without a server: each node averages with its peers and optionally fine-tunes at the end."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ FineTuning = Literal["", "replace-last", "from-best"]
 class FedAvg:
     """Federated averaging (McMahan et al. 2017, algorithm 1), with all participants in every round.
 
-    There is no server here: a node averages with all peers that it may fetch from. On a complete graph all have the same
-    mean, and that is FedAvg; on any other graph it is averaging among neighbours. Under a budget a node averages with as
-    many of its peers as that has room for, drawn anew each round.
+    There is no server: a node averages with all peers that it may fetch from. On a complete graph all nodes compute the
+    same mean, which is FedAvg; on other graphs this is averaging among neighbours. Under a budget a node averages with
+    as many peers as fit, drawn at random in each round.
 
     Attributes:
-        epochs: of local training in each round.
-        ft: fine tuning: `replace-last` trains in the last round and does not aggregate (FedAvg+FT of Hartmann et al.,
-            FedPref); `from-best` trains 2 * `epochs` more after the last round, from the aggregated model of the least own
-            validation loss (FedAvg+FT of Kharrat et al. 2024, appendix F.6). What comes of it stands for the last round's
-            aggregated model; as with every policy, the node's result is the model that was best on validation. A node that
-            stops early has no last round.
+        epochs: epochs of local training in each round.
+        ft: fine-tuning. `replace-last` trains in the last round and does not aggregate (FedAvg+FT of Hartmann et al.,
+            FedPref). `from-best` trains for 2 * `epochs` more after the last round, from the aggregated model with the
+            lowest own validation loss (FedAvg+FT of Kharrat et al. 2024, appendix F.6); the result replaces the last
+            round's aggregated model. As with every policy, the node's result is the model that was best on validation.
+            A node that stops early has no last round.
+        reported_stage: the model that drives early stopping and is reported.
     """
 
     epochs: int = 1
@@ -63,13 +64,13 @@ class FedAvg:
         return await me.train(epochs=self.epochs, proximal=self._proximal(me), rule=self._rule(me))
 
     async def aggregate(self, me: Me, peers: Peers, trained: Parameters) -> Merge:
-        """Return the merge of a round in which this node has trained this model; a subclass may merge otherwise."""
+        """Return the merge of a round in which this node has trained this model. Subclasses may override it."""
         await peers.publish(trained)
         updates = await peers.models(peers.within_budget(peers.ids))
         return await merge(me, trained, updates, fedavg(samples(me, updates)))
 
     async def _remember(self, me: Me, params: Parameters) -> None:
-        """Keep the model if none was better on the own validation data, or if there are none."""
+        """Keep the model if it has the lowest validation loss so far, or if there are no validation data."""
         loss = float((await me.loss([params]))[0])
         if self.best is None or loss < self.loss or not isfinite(self.loss):
             self.best, self.loss = params.copy(), loss

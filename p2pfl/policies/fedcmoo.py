@@ -1,4 +1,4 @@
-"""FedCMOO with preferences: one model of several objectives, whose weights are set anew in each round."""
+"""FedCMOO with preferences: one model for several objectives, whose weights are computed in each round."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ MOST = 1e60  # of a loss, or a value of a sketch: far from where inner products 
 
 @dataclass
 class FedCmoo(CoordinatedFedAvg):
-    """FedCMOO-Pref (Askin et al., "Federated communication-efficient multi-objective optimization", 2024), with which
-    Hartmann compares in the fairness benchmarks of "Multi-objective learning in federation" (chapter 5); the step is made by
-    the elected coordinator. The task must be a TorchTask of several objectives.
+    """FedCMOO-Pref (Askin et al., "Federated communication-efficient multi-objective optimization", 2024). Hartmann
+    compares with it in the fairness benchmarks of "Multi-objective learning in federation" (chapter 5). The elected
+    coordinator makes the step. The task must be a TorchTask with several objectives.
 
-    All nodes train one model, by a linear combination of the objectives. Each round sets its weights from all nodes' mean
-    losses and the inner products of their mean gradients. They lower the objectives whose loss is too great. Where loss
-    times preference is the same for all, they lower all together (MGDA). The coordinator goes `global_lr` times as far as
-    the mean of the nodes' models.
+    All nodes train one model with a linear combination of the objectives. In each round, the weights follow from the
+    mean losses of all nodes and the inner products of their mean gradients. They reduce the objectives whose loss is
+    too high. If loss times preference is equal for all objectives, they reduce all together (MGDA). The coordinator
+    moves `global_lr` times the distance to the mean of the nodes' models.
 
-    With its model a node submits its losses, and its gradients in compressed form. Its preference does not leave it: the
-    coordinator sends back the sums, and each node sets its own weights. (In the paper the server, which knows the one
-    preference, does; where all nodes have the same it is the same.)
+    With its model a node submits its losses and its compressed gradients. Its preference does not leave the node: the
+    coordinator returns the sums, and each node computes its own weights. (In the paper the server knows the common
+    preference and computes them; if all nodes have the same preference, the result is the same.)
 
-    Simplified: weights are set from the losses and gradients at the model that the last round began with. So a round takes
-    one exchange instead of two, and all objectives count the same in the first round. Gradients are those of all training
-    samples, compressed by a count sketch instead of a randomised singular value decomposition. EPO search finds the weights
-    by a linear program; here they are those whose combined gradient is nearest to the direction that makes losses equal.
+    Simplified: weights are computed from the losses and gradients at the model with which the last round began. A round
+    therefore needs one exchange instead of two, and all objectives have equal weights in the first round. Gradients are
+    those of all training samples, compressed by a count sketch instead of a randomised singular value decomposition.
+    EPO search finds the weights by a linear programme. Here the combined gradient is the one nearest to the direction
+    that equalises the losses.
 
     Attributes:
-        epochs, ft: as of `fedavg`; the fine tuning trains by the last weights.
-        global_lr: how far the coordinator goes towards the mean; 1 is FedAvg.
-        size: of a gradient as it is submitted, in values.
-        tolerance: how unequal losses times preference may be; see p2pfl.multiobjective.mgda.
-        floor: this share of the weight is divided among all objectives (.2 in the authors' program).
+        epochs, ft: see `fedavg`; the fine-tuning uses the last weights.
+        global_lr: step size of the coordinator towards the mean; 1 is FedAvg.
+        size: number of values of a compressed gradient.
+        tolerance: tolerated inequality of losses times preference; see p2pfl.multiobjective.mgda.
+        floor: fraction of the weight that is divided equally among all objectives (0.2 in the authors' program).
     """
 
     needs_start: ClassVar[bool] = True
@@ -84,7 +85,7 @@ class FedCmoo(CoordinatedFedAvg):
         return Scalarised(weigh(losses, gram, self.seen.preference, self.tolerance, self.floor))
 
     def _extras(self) -> Extras:
-        """What the node makes of the model that the round began with. Draws are common to all, or sketches had no sum."""
+        """Return losses and gradients at the round's initial model. All nodes use the same sketch."""
         assert self.seen is not None
         common = RandomStreams(0, "fedcmoo").generator(self.now, "sketch")
         return {"losses": self.seen.losses, "gradients": sketch(self.seen.gradients, self.size, common)}
@@ -100,12 +101,13 @@ class FedCmoo(CoordinatedFedAvg):
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Give all the same model, with the mean losses and the inner products of the mean gradients.
+        """Assign the same model to all, with the mean losses and the inner products of the mean gradients.
 
-        The state is that model, from which the next step goes on.
+        The state is that model; the next step continues from it.
 
         Raises:
-            ValueError: a submission lacks its losses or gradients, or has other objectives; or nobody says where it began.
+            ValueError: a submission lacks its losses or gradients, or has other objectives; or no submission contains
+                the model with which the round began.
         """
         there = sorted(submissions, key=sender)
         weights = fedavg({s.sender: s.n_samples for s in there})
@@ -134,7 +136,7 @@ def _within(values: np.ndarray, least: float, most: float) -> bool:
 
 
 def _stack_submissions(there: Sequence[Submission]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the losses of all, [n, m], and their compressed gradients, [n, m, size]."""
+    """Return the losses of all submissions, [n, m], and their compressed gradients, [n, m, size]."""
     for s in there:
         losses, gradients = s.extras.get("losses"), s.extras.get("gradients")
         if losses is None or gradients is None or losses.ndim != 1 or gradients.ndim != 2:
@@ -149,10 +151,10 @@ def _stack_submissions(there: Sequence[Submission]) -> tuple[np.ndarray, np.ndar
 
 
 def read(extras: Extras, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what an assignment says: the losses of so many objectives, and the inner products of their gradients.
+    """Parse an assignment's extras: the losses of `count` objectives, and the inner products of their gradients.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the extras are invalid.
     """
     losses, gram = extras.get("losses"), extras.get("gram")
     if losses is None or gram is None or losses.shape != (count,) or gram.shape != (count, count):

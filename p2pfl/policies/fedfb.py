@@ -1,4 +1,4 @@
-"""FedFB and AgnosticFair: the coordinator weighs samples by label and group, from how the model treats all nodes'."""
+"""FedFB and AgnosticFair: the coordinator weights samples by label and group, from statistics of all nodes' samples."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from p2pfl.policies.lft import check_step
 from p2pfl.policy import Assignment, Extras, Me, Submission
 from p2pfl.update_rules import Weighted
 
-MOST = 1e9  # of a sample's weight: those that balance are below 2, and those of a mean of 1 not above the samples of all
+MOST = 1e9  # of a sample's weight: balancing weights are below 2; those with mean 1 do not exceed the number of samples
 
 
 @dataclass
 class Weighing(CoordinatedFedAvg):
-    """Federated averaging in which the coordinator sets, each round, how much samples count by label and group.
+    """Federated averaging in which the coordinator sets the weights of samples by label and group in each round.
 
-    A node submits how many training samples it has of each label in each group, and the sum of their losses by the model
-    that the round began with. An assignment has the weights for the next round, [2, A], which the next submission says
-    again. In the mean a node's model counts by the weights of all its samples, so that it is that of the weighted loss of
-    all.
+    A node submits the number of its training samples by label and group, and the sum of their losses under the model
+    with which the round began. An assignment contains the weights for the next round, [2, A], and the next submission
+    repeats them. In the mean, a node's model is weighted by the total weight of its samples. The result is the mean for
+    the weighted loss of all samples.
     """
 
     began: GroupCounts | None = field(default=None, init=False, repr=False)
@@ -64,18 +64,18 @@ class Weighing(CoordinatedFedAvg):
         """Return the weights for the next round.
 
         Args:
-            weights: of this one.
-            everyone: the tally of all nodes' samples.
-            number: how many times they have moved, this one included.
+            weights: the weights of this round.
+            everyone: the counts of all nodes' samples.
+            number: number of updates of the weights, including this one.
         """
 
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Give all the mean, and the weights for the next round. The state is these, and how often they have moved.
+        """Assign to all the mean, and the weights for the next round. The state is the weights and their update count.
 
         Raises:
-            ValueError: what a submission says of its groups or the weights cannot be.
+            ValueError: the groups or the weights in a submission are invalid.
         """
         there = sorted(submissions, key=sender)
         tallies = [from_extras(s.extras, s.n_samples) for s in there]
@@ -90,21 +90,22 @@ class Weighing(CoordinatedFedAvg):
 
 @dataclass
 class FedFB(Weighing):
-    """FedFB for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"), its step made by
-    the elected coordinator.
+    """FedFB for demographic parity (Zeng, Chen and Lee 2021, "Improving fairness via federated learning"). The elected
+    coordinator makes the step.
 
-    The weights of samples by label and group move each round by p2pfl.algorithms.group_statistics.fedfb_step with a step of
-    `alpha` / sqrt(t), from the losses of all nodes' samples. Averaging then comes near to FairBatch on all data at once.
+    In each round, p2pfl.algorithms.group_statistics.fedfb_step updates the weights of samples by label and group, with
+    step size `alpha` / sqrt(t) and the losses of all nodes' samples. This approximates FairBatch on the union of all
+    data.
 
-    A node submits how many training samples it has of each label in each group, and the sum of their losses: the
-    coordinator learns these. (The paper's server learns sums only, by secure aggregation.)
+    A node submits the number of its training samples by label and group, and the sum of their losses. The coordinator
+    learns these numbers. (The paper's server learns only sums, by secure aggregation.)
 
-    Simplified: losses are those of the model that a round began with, as they travel with what was trained from it; so the
-    weights are a round behind those of the paper.
+    Simplified: the losses are those of the model with which a round began, because they are sent with the model that
+    was trained from it. The weights are therefore one round behind those of the paper.
 
     Attributes:
-        epochs, ft: as of `fedavg`; fine tuning is not weighted.
-        alpha: the fairness hyperparameter: how far the weights move; 0 is FedAvg.
+        epochs, ft: see `fedavg`; fine-tuning is not weighted.
+        alpha: the fairness hyperparameter: step size of the weights; 0 is FedAvg.
     """
 
     alpha: float = 0.1
@@ -119,24 +120,25 @@ class FedFB(Weighing):
 
 @dataclass
 class AgnosticFair(Weighing):
-    """AgnosticFair (Du et al., "Fairness-aware agnostic federated learning", SDM 2021), its step made by the elected
-    coordinator.
+    """AgnosticFair (Du et al., "Fairness-aware agnostic federated learning", SDM 2021). The elected coordinator makes
+    the step.
 
-    The model is trained for the worst weighting of the samples: each round the weights move towards the greatest loss, times
-    exp(`rate` * mean loss), their mean staying 1. The fairness constraint is a penalty, and is the task's: the covariance
-    loss by its share of the task's preference, which is the fairness hyperparameter (`kind = "covariance"`).
+    The model is trained for the worst-case weighting of the samples. In each round the weights are multiplied by
+    exp(`rate` * mean loss), which favours the greatest loss; their mean stays 1. The fairness constraint is a penalty
+    of the task: the covariance loss (`kind = "covariance"`). Its share of the task's preference is the fairness
+    hyperparameter.
 
-    A node submits how many training samples it has of each label in each group, and the sum of their losses: the
-    coordinator learns these.
+    A node submits the number of its training samples by label and group, and the sum of their losses. The coordinator
+    learns these numbers.
 
-    Simplified: samples are reweighted by their label and group; the paper has Gaussian kernels around points of the input
-    space, and these cells are the coarsest kind. Weights take multiplicative steps; the paper solves a linear programme.
-    Nodes average models each round, not gradients each step. The constraint is not reweighted, and is squared, as in
-    PraFFL's eq. 3. (In the program of PraFFL's authors nothing is reweighted.)
+    Simplified: samples are reweighted by their label and group; the paper uses Gaussian kernels around points of the
+    input space, and these cells are the coarsest kind. Weights take multiplicative steps; the paper solves a linear
+    programme. Nodes average models each round, not gradients each step. The constraint is not reweighted, and is
+    squared, as in PraFFL's eq. 3. (The program of PraFFL's authors does not reweight anything.)
 
     Attributes:
-        epochs, ft: as of `fedavg`; fine tuning is not weighted.
-        rate: how fast the weights move; 0 leaves the penalty alone.
+        epochs, ft: see `fedavg`; fine-tuning is not weighted.
+        rate: step size of the weights; with 0 only the penalty remains.
     """
 
     rate: float = 0.1
@@ -150,13 +152,15 @@ class AgnosticFair(Weighing):
 
 
 def previous_weights(previous: Extras, tally: GroupCounts, round: int) -> tuple[int, np.ndarray]:
-    """Return how often the weights had moved that a participant trains with in a round, and these, [2, A].
+    """Return how often a participant's weights have been updated, and the weights with which it trains, [2, A].
 
     Args:
-        previous: what it was assigned last.
+        previous: the extras of its last assignment.
+        tally: the counts of its samples.
+        round: the round in which it trains.
 
     Raises:
-        ValueError: that is neither weights nor nothing.
+        ValueError: the extras are neither empty nor valid weights.
     """
     if not previous:
         return 0, even(tally.counts.shape[1])

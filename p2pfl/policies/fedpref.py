@@ -1,4 +1,4 @@
-"""FedPref: nodes that weigh objectives differently learn together, in clusters that split where they no longer agree."""
+"""FedPref: nodes with different preferences learn together, in clusters that split when their models diverge."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ from p2pfl.policy import Assignment, Extras, Submission
 class FedPref(CoordinatedFedAvg):
     """FedPref (Hartmann et al. 2024; Hartmann's dissertation, chapter 4), run by the elected coordinator.
 
-    Participants submit their trained models and get personal ones back; preferences never leave a node. The equations and
-    algorithms that are named here are those of the dissertation. Its algorithm 5 leaves out what is said in brackets.
+    Participants submit their trained models and receive personal ones; preferences never leave a node. Equation and
+    algorithm numbers refer to the dissertation. Its algorithm 5 does not contain the remarks in brackets.
 
-    - Similarity (eq. 4.2 to 4.5): the mean over layers of the cosines of the `ratio` largest entries of the updates, which
-      are taken from the cluster's mean after the aggregation before. (A layer is a module, weight and bias joined.)
-    - Weights (algorithm 3): similarities below `min_similarity` are raised to it, and the rest is stretched to reach from 0
-      to 1; rows are normalised to sum to 1. (The text clips; the pseudo-code does not.)
-    - Split (algorithms 4 and 5): where the mean of a cluster has moved by at most `epsilon`, it is cut in two by spectral
-      clustering, and each part aggregates from its own mean. (Two members split, one never does.)
-    - Those who miss a step are left out of it, of both means too. (The paper has all participants in every round.)
+    - Similarity (eq. 4.2 to 4.5): the mean over layers of the cosines of the `ratio` largest entries of the updates. An
+      update is the difference from the cluster's mean after the previous aggregation. (A layer is a module: its weight
+      and its bias together.)
+    - Weights (algorithm 3): similarities below `min_similarity` are raised to it, and the result is rescaled to the
+      range from 0 to 1; rows are normalised to sum to 1. (The text clips; the pseudo-code does not.)
+    - Split (algorithms 4 and 5): if the mean of a cluster has moved by at most `epsilon`, spectral clustering cuts it
+      in two, and each part aggregates from its own mean. (A cluster of two splits, a single node never does.)
+    - Participants that miss a step are left out of it, and of both means. (In the paper all take part in every round.)
 
-    The step knows of each participant its cluster and the model it was assigned. Submissions say the cluster; after a
-    change of coordinator they bring the model as well, from which the successor has the same state, bit for bit.
+    The step's state contains each participant's cluster and assigned model. Submissions repeat the cluster. After a
+    change of coordinator they also contain the model, from which the new coordinator rebuilds the same state, bit for
+    bit.
 
     Attributes:
-        epochs, ft: as of `fedavg`; `replace-last` is FedPref+FT (line 23 of algorithm 5), without it FedPref-FT.
-        ratio: R, the share of each layer's entries that the similarity compares; above 0, at most 1.
+        epochs, ft: see `fedavg`; `replace-last` is FedPref+FT (line 23 of algorithm 5), without it FedPref-FT.
+        ratio: R, the fraction of each layer's entries that the similarity compares; above 0, at most 1.
         min_similarity: s_min, from -1 to below 1.
-        epsilon: the norm of the change of a cluster's mean, below which it has converged.
-        relative: `epsilon` is a share of the greatest such change that the cluster has seen.
-        patience: how many rounds in a row it must have converged before it is split; 1 is the paper.
-        affinity: of two members in the clustering: `clipped` is max(s, 0), `shifted` is (s + 1) / 2.
-        min_progress: split only while the greatest update of a member, from the cluster's mean (eq. 4.2), is at least this
-            share of the greatest that the cluster has seen (after the second criterion of CFL). 0 is the paper, which goes
-            on until every node is alone, as clusters whose members agree converge too.
-        clustering: off: nothing is split ("weighted aggregation only" of the ablation, section 4.3.3).
-        weighting: off: clusters take their plain mean ("clustering only").
+        epsilon: a cluster has converged when the norm of the change of its mean is at most this value.
+        relative: whether `epsilon` is a fraction of the greatest change that the cluster has seen.
+        patience: number of consecutive rounds of convergence before a split; 1 is the paper's value.
+        affinity: affinity of two members in the clustering: `clipped` is max(s, 0), `shifted` is (s + 1) / 2.
+        min_progress: split only while the greatest update of a member, from the cluster's mean (eq. 4.2), is at least
+            this fraction of the greatest that the cluster has seen (after the second criterion of CFL). 0 is the
+            paper's value; it splits until every node is alone, because clusters whose members agree also converge.
+        clustering: if off, no cluster is split ("weighted aggregation only" of the ablation, section 4.3.3).
+        weighting: if off, clusters use their plain mean ("clustering only").
     """
 
     needs_start: ClassVar[bool] = True
@@ -78,16 +80,16 @@ class FedPref(CoordinatedFedAvg):
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Lines 5 to 21 of algorithm 5. Work and memory are n^2 and n vectors of P for n submissions.
+        """Make the joint step (lines 5 to 21 of algorithm 5). For n submissions it takes n^2 work and n vectors of P.
 
         Raises:
-            ValueError: a submission lacks its `start`, and the state does not know it.
+            ValueError: a submission has no `start`, and the state does not contain it.
         """
         parts = layers(layout)
         clusters = [
             part
             for cluster in gather(submissions, state, parts, self.ratio)
-            for part in self._divide(cluster, parts)  # line 6 to 20: no cluster is split twice in a step
+            for part in self._divide(cluster, parts)  # lines 6 to 20: a cluster is split at most once per step
         ]
         assignments: dict[str, Assignment] = {}
         for cluster in clusters:
@@ -98,7 +100,7 @@ class FedPref(CoordinatedFedAvg):
     def similarities(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> list[tuple[list[str], Matrix]]:
-        """Return the members of each cluster before the step, and how alike they are: what it is split by; for reports."""
+        """Return the members of each cluster before the step, and the similarities used for splitting, for reports."""
         parts = layers(layout)
         return [self._similarity(cluster, parts) for cluster in gather(submissions, state, parts, self.ratio)]
 
@@ -108,7 +110,7 @@ class FedPref(CoordinatedFedAvg):
         return ids, similarity(models, cluster.reference, parts, self.ratio)
 
     def _divide(self, cluster: Cluster, parts: Sequence[slice | Layer]) -> list[Cluster]:
-        """Note how far the mean has moved (lines 7 and 8), and split the cluster where it has converged (line 9 to 11)."""
+        """Record how far the mean has moved (lines 7 and 8), and split a converged cluster (lines 9 to 11)."""
         trained = [s.params for s in cluster.submissions]
         reference = cluster.reference
         change = float(np.linalg.norm(reference - mean(trained)))
@@ -126,7 +128,7 @@ class FedPref(CoordinatedFedAvg):
         return [cluster.part(first, cluster.name + "0"), cluster.part(second, cluster.name + "1")]
 
     def _weights(self, cluster: Cluster, parts: Sequence[slice | Layer]) -> Matrix:
-        """Return the weights of a cluster's members in each one's model (lines 3 to 9 of algorithm 3); shape [n, n]."""
+        """Return the weights of members' models in each member's model (lines 3 to 9 of algorithm 3); shape [n, n]."""
         count = len(cluster.submissions)
         if not self.weighting:
             return np.full((count, count), 1 / count)
@@ -134,9 +136,9 @@ class FedPref(CoordinatedFedAvg):
 
 
 def weights(similarities: Matrix, least: float) -> Matrix:
-    """Return (max(s, s_min) - s_min) / (1 - s_min), its rows normalised to sum to 1 (lines 5 and 9 of algorithm 3).
+    """Return (max(s, s_min) - s_min) / (1 - s_min), with rows normalised to sum to 1 (lines 5 and 9 of algorithm 3).
 
-    The own similarity being 1, no row is 0: who is like nobody keeps its own model.
+    The similarity of a node to itself is 1, so no row is 0: a node without similar peers keeps its own model.
 
     Args:
         similarities: shape [n, n], with ones on the diagonal.

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose nodes are held near the model that they have started the round from."""
+"""FedProx: FedAvg with a proximal term that keeps nodes near the model with which the round began."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from p2pfl.policy import Me
 @dataclass
 class FedProx(FedAvg):
     """FedAvg with `mu/2 ||w - w_t||^2` added to the local loss (Li et al., "Federated Optimization in Heterogeneous
-    Networks", 2020, algorithm 2), w_t being the aggregated model of the round before. All participants take part and do the
-    same number of epochs; the paper lets slow ones do fewer.
+    Networks", 2020, algorithm 2). w_t is the aggregated model of the previous round. All participants take part and
+    train for the same number of epochs; in the paper slow ones may train for fewer.
 
     Attributes:
         mu: the weight of the proximal term.

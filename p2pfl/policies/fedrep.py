@@ -1,4 +1,4 @@
-"""FedRep: a shared representation, and a head of its own at each node."""
+"""FedRep: a shared representation and a private head on each node."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class FedRep(Personal):
     """FedRep (Collins, Hassani, Mokhtari and Shakkottai, "Exploiting Shared Representations for Personalized Federated
     Learning", ICML 2021, algorithm 1), run by the elected coordinator.
 
-    A task for it keeps a part of the model private: the head, which is mostly the last layer (`private = "head"` of the
-    tasks `digits` and `images`); what precedes it is the representation. In each round a node first trains its head for
-    `head_epochs`, and the representation stays as it was assigned. Then it trains the representation for `epochs`, with the
-    new head. It submits the representation, and the coordinator makes the mean. The personal model is that mean with the own
+    The task must keep a part of the model private: the head, usually the last layer (`private = "head"` of the tasks
+    `digits` and `images`). The rest is the representation. In each round a node first trains its head for `head_epochs`
+    while the assigned representation stays fixed. Then it trains the representation for `epochs` with the new head. It
+    submits the representation, and the coordinator computes the mean. The personal model is that mean with the own
     head.
 
-    Simplified: all participants take part in every round, and count by their samples; both parts are trained by the task's
-    optimiser, from a fresh state each. The authors train the head for 10 epochs and the representation for 1 or 5.
+    Simplified: all participants take part in every round and are weighted by their samples. The task's optimiser trains
+    both parts, each from a fresh state. The authors train the head for 10 epochs and the representation for 1 or 5.
 
     Attributes:
-        epochs: of the representation in a round.
-        head_epochs: of the head in a round.
+        epochs: epochs of the representation in a round.
+        head_epochs: epochs of the head in a round.
     """
 
     head_epochs: int = 10

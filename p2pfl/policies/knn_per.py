@@ -1,4 +1,4 @@
-"""kNN-Per: a shared model whose predictions are mixed with those of each node's own samples."""
+"""kNN-Per: a shared model whose predictions are mixed with those of the nearest own samples."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from p2pfl.prediction_mixing import KnnDatastore
 
 @dataclass
 class KnnPer(CoordinatedFedAvg):
-    """kNN-Per (Marfoq, Neglia, Kameni and Vidal, "Personalized Federated Learning through Local Memorization", ICML 2022),
-    with the shared model by FedAvg through the elected coordinator.
+    """kNN-Per (Marfoq, Neglia, Kameni and Vidal, "Personalized Federated Learning through Local Memorization", ICML
+    2022). FedAvg with the elected coordinator trains the shared model.
 
-    A node predicts with `weight * p_kNN + (1 - weight) * p_model`. The prediction p_kNN is made of the labels of the k
-    nearest training samples of the node, by the features that the shared model gives them. Each counts exp(-d^2 / (scale
-    D)), where d is the Euclidean distance and D the number of features (as in the authors' program). Features are what the
-    module's last linear layer gets. At weight 0 it is FedAvg.
+    A node predicts with `weight * p_kNN + (1 - weight) * p_model`. The prediction p_kNN comes from the labels of the
+    node's k nearest training samples, in the feature space of the shared model. Each sample has the weight
+    exp(-d^2 / (scale D)), where d is the Euclidean distance and D the number of features (as in the authors' program).
+    Features are the inputs of the module's last linear layer. With weight 0 it is FedAvg.
 
-    The parameters stay those of the shared model: they are what travels, is averaged and exported. Mixed predictions are
-    what is evaluated and judged, of the snapshot `trained` too. Only classifications by cross-entropy can have them.
+    The parameters remain those of the shared model: they are sent, averaged and exported. The mixed predictions are
+    evaluated and reported, also at the stage `trained`. The task must be a classification with cross-entropy loss.
 
-    Simplified: the memory holds all training samples, the search is exact, and `weight` is the same at all nodes (as with
-    Kharrat et al.), where the paper tunes it on each node's validation data.
+    Simplified: the memory holds all training samples and the search is exact. `weight` is the same on all nodes (as in
+    Kharrat et al.); the paper tunes it on each node's validation data.
 
     Attributes:
-        epochs, ft: as of `fedavg`.
-        neighbours: k.
-        weight: lambda, from 0 to 1.
-        scale: sigma.
+        epochs, ft: see `fedavg`.
+        neighbours: k, the number of nearest samples.
+        weight: lambda, the weight of the nearest samples, from 0 to 1.
+        scale: sigma, the scale of the distances.
     """
 
     neighbours: int = 10

@@ -1,4 +1,4 @@
-"""LFT+FedAvg and LFT+Ensemble: each node balances its own groups; models are averaged, or predict together."""
+"""LFT+FedAvg and LFT+Ensemble: each node balances its own groups; models are averaged or form an ensemble."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from p2pfl.update_rules import Weighted
 
 @dataclass
 class LocalFair(FedAvg):
-    """Local fair training (Zeng, Chen and Lee 2021, "Improving fairness via federated learning", section 3, with FairBatch,
-    Roh et al. 2021): a node weighs its samples by label and group, so that its groups get equal shares of positive
-    decisions. Nothing of its groups leaves the node.
+    """Local fair training (Zeng, Chen and Lee 2021, "Improving fairness via federated learning", section 3, with
+    FairBatch, Roh et al. 2021). A node weights its samples by label and group, so that its groups get equal shares of
+    positive decisions. Nothing about its groups leaves the node.
 
-    The weights move before each of `updates` parts of a round's epochs, by p2pfl.algorithms.group_statistics.fedfb_step with
-    a step of `alpha` / sqrt(t) at the t-th time, from how the model treats the node's own training samples.
+    The epochs of a round are divided into `updates` parts. Before each part,
+    p2pfl.algorithms.group_statistics.fedfb_step updates the weights from the model's decisions on the node's own
+    training samples. The t-th update has the step size `alpha` / sqrt(t).
 
-    Simplified: the step is FedFB's, for any number of groups, where FairBatch takes a step of fixed length for the label
-    whose losses differ most; samples are weighted, not drawn; and the optimiser begins anew after each update.
+    Simplified: the step is FedFB's, for any number of groups; FairBatch takes a step of fixed length for the label
+    whose losses differ most. Samples are weighted, not drawn. The optimiser restarts after each update.
 
     Attributes:
-        epochs, ft: as of `fedavg`; fine tuning is not balanced.
-        alpha: the fairness hyperparameter; 0 trains as usual.
-        updates: how often in a round the weights move; the epochs must be divisible by it.
+        epochs, ft: see `fedavg`; fine-tuning is not balanced.
+        alpha: the fairness hyperparameter; 0 disables the balancing.
+        updates: number of updates of the weights in a round; the epochs must be divisible by it.
     """
 
     alpha: float = 0.1
@@ -41,7 +42,7 @@ class LocalFair(FedAvg):
 
     weights: np.ndarray | None = field(default=None, init=False, repr=False)
     moves: int = field(default=0, init=False, repr=False)
-    began: GroupCounts | None = field(default=None, init=False, repr=False)  # how the round's first model treats the groups
+    began: GroupCounts | None = field(default=None, init=False, repr=False)  # counts of the round's initial model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,31 +76,31 @@ class LocalFair(FedAvg):
 
 @dataclass
 class LftFedAvg(LocalFair, CoordinatedFedAvg):
-    """LFT+FedAvg (Zeng, Chen and Lee 2021): federated averaging of models that were trained with local fairness. See
-    `LocalFair` in p2pfl/policies/lft.py for the training and what is simplified.
+    """LFT+FedAvg (Zeng, Chen and Lee 2021): federated averaging of models trained with local fairness. `LocalFair` in
+    p2pfl/policies/lft.py describes the training and its simplifications.
 
     Attributes:
-        epochs, ft: as of `fedavg`; fine tuning is not balanced.
-        alpha: the fairness hyperparameter: how far the weights of a label and group move; 0 trains as usual.
-        updates: how often in a round the weights move; the epochs must be divisible by it.
+        epochs, ft: see `fedavg`; fine-tuning is not balanced.
+        alpha: the fairness hyperparameter: step size of the weights by label and group; 0 disables the balancing.
+        updates: number of updates of the weights in a round; the epochs must be divisible by it.
     """
 
 
 @dataclass
 class LftEnsemble(LocalFair):
-    """LFT+Ensemble (Zeng, Chen and Lee 2021): nodes train alone with local fairness, and predict with all their models. The
-    prediction is the mean of the models' probabilities, weighted by samples. See `LocalFair` in p2pfl/policies/lft.py for
-    the training and what is simplified.
+    """LFT+Ensemble (Zeng, Chen and Lee 2021): nodes train alone with local fairness and predict with all their models.
+    The prediction is the mean of the models' probabilities, weighted by samples. `LocalFair` in p2pfl/policies/lft.py
+    describes the training and its simplifications.
 
-    The parameters stay those of the node's own model: that is what is published, goes on in the next round, and is
-    exported. Predictions of the ensemble are what is evaluated and judged, of the own model of a round with those of the
-    peers of the last one. (The paper sends models once, at the end; here they are fetched each round, so that every round
-    can be evaluated.) A peer whose model did not come has no part in the round's ensemble.
+    The parameters remain those of the node's own model: it is published, continues in the next round, and is exported.
+    The predictions of the ensemble are evaluated and reported. An ensemble consists of the own model of a round and the
+    models of the peers of the last one. (In the paper, models are sent once, at the end. Here they are fetched in each
+    round, so that every round can be evaluated.) A peer whose model did not arrive is left out of the round's ensemble.
 
     Attributes:
-        epochs, ft: as of `fedavg`; fine tuning is not balanced.
-        alpha: the fairness hyperparameter: how far the weights of a label and group move; 0 trains as usual.
-        updates: how often in a round the weights move; the epochs must be divisible by it.
+        epochs, ft: see `fedavg`; fine-tuning is not balanced.
+        alpha: the fairness hyperparameter: step size of the weights by label and group; 0 disables the balancing.
+        updates: number of updates of the weights in a round; the epochs must be divisible by it.
     """
 
     others: Sequence[Parameters] = field(default=(), init=False, repr=False)
@@ -127,6 +128,6 @@ class LftEnsemble(LocalFair):
 
 
 def check_step(name: str, value: float) -> None:
-    """Raise ValueError where a policy's option is no length of a step."""
+    """Raise ValueError if a policy's option is not a valid step size."""
     if not 0 <= value < inf:
         raise ValueError(f"{name} must be 0 or more, and finite, got {value}")

@@ -1,4 +1,4 @@
-"""No collaboration: the baseline that every other policy must beat."""
+"""Baseline without collaboration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Local:
     """Train alone.
 
     Attributes:
-        epochs: of training in each round.
+        epochs: epochs of training in each round.
+        reported_stage: the model that drives early stopping and is reported.
     """
 
     epochs: int = 1

@@ -1,4 +1,4 @@
-"""MaTFL: each node averages with those whom most layers of its model find most alike."""
+"""MaTFL: each node averages with the peers that most layers of its model rank as most similar."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from p2pfl.policy import Assignment, Submission
 
 @dataclass
 class MaTfl(CoordinatedFedAvg):
-    """Many-task federated learning (Cai et al., "Many-Task Federated Learning: A New Problem Setting and A Simple Baseline",
-    CVPR workshops 2023), as FedPref compares with it, run by the elected coordinator.
+    """Many-task federated learning (Cai et al., "Many-Task Federated Learning: A New Problem Setting and A Simple
+    Baseline", CVPR workshops 2023), in the form that FedPref compares with. The elected coordinator makes the step.
 
-    Models are compared layer by layer, by the cosine of their differences from the mean of all. Each layer of a node's model
-    votes for the `neighbours` others that it is most like. The node averages with the `neighbours` that have most votes. Of
-    equals, those that are more like it on average come first, then the first by id. Weights are the mean similarities over
-    layers, clipped at 0; the own one is 1.
+    Models are compared layer by layer, by the cosine of their differences from the mean of all. Each layer of a node's
+    model votes for the `neighbours` other models most similar to it. The node averages with the `neighbours` that
+    receive most votes. Ties go to the model with the higher mean similarity, then to the first by id. Weights are the
+    mean similarities over layers, clipped at 0; the own weight is 1.
 
-    Simplified: one model for all, where the paper averages a common backbone only; a layer is a module, weight and bias
-    joined.
+    Simplified: there is one model for all; the paper averages only a common backbone. A layer is a module: its weight
+    and its bias together.
 
     Attributes:
-        epochs, ft: as of `fedavg`.
-        neighbours: k, with how many others a node averages at most.
+        epochs, ft: see `fedavg`.
+        neighbours: k, the maximum number of other nodes to average with.
     """
 
     neighbours: int = 5
@@ -43,14 +43,14 @@ class MaTfl(CoordinatedFedAvg):
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Give each the mean of those that it is most like. It has no state."""
+        """Assign to each participant the mean with the models most similar to its own. It has no state."""
         there = sorted(submissions, key=sender)
         return apart(there, votes(_by_layer(there, layout), self.neighbours)), {}
 
     def similarities(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> list[tuple[list[str], Matrix]]:
-        """Return all participants, and how alike they are on average over the layers; for reports."""
+        """Return all participants, and their mean similarities over the layers, for reports."""
         there = sorted(submissions, key=sender)
         average: Matrix = np.mean(_by_layer(there, layout), axis=0)
         return [([s.sender for s in there], average)]
@@ -63,10 +63,11 @@ def _by_layer(submissions: Sequence[Submission], layout: Layout) -> list[Matrix]
 
 
 def votes(by_layer: Sequence[Matrix], neighbours: int) -> Matrix:
-    """Return the weights of the models in each one's mean; shape [n, n], rows sum to 1.
+    """Return the weights of the models in each node's mean; shape [n, n], rows sum to 1.
 
     Args:
         by_layer: the similarities in each layer, shape [n, n].
+        neighbours: k, the maximum number of other models in a mean.
     """
     count = len(by_layer[0])
     average = np.mean(by_layer, axis=0)

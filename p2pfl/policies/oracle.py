@@ -1,4 +1,4 @@
-"""The oracle: random gossip among the peers of the own group, which no real node knows."""
+"""Oracle: random gossip among the peers of the own group, which a real node does not know."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from p2pfl.policy import Me, Merge, Peers
 
 @dataclass
 class Oracle(Random):
-    """Average with peers drawn uniformly from those whose task says that they are of the own group.
+    """Average with peers drawn uniformly from those whose task reports the own group.
 
-    The upper bound of what peer selection can give ("Oracle" of Listo Zec et al.). Raises ConfigurationError where the task
-    says of no group: it would be random gossip under another name.
+    The upper bound of peer selection ("Oracle" of Listo Zec et al.). Raises ConfigurationError if the task has no
+    groups, because the policy would then be plain random gossip.
     """
 
     async def prepare(self, me: Me, peers: Peers) -> Merge:

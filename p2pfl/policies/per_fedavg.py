@@ -1,4 +1,4 @@
-"""Per-FedAvg: a shared model from which one step leads to a good personal one."""
+"""Per-FedAvg: a shared model from which one gradient step gives a good personal model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from p2pfl.update_rules import Descent, Lookahead
 @dataclass
 class PerFedAvg(Personal):
     """Per-FedAvg (Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
-    Model-Agnostic Meta-Learning Approach", NeurIPS 2020, algorithm 1), in its first-order variant (FO), run by the elected
-    coordinator.
+    Model-Agnostic Meta-Learning Approach", NeurIPS 2020, algorithm 1), in its first-order variant (FO). The elected
+    coordinator averages the shared model.
 
-    The shared model w is trained to be good after one step of gradient descent. Each local step goes along the gradient at
-    `w - lr * gradient`, the two gradients being those of the two halves of a batch. What the second derivative would
-    contribute is left out: that is the first-order variant. The personal model is what one such step, on all training data,
-    makes of the shared model that the round has assigned.
+    The shared model w is trained to be good after one step of gradient descent. Each local step follows the gradient at
+    `w - lr * gradient`; the two halves of a batch give the two gradients. The term with the second derivative is
+    omitted (first-order variant). The personal model is the assigned shared model after one step of gradient descent on
+    all training data.
 
-    Simplified: all participants take part in every round; steps of the shared model are those of the task's optimiser, where
-    the paper has plain steps of length beta.
+    Simplified: all participants take part in every round. The task's optimiser makes the steps of the shared model; the
+    paper uses plain steps of length beta.
 
     Attributes:
-        epochs: of the shared model in a round.
-        lr: alpha, of the step to the personal model.
+        epochs: epochs of the shared model in a round.
+        lr: alpha, the learning rate of the step to the personal model.
     """
 
     lr: float = 0.01

@@ -1,4 +1,4 @@
-"""What policies have in common whose nodes have a personal model beside the shared one that travels."""
+"""Base class of policies with a shared model that is averaged and a personal model on each node."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from p2pfl.policy import Assignment, Me, Merge, Peers, Stage, Submission, check_
 
 @dataclass
 class Personal:
-    """A shared model by federated averaging (McMahan et al. 2017), and a personal one at each node.
+    """A shared model by federated averaging (McMahan et al. 2017), and a personal model on each node.
 
-    The shared model is submitted and averaged, and nothing else leaves the node. The node's parameters are its personal
-    model: `merged` in reports is the personal one, `trained` the shared one as this node has trained it. Who misses a round
-    goes on with that.
+    Only the shared model leaves the node: it is submitted and averaged. The node's parameters are its personal model.
+    In reports, `merged` is the personal model, and `trained` is the shared model as this node trained it. A node that
+    misses a round continues with its trained shared model.
 
     Attributes:
-        epochs: of training in each round, of each model that is trained.
+        epochs: epochs of training in each round, for each model that is trained.
+        reported_stage: the model that drives early stopping and is reported.
     """
 
     epochs: int = 1
     reported_stage: Stage = "merged"
 
-    shared: Parameters | None = field(default=None, init=False, repr=False)  # None: still the common initial model
+    shared: Parameters | None = field(default=None, init=False, repr=False)  # None is the common initial model
 
     def __post_init__(self) -> None:
         check_epochs(self.epochs)
@@ -40,7 +41,7 @@ class Personal:
         return me.initial if self.shared is None else self.shared
 
     async def _share(self, me: Me, peers: Peers, trained: Parameters) -> tuple[Parameters, Mapping[str, float]]:
-        """Submit the shared model; return it as it is assigned, and how much each node's counted in it."""
+        """Submit the shared model. Return the assigned one and each node's weight in it."""
         assignment = await peers.submit(trained)
         if assignment is None:
             self.shared, weights = trained, {me.id: 1.0}
@@ -51,7 +52,7 @@ class Personal:
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Give all the mean of all, weighted by samples and summed in the order of ids. It has no state."""
+        """Assign to all the mean of all models, weighted by samples and summed in the order of ids. It has no state."""
         return together(sorted(submissions, key=sender)), {}
 
     def state(self) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class Personal:
 
 
 def to_bytes(params: Parameters | None) -> bytes:
-    """Return a model as bytes for a state; none as b""."""
+    """Return a model as bytes for a state; b"" for None."""
     return b"" if params is None else params.tobytes()
 
 

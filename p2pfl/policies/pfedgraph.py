@@ -1,4 +1,4 @@
-"""pFedGraph: everyone averages with weights that follow from the similarity of models and the numbers of samples."""
+"""pFedGraph: weights of the mean follow from the similarity of models and the numbers of samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from p2pfl.policies.coordinated import CoordinatedFedAvg, apart, sender
 from p2pfl.policy import Assignment, Me, Stage, Submission
 from p2pfl.update_rules import Aligned, Rule
 
-SAME = 0.9  # similarities above this count as 1, as in the authors' program
+SAME = 0.9  # higher similarities count as 1, as in the authors' program
 
 
 @dataclass
@@ -26,19 +26,19 @@ class PFedGraph(CoordinatedFedAvg):
     """pFedGraph (Ye, Ni, Wu, Chen and Wang, "Personalized Federated Learning With Inferred Collaboration Graphs", ICML
     2023), run by the elected coordinator.
 
-    Node i is given the mean of all models with the weights a that minimise `alpha ||a - p||^2 - sum_j a_j s_ij` among those
-    that are not negative and sum to 1. Here p are shares of the samples, and s_ij is the cosine of what i and j have learned
-    since the common initial model. The solution is the point of the simplex that is nearest to `p + s_i / (2 alpha)`. From
-    the second round on a node trains with `weight (1 - cos(w, u))` added to its loss, u being what it was given.
+    Node i receives the mean of all models with the weights a that minimise `alpha ||a - p||^2 - sum_j a_j s_ij`. The
+    weights are non-negative and sum to 1. p are the shares of the samples. s_ij is the cosine of the differences of
+    models i and j from the common initial model. The solution is the point of the simplex nearest to `p + s_i / (2
+    alpha)`. From the second round on, `weight (1 - cos(w, u))` is added to the local loss; u is the assigned mean.
 
-    Simplified: u is the mean that was assigned; the paper adds up a cosine for each other model. All values of a model are
-    compared, as in the authors' program with the measure "all". The similarity of nodes that learned nothing is 0.
+    Simplified: u is the assigned mean; the paper adds a cosine for each other model. All values of a model are
+    compared, as in the authors' program with the measure "all". Models that did not change have the similarity 0.
 
     Attributes:
-        epochs, ft: as of `fedavg`.
-        reported_stage: by default what a node has trained from its mean.
-        alpha: how strongly weights are held near the shares of samples.
-        weight: lambda, of the cosine in the local loss.
+        epochs, ft: see `fedavg`.
+        reported_stage: the model that is reported; by default the one that the node trained from its mean.
+        alpha: strength of the term that keeps the weights near the shares of samples.
+        weight: lambda, the weight of the cosine in the local loss.
     """
 
     reported_stage: Stage = "trained"
@@ -56,10 +56,10 @@ class PFedGraph(CoordinatedFedAvg):
     def step(
         self, submissions: Sequence[Submission], state: Mapping[str, Any], layout: Layout
     ) -> tuple[dict[str, Assignment], dict[str, Any]]:
-        """Give each a mean of its own. The state is the common initial model, which first submissions bring as `start`.
+        """Assign each node its own mean. The state is the common initial model, the `start` of first submissions.
 
         Raises:
-            ValueError: it is neither in the state nor in any submission.
+            ValueError: neither the state nor any submission contains the initial model.
         """
         there = sorted(submissions, key=sender)
         initial = state.get("initial", next((s.start for s in there if s.start is not None), None))
@@ -77,11 +77,12 @@ class PFedGraph(CoordinatedFedAvg):
 
 
 def graph(alike: Matrix, shares: Matrix, alpha: float) -> Matrix:
-    """Return the weights of the models in each one's mean, the solutions of the quadratic programmes; [n, n], rows sum to 1.
+    """Solve the quadratic programmes: return the weights of the models in each node's mean; [n, n], rows sum to 1.
 
     Args:
         alike: the cosines, [n, n].
         shares: p, [n].
+        alpha: strength of the term that keeps the weights near `shares`.
     """
     counted = np.where(alike > SAME, 1.0, alike)
     return np.array([nearest(shares + row / (2 * alpha)) for row in counted])

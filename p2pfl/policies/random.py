@@ -1,4 +1,4 @@
-"""Random gossip: each round the average with m peers drawn at random; or those of a random graph."""
+"""Random gossip: each round, average with m random peers, or with the neighbours in a fixed random graph."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class Random:
     """Average with peers drawn uniformly (gossip learning; the "Random" row of Listo Zec et al.).
 
     Attributes:
-        neighbours: m, the peers drawn; a node with fewer takes all.
-        graph: whether they are drawn `each-round` (default), or once before the first round: a `fixed` graph, such as
-            Kharrat et al. 2024 compare with (section 4.4; there `reported_stage` is "merged").
-        schedule: `synchronous` (default) or `sequential` (what gives the paper's table); see p2pfl.policies.schedule.
-        epochs: of training in each round.
+        neighbours: m, the number of peers drawn; a node with fewer peers takes all.
+        graph: draw peers in `each-round` (default), or once before the first round (`fixed`). Kharrat et al. 2024
+            compare with a fixed graph (section 4.4; there `reported_stage` is "merged").
+        schedule: `synchronous` (default) or `sequential` (reproduces the paper's table); see p2pfl.policies.schedule.
+        epochs: epochs of training in each round.
+        reported_stage: the model that drives early stopping and is reported.
     """
 
     neighbours: int = 5
@@ -53,7 +54,7 @@ class Random:
         return merged
 
     def candidates(self, me: Me, peers: Peers) -> Sequence[str]:
-        """Whom to draw from."""
+        """Return the ids from which to draw."""
         return peers.ids
 
     def _draw(self, me: Me, peers: Peers) -> list[str]:

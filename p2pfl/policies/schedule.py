@@ -1,4 +1,4 @@
-"""In which order the nodes of a round exchange models."""
+"""Order in which the nodes of a round exchange models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 from p2pfl.policy import Me, Peers, Stage
 
 Schedule = Literal["synchronous", "sequential"]
-"""`synchronous`: all exchange what they have trained. `sequential`: one after another, in an order that is drawn each round
-from (federation seed, round) and is common to all; whoever comes later reads the merged models of those before."""
+"""`synchronous`: all nodes exchange their trained models. `sequential`: one node after another, in an order drawn in
+each round from (federation seed, round) and common to all; later nodes receive the merged models of earlier ones."""
 
 
 def stages(schedule: Schedule, me: Me, peers: Peers, ids: Sequence[str]) -> Stage | Mapping[str, Stage]:
-    """Return which model of this round to ask each of `ids` for."""
+    """Return the stage at which to request the model of each of `ids` in this round."""
     if schedule == "synchronous":
         return "trained"
     place = peers.round_order(me.round)

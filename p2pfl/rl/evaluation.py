@@ -1,4 +1,4 @@
-"""Evaluation of learners that act in an environment: the return of the greedy policy, as the node weighs it."""
+"""Evaluation of learners in an environment: the return of the greedy policy, weighted by the node's preference."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from p2pfl.queries import Evaluate, Loss
 
 
 class JudgedByReturns(Learner):
-    """A learner that answers `Loss` and `Evaluate` by returns.
+    """Base of learners that answer `Loss` and `Evaluate` with returns.
 
     Args:
-        names: of the m objectives.
+        names: names of the m objectives.
         preference: their weights, shape [m].
-        metric: what the scalarised return is called.
+        metric: name of the scalarised return.
     """
 
     def __init__(self, names: Sequence[str], preference: Preference, metric: str) -> None:
@@ -30,13 +30,13 @@ class JudgedByReturns(Learner):
 
     @abstractmethod
     def returns(self, params: Parameters) -> NDArray[np.float64]:
-        """Return the sums of the rewards of the greedy policy, float64, [m], not discounted."""
+        """Return the undiscounted sums of the rewards of the greedy policy, float64, [m]."""
 
     @answers(Loss)
     def _losses(self, query: Loss) -> np.ndarray:
         """Return minus the scalarised return of K greedy policies, in training and test; NaN for validation.
 
-        There is no held-out environment: if a node chose the best of its rounds by the return, it would choose by the test.
+        There is no held-out environment: selecting the best round by the return would be selection on the test.
         """
         if query.split == "validation":
             return np.full(len(query.stack), np.nan)
@@ -44,7 +44,7 @@ class JudgedByReturns(Learner):
 
     @answers(Evaluate)
     def _figures(self, query: Evaluate) -> list[dict[str, float]]:
-        """Return the scalarised return and that of each objective, but for validation."""
+        """Return the scalarised return and that of each objective, except for validation."""
         results = []
         for params in query.stack:
             returns = self.returns(params)

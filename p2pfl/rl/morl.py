@@ -1,6 +1,6 @@
 """Reinforcement learning for several rewards: mo-gymnasium's environments with stable-baselines3's DQN and DDPG.
 
-p2pfl.rl.morl_settings says what is learned, and with which settings; p2pfl.rl.morl_learner does it, and imports those
+p2pfl.rl.morl_settings defines environments and settings. p2pfl.rl.morl_learner contains the learner, and imports those
 packages.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MorlTask(MorlProblem):
-    """DQN or DDPG of the linearly scalarised reward; its attributes are those of MorlProblem."""
+    """DQN or DDPG on the linearly scalarised reward; for its attributes see MorlProblem."""
 
     @property
     def layout(self) -> Layout:
@@ -45,7 +45,7 @@ class MorlTask(MorlProblem):
         return self.environment.front
 
     def initial(self, seed: int) -> Parameters:
-        """Return the networks as stable-baselines3 makes them."""
+        """Return the networks as stable-baselines3 initialises them."""
         from p2pfl.rl.morl_components import initial
 
         return initial(self.environment.id, self.settings, seed)

@@ -28,12 +28,12 @@ from p2pfl.rl.morl_settings import DDPG, DQN
 
 @lru_cache(maxsize=16)
 def layout(id: str, settings: DQN | DDPG) -> Layout:
-    """Return the layout of the networks that travel, for an environment's id."""
+    """Return the layout of the networks that are sent to peers, for an environment's id."""
     return layout_of(online_networks(_fresh(id, settings, 0)))
 
 
 def initial(id: str, settings: DQN | DDPG, seed: int) -> Parameters:
-    """Return the networks that a federation of this seed starts from."""
+    """Return the initial networks of a federation with this seed."""
     online = online_networks(_fresh(id, settings, federation_draws(seed).torch_seed(0, "initial model")))
     return flatten_tensors(dict(online.named_parameters()), layout(id, settings))
 
@@ -46,7 +46,7 @@ def _fresh(id: str, settings: DQN | DDPG, seed: int) -> OffPolicyAlgorithm:
 
 
 def make_environment(id: str) -> Env[Any, Any]:
-    """Make one of mo-gymnasium's, without what its authors are to be told."""
+    """Make an environment of mo-gymnasium without warnings that concern only its authors."""
     with warnings.catch_warnings(), _no_word_of_total_mass(id):
         warnings.filterwarnings("ignore", ".*precision lowered by casting to float32", UserWarning)
         warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
@@ -56,7 +56,7 @@ def make_environment(id: str) -> Env[Any, Any]:
 
 @contextmanager
 def _no_word_of_total_mass(id: str) -> Iterator[None]:
-    """Leave out a deprecation of MuJoCo's, which would else be printed, and written to a file in the working folder."""
+    """Suppress a deprecation warning of MuJoCo, which would be printed and written to a file in the working folder."""
     if "halfcheetah" not in id:
         yield
         return
@@ -87,12 +87,12 @@ def make_algorithm(environment: Env[Any, Any], settings: DQN | DDPG, device: str
         deviation = np.full(shape, given.pop("noise_std"))
         noise = NormalActionNoise(np.zeros_like(deviation), deviation)
         made = stable_baselines3.DDPG("MlpPolicy", environment, action_noise=noise, **given)
-    made.set_logger(Logger(None, []))  # its own would leave an empty folder among the temporary files at each training
+    made.set_logger(Logger(None, []))  # the default logger leaves an empty temporary folder at each training
     return made
 
 
 def online_networks(algorithm: Any) -> nn.ModuleDict:
-    """The networks that are trained by gradients."""
+    """Return the networks that are trained by gradients."""
     if isinstance(algorithm, stable_baselines3.DQN):
         return nn.ModuleDict({"q": algorithm.q_net})
     return nn.ModuleDict({"actor": algorithm.actor, "critic": algorithm.critic})
@@ -111,13 +111,13 @@ def optimizers_of(algorithm: Any) -> dict[str, torch.optim.Optimizer]:
 
 
 def flatten_tensors(tensors: Mapping[str, Tensor], layout: Layout) -> Parameters:
-    """Return tensors by name as one flat vector."""
+    """Return named tensors as one flat vector."""
     return layout.flatten({name: tensors[name].detach().cpu().numpy() for name, _ in layout.shapes})
 
 
 @contextmanager
 def own_randomness() -> Iterator[None]:
-    """Leave the generators that are common to the whole process as they were; stable-baselines3 seeds and uses them."""
+    """Restore the random generators of the process after the block; stable-baselines3 seeds and uses them."""
     python, numpy_ = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:

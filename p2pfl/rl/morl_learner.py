@@ -1,6 +1,6 @@
-"""The learner of a MorlTask: stable-baselines3 between two aggregations.
+"""Learner of a MorlTask, based on stable-baselines3.
 
-Only its public interface is used where there is one, and never its own files, which are pickles.
+Where possible it uses only the public interface. It never uses stable-baselines3's own files, which are pickles.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from p2pfl.rl.morl_components import (
 from p2pfl.rl.morl_settings import DQN, MorlProblem
 
 _BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-_COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # of the last one depends when the target network is renewed
+_COUNTERS = ("num_timesteps", "_n_updates", "_n_calls")  # `_n_calls` determines when the target network is updated
 
 
 class MorlLearner(JudgedByReturns):
-    """See p2pfl.learner; but a training depends on the rounds before, as it learns from their transitions.
+    """Learner of a MorlTask (see p2pfl.learner).
 
-    `state` has all that it depends on, and `restore` puts a learner where another one was.
+    A training also depends on earlier rounds, because it uses their transitions. `state` contains everything that a
+    training depends on, and `restore` continues from it.
     """
 
     def __init__(self, task: MorlProblem, draws: RandomStreams, device: str = "cpu") -> None:
@@ -65,16 +66,16 @@ class MorlLearner(JudgedByReturns):
         """Return the networks after `epochs` times the task's steps.
 
         Args:
-            query: its `proximal`, (mu, anchor), adds mu (w - anchor) to every gradient, after it was clipped.
+            query: its `proximal`, (mu, anchor), adds mu (w - anchor) to every clipped gradient.
         """
         algorithm, steps = self._algorithm, query.epochs * self.task.steps
         with own_randomness(), self._add_proximal_term(query.proximal):
             self._load(query.params)
-            if not algorithm.num_timesteps:  # stable-baselines3 made the target network of its own initial values
+            if not algorithm.num_timesteps:  # stable-baselines3 made the target network from its own initial values
                 target_networks(algorithm).load_state_dict(online_networks(algorithm).state_dict())
             env = algorithm.get_env()
             assert env is not None
-            algorithm.set_env(env)  # gives up the episode under way: the next one is seeded
+            algorithm.set_env(env)  # discards the unfinished episode: the next one is seeded
             algorithm.set_random_seed(self.draws.torch_seed(query.round, query.purpose) % 2**32)
             if isinstance(algorithm, stable_baselines3.DQN):
                 algorithm.exploration_schedule = self._exploration(query.round, steps)
@@ -86,7 +87,7 @@ class MorlLearner(JudgedByReturns):
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:
-        """Return the sums of the rewards of the greedy policy, [m], not discounted; the mean of equally seeded episodes."""
+        """Return the undiscounted sums of the rewards of the greedy policy, [m]: a mean of seeded episodes."""
         total = np.zeros(len(self.task.environment.names))
         seeds = self.draws.generator(0, "evaluation").integers(2**31, size=self.task.episodes).tolist()
         discrete = isinstance(self._judge.action_space, spaces.Discrete)
@@ -103,7 +104,7 @@ class MorlLearner(JudgedByReturns):
         return total / self.task.episodes
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return what stays on the node from round to round: plain arrays, copied."""
+        """Return the state that stays on the node between rounds: plain arrays, copied."""
         algorithm, buffer = self._algorithm, self._buffer
         filled = buffer.buffer_size if buffer.full else buffer.pos
         arrays = {f"buffer/{name}": getattr(buffer, name)[:filled].copy() for name in _BUFFER}
@@ -118,10 +119,10 @@ class MorlLearner(JudgedByReturns):
         return arrays
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from what `state` has returned.
+        """Continue from a state that `state` returned.
 
         Raises:
-            ConfigurationError: it was that of other settings, or of another environment.
+            ConfigurationError: the state has other settings, or another environment.
         """
         try:
             self._restore(state)
@@ -156,11 +157,11 @@ class MorlLearner(JudgedByReturns):
                 self._tensors[name].copy_(torch.from_numpy(np.array(array)))
 
     def _exploration(self, round: int, steps: int) -> Callable[[float], float]:
-        """Return the schedule of random actions in a round of so many steps."""
+        """Return the schedule of random actions in a round of `steps` steps."""
         settings, begun = self.task.settings, self._algorithm.num_timesteps
         assert isinstance(settings, DQN)
 
-        def chance(_: float) -> float:  # of stable-baselines3's own progress, which begins anew at each call of `learn`
+        def chance(_: float) -> float:  # it ignores stable-baselines3's progress, which restarts at each `learn`
             within = min((self._algorithm.num_timesteps - begun) / steps, 1.0)
             return exploration_rate(settings, self.task.rounds, round, within)
 
@@ -168,7 +169,7 @@ class MorlLearner(JudgedByReturns):
 
     @contextmanager
     def _add_proximal_term(self, proximal: tuple[float, Parameters] | None) -> Iterator[None]:
-        """Add FedProx's term to the gradients meanwhile."""
+        """Add FedProx's term to the gradients in this block."""
         with ExitStack() as close:
             if proximal is not None:
                 mu, anchor = proximal
@@ -189,10 +190,10 @@ class MorlLearner(JudgedByReturns):
 
 
 def exploration_rate(settings: DQN, rounds: int, round: int, within: float) -> float:
-    """Return the probability of a random action in a round, once a share `within` of its steps is done.
+    """Return the probability of a random action in a round, after a fraction `within` of its steps.
 
     Args:
-        rounds: in all.
+        rounds: total number of rounds.
     """
     done = (max(round - 1, 0) + within) / rounds
     least = settings.exploration_final_eps

@@ -1,4 +1,4 @@
-"""Definition of what is learned in mo-gymnasium's environments: environment, algorithm, preference."""
+"""Settings of learning in mo-gymnasium's environments: environment, algorithm, preference."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _at_least_one(name: str, value: int) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """What DQN and DDPG have in common; the names are stable-baselines3's, which describes them.
+    """Common settings of DQN and DDPG. The names are those of stable-baselines3, which documents them.
 
     Attributes:
-        buffer_size: transitions that are kept; those of all rounds, until it is full.
-        learning_starts: steps, over all rounds, that are taken at random before anything is learned.
-        train_freq: steps of the environment between two trainings; those of a round are rounded up to a multiple of it.
-        gradient_steps: of a training; -1 is as many as steps were taken.
+        buffer_size: number of transitions that are kept, over all rounds.
+        learning_starts: random steps, over all rounds, before the first training.
+        train_freq: steps of the environment between two trainings; a round's steps are rounded up to a multiple of it.
+        gradient_steps: gradient steps of a training; -1 is the number of steps taken.
         net_arch: widths of the hidden layers.
     """
 
@@ -60,12 +60,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class DQN(Settings):
-    """Deep Q-learning (Mnih et al. 2015), for a few actions.
+    """Deep Q-learning (Mnih et al. 2015), for discrete actions.
 
     Attributes:
-        target_update_interval: steps, over all rounds, after which the target network becomes the Q-network.
-        exploration_fraction: the share of the run in which the probability of a random action falls linearly from 1.
-        exploration_final_eps: to this.
+        target_update_interval: steps, over all rounds, between two updates of the target network to the Q-network.
+        exploration_fraction: fraction of the run in which the probability of a random action decreases linearly from 1.
+        exploration_final_eps: final probability of a random action.
     """
 
     target_update_interval: int
@@ -83,10 +83,10 @@ class DQN(Settings):
 
 @dataclass(frozen=True)
 class DDPG(Settings):
-    """Deep deterministic policy gradients (Lillicrap et al. 2016), for actions that are numbers.
+    """Deep deterministic policy gradients (Lillicrap et al. 2016), for continuous actions.
 
     Attributes:
-        noise_std: the deviation of the normal noise that is added to an action in training.
+        noise_std: standard deviation of the normal noise that is added to an action in training.
     """
 
     noise_std: float
@@ -99,15 +99,15 @@ class DDPG(Settings):
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment, and how FedPref trains in it.
+    """An environment with the training settings of FedPref.
 
     Attributes:
-        id: mo-gymnasium's.
-        names: of its rewards.
-        steps: of the environment between two aggregations (tables 8 to 10).
-        rounds: how many (captions of the figures on clustering in Hartmann's dissertation).
-        episodes: whose mean return is reported; one is enough where nothing is random.
-        settings: tables 11 and 12; what they do not name is stable-baselines3's default.
+        id: mo-gymnasium's id.
+        names: names of its rewards.
+        steps: steps of the environment between two aggregations (tables 8 to 10).
+        rounds: number of rounds (captions of the figures on clustering in Hartmann's dissertation).
+        episodes: number of episodes whose mean return is reported; one is enough in a deterministic environment.
+        settings: those of tables 11 and 12; all others are stable-baselines3's defaults.
         reference, front: see p2pfl.task.Task.
     """
 
@@ -123,18 +123,18 @@ class Environment:
 
 @dataclass
 class MorlProblem:
-    """DQN or DDPG of the linearly scalarised reward: a MorlTask without its learner.
+    """DQN or DDPG on the linearly scalarised reward: a MorlTask without its learner.
 
-    The model is what acts and is trained by gradients: of DQN the Q-network, of DDPG the `actor` and the critic. Their
-    target networks, the optimiser's moments and the transitions stay on the node, from round to round: without the
-    transitions of earlier rounds, in the environments where learning starts late, nothing would ever be learned.
+    The model consists of the networks that act and are trained by gradients: the Q-network of DQN, the `actor` and the
+    critic of DDPG. Their target networks, the optimiser's moments and the transitions stay on the node between rounds.
+    Without the transitions of earlier rounds, nothing would be learned in environments where learning starts late.
 
     Attributes:
         preference: the node's weights of the rewards, [m]; they stay on this node.
-        group: the number of the node's group where preferences are given by groups; it is not sent either.
-        steps: of the environment in an epoch; an episode that is under way at the end is given up.
-        rounds: of the run; exploration falls over a share of them.
-        episodes: whose mean is reported.
+        group: the number of the node's group if preferences are given by groups; it stays on this node too.
+        steps: steps of the environment in an epoch; an unfinished episode is discarded at the end.
+        rounds: rounds of the run; exploration decreases over a fraction of them.
+        episodes: number of episodes whose mean return is reported.
     """
 
     environment: Environment

@@ -1,4 +1,4 @@
-"""Q-learning with a table, of a deterministic environment with several rewards: no neural network, and no torch."""
+"""Tabular Q-learning in a deterministic environment with several rewards, without neural network and torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from p2pfl.rl.evaluation import JudgedByReturns
 
 @dataclass(frozen=True)
 class Environment:
-    """S states, A actions and m rewards, as tables.
+    """Tables of an environment with S states, A actions and m rewards.
 
     Attributes:
-        next: the state that follows, [S, A].
-        rewards: what a step brings, float64 [S, A, m].
-        ends: whether the episode ends with it, [S, A].
-        names: of the rewards.
+        next: the next state, [S, A].
+        rewards: the rewards of a step, float64 [S, A, m].
+        ends: whether the step ends the episode, [S, A].
+        names: names of the rewards.
         start: the state in which an episode begins.
     """
 
@@ -39,18 +39,18 @@ class Environment:
 
 @dataclass
 class TabularTask:
-    """Q-learning (Watkins and Dayan 1992) of the linearly scalarised reward; the model is the table Q [S, A].
+    """Q-learning (Watkins and Dayan 1992) on the linearly scalarised reward; the model is the table Q [S, A].
 
     Attributes:
         preference: the node's weights of the rewards, [m]; they stay on this node.
-        group: the number of the node's group where preferences are given by groups; it is not sent either.
+        group: the number of the node's group if preferences are given by groups; it stays on this node too.
         lr: alpha.
         discount: gamma.
-        steps: of the environment in an epoch; an episode that is under way at the end is given up.
-        longest: steps after which an episode is cut off; the value of what would have come still counts.
-        explore_rounds: the probability of a random action falls linearly from 1 at the start of round 1 to `explore_least`
-            after so many rounds.
-        reference, front: returns that are as bad as can be of interest, and all that are best; see p2pfl.task.Task.
+        steps: steps of the environment in an epoch; an unfinished episode is discarded at the end.
+        longest: steps after which an episode is cut off; the estimated value of the rest still counts.
+        explore_rounds: the probability of a random action decreases linearly from 1 at the start of round 1 to
+            `explore_least` after this number of rounds.
+        reference, front: the worst returns of interest, and all optimal returns; see p2pfl.task.Task.
     """
 
     environment: Environment
@@ -81,7 +81,7 @@ class TabularTask:
         return dict.fromkeys(self.environment.names, True)
 
     def initial(self, seed: int) -> Parameters:
-        """Return a table of zeros, whatever the seed."""
+        """Return a table of zeros, for any seed."""
         return np.zeros(self.layout.size, np.float32)
 
     def learner(self, draws: RandomStreams, device: str = "cpu") -> QLearner:
@@ -91,7 +91,7 @@ class TabularTask:
 class QLearner(JudgedByReturns):
     """The learner of a TabularTask (see p2pfl.learner).
 
-    The tables are lists, which Python reads faster than arrays: a step takes about a microsecond.
+    The tables are lists, which Python reads faster than arrays: a step takes about 1 us.
     """
 
     def __init__(self, task: TabularTask, draws: RandomStreams) -> None:
@@ -109,8 +109,8 @@ class QLearner(JudgedByReturns):
         """Return the table after `epochs` times the task's steps.
 
         Args:
-            query: its `proximal`, (mu, anchor), adds mu/2 (q - anchor)^2 of the updated entry to what a step
-                minimises.
+            query: its `proximal`, (mu, anchor), adds mu/2 (q - anchor)^2 of the updated entry to the minimised
+                function of a step.
         """
         task, n, proximal = self.task, query.epochs * self.task.steps, query.proximal
         q: list[list[float]] = self._table(query.params)
@@ -133,14 +133,14 @@ class QLearner(JudgedByReturns):
             state = after
             if ended or length == task.longest:
                 state, length = task.environment.start, 0
-        with np.errstate(over="ignore"):  # what overflows is not finite
+        with np.errstate(over="ignore"):  # overflow gives a value that is not finite
             trained = np.array(q, np.float32).reshape(-1)
         if not np.isfinite(trained).all():
             raise DivergenceError(self.draws.name, query.round)
         return trained
 
     def returns(self, params: Parameters) -> NDArray[np.float64]:
-        """Return the sums of the rewards of the greedy policy, [m], not discounted; of equal actions it takes the first."""
+        """Return the undiscounted sums of the rewards of the greedy policy, [m]; ties go to the first action."""
         best = params.reshape(self.task.environment.next.shape).argmax(1).tolist()
         state, total = self.task.environment.start, np.zeros(len(self.task.environment.names))
         for _ in range(self.task.longest):
@@ -158,7 +158,7 @@ class QLearner(JudgedByReturns):
 
 
 def random_actions(task: TabularTask, rng: np.random.Generator, round: int, n: int) -> list[int]:
-    """Return for each of the n steps of a round a random action, or -1 where the best is taken."""
+    """Return a random action, or -1 for the best one, for each of the n steps of a round."""
     done = max(round - 1, 0) + np.arange(n) / n
     chance = np.maximum(1 - (1 - task.explore_least) * done / task.explore_rounds, task.explore_least)
     actions = rng.integers(task.environment.next.shape[1], size=n)

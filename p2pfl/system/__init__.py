@@ -1,4 +1,4 @@
-"""Operating system services that nodes, the simulator and their commands share: files, memory, terminal text.
+"""Operating system services for nodes, the simulator and their commands: files, memory, terminal text.
 
 This package imports nothing else of the project except `p2pfl.errors`.
 """

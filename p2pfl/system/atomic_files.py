@@ -1,6 +1,6 @@
 """Atomic file replacement, checksummed ("sealed") files, locks between processes, and disk-error reporting.
 
-A sealed file is a magic line, the SHA-256 of that line and the content, and the content.
+A sealed file consists of a magic line, the SHA-256 of that line and the content, and the content.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import IO
 from p2pfl.errors import ConfigurationError, P2pflError
 from p2pfl.system.event_log import EventLogger
 
-PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what only its owner can read
-LOCK = "lock"  # the file in a folder that is locked
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # modes for access by the owner only
+LOCK = "lock"  # the lock file in a folder
 LOCK_PATIENCE = 5.0  # seconds to wait for a lock that another process holds
 _POLLING = 0.02  # seconds between attempts
 _DIGEST_SIZE = 32
 
 
 class DamagedFileError(P2pflError):
-    """Sealed file that is not as it was written; the text names it."""
+    """Sealed file whose content was changed after it was written; the text names it."""
 
 
 def replace_file(
@@ -35,19 +35,20 @@ def replace_file(
     before: Callable[[], None] = lambda: None,
     mode: int = 0o666,
 ) -> None:
-    """Replace a file by new content, so that at every moment it holds the old or the new one, whole.
+    """Replace a file atomically: at every moment it has either the complete old or the complete new content.
 
     Args:
-        durable: also after a power cut (costs the time of a flush to the disk).
-        before: called when the new content is on the disk, before it takes its place.
-        mode: who may read it, less what the process's umask denies.
+        parts: the new content.
+        durable: keep this guarantee after a power failure, at the cost of a flush to the disk.
+        before: called when the new content is on the disk, before it replaces the old one.
+        mode: permissions of the file, reduced by the process's umask.
 
     Raises:
-        OSError: it could not be written; the old file is as it was, and what was written of the new one is removed.
+        OSError: the file could not be written; the old file is unchanged, and the partial new one is removed.
     """
     temporary = path.with_name(path.name + ".new")
     try:
-        temporary.unlink(missing_ok=True)  # one that a crash left behind may be of another mode
+        temporary.unlink(missing_ok=True)  # a file left by a crash may have another mode
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, mode), "wb") as file:
             for part in parts:
                 file.write(part)
@@ -65,8 +66,8 @@ def replace_file(
 
 
 def sync_folder(folder: Path) -> None:
-    """Make files that were created, renamed or removed in a folder survive a power cut."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened
+    """Flush a folder, so that created, renamed or removed files in it survive a power failure."""
+    if os.name != "posix":  # other systems cannot open a folder
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -78,14 +79,14 @@ def sync_folder(folder: Path) -> None:
 def write_sealed(
     path: Path, magic: bytes, content: bytes, mode: int = PRIVATE, before: Callable[[], None] = lambda: None
 ) -> None:
-    """Replace a sealed file; when this returns it is on the disk.
+    """Replace a sealed file. The content is on the disk when this returns.
 
     Args:
-        magic: says what the file is and in which version; it is the same when the file is read.
-        before, mode: as of `replace_file`.
+        magic: identifies the type and version of the file; the reader must use the same.
+        before, mode: see `replace_file`.
 
     Raises:
-        OSError: as of `replace_file`.
+        OSError: see `replace_file`.
     """
     replace_file(path, [magic, _digest(magic, content), content], before=before, mode=mode)
 
@@ -94,8 +95,8 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
     """Return the content of a sealed file.
 
     Raises:
-        DamagedFileError: it is not what `write_sealed` wrote with this magic.
-        OSError: it cannot be read; FileNotFoundError if there is none.
+        DamagedFileError: the file is not one that `write_sealed` wrote with this magic.
+        OSError: it cannot be read; FileNotFoundError if it does not exist.
     """
     data = path.read_bytes()
     head = len(magic) + _DIGEST_SIZE
@@ -106,7 +107,7 @@ def read_sealed(path: Path, magic: bytes) -> bytes:
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """Open a file to be locked; it is made where there is none, for its owner only.
+    """Open a lock file. If it does not exist, it is created with access for its owner only.
 
     Raises:
         OSError: it cannot be opened.
@@ -116,14 +117,14 @@ def open_lock(path: Path) -> IO[bytes]:
 
 @contextmanager
 def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
-    """Keep other processes that lock the same file out of this block.
+    """Exclude other processes that lock the same file from this block.
 
     Args:
-        path: of the file that is locked; it holds nothing.
+        path: the lock file, which stays empty.
         patience: seconds to wait for another process.
 
     Raises:
-        OSError: the file cannot be opened, or another process holds the lock for longer than that.
+        OSError: the file cannot be opened, or another process holds the lock for longer than `patience`.
     """
     with open_lock(path) as file:
         if os.name == "posix":
@@ -143,13 +144,13 @@ def exclusive(path: Path, patience: float = LOCK_PATIENCE) -> Iterator[None]:
 
 
 def lock_folder(folder: Path, use: str = "runs this node") -> IO[bytes]:
-    """Keep a second process out of a folder for as long as the returned file is open.
+    """Lock a folder against other processes for as long as the returned file is open.
 
     Args:
-        use: what a process does that has it; the error says so.
+        use: the activity of the process that holds the lock, for the error.
 
     Raises:
-        ConfigurationError: another process has it, or its lock file cannot be written.
+        ConfigurationError: another process holds the lock, or the lock file cannot be written.
     """
     try:
         file = open_lock(folder / LOCK)
@@ -174,7 +175,7 @@ def is_folder_locked(folder: Path) -> bool:
 
     try:
         with (folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: another process that looks does not count
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: other processes that only check do not count
     except FileNotFoundError:
         return False
     except OSError:
@@ -183,15 +184,15 @@ def is_folder_locked(folder: Path) -> bool:
 
 
 class DiskErrorReporter:
-    """Tolerates a disk that is full, read-only or gone: reports it once, and once more when writing works again.
+    """Reporter of a full, read-only or missing disk: once when it fails, and once more when writing works again.
 
     Args:
-        path: what is written.
-        what: it in a word or two.
-        log: receives these reports.
+        path: the file that is written.
+        what: a short name of its content.
+        log: receives the reports.
 
     Attributes:
-        problem: why the last try failed; "" if it did not.
+        problem: the reason of the last failure; "" if the last write succeeded.
     """
 
     def __init__(self, path: Path, what: str, log: EventLogger) -> None:
@@ -216,7 +217,7 @@ class DiskErrorReporter:
 
 
 def reason(error: OSError) -> str:
-    """Return the system's text of an error, without file names."""
+    """Return the system's error text, without file names."""
     return error.strerror or str(error) or type(error).__name__
 
 
@@ -226,4 +227,4 @@ def _digest(magic: bytes, content: bytes) -> bytes:
     return digest.digest()
 
 
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
+_BINARY = getattr(os, "O_BINARY", 0)  # without it, Windows translates line ends

@@ -1,4 +1,4 @@
-"""Memory that this machine can still give, as far as the system says it."""
+"""Memory that is still available on this machine, as far as the system reports it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path, PurePosixPath
 
 from p2pfl.errors import ConfigurationError
 
-ROOT = Path("/")  # of the system's files
+ROOT = Path("/")  # root of the system's files
 GROUPS = "/sys/fs/cgroup"
-VERSIONS = {  # of control groups: where they are, and the names of the limit, of what is used, and of caches that give way
+VERSIONS = {  # of control groups: the folder, and the names of the limit, the usage, and the reclaimable caches
     2: ("", "memory.max", "memory.current", "inactive_file "),
     1: ("/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
 }
 
 
 def free_memory() -> int | None:
-    """Return how many bytes this process and others that it starts may still take; None where the system does not say it.
+    """Return the bytes that this process and its children may still allocate; None if the system does not report it.
 
-    It is the least of what the machine has, of what each control group leaves, and of the limit of `ulimit -v`.
+    It is the minimum of the machine's free memory, the rest of each control group's limit, and the rest of `ulimit -v`.
     """
     found = [number * 1024 for number in _numbers("/proc/meminfo", "MemAvailable:")]
     found += [*_cgroup_headroom(), *_ulimit_headroom()]
@@ -26,24 +26,24 @@ def free_memory() -> int | None:
 
 
 def check_memory(what: str, size: int) -> None:
-    """Raise ConfigurationError if so many bytes are not free; `what` is what takes them."""
+    """Raise ConfigurationError if `size` bytes are not free; `what` names their use."""
     free = free_memory()
     if free is not None and size > free:
         raise ConfigurationError(f"{what} takes {amount(size)} of memory, and {amount(free)} are free")
 
 
 def amount(size: float) -> str:
-    """ "0.4 GiB", "1,200.0 GiB"; less than that in MiB."""
+    """Format a size, for example "0.4 GiB" or "1,200.0 GiB"; smaller sizes are in MiB."""
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"
 
 
 def status(key: str) -> int:
-    """Return a figure of this process in bytes, such as "VmRSS:"; 0 where the system does not say it."""
+    """Return a figure of this process in bytes, for example "VmRSS:"; 0 if the system does not report it."""
     return next((number * 1024 for number in _numbers("/proc/self/status", key)), 0)
 
 
 def _cgroup_headroom() -> Iterator[int]:
-    """Yield what each control group that this process is in leaves of its limit."""
+    """Yield the unused part of the limit of each control group of this process."""
     for line in _lines("/proc/self/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -54,7 +54,7 @@ def _cgroup_headroom() -> Iterator[int]:
         else:
             continue
         root, limit, used, cached = VERSIONS[version]
-        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees but the last of them
+        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees only the last of them
             folder = f"{GROUPS}{root}{group}".rstrip("/")
             most, taken = (_lines(f"{folder}/{name}") for name in (limit, used))
             if most and taken and most[0].isdecimal():

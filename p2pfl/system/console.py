@@ -15,7 +15,7 @@ FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
 class Help(argparse.HelpFormatter):
-    """Breaks lines at spaces only, so that names such as coordinated-fedavg stay in one piece."""
+    """Help formatter that breaks lines only at spaces, so that names such as coordinated-fedavg are not split."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """Run a command; turn errors that the user can correct into one line on standard error and an exit code."""
+    """Run a command. Print errors that the user can correct as one line on standard error, and return an exit code."""
     try:
         return command()
     except ConfigurationError as error:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TextIO
 from p2pfl.system.printable import printable
 
 Format = Literal["text", "json"]
-_OPTIONS = ("exc_info", "stack_info", "stacklevel")  # keywords of the methods of a logger that are no fields
+_OPTIONS = ("exc_info", "stack_info", "stacklevel")  # keywords of a logger's methods that are not fields
 
 
 class EventLogger(logging.LoggerAdapter[logging.Logger]):
@@ -26,7 +26,7 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
     The fields are the attribute `fields` of the log record. Their values are strings, numbers, or None.
 
     Args:
-        fields: those of every event.
+        fields: fields of every event.
     """
 
     def __init__(self, logger: logging.Logger, fields: Mapping[str, object] | None = None) -> None:
@@ -37,30 +37,32 @@ class EventLogger(logging.LoggerAdapter[logging.Logger]):
         return EventLogger(self.logger, {**(self.extra or {}), **fields})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Collect the keywords that are fields under one attribute of the record."""
+        """Collect the keywords that are fields in one attribute of the record."""
         options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
         return msg, {**options, "extra": {"fields": {**(self.extra or {}), **kwargs}}}
 
 
 def package_logger(name: str) -> EventLogger:
-    """Return the logger of a package, which prints nothing unless the program that uses the package configures logging."""
+    """Return the logger of a package. It prints nothing unless the program configures logging."""
     logger = logging.getLogger(name)
     logger.addHandler(logging.NullHandler())
     return EventLogger(logger)
 
 
 class TextFormatter(logging.Formatter):
-    """Formats an event as its message on one line."""
+    """Formatter of an event as its message on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return " ".join(_lines(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats an event as one JSON object on one line: `time` (ISO 8601 in UTC), `level`, `node`, `event`, and its fields.
+    """Formatter of an event as one JSON object on one line.
+
+    The object contains `time` (ISO 8601 in UTC), `level`, `node`, `event`, and the event's fields.
 
     Args:
-        now: returns seconds since 1970; by default the time of an event is that of its record.
+        now: returns seconds since 1970; by default the time of the record is used.
     """
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
@@ -84,7 +86,7 @@ def print_events(log: EventLogger, format: Format, stream: TextIO) -> Iterator[N
     """Print the events of a logger during this block, each at once and on one line.
 
     Raises:
-        BrokenPipeError: by the methods of the logger, if nobody reads the stream any more.
+        BrokenPipeError: raised by the logger's methods if the reader of the stream has closed it.
     """
     logger, handler = log.logger, _StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
@@ -100,7 +102,7 @@ def print_events(log: EventLogger, format: Format, stream: TextIO) -> Iterator[N
 
 
 class _StreamHandler(logging.StreamHandler[TextIO]):
-    """Stream handler that raises the error of a closed pipe, so that it ends a command, and reports another one once."""
+    """Stream handler that raises the error of a closed pipe, which ends the command, and reports other errors once."""
 
     _reported = False
 
@@ -117,12 +119,12 @@ class _StreamHandler(logging.StreamHandler[TextIO]):
 
 
 def _lines(record: logging.LogRecord) -> list[str]:
-    """Return the lines of a message, which may quote others, with nothing in them that a terminal obeys."""
+    """Return the lines of a message without terminal control characters, because it may quote untrusted text."""
     return [printable(line) for line in record.getMessage().splitlines()]
 
 
 def _json_value(value: object) -> object:
-    """Return a field as JSON can hold it: text as of `_lines`, and None for a number that is not finite."""
+    """Return a field as a JSON value: text as in `_lines`, and None for a number that is not finite."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     return value if value is None or isinstance(value, int) else printable(str(value))

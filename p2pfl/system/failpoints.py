@@ -1,7 +1,6 @@
-"""Named moments at which a test can have the process end as if it were killed.
+"""Named points at which a test can end the process as if it were killed.
 
-P2PFL_FAILPOINT=published ends it when it is about to announce a model for the first time,
-P2PFL_FAILPOINT=published:3 for the third.
+P2PFL_FAILPOINT=published ends it before it announces its first model, P2PFL_FAILPOINT=published:3 before the third.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ POINTS = {
 
 
 def parse(text: str) -> tuple[str, int]:
-    """Return the point and the time that "point" or "point:3" names; no point of "".
+    """Parse "point" or "point:3" to the name of the point and the count; "" gives no point.
 
     Raises:
-        ValueError: there is no such point, or no such time.
+        ValueError: the point does not exist, or the count is invalid.
     """
     name, _, times = text.partition(":")
     if text and (name not in POINTS or (":" in text and not times.isdecimal()) or times == "0"):
@@ -40,7 +39,7 @@ _wanted, _left = parse(os.environ.get(VARIABLE, ""))
 
 
 def failpoint(name: str) -> None:
-    """End the process here if the environment says so."""
+    """End the process here if the environment variable selects this point."""
     global _left
     if name != _wanted:
         return
@@ -52,4 +51,4 @@ def failpoint(name: str) -> None:
 def _end() -> NoReturn:
     if hasattr(signal, "SIGKILL"):
         os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(137)  # Windows: as near as it gets
+    os._exit(137)  # Windows has no SIGKILL

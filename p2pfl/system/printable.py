@@ -1,17 +1,17 @@
-"""Text of others, made fit for a terminal, a log and a page."""
+"""Sanitising of untrusted text for terminals, logs and pages."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return a text with "?" for every character that a terminal does not show but obeys.
+    """Return a text with "?" for each character that a terminal would interpret instead of display.
 
-    These are control characters, line and paragraph separators, marks that change the direction of what follows, other
-    invisible characters, and those that Unicode does not know.
+    These are control characters, line and paragraph separators, direction marks, other invisible characters, and
+    characters that are not assigned in Unicode.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def key_name(key: bytes) -> str:
-    """Return the first digits of a key, short enough for a message to people."""
+    """Return the first hexadecimal digits of a key, short enough for messages."""
     return key.hex()[:16]

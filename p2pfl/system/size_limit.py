@@ -1,4 +1,4 @@
-"""Limits on the size of a model, checked before memory is taken for it."""
+"""Limits on the size of a model, checked before its memory is allocated."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextvars import ContextVar
 from p2pfl.errors import ConfigurationError
 from p2pfl.system.available_memory import amount
 
-# Copies of all values. A node that trains holds parameters, gradients, two moments, the round's two models, a checkpoint and
-# one that arrives. A command that only looks at a model holds the parameters and one more.
+# Copies of all values. A node in training holds parameters, gradients, two moments, the round's two models, a
+# checkpoint and one incoming model. A command that only reads a model holds the parameters and one more.
 TRAINING, READING = 8, 2
 _limit: ContextVar[tuple[int, int] | None] = ContextVar("memory, and copies of a model's values", default=None)
 
 
 def check_size(what: str, values: int, memory: int | None, copies: int = TRAINING) -> None:
-    """Raise ConfigurationError if a node with `memory` bytes to spare has no room for a model of so many float32 values.
+    """Raise ConfigurationError if a model of `values` float32 values does not fit into `memory` bytes.
 
     Args:
-        what: names the model, for the error.
-        memory: None where it is not known; then every size is right.
-        copies: how often the values are held.
+        what: name of the model, for the error.
+        memory: None if unknown; every size is then accepted.
+        copies: number of copies of the values in memory.
     """
     needed = 4 * copies * values
     if memory is not None and needed > memory:
@@ -32,7 +32,7 @@ def check_size(what: str, values: int, memory: int | None, copies: int = TRAININ
 
 @contextmanager
 def within(memory: int | None, copies: int = TRAINING) -> Iterator[None]:
-    """Have `check_module_size` refuse models in this block that a node with so many bytes has no room for."""
+    """Make `check_module_size` refuse models in this block that do not fit into `memory` bytes."""
     token = _limit.set(None if memory is None else (memory, copies))
     try:
         yield
@@ -41,7 +41,7 @@ def within(memory: int | None, copies: int = TRAINING) -> Iterator[None]:
 
 
 def is_limited() -> bool:
-    """Return whether the size of a model is to be known before it is made."""
+    """Return whether a limit applies, so that the size of a model must be known before it is made."""
     return _limit.get() is not None
 
 

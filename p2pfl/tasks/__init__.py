@@ -1,4 +1,4 @@
-"""Tasks that come with p2pfl: `concept-shift` (synthetic), `digits`, `images`, `fairness` (data sets), and others.
+"""Built-in tasks: `concept-shift` (synthetic), `digits`, `images`, `fairness` (data sets), and others.
 
-Each module has one factory, which a configuration names.
+Each module contains one factory, which a configuration selects by name.
 """

@@ -31,18 +31,18 @@ def concept_shift(
     lr: float = 0.003,
     batch_size: int = 8,
 ) -> TorchTask:
-    """y = <x, theta_c> + e with theta_c ~ U(-10, 10)^d per cluster, x ~ U(-10, 10)^d, e ~ N(0, noise^2).
+    """Linear regression in clusters: y = <x, theta_c> + e, with theta_c ~ U(-10, 10)^d for each cluster c.
 
-    Nodes are divided into clusters in blocks of (nearly) equal size, which share a validation and a test set.
-    The model is linear with a bias, trained by plain SGD. (The paper's table of settings says Adam and gives no noise; with
-    these settings its figures come out.)
+    Inputs are x ~ U(-10, 10)^d, noise is e ~ N(0, noise^2). Nodes are divided into clusters in blocks of (nearly) equal
+    size; the nodes of a cluster share a validation and a test set. The model is linear with a bias, trained by plain
+    SGD. (The paper's table of settings says Adam and gives no noise; these settings reproduce its figures.)
 
     Args:
-        clusters: how many groups of nodes there are.
+        clusters: number of groups of nodes.
         dimensions: d, the numbers in a sample.
         samples, validation, test: sizes, per node, per cluster and per cluster.
         noise: the standard deviation of the noise of the targets.
-        lr: the learning rate; the paper has 0.008 for inverse loss, and 0.003 otherwise.
+        lr: the learning rate; the paper uses 0.008 for inverse loss and 0.003 otherwise.
         batch_size: samples in one step of the optimiser.
     """
     for name, value in {"clusters": clusters, "dimensions": dimensions, "samples": samples}.items():
@@ -69,7 +69,7 @@ def concept_shift(
 
 @lru_cache(maxsize=64)
 def _draw_held_out(seed: int, cluster: int, split: str, n: int, *, dimensions: int, noise: float) -> Arrays:
-    """The validation or test set of a cluster: one pair of tensors, so that it is held once for all of its nodes."""
+    """Return the validation or test set of a cluster as one pair of tensors, which all of its nodes share."""
     draws = RandomStreams(seed, f"concept-shift/{cluster}")
     theta = draws.generator(0, "theta").uniform(-10, 10, dimensions)
     return _draw(draws.generator(0, split), theta, n, noise)

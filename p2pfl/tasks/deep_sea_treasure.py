@@ -1,4 +1,4 @@
-"""Deep-sea treasure: a submarine dives for near and small or for far and large treasures; treasure and time conflict."""
+"""Deep-sea treasure: a submarine dives for treasures, and more valuable ones take more time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from p2pfl.rl.tabular_q_learning import Environment, TabularTask
 from p2pfl.task import Part
 
 ROWS = 11
-DEPTHS = (1, 2, 3, 4, 4, 4, 7, 7, 9, 10)  # the row of each column's treasure; below it is rock
+DEPTHS = (1, 2, 3, 4, 4, 4, 7, 7, 9, 10)  # the row of each column's treasure, with rock below
 TREASURES = (0.7, 8.2, 11.5, 14.0, 15.1, 16.1, 19.6, 20.3, 22.4, 23.7)
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # up, down, left, right
 REFERENCE = (0.0, -50.0)  # of treasure and time, for the hypervolume (the usual one of this environment)
 GROUPS = [[0.9, 0.1], [0.5, 0.5], [0.25, 0.75], [0.05, 0.95]]
 
 FRONT = tuple((value, -float(depth + column)) for column, (depth, value) in enumerate(zip(DEPTHS, TREASURES, strict=True)))
-"""(treasure, time) of the shortest way to each treasure: the front of what is attainable."""
+"""(treasure, time) of the shortest path to each treasure: the attainable front."""
 
 
 def deep_sea_treasure(
@@ -39,20 +39,18 @@ def deep_sea_treasure(
 ) -> TabularTask:
     """Tabular Q-learning of deep-sea treasure, with the objectives `treasure` and `time`.
 
-    The map has 11 rows and 10 columns (Vamplew et al. 2011) and the treasures of Yang et al. 2019, 0.7 to 23.7.
-    It is mo-gymnasium's deep-sea-treasure-v0 without its eleventh column of open water. The submarine starts in the upper
-    left corner and moves up, down, left or right; a move into rock or off the map leaves it where it is. Each
-    step costs 1 of time; an episode ends at a treasure. The reward is the scalarised return, not discounted, of the greedy
-    policy.
+    The map has 11 rows and 10 columns (Vamplew et al. 2011) and the treasures of Yang et al. 2019, 0.7 to 23.7. It is
+    mo-gymnasium's deep-sea-treasure-v0 without its eleventh column of open water. The submarine starts in the upper
+    left corner and moves up, down, left or right. After a move into rock or off the map it stays in place. Each step
+    costs 1 of time, and an episode ends at a treasure. The reported reward is the undiscounted scalarised return of the
+    greedy policy.
 
     Args:
-        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.rl.tabular_q_learning.TabularTask. By default
-            exploration
-            ends after the first 40 % of 28 rounds.
+        lr, discount, steps, longest, explore_rounds, explore_least: see p2pfl.rl.tabular_q_learning.TabularTask. By
+            default exploration ends after the first 40 % of 28 rounds.
         preference: this node's own weights of treasure and time.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
-            default in four
-            groups, with .9, .5, .25 and .05 on treasure.
+        preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences). The
+            default is four groups, with 0.9, 0.5, 0.25 and 0.05 on treasure.
     """
     for name, value in {"steps": steps, "longest": longest}.items():
         if value < 1:
@@ -81,7 +79,7 @@ def deep_sea_treasure(
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Return the tables; state 10 * row + column."""
+    """Return the tables of the environment; the state is 10 * row + column."""
     columns = len(DEPTHS)
     after = np.zeros((ROWS * columns, len(MOVES)), np.int64)
     rewards = np.zeros((ROWS * columns, len(MOVES), 2))

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits (1,797 images of 8 x 8) with a small MLP: the task that needs no file."""
+"""scikit-learn's handwritten digits (1,797 images of 8 x 8) with a small MLP. The task needs no data file."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def digits(
     batch_size: int = 4,
     private: Literal["", "head"] = "",
 ) -> TorchTask:
-    """Digits, divided among the nodes; an MLP 64-hidden-10 with relu, trained by SGD.
+    """Digits, divided among the nodes; an MLP 64-hidden-10 with ReLU, trained by SGD.
 
     80 % of the images are for training, 10 % for validation, 10 % for test. The training images of a label are divided
-    among the nodes that have the label, with no image at two nodes. A node is validated and tested on the images of its
+    among the nodes that have the label; no image is on two nodes. A node is validated and tested on the images of its
     labels (see judged_on), which it shares with the other nodes that have them.
 
     Args:
-        labels: how many of the ten labels each node has.
-        samples: at most so many training images per node; 0 takes an equal share of all.
-        shared: each node draws its `samples` images for itself: for more nodes than there are images.
-        judged_on: the labels of the images that a node is validated and tested on: its `own` (default), or `all` ten, most
-            of which a node with few of its own can only learn from others.
+        labels: number of labels of each node, of ten.
+        samples: maximum number of training images of a node; 0 takes an equal share of all.
+        shared: each node draws its `samples` images independently, for more nodes than there are images.
+        judged_on: the labels of the images for validation and test: the node's `own` (default), or `all` ten. With
+            `all`, a node with few labels can learn most of them only from others.
         hidden: width of the hidden layer.
         lr, momentum: learning rate and momentum of SGD.
         batch_size: samples in one step of the optimiser.
-        private: "head" keeps the last layer on its node: what precedes it is shared.
+        private: "head" keeps the last layer on its node; the layers before it are shared.
     """
     if not 1 <= labels <= CLASSES:
         raise ConfigurationError(f"task.labels must be from 1 to {CLASSES}, got {labels}")
@@ -83,7 +83,7 @@ def digits(
 
 @lru_cache(maxsize=8)
 def digit_images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.ndarray]]:
-    """All images (pixels from 0 to 1), their labels, and the indices of each split."""
+    """Return all images (pixels from 0 to 1), their labels, and the indices of each split."""
     pixels, labels = read()
     order = RandomStreams(seed, "digits").generator(0, "splits").permutation(len(labels))
     train, validation, test = np.split(order, [int(0.8 * len(order)), int(0.9 * len(order))])
@@ -93,12 +93,12 @@ def digit_images(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, np.nd
 
 @lru_cache(maxsize=8)
 def node_labels(seed: int, count: int, labels: int) -> list[tuple[int, ...]]:
-    """Which labels each of `count` nodes has: every node `labels` of them, every label at (nearly) as many nodes."""
+    """Return the labels of each of `count` nodes: `labels` at every node, and each label at (nearly) as many nodes."""
     rng = RandomStreams(seed, "digits").generator(0, "labels")
     held = np.zeros(CLASSES, int)
     result = []
     for _ in range(count):
-        order = np.lexsort((rng.random(CLASSES), held))[:labels]  # the labels that the fewest nodes have, ties at random
+        order = np.lexsort((rng.random(CLASSES), held))[:labels]  # the labels on the fewest nodes, ties at random
         held[order] += 1
         result.append(tuple(sorted(order.tolist())))
     return result
@@ -106,10 +106,10 @@ def node_labels(seed: int, count: int, labels: int) -> list[tuple[int, ...]]:
 
 @lru_cache(maxsize=8)
 def digit_shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
-    """The training images of each node: the share of each of its labels is as large as the least frequent allows."""
+    """Return the training images of each node: the images of each label are divided equally among its nodes."""
     _, y, splits = digit_images(seed)
     train = splits["train"]
-    if labels == CLASSES:  # no label to keep apart: equal parts of a random order
+    if labels == CLASSES:  # every node has all labels: equal parts of a random order
         size = len(train) // count
         return [train[k * size : (k + 1) * size] for k in range(count)]
     owners = node_labels(seed, count, labels)
@@ -125,7 +125,7 @@ def digit_shares(seed: int, count: int, labels: int) -> list[np.ndarray]:
 
 @lru_cache(maxsize=512)
 def _pool(seed: int, split: str, labels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The validation or test images of some labels: one pair of tensors, held once for all nodes with these labels."""
+    """Return the validation or test images of some labels as tensors that all nodes with these labels share."""
     x, y, _ = digit_images(seed)
     index = _pool_of(seed, split, labels)
     return x[index], y[index]
@@ -133,6 +133,6 @@ def _pool(seed: int, split: str, labels: tuple[int, ...]) -> tuple[torch.Tensor,
 
 @lru_cache(maxsize=512)
 def _pool_of(seed: int, split: str, labels: tuple[int, ...]) -> np.ndarray:
-    """Which images of a split have one of some labels."""
+    """Return the indices of a split's images that have one of these labels."""
     _, y, splits = digit_images(seed)
     return splits[split][np.isin(y.numpy()[splits[split]], labels)]

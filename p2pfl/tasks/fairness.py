@@ -1,4 +1,4 @@
-"""Fair classification: accuracy against the fairness of decisions between groups, one objective for each attribute."""
+"""Fair classification: accuracy against fairness of decisions between groups, with one objective for each attribute."""
 
 from __future__ import annotations
 
@@ -63,46 +63,49 @@ def fairness(
     preferences: Table = DIRICHLET,
     scalarisation: Table = LINEAR,
 ) -> TorchTask:
-    """Two classes, and one sensitive attribute or several, by which decisions shall not differ.
+    """Binary classification with one or several sensitive attributes, whose groups should be treated equally.
 
-    The fairness benchmarks of Hartmann, Multi-objective learning in federation (chapter 5). The objectives are the binary
-    cross-entropy with logits, and for each attribute the relaxed difference between its groups plus 0.1 times the
-    cross-entropy. All are divided by their values before training. The model is an MLP 64-32 with relu; its inputs include
-    the sensitive columns. Reported are accuracy and fairness, 1 minus the exact difference: `parity_sex`, `opportunity_race`
-    or `odds_age`, by measure and attribute. (The dissertation gives neither c nor the batch size; initial values are here
-    those of the initial model on all nodes' training samples, so that a preference means the same at each node.)
+    The task contains the fairness benchmarks of Hartmann, Multi-objective learning in federation (chapter 5). The
+    objectives are the binary cross-entropy with logits, and for each attribute the relaxed difference between its
+    groups plus 0.1 times the cross-entropy. All are divided by their values before training.
 
-    Features are fitted on what nodes train on, and on nothing else (see p2pfl.data.tabular.table.Encoder); a node on its
-    own reads the whole table too, of which it takes its part.
+    The model is an MLP 64-32 with ReLU; its inputs include the sensitive columns. The task reports accuracy and
+    fairness. Fairness is 1 minus the exact difference: `parity_sex`, `opportunity_race` or `odds_age`, by measure and
+    attribute. (The dissertation gives neither c nor the batch size. Here the initial values are those of the initial
+    model on all nodes' training samples, so that a preference means the same on each node.)
+
+    Features are fitted on the training samples of all nodes, and on nothing else (see
+    p2pfl.data.tabular.table.Encoder). A node on a machine of its own therefore also reads the whole table and takes its
+    part.
 
     Args:
         data: a table with a schema (adult, bank, compas, or the path of a .toml file; see p2pfl.data.tabular.table), or
             "synthetic" for PraFFL's SYNTHETIC.
-        root: the folder of the data sets, if it is not the environment variable P2PFL_DATA.
-        rows: of SYNTHETIC; 0 is 5,000.
-        sensitive: attributes; by default those that the schema names. "sex+race" is one with a group for each combination.
+        root: the folder of the data sets; by default the environment variable P2PFL_DATA.
+        rows: number of rows of SYNTHETIC; 0 is 5,000.
+        sensitive: attributes; by default those of the schema. "sex+race" has a group for each combination.
         measure: "demographic-parity", "equal-opportunity", or "equalised-odds".
-        against: what groups are compared with when fairness is reported: the other "groups", or the "mean", as PraFFL does.
-        kind: the relaxation: "tanh", or PraFFL's "covariance", which knows demographic parity only.
+        against: reference of the reported fairness: the other "groups", or the "mean", as in PraFFL.
+        kind: the relaxation: "tanh", or PraFFL's "covariance", which supports only demographic parity.
         sharpness: c of the tanh relaxation.
-        share: of the cross-entropy that is added to a fairness loss.
+        share: factor of the cross-entropy that is added to a fairness loss.
         normalise: whether losses are divided by their initial values.
         partition: { name = "iid" }, "stratified", "dirichlet" (alpha, by), or "proportions" (by, shares); see
             p2pfl.data.partition.group_partition.
-        validation: the fraction of a node's samples, without those for testing.
-        test: the fraction of all rows, where there is no official test part.
-        official: false joins an official test part to the other rows, and draws one as if there were none.
-        judged_on: the test samples of a node: its `own` part of them (default), or `all`.
+        validation: fraction of a node's samples, excluding those for testing.
+        test: fraction of all rows, if there is no official test part.
+        official: false merges an official test part with the other rows and draws a new test part.
+        judged_on: the test samples of a node: its `own` part (default), or `all`.
         hidden: widths of the hidden layers, [64, 32] by default; an empty list makes a linear model.
         optimizer: { name = "adam" } (lr, betas, eps, weight_decay), or "sgd" (lr, momentum, weight_decay).
         batch_size: samples in one step of the optimiser.
-        preference: this node's own weights, of accuracy first and then of each attribute.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
-            default uniformly.
+        preference: this node's own weights, first of accuracy and then of each attribute.
+        preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences);
+            uniform by default.
         scalarisation: { name = "linear" } by default, or { name = "tchebycheff", gamma = 1.0 }.
 
     Raises:
-        ConfigurationError: an option makes no sense, or the data cannot be used.
+        ConfigurationError: an option is invalid, or the data cannot be used.
     """
     widths = [64, 32] if hidden is None else hidden
     if not all(width > 0 for width in widths):
@@ -142,11 +145,11 @@ def fairness(
     )
 
 
-_scalarise = scalarisation  # the function, which the option of the same name hides
+_scalarise = scalarisation  # the option of the same name hides the function
 
 
 def network(features: int, widths: Sequence[int]) -> nn.Module:
-    """Return an MLP with relu between its layers, from features to one logit."""
+    """Return an MLP with ReLU between its layers, from features to one logit."""
     layers: list[nn.Module] = []
     for before, after in pairwise([features, *widths, 1]):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -168,16 +171,17 @@ def pool_of(
     division: Division,
     columns: Mapping[str, ColumnKind] | None = None,
 ) -> Pool:
-    """Return the rows of `count` nodes; that of the same arguments is made once, and shared by the nodes of a process.
+    """Return the rows of `count` nodes. The result is cached, so that the nodes of a process share it.
 
     Args:
-        seed: of the division, and of SYNTHETIC.
-        sensitive: attributes; none are those that the schema names.
-        columns: changes of what the schema says of columns; see p2pfl.data.tabular.table.load.
-        data, root, rows, division: options of the tasks, of the same names.
+        seed: seed of the division, and of SYNTHETIC.
+        count: number of nodes.
+        sensitive: attributes; if empty, those of the schema.
+        columns: changes to the schema's kinds of columns; see p2pfl.data.tabular.table.load.
+        data, root, rows, division: options of the tasks with the same names.
 
     Raises:
-        ConfigurationError: an option makes no sense, or the data cannot be used.
+        ConfigurationError: an option is invalid, or the data cannot be used.
     """
     where = str(data_root(root, f"the data set {data!r}")) if data in names() else ""
     changes = tuple(sorted((columns or {}).items()))
@@ -194,7 +198,7 @@ def pool_of(
 
 
 class Pool:
-    """All nodes' rows of a data set, encoded when they are asked for."""
+    """Rows of all nodes of a data set. They are encoded on request."""
 
     def __init__(
         self,
@@ -216,13 +220,13 @@ class Pool:
         return Samples(torch.from_numpy(self._encode(index)), torch.from_numpy(self._targets[index].astype(np.float32)))
 
     def samples(self, node: int, all_tests: bool) -> dict[Split, Samples]:
-        """Return a node's samples by split; of splits that are empty nothing."""
+        """Return a node's samples by split; empty splits are left out."""
         share = self._shares[node]
         index: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}
         found = {split: self.of(rows) for split, rows in index.items() if len(rows) and not (all_tests and split == "test")}
         tests = np.sort(np.concatenate([each.test for each in self._shares])) if all_tests else np.empty(0, np.int64)
         if len(tests):
-            if self._common is None:  # the same tensors for all nodes, so that they are held once
+            if self._common is None:  # all nodes share the same tensors
                 self._common = self.of(tests)
             found["test"] = self._common
         return found
@@ -268,7 +272,7 @@ def _source(
 
 @lru_cache(maxsize=8)
 def _normalise(pool: Pool, losses: FairLosses, widths: tuple[int, ...], seed: int) -> FairLosses:
-    """Return losses that are 1 for the initial model, on all nodes' training samples together."""
+    """Return losses scaled to 1 for the initial model, on the training samples of all nodes."""
     samples = pool.of(pool.trained)
     module = _initial(pool.features, widths, seed)
     with torch.no_grad():
@@ -281,7 +285,7 @@ def _normalise(pool: Pool, losses: FairLosses, widths: tuple[int, ...], seed: in
 
 
 def _initial(features: int, widths: Sequence[int], seed: int) -> nn.Module:
-    """Return the module with the weights that all nodes start from; see TorchTask.initial."""
+    """Return the module with the common initial weights; see TorchTask.initial."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(federation_draws(seed).torch_seed(0, "initial model"))
         return make_module(partial(network, features, widths))

@@ -1,4 +1,4 @@
-"""Classes of images from real data sets, divided among nodes, with or without a shift between groups of them."""
+"""Image classification on real data sets, divided among nodes, with optional shifts between groups of nodes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ IID, NO_SHIFT, MLP, PLAIN_SGD = {"name": "iid"}, {"name": "none"}, {"name": "mlp
 AS_THEY_ARE: Table = {}
 OPTIMIZERS = {"sgd": SGD, "adam": Adam}
 
-# What nodes have in common stands in memory once, for as long as one of them uses it.
+# Tensors that several nodes share. Each is held once, as long as a node uses it.
 _common: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
 
 
 @dataclass
 class ImageTask(TorchTask):
-    """A TorchTask that may start from a file.
+    """A TorchTask that can start from a file.
 
     Attributes:
-        start: what is of the file.
-        drawn: the names of tensors that are drawn from the seed nevertheless.
+        start: parameters from the file.
+        drawn: names of tensors that are still drawn from the seed.
     """
 
     start: Parameters | None = None
@@ -81,36 +81,41 @@ def images(
     head: Literal["file", "new"] = "file",
     private: Literal["", "head"] = "",
 ) -> TorchTask:
-    """Images of one or several data sets; cross-entropy, accuracy.
+    """Image classification on one or several data sets, with cross-entropy loss; reports accuracy.
 
-    Training and validation samples are of a set's official training part, test samples of its official test part. No two
-    nodes train on the same sample. Pixels are scaled to 0 to 1, then by the set's mean and deviation, one of each per
-    channel. They are 0.1307 and 0.3081 for MNIST, 0.2860 and 0.3530 for Fashion-MNIST, and 0.3053 and 0.3760 for digits.
-    Those of the CIFAR sets are in p2pfl.data.images.registry; a set without a name has those of its training part.
+    Training and validation samples come from a set's official training part, test samples from its official test part.
+    No two nodes train on the same sample. Pixels are scaled to 0 to 1, then by the mean and standard deviation of each
+    channel of the set. These are 0.1307 and 0.3081 for MNIST, 0.2860 and 0.3530 for Fashion-MNIST, and 0.3053 and
+    0.3760 for digits. Those of the CIFAR sets are in p2pfl.data.images.registry; for other sets they are computed from
+    the training part.
 
     Args:
-        data: a folder of the data root (data.images.registry), "digits" for scikit-learn's, or a list for a domain shift.
-        root: the folder of the data sets, if it is not the environment variable P2PFL_DATA.
-        samples: training samples of a node, at most; 0 is its whole share.
-        validation: validation samples of a node, or below 1 a part of its samples; never more than half of its share.
-        test: test samples of a node, at most, in the proportions of its training labels; 0 takes as many as there are.
+        data: a folder of the data root (data.images.registry), "digits" for scikit-learn's, or a list for a domain
+            shift.
+        root: the folder of the data sets; by default the environment variable P2PFL_DATA.
+        samples: maximum number of training samples of a node; 0 is its whole share.
+        validation: number of validation samples of a node, or below 1 a fraction of its samples; at most half of its
+            share.
+        test: maximum number of test samples of a node, in the proportions of its training labels; 0 takes all
+            available.
         partition: { name = "iid" }, "dirichlet" (alpha), "pathological" (classes), "quantity" (alpha), "writer", or
             "clusters" (groups, sizes); see p2pfl.data.partition.label_partition.
         shift: { name = "none" }, "rotation" (angles, sizes), "label-groups" (groups, sizes), "concept" (groups, sizes),
-            "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see p2pfl.data.partition.shifts.
-        augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the run; see
-            p2pfl.data.images.transforms.
+            "label-permutation" (share or nodes, permutation), or "domain" (sizes, labels); see
+            p2pfl.data.partition.shifts.
+        augment: { shift = pixels, rotation = degrees, noise = deviation } makes all images harder, once, before the
+            run; see p2pfl.data.images.transforms.
         model: { name = "linear" }, "mlp" (hidden), "cnn" (channels, kernel, dense), or "resnet18"; see
             p2pfl.learning.models.
         optimizer: { name = "sgd" } (lr, momentum, weight_decay), or "adam" (lr, betas, eps, weight_decay).
         batch_size: samples in one step of the optimiser.
-        initial: a safetensors file to start from, instead of weights drawn from the seed.
-        head: whether the last layer is of that file too, or is drawn from the seed (`new`): for weights that were trained on
-            other classes.
-        private: "head" keeps the last layer on its node: what precedes it is shared.
+        initial: a safetensors file with initial weights, instead of weights drawn from the seed.
+        head: take the last layer from that `file` too, or draw it from the seed (`new`), for weights that were trained
+            on other classes.
+        private: "head" keeps the last layer on its node; the layers before it are shared.
 
     Raises:
-        ConfigurationError: an option makes no sense, or the data or the file cannot be used.
+        ConfigurationError: an option is invalid, or the data or the file cannot be used.
     """
     names = [data] if isinstance(data, str) else data
     if not names:
@@ -121,7 +126,7 @@ def images(
     source = loaded[share.source]
     make, options = choose("task.model", model, MODELS)
     module = partial(build, "task.model", make, options, shape=source.train.x.shape[1:], classes=share.labels)
-    make_module(module)  # reports what is wrong with it
+    make_module(module)  # reports an invalid module early
     steps, how = choose("task.optimizer", optimizer, OPTIMIZERS)
     draws = RandomStreams(seed, f"images/{part.index}")
     splits: dict[Split, np.ndarray] = {"train": share.train, "validation": share.validation, "test": share.test}
@@ -151,10 +156,10 @@ def _plan(loaded: tuple[ImageSet, ...], division: str, count: int, seed: int) ->
 def _samples(
     source: ImageSet, split: Split, index: np.ndarray, *, share: Share, harder: Table, draws: RandomStreams
 ) -> Samples:
-    """Return a node's samples as tensors; those that another node has in just the same way are the same tensors."""
+    """Return a node's samples as tensors; nodes with identical samples share the same tensors."""
     images = source.test if split == "test" else source.train
     which = (source, split == "test", index.tobytes())
-    inputs = (*which, object() if harder else share.angle % 360)  # what is drawn for a node is its own
+    inputs = (*which, object() if harder else share.angle % 360)  # random augmentation is never shared
     targets = (*which, share.names.tobytes())
     x, y = _common.get(inputs), _common.get(targets)
     if x is None:
@@ -167,7 +172,7 @@ def _samples(
 
 
 def _pixels(source: ImageSet, x: np.ndarray, angle: float, harder: Table, rng: np.random.Generator) -> np.ndarray:
-    """Return images as the model sees them: float32 [n, c, h, w], turned, made harder, and normalised."""
+    """Return images as the model's input: float32 [n, c, h, w], rotated, augmented and normalised."""
     values = rotate(x.astype(np.float32) / np.float32(source.top), angle)
     if harder:
         values = build("task.augment", augmented, harder, x=values, rng=rng)

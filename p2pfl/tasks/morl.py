@@ -1,4 +1,4 @@
-"""FedPref's environments with several rewards: deep-sea treasure, minecart, two lunar landers, the half cheetah."""
+"""FedPref's environments with several rewards: deep-sea treasure, minecart, two lunar landers, and half cheetah."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from p2pfl.tasks.deep_sea_treasure import FRONT, REFERENCE
 
 NEEDED = ("gymnasium", "mo_gymnasium", "stable_baselines3")
 
-# The paper has version 2 of the landers, and version 4 of the cheetah; mo-gymnasium 1.3 has only later ones. References are
-# those of table A.1 of Hartmann's dissertation.
+# The paper uses version 2 of the landers and version 4 of the cheetah; mo-gymnasium 1.3 has only later ones. References
+# are those of table A.1 of Hartmann's dissertation.
 ENVIRONMENTS: Mapping[str, Environment] = {
     "deep-sea-treasure": Environment(
         "deep-sea-treasure-v0",
@@ -138,20 +138,20 @@ def morl(
 ) -> MorlTask:
     """Deep reinforcement learning of an environment of mo-gymnasium, with several objectives.
 
-    What is not given is as in FedPref (Hartmann et al. 2024, appendix A). The reward is the scalarised return, not
-    discounted, of the greedy policy. It needs the extra `morl`.
+    Options that are not given are as in FedPref (Hartmann et al. 2024, appendix A). The reported reward is the
+    undiscounted scalarised return of the greedy policy. The task needs the extra `morl`.
 
     Args:
-        environment: `deep-sea-treasure` (objectives treasure and time), `minecart` (first ore, second ore, fuel) and
-            `lunar-lander` (landing, shaping, main engine, side engine) are learned by DQN; `lunar-lander-continuous` (as
-            before) and `halfcheetah` (speed, energy), whose actions are numbers, by DDPG.
-        steps: of the environment in an epoch; an episode that is under way at the end is given up.
-        rounds: of the run; exploration falls over a share of them.
-        episodes: whose mean return is reported.
-        settings: changes to those of the algorithm (see p2pfl.rl.morl.DQN and p2pfl.rl.morl.DDPG).
+        environment: DQN learns `deep-sea-treasure` (objectives treasure and time), `minecart` (first ore, second ore,
+            fuel) and `lunar-lander` (landing, shaping, main engine, side engine). DDPG learns `lunar-lander-continuous`
+            (the same objectives) and `halfcheetah` (speed, energy), whose actions are continuous.
+        steps: steps of the environment in an epoch; an unfinished episode is discarded at the end.
+        rounds: rounds of the run; exploration decreases over a fraction of them.
+        episodes: number of episodes whose mean return is reported.
+        settings: changes to the settings of the algorithm (see p2pfl.rl.morl.DQN and p2pfl.rl.morl.DDPG).
         preference: this node's own weights of the objectives.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
-            default uniformly.
+        preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences);
+            uniform by default.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise MissingRequirementError(f"the task morl needs {', '.join(missing)}: pip install 'p2pfl-node[morl]'")

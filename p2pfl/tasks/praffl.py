@@ -1,4 +1,4 @@
-"""PraFFL's data sets: a model for every preference between performance and fairness, or a plain classifier beside it."""
+"""PraFFL's data sets, with a model for every preference between performance and fairness, or a plain classifier."""
 
 from __future__ import annotations
 
@@ -47,40 +47,41 @@ def praffl(
     penalty: float = 0.0,
     kept: Literal["loss", "hypervolume"] = "loss",
 ) -> PrafflTask | FairClassifier:
-    """Two classes and a sensitive attribute: PraFFL (Ye, Kou and Tang 2025, "PraFFL: a preference-aware scheme in fair
-    federated learning").
+    """Binary classification with a sensitive attribute: PraFFL (Ye, Kou and Tang 2025, "PraFFL: a preference-aware
+    scheme in fair federated learning").
 
-    A node's model is a part that is shared, and a hypernetwork that never leaves the node and turns a preference into the
-    rest of a classifier; see p2pfl.fairness.praffl. What is reported is the hypervolume that error and demographic-parity
-    disparity
-    of 1,000 preferences' models dominate on a node's own test data; the model of the best validation hypervolume is kept.
+    A node's model has a shared part and a hypernetwork. The hypernetwork never leaves the node; it turns a preference
+    into the rest of a classifier (see p2pfl.fairness.praffl). The reported metric is a hypervolume on the node's own
+    test data: the one that error and demographic-parity disparity of the models for 1,000 preferences dominate. The
+    model with the best validation hypervolume is kept.
 
     Args:
-        data: "synthetic", a table with a schema (adult, bank, compas), or the path of a schema file (data.tabular.table).
-        root: the folder of the data sets, if it is not the environment variable P2PFL_DATA.
-        rows: of SYNTHETIC; 0 is 5,000.
-        columns: changes of what a schema says of columns, such as { duration = "numeric" } of bank.
-        sensitive: the attribute; by default the first that the schema names. "sex+race" has a group for each combination.
+        data: "synthetic", a table with a schema (adult, bank, compas), or the path of a schema file
+            (data.tabular.table).
+        root: the folder of the data sets; by default the environment variable P2PFL_DATA.
+        rows: number of rows of SYNTHETIC; 0 is 5,000.
+        columns: changes to the schema's kinds of columns, for example { duration = "numeric" } of bank.
+        sensitive: the attribute; by default the first of the schema. "sex+race" has a group for each combination.
         partition: { name = "iid" }, "stratified", "dirichlet" (alpha, by), or "proportions" (by, shares); see
             p2pfl.data.partition.group_partition.
-        validation: the fraction of a node's samples, without those for testing.
-        test: the fraction of all rows.
+        validation: fraction of a node's samples, excluding those for testing.
+        test: fraction of all rows.
         official: true uses a table's own test part instead, if it has one.
-        model: "single" makes a plain classifier, that is reported by the same measures: what PraFFL is compared with. Of the
-            options that follow it takes `optimizer`, `batch_size`, `penalty` and `kept`, and an epoch is one pass.
+        model: "single" makes a plain classifier, reported with the same measures, as PraFFL's baseline. Of the
+            following options it uses `optimizer`, `batch_size`, `penalty` and `kept`, and an epoch is one pass.
         communicated: tau_c, passes in which the shared part is trained, in each epoch of the policy.
         personal: tau_p, passes in which the hypernetwork is trained.
-        preferences: how many are drawn for each step.
-        gamma: of the smooth Tchebycheff function (1/gamma) log sum_i exp(gamma L_i / lambda_i).
+        preferences: number of preferences drawn for each step.
+        gamma: gamma of the smooth Tchebycheff function (1/gamma) log sum_i exp(gamma L_i / lambda_i).
         optimizer: { name = "adam" } (lr, betas, eps, weight_decay), or "sgd" (lr, momentum, weight_decay).
         batch_size: samples in one step of the optimiser.
-        measured: how many preferences a model is measured with.
-        penalty: of a "single" model, by which PraFFL's fairness loss is multiplied that is added to its cross-entropy.
-        kept: which "single" model of a run is its result: that of the least validation "loss", or of the greatest validation
-            "hypervolume".
+        measured: number of preferences used to evaluate a model.
+        penalty: factor of PraFFL's fairness loss, which is added to the cross-entropy of a "single" model.
+        kept: criterion for the resulting "single" model of a run: the lowest validation "loss", or the greatest
+            validation "hypervolume".
 
     Raises:
-        ConfigurationError: an option makes no sense, or the data cannot be used.
+        ConfigurationError: an option is invalid, or the data cannot be used.
     """
     division = (partition, validation, test, official)
     pool = pool_of(
@@ -115,5 +116,5 @@ def praffl(
 
 
 def _network(features: int) -> nn.Module:
-    """Return psi with one layer after it."""
+    """Return psi followed by one linear layer."""
     return nn.Sequential(*body(features), nn.Linear(BODY[-1], 1))

@@ -1,7 +1,7 @@
-"""A node's own data from a file, .npz or .csv, with an MLP: the task for data that never leaves its machine.
+"""Classification of a node's own data from an .npz or .csv file, with an MLP, for data that never leaves its machine.
 
-What is agreed upon by all nodes (classes, features, the model, how it is trained) are options; the path of a node's file is
-its own affair and is given apart from them.
+Settings common to all nodes (classes, features, the model, the training) are options. The path of a node's file is
+private and is configured separately.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ def table(
     test: float = 0.1,
     standardize: Literal["none", "local"] = "none",
 ) -> TorchTask:
-    """Classes from numbers; an MLP features-hidden-classes with relu, trained by SGD on all rows of this node's file.
+    """Classification of numeric features: an MLP features-hidden-classes with ReLU, trained by SGD on this node's file.
 
-    An .npz file has the arrays x [n, ...] and y [n], and, if the splits are already made, x_validation, y_validation, x_test
-    and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1.
+    An .npz file contains the arrays x [n, ...] and y [n]. For predefined splits it also contains x_validation,
+    y_validation, x_test and y_test. A .csv file has one header line, and numbers below it. Labels are 0 to classes - 1.
 
     Args:
-        part: not used, as the file is this node's part.
+        part: not used, because the file is this node's part.
         classes: the number of classes, 2 or more.
-        features: numbers in a sample; an array of more dimensions is flattened.
+        features: numbers in a sample; an array with more dimensions is flattened.
         data: path of this node's file.
-        target: name of the label's column in a .csv file; the last one if not given.
+        target: name of the label's column in a .csv file; by default the last one.
         hidden: width of the hidden layer, or a list of widths; an empty list makes a linear model.
         lr, momentum: learning rate and momentum of SGD.
         batch_size: samples in one step of the optimiser.
-        validation, test: fractions of the rows that are held out where the file has no such split, drawn from the seed.
-        standardize: "local" makes each feature's mean 0 and deviation 1 over this node's training rows.
+        validation, test: fractions of the rows that are held out if the file has no such split, drawn from the seed.
+        standardize: "local" scales each feature to mean 0 and standard deviation 1 over this node's training rows.
 
     Raises:
-        ConfigurationError: an option makes no sense, or the file cannot be used; the text names the file, and its line.
+        ConfigurationError: an option is invalid, or the file cannot be used; the text names the file and the line.
     """
     widths = [hidden] if isinstance(hidden, int) else hidden
     if classes < 2 or features < 1 or not all(width > 0 for width in widths):
@@ -100,7 +100,7 @@ def _mlp(sizes: Sequence[int]) -> nn.Module:
 
 
 def _read(path: Path, target: str, classes: int, features: int) -> dict[Split, Arrays]:
-    """Return the file's splits, "train" at least: x float32 [n, features] and y int64 [n]."""
+    """Return the file's splits, at least "train": x float32 [n, features] and y int64 [n]."""
     try:
         if path.suffix == ".npz":
             return _read_npz(path, classes, features)
@@ -138,7 +138,7 @@ def _validate(
     width = int(np.prod(x.shape[1:]))
     if width != features:
         raise ConfigurationError(f"{path}: {x_name} has {width} features, task.features is {features}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes inf, and is refused
+    with np.errstate(over="ignore"):  # values too large for float32 become inf and are rejected
         x = x.reshape(len(x), width).astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(x).all(1))
     if len(bad):
@@ -160,14 +160,14 @@ def _label_error(classes: int) -> str:
 def _read_csv(path: Path, target: str, classes: int, features: int) -> Arrays:
     x, y = array("f"), array("q")
     free = free_memory()
-    most = inf if free is None else free / 8  # a value takes four bytes, and as many once more when the array is made
+    most = inf if free is None else free / 8  # a value takes four bytes here, and four more in the final array
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(lines_of(path, file), strict=True)
             header = next(lines, [])
             column = _label_column(path, header, target, features)
             for row in lines:
-                if row:  # an empty line is none
+                if row:  # skip empty lines
                     values = list(_numbers(f"{path}, line {lines.line_num}", header, row))
                     label = values.pop(column)
                     if not _is_label(label, classes):
@@ -210,7 +210,7 @@ def _numbers(where: str, header: Sequence[str], row: Sequence[str]) -> Iterator[
 
 
 def _hold_out(splits: dict[Split, Arrays], fractions: dict[Split, float], seed: int) -> None:
-    """Move a fraction of the rows to each split that the file does not have. A fraction of less than half a row is none."""
+    """Move a fraction of the rows to each split that the file lacks. A fraction of less than half a row adds none."""
     x, y = splits["train"]
     order = RandomStreams(seed, "classification").generator(0, "splits").permutation(len(x))
     begin = 0
@@ -226,6 +226,6 @@ def _hold_out(splits: dict[Split, Arrays], fractions: dict[Split, float], seed: 
 def _standardize(splits: dict[Split, Arrays]) -> None:
     x = splits["train"][0]
     mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
-    deviation[deviation == 0] = 1  # a feature that is the same in all rows stays 0
+    deviation[deviation == 0] = 1  # a constant feature stays 0
     for split, (inputs, labels) in splits.items():
         splits[split] = ((inputs - mean) / deviation).astype(np.float32), labels

@@ -1,4 +1,4 @@
-"""Regression on teachers that contradict each other: as many objectives as teachers, of which a preference picks."""
+"""Regression on contradicting teachers: each teacher is an objective, and a preference weights them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def teachers(
     preferences: Mapping[str, Any] | None = None,
     scalarisation: Mapping[str, Any] | None = None,
 ) -> TorchTask:
-    """x ~ N(0, 1)^3m; teacher j is t_j(x) = tanh(1.5 x A_j / sqrt(3m)) b_j, and sees the inputs 3j to 3j+2 only.
+    """Regression on m teachers: t_j(x) = tanh(1.5 x A_j / sqrt(3m)) b_j, with inputs x ~ N(0, 1)^3m.
 
-    A_j is [3m, 6], N(0, 2^2) in those three rows and 0 in the others; b_j ~ N(0, 1.5^2 / 6)^6. Targets of every split have
-    noise of N(0, noise^2). One output has to follow all m teachers: the objectives are the mean squared errors to each,
-    `mse_0` to `mse_<m-1>`. The model is an MLP 3m-hidden-1 with tanh, trained by plain SGD. (A problem of p2pfl's own, in
-    which preferences conflict and FedPref's effect can be seen in seconds.)
+    Teacher j depends on the inputs 3j to 3j+2 only: A_j is [3m, 6], N(0, 2^2) in those three rows and 0 in the others.
+    b_j ~ N(0, 1.5^2 / 6)^6. Targets of every split have noise of N(0, noise^2). One output has to follow all m
+    teachers: the objectives are the mean squared errors to each, `mse_0` to `mse_<m-1>`. The model is an MLP
+    3m-hidden-1 with tanh, trained by plain SGD. (This problem is p2pfl's own. Preferences conflict in it, and it shows
+    the effect of FedPref in seconds.)
 
     Args:
         teachers: m, the number of objectives.
@@ -55,9 +56,8 @@ def teachers(
         lr: the learning rate of SGD.
         batch_size: samples in one step of the optimiser.
         preference: this node's own weights, one for each teacher.
-        preferences: how the nodes' weights are drawn where none are given (see p2pfl.multiobjective.preferences); by
-            default a group for
-            each teacher, with weight .85 on it and the rest shared by the others.
+        preferences: distribution of the nodes' weights if none are given (see p2pfl.multiobjective.preferences). The
+            default is a group for each teacher, with weight 0.85 on it and the rest shared by the others.
         scalarisation: { name = "linear" } by default, or { name = "tchebycheff", gamma = 1.0 }.
     """
     sizes = {"teachers": (teachers, 2), "samples": (samples, 1), "validation": (validation, 0), "test": (test, 0)}
@@ -83,13 +83,13 @@ def teachers(
 
 
 def favourites(objectives: int, weight: float = 0.85) -> list[list[float]]:
-    """Return one preference for each objective: `weight` on it, and the rest shared by the others."""
+    """Return one preference for each objective: `weight` on it, and the rest divided among the others."""
     rest = (1 - weight) / (objectives - 1)
     return [[weight if k == j else rest for k in range(objectives)] for j in range(objectives)]
 
 
 def squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean squared errors of outputs [n, 1] to targets [n, m]; shape [m]."""
+    """Return the mean squared errors of outputs [n, 1] to targets [n, m]; shape [m]."""
     return (outputs - targets).square().mean(0)
 
 
@@ -100,7 +100,7 @@ def _objectives(teachers: int, table: Mapping[str, Any] | None) -> Objectives:
 
 @lru_cache(maxsize=4)
 def _draw_test_set(seed: int, teachers: int, test: int, noise: float) -> Arrays:
-    """The test set: one pair of tensors, so that it is held once for all nodes."""
+    """Return the test set as one pair of tensors, which all nodes share."""
     return _draw(RandomStreams(seed, "teachers").generator(0, "test"), seed, teachers, test, noise)
 
 

@@ -1,4 +1,4 @@
-"""HTTP server and page assets that a node's status page and the monitor of a simulation share.
+"""HTTP server and page assets, shared by a node's status page and the monitor of a simulation.
 
-It needs the extra `status`; pages load nothing from other hosts.
+It needs the extra `status`. Pages load nothing from other hosts.
 """

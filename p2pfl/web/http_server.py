@@ -1,8 +1,8 @@
 """Read-only HTTP server on this machine: pages, their assets, and a program's status.
 
-A page of another site cannot read any of it: no answer allows that (no CORS), and a request must name this machine by an
-address, so that a name that its owner points here (DNS rebinding) is refused. Each connection is good for one answer, and
-what a program says is made anew at most a few times a second, so that whoever asks hardly slows it down.
+Pages of other sites cannot read the answers: no answer allows it (no CORS). A request must use an address of this
+machine, so that other host names that resolve to it (DNS rebinding) are refused. Each connection serves one answer. The
+program's status is computed at most a few times a second, so clients hardly slow the program down.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from p2pfl.errors import ConfigurationError
 if TYPE_CHECKING:
     from aiohttp import web
 
-ASSETS = Path(__file__).parent / "assets"  # files that several pages share
-CONNECTIONS = 64  # at once; one too many is closed
-LONGEST = 30.0  # seconds for which a connection stays at least, and half of the longest that it can
-CLOSING = 1.0  # seconds for one who has just connected when the page ends
-FRESH = 0.2  # seconds for which an answer is good
+ASSETS = Path(__file__).parent / "assets"  # shared by several pages
+CONNECTIONS = 64  # at the same time; further ones are closed
+LONGEST = 30.0  # minimum life of a connection in seconds; the maximum is twice as long
+CLOSING = 1.0  # seconds that a new connection has to finish when the server stops
+FRESH = 0.2  # seconds for which an answer is cached
 EXTRA = "the page needs aiohttp and prometheus-client: pip install 'p2pfl-node[status]'"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -46,8 +46,8 @@ class Resource(NamedTuple):
     """A resource of the server.
 
     Attributes:
-        kind: its content type.
-        make: returns it as it is now.
+        kind: content type.
+        make: function that returns the current content.
     """
 
     kind: str
@@ -55,17 +55,18 @@ class Resource(NamedTuple):
 
 
 def asset(path: Path) -> Resource:
-    """Return a file as a resource; it is read now."""
+    """Return a file as a resource. The file is read once, now."""
     content = path.read_bytes()
     return Resource(f"{TYPES[path.suffix]}; charset=utf-8", lambda: content)
 
 
 class PageServer:
-    """
+    """Server of pages and their assets.
+
     Args:
-        shown: by path, such as "/"; a path may have a query.
+        shown: resources by path, for example "/"; a path may have a query.
         host: an address of this machine.
-        port: 0 takes a free one.
+        port: port to listen on; 0 selects a free one.
     """
 
     def __init__(self, shown: Mapping[str, Resource], host: str, port: int) -> None:
@@ -79,10 +80,10 @@ class PageServer:
         self._sweeper: Task[None]
 
     async def start(self) -> str:
-        """Start the server; return the address of "/".
+        """Start the server and return the address of "/".
 
         Raises:
-            ConfigurationError: aiohttp is missing, or the port cannot be listened on.
+            ConfigurationError: aiohttp is not installed, or the server cannot listen on the port.
         """
         try:
             from aiohttp import web
@@ -96,7 +97,7 @@ class PageServer:
             self._server = await loop.create_server(
                 lambda: handler() if len(handler.connections) < CONNECTIONS else _Closed(), self._host, self._port
             )
-        except (OSError, UnicodeError) as error:  # a name that cannot be one
+        except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
             await self._runner.cleanup()
             where = self._authority(self._port)
             raise ConfigurationError(f"the page cannot be shown at {where}: {_words(error)}") from error
@@ -123,11 +124,11 @@ class PageServer:
         self._sweeper.cancel()
         await asyncio.wait([self._sweeper])
         self._server.close()
-        _abort(self._handler.connections)  # nobody who does not read keeps the program from ending
+        _abort(self._handler.connections)  # slow readers must not delay the end of the program
         await self._runner.cleanup()
 
     async def _sweep(self) -> None:
-        """End connections that last too long: they keep other clients out."""
+        """Close connections that last too long, because they block other clients."""
         before: set[web.RequestHandler] = set()
         while True:
             await asyncio.sleep(LONGEST)
@@ -152,7 +153,7 @@ class PageServer:
         return answer
 
     def _fresh(self, path: str, shown: Resource) -> bytes:
-        """Return the content of a path, FRESH seconds old at most."""
+        """Return the content of a path, at most FRESH seconds old."""
         now = asyncio.get_running_loop().time()
         made, content = self._made.get(path, (-FRESH, b""))
         if now - made >= FRESH:
@@ -161,7 +162,7 @@ class PageServer:
         return content
 
     def _is_here(self, host: str) -> bool:
-        """Return whether a Host header names this machine by a name that no other site's owner can point at it."""
+        """Return whether a Host header names this machine by an address, or by a name that DNS rebinding cannot use."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -177,9 +178,9 @@ class PageServer:
 
 @contextmanager
 def in_thread(page: PageServer) -> Iterator[str]:
-    """Serve a page from a thread with an event loop of its own, for a program that has none; yield its address.
+    """Serve a page from a thread with its own event loop, for a program without one; yield its address.
 
-    The content is made in that thread.
+    The content is computed in that thread.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="page", daemon=True)
@@ -201,17 +202,17 @@ def in_thread(page: PageServer) -> Iterator[str]:
 
 
 def _abort(connections: Iterable[web.RequestHandler]) -> None:
-    """End connections at once: to close one waits until the other side has read all that it was sent."""
+    """Abort connections: a normal close would wait until the client has read everything."""
     for connection in connections:
         if connection.transport is not None:
             connection.transport.abort()
 
 
 class _Closed(asyncio.Protocol):
-    """A connection beyond the limit."""
+    """Handler of connections beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()  # uvloop's is not a subclass
+        cast(asyncio.Transport, transport).abort()  # uvloop's transport is not a subclass
 
 
 def _faults_only() -> logging.Logger:

@@ -1,4 +1,4 @@
 """Readers of file formats: IDX, CIFAR, NPZ.
 
-Every limit is checked before memory is taken.
+All limits are checked before memory is allocated.
 """

@@ -1,4 +1,4 @@
-"""The binary form of CIFAR-10 and CIFAR-100: records of one or two label bytes and 3,072 pixel bytes.
+"""Reader of the binary form of CIFAR-10 and CIFAR-100: records of one or two label bytes and 3,072 pixel bytes.
 
 A record's pixels are 32 rows of 32, red first, then green, then blue (Krizhevsky 2009, "binary version").
 """
@@ -15,15 +15,15 @@ from p2pfl.errors import ConfigurationError
 SHAPE = (3, 32, 32)
 PIXELS = 3072
 MOST_RECORDS = 100_000  # of one file; the official ones have 10,000 or 50,000
-_PICKLE = b"\x80"  # the first byte of the Python form; no label of the binary form is as great
+_PICKLE = b"\x80"  # the first byte of the pickled Python form, greater than any label of the binary form
 
 
 def read(path: Path, label_bytes: int = 1, limit: int = MOST_RECORDS) -> tuple[np.ndarray, np.ndarray]:
-    """Read one file, plain or gzip; the number of its records follows from its length.
+    """Read one file, plain or gzip. The number of records follows from its length.
 
     Args:
         label_bytes: 1 for CIFAR-10, 2 for CIFAR-100 (the superclass, then the class).
-        limit: the most records; of a packed file no more are unpacked.
+        limit: maximum number of records; no more are unpacked from a compressed file.
 
     Returns:
         Images, uint8 [n, 3, 32, 32], and labels, int64 [n, label_bytes].

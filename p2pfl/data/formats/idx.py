@@ -1,4 +1,4 @@
-"""The IDX format of MNIST and its relatives: a header of types and dimensions, then the values, all big-endian.
+"""Reader of the IDX format of MNIST and similar sets: a header of types and dimensions, then the values, big-endian.
 
 Bytes 0 and 1 are zero, byte 2 is the type, byte 3 the number of dimensions; each dimension is four bytes
 (LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats).
@@ -23,16 +23,17 @@ MOST_DIMENSIONS = 8
 def read(path: Path, limit: int = MOST_BYTES) -> np.ndarray:
     """Read an IDX file, plain or gzip.
 
-    The header is checked before memory is taken, and of a packed file no more is unpacked than the header announces.
+    The header is checked before memory is allocated. From a compressed file, no more is unpacked than the header
+    announces.
 
     Args:
-        limit: the most bytes that the values may have.
+        limit: maximum number of bytes of the values.
 
     Returns:
-        An array of the file's shape and type, in the machine's byte order; not to be written.
+        An array of the file's shape and type, in the machine's byte order. It is read-only.
 
     Raises:
-        ConfigurationError: it cannot be read, is no IDX file, is too large, or has another length than its header says.
+        ConfigurationError: it cannot be read, is not an IDX file, is too large, or its length differs from its header.
     """
     with reading(path) as (file, most):
         start = file.read(4)

@@ -1,8 +1,8 @@
-"""Arrays of numbers from a NumPy archive (.npz), without trusting what it says of its size.
+"""Reader of numeric arrays from a NumPy archive (.npz) that does not trust the sizes in it.
 
 An archive is a zip file with a member NAME.npy for each array: a magic string, a header with type and shape, the values
-(NumPy enhancement proposal 1). Only members that are asked for are read, and their headers are checked before memory is
-taken. Nothing is unpickled.
+(NumPy enhancement proposal 1). Only the requested members are read, and their headers are checked before memory is
+allocated. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class _Array(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the values."""
+        """Number of bytes of the values."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 def read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return those of the named arrays that an archive has.
+    """Return the named arrays that the archive contains.
 
     Raises:
-        ConfigurationError: it is damaged or no archive of plain arrays, one of them is not of numbers, or together they do
-            not fit into memory.
+        ConfigurationError: it is damaged or not an archive of plain arrays, an array is not numeric, or the arrays do
+            not fit into memory together.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -50,7 +50,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                 there = {*archive.namelist()}
                 members = {name: archive.getinfo(f"{name}.npy") for name in names if f"{name}.npy" in there}
                 found = {name: _header(path, name, archive, member) for name, member in members.items()}
-                # What uses them makes float32 of them.
+                # The arrays are converted to float32 later.
                 check_memory(f"{path}", sum(array.size + 4 * prod(array.shape) for array in found.values()))
                 return {name: _values(archive, member) for name, member in members.items()}
         except _BROKEN as error:
@@ -59,7 +59,7 @@ def read(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Array:
-    """Return what an array is, once the archive's directory and the array's header agree."""
+    """Return the type and shape of an array, after checking that the archive's directory and the header agree."""
     if member.file_size > DEFLATE_RATIO * member.compress_size or member.compress_type not in (
         zipfile.ZIP_STORED,
         zipfile.ZIP_DEFLATED,
@@ -79,11 +79,11 @@ def _header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.Zip
 
 def _read_header(content: IO[bytes]) -> _Array:
     version = np.lib.format.read_magic(content)
-    if version != (1, 0):  # others are for headers of more than 64 kB, which arrays of numbers do not have
+    if version != (1, 0):  # later versions are for headers of more than 64 kB, which numeric arrays do not have
         raise ValueError
     try:
         shape, _, dtype = np.lib.format.read_array_header_1_0(content)
-    except Exception as error:  # a header is a Python literal, and Python's parsers raise all kinds
+    except Exception as error:  # the header is a Python literal, and the parser raises various exceptions
         raise ValueError from error
     if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
         raise ValueError

@@ -1,4 +1,4 @@
-"""Reading published files, plain or gzip, without trusting what they say of their size."""
+"""Reader of published files, plain or gzip, that does not trust the sizes in them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from p2pfl.errors import ConfigurationError
 
 MOST_BYTES = 2**31  # of one file, unpacked
 LONGEST_LINE = 2**24  # characters of a text
-DEFLATE_RATIO = 1032  # how many bytes one byte of gzip can stand for, at most
+DEFLATE_RATIO = 1032  # maximum number of bytes that one byte of gzip can represent
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """Open a file, which is unpacked while it is read if it is gzip.
+    """Open a file. A gzip file is unpacked while it is read.
 
     Yields:
-        The open file, and how many bytes it can hold at most: the size of a plain file, 1032 times that of a packed one.
+        The open file and its maximum content in bytes: the size of a plain file, 1032 times the size of a gzip file.
 
     Raises:
-        ConfigurationError: it cannot be read, or is damaged gzip (also while it is being read).
+        ConfigurationError: it cannot be read, or is damaged gzip (also raised while it is read).
     """
     try:
         with path.open("rb") as file:
@@ -47,7 +47,7 @@ def lines_of(path: Path, text: TextIO) -> Iterator[str]:
     """Yield the lines of a text.
 
     Raises:
-        ConfigurationError: one is too long to be a line of a table; no more of it is read.
+        ConfigurationError: a line is too long for a table; the rest of it is not read.
     """
     while line := text.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:

@@ -1,4 +1,4 @@
-"""Image data sets: the catalog of published ones, folders of a user's own, transforms.
+"""Image data sets: a catalog of published sets, the user's own folders, and transforms.
 
 `registry` maps the name in a configuration to samples and labels.
 """

@@ -1,4 +1,4 @@
-"""Published image sets: where they come from, and what must be true of their files."""
+"""Catalog of published image sets: their sources, and the expected properties of their files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from p2pfl.data.formats import cifar
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """
+    """Expected properties of a published image set.
+
     Attributes:
-        home: where the official files come from.
-        folders: where they may be in the data root.
-        files: their names.
-        shape: of an image: channels, height, width.
-        train, test: how many images there are.
-        batches: whether it comes in several files, of which some will do.
+        home: source of the official files.
+        folders: possible folders in the data root.
+        files: names of the files.
+        shape: shape of an image: channels, height, width.
+        train, test: number of images.
+        batches: whether it consists of several files and a part of them is sufficient.
         mean, std: of each channel over the training part, with pixels from 0 to 1.
     """
 
@@ -81,4 +82,4 @@ KNOWN = {
         std=(0.2673, 0.2564, 0.2762),
     ),
 }
-WRITERS = "github.com/facebookresearch/qmnist"  # the tables of who wrote the images of MNIST
+WRITERS = "github.com/facebookresearch/qmnist"  # the tables of the writers of MNIST's images

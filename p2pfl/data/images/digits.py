@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels from 0 to 16, which need no file of the user's."""
+"""scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels from 0 to 16. No data file is needed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from p2pfl.errors import MissingRequirementError
 def read() -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels, [1797, 64], and the labels, [1797].
 
-    They are read from the file in scikit-learn that holds them: to import scikit-learn for it would take a good part of
-    the time that a node takes to start.
+    They are read from the data file inside scikit-learn, because importing scikit-learn would take a large part of a
+    node's start time.
 
     Raises:
         MissingRequirementError: scikit-learn is not installed.
@@ -23,7 +23,7 @@ def read() -> tuple[np.ndarray, np.ndarray]:
     if found is None or found.origin is None:
         raise MissingRequirementError("the digits need scikit-learn: pip install 'p2pfl-node[sim]'")
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if not path.exists():  # another version has moved it
+    if not path.exists():  # the file is elsewhere in this version
         from sklearn.datasets import load_digits
 
         data = load_digits()

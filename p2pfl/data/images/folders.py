@@ -1,4 +1,4 @@
-"""The two parts of an image set from the files in a folder, whichever set it is."""
+"""Reader of the training and test part of an image set from the files in a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Images(NamedTuple):
     Attributes:
         x: uint8 [n, c, h, w].
         y: int64 [n].
-        writers: who wrote each, int64 [n], if that is known.
+        writers: the writer of each image, int64 [n], if known.
     """
 
     x: np.ndarray
@@ -29,7 +29,7 @@ class Images(NamedTuple):
 
 
 def read_idx(folder: Path) -> tuple[Images, Images] | None:
-    """Read the four IDX files of a folder; None if it has no such files."""
+    """Read the four IDX files of a folder; None if it has none."""
     kinds = {"images": "idx[34]", "labels": "idx1"}
     parts = {}
     for part, word in _PART.items():
@@ -52,7 +52,7 @@ def read_idx(folder: Path) -> tuple[Images, Images] | None:
 
 
 def read_cifar(folder: Path) -> tuple[Images, Images] | None:
-    """Read the binary files of a CIFAR set, as many batches as there are; None if the folder has none."""
+    """Read all available binary files of a CIFAR set; None if the folder has none."""
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     for label_bytes, train, test in (
         (1, r"data_batch_.*\.bin(\.gz)?", r"test_batch.*\.bin(\.gz)?"),
@@ -73,7 +73,7 @@ def read_cifar(folder: Path) -> tuple[Images, Images] | None:
 
 
 def the_one(folder: Path, pattern: str) -> Path | None:
-    """Return the one file with such a name, preferring a plain one to a packed one of the same name."""
+    """Return the one file that matches the pattern; a plain file is preferred to a .gz file of the same name."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     found = sorted(name for name in names if re.fullmatch(rf"{pattern}(\.gz)?", name))
     plain = sorted({name.removesuffix(".gz") for name in found})

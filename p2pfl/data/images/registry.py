@@ -1,10 +1,10 @@
-"""Image data sets by name: where their files are, and whether these are what they should be.
+"""Image data sets by name, with checks of their files.
 
-A name is a folder of the data root, which is the option `root` or else the environment variable P2PFL_DATA. Any folder will
-do that holds IDX files (`train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and `t10k-` or `test-` for the test part; a
-prefix and `.gz` are allowed) or CIFAR's binary files (`data_batch_*.bin` and `test_batch*.bin`, or `train.bin` and
-`test.bin`). Of the sets in KNOWN the numbers and shapes are checked; of the CIFAR sets fewer batches than all will do.
-`digits` needs no file.
+A name is a folder of the data root, which is the option `root` or else the environment variable P2PFL_DATA. The folder
+must contain IDX files or CIFAR's binary files. IDX files are `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, and
+`t10k-` or `test-` for the test part; a prefix and `.gz` are allowed. CIFAR's files are `data_batch_*.bin` and
+`test_batch*.bin`, or `train.bin` and `test.bin`. For the sets in KNOWN, the numbers and shapes are checked; of the
+CIFAR sets a part of the batches is sufficient. `digits` needs no file.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ ROOT = "P2PFL_DATA"
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """
+    """An image data set.
+
     Attributes:
-        classes: how many; labels are below it.
-        top: the greatest value that a pixel can have.
-        mean, std: of each channel over the training part (of the digits: over both), with pixels from 0 to 1.
+        classes: number of classes; labels are below it.
+        top: the greatest possible value of a pixel.
+        mean, std: of each channel over the training part (for the digits over both parts), with pixels from 0 to 1.
     """
 
     name: str
@@ -48,11 +49,11 @@ NAMES = ("digits", *KNOWN, "qmnist")
 
 
 def data_root(root: str, needed_by: str) -> Path:
-    """Return the folder that holds the data sets.
+    """Return the folder of the data sets.
 
     Raises:
-        MissingRequirementError: none is named.
-        ConfigurationError: it is no folder.
+        MissingRequirementError: no folder is configured.
+        ConfigurationError: it is not a folder.
     """
     name = root or os.environ.get(ROOT, "")
     if not name:
@@ -66,11 +67,13 @@ def data_root(root: str, needed_by: str) -> Path:
 
 
 def load(name: str, root: str = "") -> ImageSet:
-    """Return a data set: one of NAMES, or any folder of the data root. It is read once per process, and not to be written.
+    """Return a data set: one of NAMES, or a folder of the data root.
+
+    It is read once per process and must not be modified.
 
     Raises:
-        ConfigurationError: the name is a path, or the set is missing, damaged or not what it should be; the text says where
-            the official files come from.
+        ConfigurationError: the name is a path, or the set is missing, damaged or not as expected; the text names the
+            source of the official files.
     """
     if name == "digits":
         return _digits()
@@ -119,7 +122,7 @@ def _check_known(folder: Path, known: Known, train: Images, test: Images) -> Non
 
 
 def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
-    """Join QMNIST's tables to MNIST's images, row by row: column 0 is the class, column 2 the writer.
+    """Join QMNIST's tables with MNIST's images, row by row: column 0 is the class, column 2 the writer.
 
     MNIST's test images are the first 10,000 of QMNIST's.
     """
@@ -142,7 +145,7 @@ def _with_writers(mnist: ImageSet, root: Path) -> ImageSet:
 
 @lru_cache(maxsize=1)
 def _digits() -> ImageSet:
-    """scikit-learn's handwritten digits; a fifth of them, always the same, is the test part."""
+    """Return scikit-learn's handwritten digits; a fixed fifth of them is the test part."""
     pixels, labels = digits.read()
     x, y = pixels.reshape(-1, 1, 8, 8).astype(np.uint8), labels.astype(np.int64)
     order = RandomStreams(0, "data/digits").generator(0, "test part").permutation(len(y))
@@ -151,7 +154,7 @@ def _digits() -> ImageSet:
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the deviation of each channel, from how often each value occurs; rounded to four places."""
+    """Return the mean and standard deviation of each channel, computed from a histogram; rounded to four places."""
     mean, std = [], []
     values = np.arange(256) / 255
     for channel in range(x.shape[1]):

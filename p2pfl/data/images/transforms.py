@@ -1,4 +1,4 @@
-"""Images turned, moved and made noisy; what lies outside of an image is black."""
+"""Rotation, translation and noise for images. The area outside of an image is black."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from p2pfl.errors import ConfigurationError
 
 Rng = np.random.Generator
-_AT_ONCE = 2048  # images
+_AT_ONCE = 2048  # images in one block
 
 
 def rotate(x: np.ndarray, degrees: float) -> np.ndarray:
-    """Turn images counter-clockwise about their centre.
+    """Rotate images counter-clockwise about their centre.
 
     Args:
         x: float32 [n, c, h, w].
-        degrees: multiples of 90 are exact; between them pixels are interpolated (bilinear).
+        degrees: multiples of 90 are exact; for other angles pixels are interpolated (bilinear).
 
     Raises:
-        ConfigurationError: a quarter turn of images that are not square.
+        ConfigurationError: the images are not square and the angle is an odd multiple of 90.
     """
     if degrees % 90 == 0:
         quarters = int(degrees // 90) % 4
@@ -32,12 +32,13 @@ def rotate(x: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def augment(x: np.ndarray, rng: Rng, *, shift: int = 0, rotation: float = 0.0, noise: float = 0.0) -> np.ndarray:
-    """Make images harder, each in its own way: first turned and moved, then noisy, then cut to the range 0 to 1.
+    """Augment each image randomly: rotate and move it, add noise, then clip it to the range 0 to 1.
 
     Args:
         x: float32 [n, c, h, w], values from 0 to 1.
-        shift: pixels by which an image is moved at most, down and to the side; whole ones.
-        rotation: degrees by which it is turned at most.
+        rng: the generator of the augmentation.
+        shift: maximum translation in whole pixels, in each direction.
+        rotation: maximum rotation in degrees.
         noise: standard deviation of the normal noise of each value.
     """
     if shift < 0 or not all(isfinite(value) and value >= 0 for value in (rotation, noise)):
@@ -52,7 +53,7 @@ def augment(x: np.ndarray, rng: Rng, *, shift: int = 0, rotation: float = 0.0, n
 
 
 def _rotate_and_shift(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-    """Turn and then move each image; bilinear between the four pixels around the place where a pixel comes from."""
+    """Rotate and then move each image, with bilinear interpolation between the four nearest source pixels."""
     blocks = range(0, len(x), _AT_ONCE)
     parts = [_rotate_and_shift_block(*(a[k : k + _AT_ONCE] for a in (x, degrees, shifts))) for k in blocks]
     return np.concatenate(parts) if parts else x
@@ -65,7 +66,7 @@ def _rotate_and_shift_block(x: np.ndarray, degrees: np.ndarray, shifts: np.ndarr
     right = np.arange(w)[None, None, :] - (w - 1) / 2 - shifts[:, 1, None, None]
     rows = np.sin(angle) * right + np.cos(angle) * down + (h - 1) / 2
     columns = np.cos(angle) * right - np.sin(angle) * down + (w - 1) / 2
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (1, 2)))  # a black frame, one wider where the next pixel is looked up
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 2), (1, 2)))  # a black frame, wider at the end for the next pixel
     rows, columns = np.clip(rows, -1, h) + 1, np.clip(columns, -1, w) + 1
     top, left = np.floor(rows).astype(np.int64), np.floor(columns).astype(np.int64)
     image = np.arange(n)[:, None, None]

@@ -1,4 +1,4 @@
-"""Who has what: the samples, group and shift of each node, from a few options and a seed."""
+"""Plan of a division: the samples, group and shift of each node, from options and a seed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from p2pfl.random_streams import RandomStreams
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one node has.
+    """Data of one node.
 
     Attributes:
-        source: which of the data sets.
+        source: index of the data set.
         train, validation: indices into its training part; disjoint.
         test: indices into its test part.
-        group: None where there is no shift.
-        angle: by which its images are turned, in degrees.
-        names: what it calls each class, int64 [classes].
-        labels: how many names there are among all nodes.
+        group: the node's group; None without a shift.
+        angle: rotation of its images in degrees.
+        names: the node's label for each class, int64 [classes].
+        labels: number of different labels of all nodes.
     """
 
     source: int
@@ -54,19 +54,19 @@ def plan(
 ) -> list[Share]:
     """Divide data sets among nodes.
 
-    A node whose share is too small to hold anything out is validated on a sample that no node trains on, of a class that it
-    has, if there is one: one that nobody has, or else one that another node is validated on.
+    If a node's share is too small for a held-out sample, it is validated on a sample that no node trains on and whose
+    class the node has, if there is one. An unused sample is preferred to one on which another node is validated.
 
     Args:
         sets: one, or for the shift `domain` several of the same shape.
-        partition: { name = one of PARTITIONS, and its options }; it is applied to each pool of samples from which a group of
-            nodes draws (one pool, but for the shifts `domain` and `label-groups`).
+        partition: { name = one of PARTITIONS, and its options }. It is applied to each pool of samples from which a
+            group of nodes draws (one pool, except for the shifts `domain` and `label-groups`).
         shift: { name = one of SHIFTS, and its options }.
         samples, validation: see `splits.hold_out`.
         test: see `splits.draw_test`.
 
     Raises:
-        ConfigurationError: an option makes no sense, or a node has no sample to train on.
+        ConfigurationError: an option is invalid, or a node has no sample to train on.
     """
     check_sizes(samples, validation, test)
     draws = RandomStreams(seed, "images")
@@ -147,7 +147,7 @@ def _partition(
 
 
 def _ensure_validation(shares: list[Share], sets: Sequence[ImageSet], seed: int) -> list[Share]:
-    """Give each node that has no validation sample one that nobody trains on, of one of its classes."""
+    """Give each node without validation samples one that no node trains on and whose class the node has."""
     result = list(shares)
     for source, data in enumerate(sets):
         lacking = [k for k, share in enumerate(shares) if share.source == source and not len(share.validation)]

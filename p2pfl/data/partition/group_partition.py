@@ -1,4 +1,4 @@
-"""How rows that belong to groups are divided among nodes: rules, and the splits that they make."""
+"""Division of grouped rows among nodes: partition rules, and the resulting splits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2pfl.random_streams import RandomStreams
 
 
 class Share(NamedTuple):
-    """Indices of the rows that a node trains, is validated and is tested on: sorted, disjoint."""
+    """Indices of a node's training, validation and test rows: sorted, disjoint."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -35,17 +35,17 @@ def divide(
     test: float,
     official: bool,
 ) -> list[Share]:
-    """Divide a data set among nodes; no row is at two nodes, and test rows are divided by the same rule as the others.
+    """Divide a data set among nodes without overlap. Test rows are divided by the same rule as the others.
 
     Args:
         partition: { name = one of PARTITIONS, and its options }.
-        sensitive: attributes within whose groups "stratified" divides.
-        validation: the fraction of a node's rows that are not for testing; see p2pfl.data.partition.splits.hold_out.
-        test: the fraction of all rows that are for testing.
-        official: whether a data set's own test part is used instead, if it has one.
+        sensitive: attributes whose groups "stratified" divides equally.
+        validation: fraction of a node's rows that are not for testing; see p2pfl.data.partition.splits.hold_out.
+        test: fraction of all rows that are for testing.
+        official: whether to use a data set's own test part instead, if it has one.
 
     Raises:
-        ConfigurationError: an option makes no sense, or a node has no row to train on.
+        ConfigurationError: an option is invalid, or a node has no row to train on.
     """
     if not (0 <= validation < 1 and 0 <= test < 1):
         raise ConfigurationError(f"task.validation and task.test must be from 0 to below 1, got {validation} and {test}")
@@ -66,7 +66,7 @@ def divide(
 
 
 def _parts(data: FairSet, draws: RandomStreams, test: float, official: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows that are for training and validation, and those that are for testing."""
+    """Return the rows for training and validation, and the rows for testing."""
     n = len(data.labels)
     if official and data.test is not None:
         tested = data.test
@@ -76,7 +76,7 @@ def _parts(data: FairSet, draws: RandomStreams, test: float, official: bool) -> 
 
 
 class Rule(NamedTuple):
-    """The cell of each row, int64 [n], and of each cell what share of it each node has, [cells, nodes]; None: equal ones."""
+    """The cell of each row, int64 [n], and each node's share of each cell, [cells, nodes]; None means equal shares."""
 
     cells: np.ndarray
     weights: np.ndarray | None = None
@@ -85,7 +85,8 @@ class Rule(NamedTuple):
 def divide_rows(index: np.ndarray, rule: Rule, n_nodes: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Deal rows out in a random order; return a sorted index array for each node.
 
-    Equal shares differ by one row at most, in all and of each cell; others are rounded by the largest remainder.
+    Equal shares differ by at most one row, in total and in each cell. Other shares are rounded by the largest
+    remainder.
     """
     order = rng.permutation(index)
     order = order[np.argsort(rule.cells[order], kind="stable")]
@@ -100,21 +101,21 @@ def divide_rows(index: np.ndarray, rule: Rule, n_nodes: int, rng: np.random.Gene
 
 
 def iid(data: FairSet, n_nodes: int, rng: np.random.Generator) -> Rule:
-    """Equal parts of a random order, as in the dissertation's fairness benchmarks (Hartmann, chapter 5)."""
+    """Return equal parts of a random order, as in the dissertation's fairness benchmarks (Hartmann, chapter 5)."""
     return Rule(np.zeros(len(data.labels), np.int64))
 
 
 def stratified(data: FairSet, n_nodes: int, rng: np.random.Generator, sensitive: Sequence[str]) -> Rule:
-    """Equal parts that are alike: each node has as many rows of each label in each group.
+    """Return equal and similar parts: each node has as many rows of each label in each group.
 
-    (The dissertation, section 5.4, would have this instead of its own random parts, to lessen the noise.)
+    (The dissertation, section 5.4, suggests this instead of its own random parts, to reduce the noise.)
     """
     keys = np.column_stack([data.labels, *(data.attribute(name).numbers for name in sensitive)])
     return Rule(np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1))
 
 
 def dirichlet(data: FairSet, n_nodes: int, rng: np.random.Generator, *, alpha: float, by: str = LABEL) -> Rule:
-    """Each label, or group of an attribute, is divided in proportions drawn from Dir(alpha)."""
+    """Divide each label, or each group of an attribute, in proportions drawn from Dir(alpha)."""
     if not 1e-6 <= alpha <= 1e6:
         raise ConfigurationError(f"task.partition.alpha must be from 1e-6 to 1e6, got {alpha}")
     cells = data.groups(by)
@@ -122,13 +123,14 @@ def dirichlet(data: FairSet, n_nodes: int, rng: np.random.Generator, *, alpha: f
 
 
 def proportions(data: FairSet, n_nodes: int, rng: np.random.Generator, *, by: str, shares: list[list[float]]) -> Rule:
-    """Each label, or group of an attribute, is divided in given proportions.
+    """Divide each label, or each group of an attribute, in given proportions.
 
-    PraFFL's SYNTHETIC (section A.3.2, b): by = "z", shares = [[.2, .4, .4], [.5, .3, .2]]. The paper does not say how it
-    divides tables; its authors' program: adult by "employer", [[.2, .8], [.8, .2]]; bank by "debtless", [[.2, .6, .2],
-    [.5, .1, .4]]; compas by "older", [[0, 1], [1, 0]].
+    PraFFL's SYNTHETIC (section A.3.2, b): by = "z", shares = [[.2, .4, .4], [.5, .3, .2]]. The paper does not state how
+    it divides tables. Its authors' program divides adult by "employer", [[.2, .8], [.8, .2]]; bank by "debtless", [[.2,
+    .6, .2], [.5, .1, .4]]; compas by "older", [[0, 1], [1, 0]].
 
     Args:
+        by: "label", or the name of an attribute.
         shares: a row for each group, with a number of 0 or more for each node.
     """
     cells = data.groups(by)

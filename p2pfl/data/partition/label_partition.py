@@ -1,9 +1,9 @@
-"""Which training samples each node has: pure functions of labels, the number of nodes and a generator.
+"""Division of training samples among nodes: pure functions of labels, the number of nodes and a generator.
 
-All return one sorted index array (int64) for each node. A sample is at one node at most, and none is lost, except where a
-function says so. A node that would have nothing takes a sample of the node that has most (of the first, where several have
-as many), whatever its class; so every node has a sample if there are as many samples as nodes. Draws are turned into whole
-numbers before they decide anything, and sorts are stable: the same generator gives the same split on every platform.
+All functions return one sorted index array (int64) for each node. Unless a function states otherwise, each sample
+belongs to exactly one node. A node that would be empty takes a sample of any class from the node with the most samples
+(on a tie the first). Every node therefore has a sample if there are as many samples as nodes. Draws are converted to
+integers before they are used, and sorts are stable: the same generator gives the same split on every platform.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ Rng = np.random.Generator
 
 
 def iid(labels: np.ndarray, n_nodes: int, rng: Rng) -> Shares:
-    """Equal parts of a random order; the first nodes have one sample more where they do not come out even."""
+    """Return equal parts of a random order; the first nodes have one more sample if the division leaves a remainder."""
     return _finish(np.array_split(rng.permutation(len(labels)), n_nodes))
 
 
 def dirichlet(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Shares:
-    """Each class is divided among the nodes in proportions drawn from Dir(alpha): the smaller alpha, the fewer classes a
-    node has.
+    """Divide each class among the nodes in proportions drawn from Dir(alpha); with a lower alpha nodes have fewer.
 
-    As in DPFL (Kharrat et al., appendix F.2, alpha = .1), after Yurochkin et al. 2019. Hsu, Qi and Brown 2019
-    (arXiv 1909.06335) draw the proportions of the classes for each node instead. Nodes have very different numbers of
-    samples.
+    As in DPFL (Kharrat et al., appendix F.2, alpha = 0.1), after Yurochkin et al. 2019. Hsu, Qi and Brown 2019 (arXiv
+    1909.06335) draw the proportions of the classes for each node instead. Nodes have very different numbers of samples.
     """
     _check_alpha(alpha)
     parts: list[Shares] = [[] for _ in range(n_nodes)]
@@ -42,12 +40,13 @@ def dirichlet(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Sh
 
 
 def pathological(labels: np.ndarray, n_nodes: int, rng: Rng, *, classes: int) -> Shares:
-    """Each node has `classes` of the classes, and each class is divided equally among the nodes that have it.
+    """Give each node `classes` of the classes, and divide each class equally among the nodes that have it.
 
     As in DPFL (Kharrat et al., appendix F.2, three classes), after McMahan et al. 2017 (arXiv 1602.05629), who deal two
-    shards of samples sorted by label to each node. Classes are dealt so that every one is at (nearly) as many nodes; where a
-    class does not come out even, the nodes that have least so far get one sample more. If all nodes together have fewer
-    classes than there are, the samples of the others are at no node; more classes than there are is all.
+    shards of samples sorted by label to each node. Each class is assigned to (nearly) the same number of nodes. If a
+    class cannot be divided evenly, the nodes with the fewest samples so far get one more. If all nodes together have
+    fewer classes than the data, the samples of the other classes are not used. A `classes` above the number of classes
+    means all.
     """
     if classes < 1:
         raise ConfigurationError(f"task.partition.classes must be 1 or more, got {classes}")
@@ -56,7 +55,7 @@ def pathological(labels: np.ndarray, n_nodes: int, rng: Rng, *, classes: int) ->
     owners: list[list[int]] = [[] for _ in known]
     for node in range(n_nodes):
         order = rng.permutation(len(known))
-        for c in order[np.argsort(held[order], kind="stable")][:classes]:  # those that the fewest nodes have
+        for c in order[np.argsort(held[order], kind="stable")][:classes]:  # the classes on the fewest nodes
             held[c] += 1
             owners[c].append(node)
     parts: list[Shares] = [[] for _ in range(n_nodes)]
@@ -73,7 +72,7 @@ def pathological(labels: np.ndarray, n_nodes: int, rng: Rng, *, classes: int) ->
 
 
 def quantity(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Shares:
-    """All classes alike, but numbers of samples in proportions drawn from Dir(alpha) (Li et al. 2022, arXiv 2102.02079)."""
+    """Divide all classes alike, with sizes in proportions drawn from Dir(alpha) (Li et al. 2022, arXiv 2102.02079)."""
     _check_alpha(alpha)
     parts: list[Shares] = [[] for _ in range(n_nodes)]
     _deal(rng.permutation(len(labels)), quotas(len(labels), _proportions(rng, alpha, n_nodes)), parts)
@@ -81,13 +80,13 @@ def quantity(labels: np.ndarray, n_nodes: int, rng: Rng, *, alpha: float) -> Sha
 
 
 def writer(labels: np.ndarray, n_nodes: int, rng: Rng, *, writers: np.ndarray | None) -> Shares:
-    """Each node has all samples of one writer, or of several: the writers, in a random order, are dealt one by one.
+    """Give each node all samples of one or several writers: the writers are dealt one by one in a random order.
 
     Args:
-        writers: who wrote each sample, int64 [n].
+        writers: the writer of each sample, int64 [n].
 
     Raises:
-        ConfigurationError: the data set does not know its writers, or has fewer than there are nodes.
+        ConfigurationError: the data set does not record its writers, or has fewer writers than nodes.
     """
     if writers is None:
         raise ConfigurationError('task.partition "writer" needs a data set that names its writers, such as "qmnist"')
@@ -100,11 +99,11 @@ def writer(labels: np.ndarray, n_nodes: int, rng: Rng, *, writers: np.ndarray | 
 def clusters(
     labels: np.ndarray, n_nodes: int, rng: Rng, *, groups: Sequence[Sequence[int]], sizes: Sequence[float] = ()
 ) -> Shares:
-    """Groups of nodes with classes of their own, which are divided equally within the group.
+    """Divide the nodes into groups with their own classes, and each group's samples equally within the group.
 
     Args:
         groups: the classes of each group; see `class_pools`.
-        sizes: how many nodes each has, in proportion; equally many if not given.
+        sizes: relative numbers of nodes in the groups; equal by default.
     """
     counts = group_sizes(n_nodes, len(groups), sizes)
     pools = class_pools(labels, groups, counts, rng)
@@ -125,14 +124,14 @@ PARTITIONS = {
 
 
 def group_sizes(n_nodes: int, n_groups: int, sizes: Sequence[float] = ()) -> np.ndarray:
-    """Return how many of the nodes are in each group, int64 [n_groups].
+    """Return the number of nodes in each group, int64 [n_groups].
 
     Args:
-        sizes: in these proportions; equally many if not given. While there are enough nodes, no group is empty: it takes
-            one of the largest.
+        sizes: relative sizes of the groups; equal by default. If there are enough nodes, an empty group takes a node
+            from one of the largest.
 
     Raises:
-        ConfigurationError: the sizes are not as many as the groups, or not above 0.
+        ConfigurationError: `sizes` does not have one number above 0 for each group.
     """
     if not n_groups:
         raise ConfigurationError("a list of groups is empty")
@@ -148,11 +147,11 @@ def group_sizes(n_nodes: int, n_groups: int, sizes: Sequence[float] = ()) -> np.
 def class_pools(labels: np.ndarray, groups: Sequence[Sequence[int]], counts: np.ndarray, rng: Rng) -> Shares:
     """Return the samples of each group's classes, as sorted index arrays.
 
-    A class that several groups have is divided among them in proportion to their nodes, `counts`. Samples of a class that no
+    A class of several groups is divided among them in proportion to their nodes, `counts`. Samples of a class that no
     group has, or only groups without nodes, are in no pool.
 
     Raises:
-        ConfigurationError: a group has no class, or one that no sample has.
+        ConfigurationError: a group has no class, or a class without samples.
     """
     known = set(np.unique(labels).tolist())
     for group in groups:
@@ -187,7 +186,7 @@ def _concatenate(parts: Shares) -> np.ndarray:
 
 
 def _finish(shares: Shares) -> Shares:
-    """Give every node a sample, and sort each node's."""
+    """Give every empty node a sample, and sort the samples of each node."""
     sizes = np.array([len(share) for share in shares])
     for node in np.flatnonzero(sizes == 0):
         most = int(np.argmax(sizes))

@@ -1,4 +1,4 @@
-"""Whole numbers in given proportions, by the method of the largest remainder (Hamilton)."""
+"""Integers in given proportions, by the largest remainder method (Hamilton)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_FINE = 2**31  # parts into which a sum of fractions is cut, so that a platform's last bit decides nothing
+_FINE = 2**31  # resolution of fractions, so that rounding errors of a platform have no effect
 
 
 def whole(weights: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return weights as whole numbers, int64 [k], in the same proportions: themselves, if they are whole already."""
+    """Return weights as integers in the same proportions, int64 [k]; integers are returned unchanged."""
     values = np.asarray(weights, np.float64)
     if (values == np.floor(values)).all() and values.max(initial=0) < _FINE:
         return values.astype(np.int64)
@@ -26,8 +26,8 @@ def quotas(total: int, weights: Sequence[float] | np.ndarray) -> np.ndarray:
         weights: [k], 0 or more, not all 0.
 
     Returns:
-        int64 [k] with the sum `total`. Each is its exact share rounded down, or one more where the remainder is largest;
-        of equal remainders the first.
+        int64 [k] with the sum `total`. Each is its exact share rounded down, plus one for the largest remainders; on a
+        tie the first.
     """
     shares = whole(weights)
     result, rest = np.divmod(total * shares, shares.sum())

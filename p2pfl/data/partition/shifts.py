@@ -1,8 +1,8 @@
-"""How groups of nodes differ: in their inputs, in their classes, in what a class is called, or in everything.
+"""Shifts between groups of nodes: in inputs, classes, labels of classes, or whole data sets.
 
-The kinds are those of Listo Zec et al. (section 3.3). Groups are blocks of nodes: the first nodes are group 0. `sizes` are
-proportions, scaled to the number of nodes by the largest remainder; equally many if not given; while there are as many nodes
-as groups, no group is empty.
+The kinds are those of Listo Zec et al. (section 3.3). Groups are blocks of nodes: the first nodes are group 0. `sizes`
+are proportions, scaled to the number of nodes by the largest remainder; equal by default. If there are at least as many
+nodes as groups, no group is empty.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Shift:
-    """What distinguishes the groups; what is None is alike for all.
+    """Differences between the groups. None means that there is no difference.
 
     Attributes:
-        counts: nodes of each group.
-        angles: by which the images of each group are turned, in degrees, counter-clockwise.
-        classes: which each group has.
-        names: int64 [classes] for each group: what it calls each class.
-        sources: which of the data sets each group has.
+        counts: number of nodes in each group.
+        angles: rotation of the images of each group, in degrees, counter-clockwise.
+        classes: the classes of each group.
+        names: int64 [classes] for each group: its label for each class.
+        sources: index of the data set of each group.
     """
 
     counts: tuple[int, ...]
@@ -40,19 +40,19 @@ class Shift:
 
     @property
     def groups(self) -> np.ndarray:
-        """The group of each node, int64 [n_nodes]."""
+        """Group of each node, int64 [n_nodes]."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
 def none(n_nodes: int, n_classes: int, rng: Rng) -> Shift:
-    """All nodes are alike."""
+    """Return no shift: all nodes are alike."""
     return Shift((n_nodes,))
 
 
 def rotation(
     n_nodes: int, n_classes: int, rng: Rng, *, angles: Sequence[float] = (0, 90, 180, 270), sizes: Sequence[float] = ()
 ) -> Shift:
-    """Covariate shift: each group's images are turned by one angle, in degrees; see `transforms.rotate`."""
+    """Return a covariate shift: each group's images are rotated by one angle, in degrees; see `transforms.rotate`."""
     if not all(isfinite(angle) for angle in angles):
         raise ConfigurationError(f"task.shift.angles must be finite, got {list(angles)}")
     return Shift(_counts(n_nodes, len(angles), sizes), angles=tuple(angles))
@@ -61,15 +61,16 @@ def rotation(
 def label_groups(
     n_nodes: int, n_classes: int, rng: Rng, *, groups: Sequence[Sequence[int]], sizes: Sequence[float] = ()
 ) -> Shift:
-    """Label shift: each group has classes of its own; see `partition.class_pools`."""
+    """Return a label shift: each group has its own classes; see `label_partition.class_pools`."""
     return Shift(_counts(n_nodes, len(groups), sizes), classes=tuple(tuple(group) for group in groups))
 
 
 def concept(n_nodes: int, n_classes: int, rng: Rng, *, groups: int = 0, sizes: Sequence[float] = ()) -> Shift:
-    """Concept shift: each group has names of its own for the classes; group 0 has the true ones.
+    """Return a concept shift: each group permutes the labels of the classes; group 0 has the true ones.
 
     Args:
-        groups: how many; as many as `sizes` if not given.
+        groups: number of groups; by default the length of `sizes`.
+        sizes: relative numbers of nodes in the groups.
     """
     if groups < 0:
         raise ConfigurationError(f"task.shift.groups must be 0 or more, got {groups}")
@@ -86,15 +87,15 @@ def label_permutation(
     nodes: int | None = None,
     permutation: Literal["common", "own"] = "common",
 ) -> Shift:
-    """Some nodes, the last ones, have the classes' names permuted, in training, validation and test alike.
+    """Return a shift in which the last nodes have permuted labels, in training, validation and test alike.
 
     DPFL's experiment (Kharrat et al., section 5.3: 40 of 100, with one permutation).
 
     Args:
-        share: of the nodes, rounded to whole nodes; or
-        nodes: how many.
-        permutation: `common` makes one group of them, with one permutation; `own` gives each one of its own, so that each is
-            a group.
+        share: fraction of the nodes, rounded to whole nodes; or
+        nodes: number of nodes.
+        permutation: `common` makes one group of them, with one permutation; `own` gives each of them its own
+            permutation, so that each is a group.
     """
     if (share is None) == (nodes is None):
         raise ConfigurationError("task.shift needs either `share` or `nodes`: how many have permuted labels")
@@ -115,12 +116,13 @@ def domain(
     sizes: Sequence[float] = (),
     labels: Literal["shared", "apart"] = "shared",
 ) -> Shift:
-    """Domain shift: each group has a data set of its own.
+    """Return a domain shift: each group has its own data set.
 
     Args:
-        sets: how many data sets there are.
-        labels: whether the first class of each set is class 0 (`shared`), or the classes of all sets are numbered on
-            (`apart`; the 20 labels of Listo Zec et al., table 8), so that a model tells the sets apart too.
+        sets: number of data sets.
+        sizes: relative numbers of nodes in the groups.
+        labels: `shared` numbers the classes of each set from 0. `apart` numbers the classes of all sets consecutively
+            (the 20 labels of Listo Zec et al., table 8), so that a model also distinguishes the sets.
     """
     names = tuple(np.arange(n_classes) + k * n_classes for k in range(sets)) if labels == "apart" else None
     return Shift(_counts(n_nodes, sets, sizes), names=names, sources=tuple(range(sets)))
@@ -141,7 +143,7 @@ def _counts(n_nodes: int, n_groups: int, sizes: Sequence[float]) -> tuple[int, .
 
 
 def _names(n_classes: int, count: int, rng: Rng) -> tuple[np.ndarray, ...]:
-    """Return the identity, and permutations that differ from it (and, while there are enough, from each other)."""
+    """Return the identity, and permutations that differ from it and, if there are enough, from each other."""
     names = [np.arange(n_classes)]
     tries = 0
     while len(names) < count:

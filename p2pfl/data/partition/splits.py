@@ -1,4 +1,4 @@
-"""A node's training, validation and test samples, from its share of a data set's training part and from the test part."""
+"""Division of a node's data into training, validation and test samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rng = np.random.Generator
 
 
 def check_sizes(samples: int, validation: float, test: int) -> None:
-    """Raise ConfigurationError for sizes that make no sense."""
+    """Raise ConfigurationError if a size is invalid."""
     if samples < 0 or test < 0:
         raise ConfigurationError(f"task.samples and task.test must be 0 or more, got {samples} and {test}")
     if not validation >= 0 or (validation >= 1 and validation != int(validation)):
@@ -19,13 +19,14 @@ def check_sizes(samples: int, validation: float, test: int) -> None:
 
 
 def hold_out(share: np.ndarray, rng: Rng, samples: int, validation: float) -> tuple[np.ndarray, np.ndarray]:
-    """Divide a node's share into what it trains on and what it is validated on; the rest, if any, is not used.
+    """Divide a node's share into training and validation samples; the rest, if any, is not used.
 
     Args:
         share: indices, [n].
-        samples: of training, at most; 0 is no limit.
-        validation: their number, or below 1 a part of all samples that the node uses. A node with two samples or more has at
-            least one, and never more than half of its share.
+        rng: the generator of the draw.
+        samples: maximum number of training samples; 0 is no limit.
+        validation: number of validation samples, or below 1 a fraction of all samples that the node uses. A node with
+            at least two samples has at least one, and at most half of its share.
 
     Returns:
         Training and validation samples: sorted, disjoint, drawn at random.
@@ -48,23 +49,24 @@ def by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:
 
 
 def histogram(labels: np.ndarray, classes: int) -> np.ndarray:
-    """Return how many samples of each class there are, int64 [classes]."""
+    """Return the number of samples of each class, int64 [classes]."""
     return np.bincount(labels, minlength=classes)
 
 
 def draw_test(wanted: np.ndarray, pools: list[np.ndarray], rng: Rng, size: int) -> np.ndarray:
     """Draw test samples in the proportions of a node's training samples (largest remainder).
 
-    No sample is drawn twice. There are fewer than `size` where the test part has too few of a class to keep the proportions.
-    Other nodes may draw the same samples. A class that the test part lacks is left out.
+    No sample is drawn twice. The result has fewer than `size` samples if the test part has too few of a class to keep
+    the proportions. Other nodes may draw the same samples. A class that the test part lacks is left out.
 
     Args:
         wanted: the histogram of the node's training labels, [classes].
         pools: the test part's indices of each class.
-        size: how many; 0 draws as many as the proportions allow.
+        rng: the generator of the draw.
+        size: number of samples; 0 draws as many as the proportions allow.
 
     Returns:
-        Sorted indices; none if the test part has none of the node's classes.
+        Sorted indices; empty if the test part has none of the node's classes.
     """
     there = np.array([len(pool) for pool in pools])
     weights = np.where(there > 0, wanted, 0)
@@ -74,7 +76,7 @@ def draw_test(wanted: np.ndarray, pools: list[np.ndarray], rng: Rng, size: int) 
     n = int((there[held] * weights.sum() // weights[held]).min())
     n = min(n, size) if size else n
     counts = quotas(n, weights)
-    while (counts > there).any():  # rounding up may ask for one too many
+    while (counts > there).any():  # rounding up may require one too many
         n -= 1
         counts = quotas(n, weights)
     drawn = [rng.permutation(pool)[:count] for pool, count in zip(pools, counts.tolist(), strict=True) if count]

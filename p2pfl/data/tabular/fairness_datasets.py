@@ -1,4 +1,4 @@
-"""Data sets whose rows belong to groups: tables, and PraFFL's SYNTHETIC."""
+"""Data sets with groups: tables, and PraFFL's SYNTHETIC."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.random_streams import RandomStreams
 
 Encode = Callable[[np.ndarray], np.ndarray]
-"""Indices of rows -> their features, float32 [n, d]."""
+"""Function from indices of rows to their features, float32 [n, d]."""
 
 SYNTHETIC, SYNTHETIC_ROWS = "synthetic", 5000
 MOST_ROWS = 2**24  # of SYNTHETIC
@@ -24,7 +24,7 @@ LABEL = "label"
 
 
 class Attribute(NamedTuple):
-    """A sensitive attribute: its name, those of its groups, and the group of each row, int64 [n]."""
+    """A sensitive attribute: its name, the names of its groups, and the group of each row, int64 [n]."""
 
     name: str
     groups: tuple[str, ...]
@@ -33,13 +33,14 @@ class Attribute(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FairSet:
-    """
+    """A data set with groups.
+
     Attributes:
         labels: 0 or 1, int64 [n].
         test: indices of the official test part; None if there is none.
-        attribute: finds a sensitive attribute by its name.
-        encoder: makes the features of any rows by what it learns of those whose indices it is given.
-        sensitive: the attributes that the data set names itself.
+        attribute: function that returns a sensitive attribute by its name.
+        encoder: function that fits an encoder on the rows with these indices, and returns it.
+        sensitive: the sensitive attributes that the data set declares.
     """
 
     labels: np.ndarray
@@ -54,16 +55,17 @@ class FairSet:
 
 
 def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, tables.Kind] | None = None) -> FairSet:
-    """Return a data set.
+    """Return a data set with groups.
 
     Args:
         name: "synthetic", or as for p2pfl.data.tabular.table.load.
-        seed: from which SYNTHETIC is drawn.
-        rows: of SYNTHETIC; 0 is PraFFL's 5,000.
-        columns: of a table: changes of what its schema says of columns.
+        root: the folder of the data sets; see p2pfl.data.images.registry.
+        seed: seed of SYNTHETIC.
+        rows: number of rows of SYNTHETIC; 0 is PraFFL's 5,000.
+        columns: changes to the schema's kinds of a table's columns.
 
     Raises:
-        ConfigurationError: the table, or its schema, cannot be used.
+        ConfigurationError: the table or its schema is invalid.
     """
     if name == SYNTHETIC:
         if columns:
@@ -89,7 +91,7 @@ def load(name: str, root: str, seed: int, rows: int = 0, columns: Mapping[str, t
 
 
 def concatenate_rows(first: Rows, second: Rows) -> Rows:
-    """Return the rows of both parts of a table, one after the other."""
+    """Return the rows of both parts of a table as one."""
     return Rows(
         {name: np.concatenate([values, second.numbers[name]]) for name, values in first.numbers.items()},
         {name: np.concatenate([values, second.categories[name]]) for name, values in first.categories.items()},

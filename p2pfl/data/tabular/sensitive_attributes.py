@@ -1,13 +1,13 @@
-"""Sensitive attributes: which group each row of a table belongs to.
+"""Sensitive attributes: the group of each row of a table.
 
 In a schema file:
 
-    [groups]                                     # of a column that is not listed, each value is a group
+    [groups]                                     # in a column that is not listed, each value is a group
     race = { values = ["White"] }                # group 1; all others are group 0
     age = { between = [25, 60] }                 # group 1, both ends included; all others are group 0
     generation = { column = "age", bounds = [30, 50] }      # groups 0, 1 and 2: below 30, from 30 to below 50, from 50
 
-Several attributes joined by a plus sign, such as "sex+race", are one attribute with a group for each combination.
+Several attributes joined by a plus sign, for example "sex+race", are one attribute with a group for each combination.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MOST_GROUPS = 64  # of one attribute
 
 
 class Grouping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a column becomes groups; see the module."""
+    """Rule that derives groups from a column; see the module."""
 
-    column: str = ""  # by default that of the attribute's own name
+    column: str = ""  # by default the attribute's own name
     values: tuple[str, ...] = ()
     between: tuple[float, ...] = ()
     bounds: tuple[float, ...] = ()
 
     def check(self, name: str, kinds: Mapping[str, str]) -> None:
-        """Raise ConfigurationError if it makes no sense for columns of these kinds."""
+        """Raise ConfigurationError if the rule is invalid for columns of these kinds."""
         column = self.column or name
         kind = kinds.get(column, "none")
         given = [rule for rule in ("values", "between", "bounds") if getattr(self, rule)]
@@ -62,13 +62,14 @@ class Groups(NamedTuple):
 
 
 def groups_of(name: str, parts: Sequence[Rows], groupings: Mapping[str, Grouping]) -> list[Groups]:
-    """Return the groups of each part of a table (such as its training and its test part), numbered alike.
+    """Return the groups of each part of a table (for example training and test), with common numbers.
 
     Args:
-        name: of an attribute: a key of `groupings`, a categorical column, or several joined by plus signs.
+        name: an attribute: a key of `groupings`, a categorical column, or several joined by plus signs.
 
     Raises:
-        ConfigurationError: there is no such attribute, a row has no number for it, it has more than 64 groups, or only one.
+        ConfigurationError: the attribute does not exist, a row has no number for it, or it has only one or over 64
+            groups.
     """
     single = [_single(each.strip(), parts, groupings) for each in name.split("+")]
     size = prod(len(groups[0].names) for groups in single)

@@ -1,4 +1,4 @@
-"""PraFFL's SYNTHETIC: two Gaussians in the plane, with a sensitive attribute that follows from where a point lies."""
+"""PraFFL's SYNTHETIC: two Gaussians in the plane, with a sensitive attribute that depends on the position."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 MEANS = np.array([[-2.0, -2.0], [2.0, 2.0]])
 COVARIANCES = np.array([[[10.0, 1.0], [1.0, 3.0]], [[5.0, 1.0], [1.0, 5.0]]])
-POSITIVE = 0.6  # of the labels
-TURN = np.pi / 4  # by which a point is turned before its attribute is drawn
+POSITIVE = 0.6  # fraction of positive labels
+TURN = np.pi / 4  # rotation of a point before its attribute is drawn
 
 
 class Synthetic(NamedTuple):
@@ -23,10 +23,10 @@ class Synthetic(NamedTuple):
 def synthetic(rng: np.random.Generator, n: int) -> Synthetic:
     """Draw n samples.
 
-    y ~ Bernoulli(.6); x | y ~ N(MEANS[y], COVARIANCES[y]); z ~ Bernoulli(p1(x') / (p1(x') + p0(x'))), where x' is x turned
-    by 45 degrees and p_y the density of x | y: so z and y depend on each other, and a classifier of x alone is not fair.
-    (Zeng, Chen and Lee 2021, "Improving fairness via federated learning", after Zafar et al. 2017; PraFFL, section 6.1,
-    takes n = 5,000.)
+    y ~ Bernoulli(0.6); x | y ~ N(MEANS[y], COVARIANCES[y]); z ~ Bernoulli(p1(x') / (p1(x') + p0(x'))). Here x' is x
+    rotated by 45 degrees, and p_y is the density of x | y. z and y therefore depend on each other, and a classifier of
+    x alone is not fair. (Zeng, Chen and Lee 2021, "Improving fairness via federated learning", after Zafar et al. 2017;
+    PraFFL, section 6.1, uses n = 5,000.)
     """
     y = (rng.random(n) < POSITIVE).astype(np.int64)
     roots = np.linalg.cholesky(COVARIANCES)
@@ -38,7 +38,7 @@ def synthetic(rng: np.random.Generator, n: int) -> Synthetic:
 
 
 def log_density(x: np.ndarray, label: int) -> np.ndarray:
-    """Return the logarithm of the density of x | y = label at points [n, 2], but for a constant."""
+    """Return the logarithm of the density of x | y = label at points [n, 2], up to a constant."""
     away = x - MEANS[label]
     distance = np.einsum("ni,ij,nj->n", away, np.linalg.inv(COVARIANCES[label]), away)
     result: np.ndarray = -(distance + np.log(np.linalg.det(COVARIANCES[label]))) / 2

@@ -1,27 +1,27 @@
-"""Tables of numbers and categories with two classes, read as a schema file says.
+"""Tables of numbers and categories with two classes, described by a schema file.
 
 A schema is a TOML file:
 
     train = "adult.data"         # plain or gzip, in the folder of the schema file or of the data set
     test = "adult.test"          # if there is an official test part
-    rows = 32561                 # if given, the files must have so many
+    rows = 32561                 # expected number of rows, optional
     test_rows = 16281
-    home = "..."                 # where the official files come from
+    home = "..."                 # source of the official files
     delimiter = ","
-    header = true                # the first line names the columns, in any order; those not named below are ignored
-    comment = "|"                # lines that begin so are skipped
-    missing = ["?"]              # how a missing value is written, beside an empty one
+    header = true                # the first line names the columns, in any order; others than those below are ignored
+    comment = "|"                # lines that begin with this are skipped
+    missing = ["?"]              # texts of a missing value, in addition to an empty one
     negative = ["<=50K"]         # the labels of class 0, and of class 1
     positive = [">50K"]
-    sensitive = ["sex", "race"]  # columns by which fairness may be looked at; [groups] says how (see sensitive_attributes)
-    rest = "auto"                # what columns of the header are that are not named below, "ignore" if not given
-                                 # (a column without a name, such as that of row numbers, is ignored)
+    sensitive = ["sex", "race"]  # possible sensitive columns; [groups] defines their groups (see sensitive_attributes)
+    rest = "auto"                # kind of the header's columns that are not named below, "ignore" by default
+                                 # (a column without a name, for example of row numbers, is ignored)
 
     [columns]                    # in the order of the file if it has no header
     age = "numeric"              # or "categorical", "ignore", and for one of them "label"
-    job = "auto"                 # numeric if all that is there in the training part are numbers, else categorical
+    job = "auto"                 # numeric if the training part contains only numbers, else categorical
 
-`schemas/` has those of adult, bank and compas.
+`schemas/` contains the schemas of adult, bank and compas.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from p2pfl.errors import ConfigurationError, MissingRequirementError
 
 SCHEMAS = Path(__file__).parent / "schemas"
 MOST_BYTES = 2**28  # of one file, unpacked
-MOST_VALUES = 2**28  # features of all rows that are made together: 1 GiB; and characters of a column of categories
+MOST_VALUES = 2**28  # features of all rows encoded together: 1 GiB; and characters of a column of categories
 LARGEST = float(np.finfo(np.float32).max)
-LONGEST_CATEGORY = 256  # characters: a column of categories is as wide as its longest
+LONGEST_CATEGORY = 256  # characters: an array of categories is as wide as its longest one
 
 Kind = Literal["numeric", "categorical", "ignore", "label", "auto"]
 FEATURES: tuple[Kind, ...] = ("numeric", "categorical", "auto")
 
 
 class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a table's files look like; see the module."""
+    """Description of a table's files; see the module."""
 
     columns: dict[str, Kind]
     train: str
@@ -74,12 +74,12 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: dict[str, Grouping] = {}
 
     def columns_of(self, kind: Kind) -> list[str]:
-        """Return the columns of a kind, in order."""
+        """Return the columns of this kind, in order."""
         return [name for name, found in self.columns.items() if found == kind]
 
 
 class Table(NamedTuple):
-    """A data set: its schema, its training part, and its test part if it has an official one."""
+    """A data set: its schema, its training part, and its official test part, if any."""
 
     schema: Schema
     train: Rows
@@ -87,7 +87,7 @@ class Table(NamedTuple):
 
 
 def names() -> list[str]:
-    """Return the tables whose schemas come with p2pfl."""
+    """Return the names of the built-in schemas."""
     return sorted(path.stem for path in SCHEMAS.glob("*.toml"))
 
 
@@ -95,13 +95,13 @@ def load(name: str, root: str = "", columns: Mapping[str, Kind] | None = None) -
     """Read a table.
 
     Args:
-        name: that of a schema in `schemas/`, whose files are in the folder of this name in the data root; or the path of a
-            schema file of one's own (.toml), beside which its data files are.
+        name: a schema in `schemas/`, with its files in the folder of this name in the data root; or the path of the
+            user's own schema file (.toml), with its data files in the same folder.
         root: see p2pfl.data.images.registry.
-        columns: changes of what the schema says of columns.
+        columns: changes to the schema's kinds of columns.
 
     Raises:
-        ConfigurationError: the schema makes no sense, or a file is missing, damaged, or not as the schema says.
+        ConfigurationError: the schema is invalid, or a file is missing, damaged, or does not match the schema.
     """
     if name in names():
         path, folder = SCHEMAS / f"{name}.toml", data_root(root, f"the data set {name!r}") / name
@@ -126,10 +126,10 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
     """Read a schema file.
 
     Args:
-        columns: changes of what it says of columns.
+        columns: changes to its kinds of columns.
 
     Raises:
-        ConfigurationError: it cannot be read, has an unknown key, or makes no sense.
+        ConfigurationError: it cannot be read, has an unknown key, or is invalid.
     """
     try:
         schema = msgspec.convert(toml_reader.read(path), Schema)
@@ -155,13 +155,13 @@ def read_schema(path: Path, columns: Mapping[str, Kind] | None = None) -> Schema
 
 
 def resolve(path: Path, schema: Schema) -> Schema:
-    """Return a schema in which each column is of a kind of its own: of those that are "auto", the one that the file shows.
+    """Return the schema with the kind of each "auto" column determined from the file.
 
     Args:
-        path: of the training part.
+        path: the training part.
 
     Raises:
-        ConfigurationError: the file cannot be read, or the schema makes no sense with the kinds that were found.
+        ConfigurationError: the file cannot be read, or the schema is invalid with the kinds that were found.
     """
     if schema.rest == "ignore" and not schema.columns_of("auto"):
         return schema
@@ -202,10 +202,10 @@ def read(path: Path, schema: Schema, rows: int = 0) -> Rows:
     """Read one file of a table.
 
     Args:
-        rows: how many it must have, if not 0.
+        rows: required number of rows, if not 0.
 
     Raises:
-        ConfigurationError: it cannot be read, is too large, or has a line that does not fit; the text names the line.
+        ConfigurationError: it cannot be read, is too large, or has an invalid line; the text names the line.
     """
     numbers = {name: array("d") for name in schema.columns_of("numeric")}
     categories: dict[str, list[str]] = {name: [] for name in schema.columns_of("categorical")}
@@ -233,13 +233,14 @@ def read(path: Path, schema: Schema, rows: int = 0) -> Rows:
 
 
 class Encoder:
-    """Turns rows into features: what it knows it has from training rows, and other rows are treated the same.
+    """Encoder of rows as features. It is fitted on training rows and treats other rows in the same way.
 
-    Numbers get mean 0 and deviation 1, a missing one is the mean. A category becomes one feature for each value that occurs
-    in training (a missing one counts as a value if it occurs there); a value that does not occur there is all zeros.
+    Numbers are scaled to mean 0 and standard deviation 1; a missing one is the mean. A category becomes one feature for
+    each value in the training rows. (Missing counts as a value if it occurs there.) A value that does not occur there
+    is encoded as zeros.
 
     Attributes:
-        names: of the features, such as "age" and "sex=Male".
+        names: names of the features, for example "age" and "sex=Male".
     """
 
     def __init__(self, train: Rows) -> None:
@@ -251,7 +252,7 @@ class Encoder:
         """Return the features of rows, float32 [n, len(names)].
 
         Raises:
-            ConfigurationError: they are more than 2**28 numbers.
+            ConfigurationError: the result would have more than 2**28 numbers.
         """
         if len(rows) * len(self.names) > MOST_VALUES:
             widest = max(self._categories, key=lambda name: len(self._categories[name]))
@@ -274,7 +275,7 @@ class Encoder:
 
 
 def _rows(path: Path, schema: Schema) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each row as texts by column, and where it stands."""
+    """Yield each row as texts by column, and its position in the file."""
     with reading(path) as (file, most):
         data = file.read(min(MOST_BYTES, most) + 1)
     if len(data) > MOST_BYTES:
@@ -286,7 +287,7 @@ def _rows(path: Path, schema: Schema) -> Iterator[tuple[str, dict[str, str]]]:
     try:
         for row in lines:
             where = f"{path}, line {lines.line_num}"
-            if not row:  # an empty line is none
+            if not row:  # skip empty lines
                 continue
             if names is None:
                 names = [name.strip() for name in row]
@@ -317,7 +318,7 @@ def _number(where: str, text: str, schema: Schema) -> float:
 
 
 def _is_number(text: str, schema: Schema) -> bool:
-    """Return whether a text is a number that float32 can hold, or stands for one that is missing."""
+    """Return whether a text is a number that fits into float32, or denotes a missing one."""
     if not text or text in schema.missing:
         return True
     try:
@@ -339,7 +340,7 @@ def _label(where: str, text: str, schema: Schema) -> int:
 
 
 def _moments(values: np.ndarray) -> tuple[float, float]:
-    """Return the mean and the deviation of the numbers that are there; a column without any, or all alike, becomes 0."""
+    """Return mean and standard deviation without missing values; an empty or constant column is encoded as 0."""
     there = values[~np.isnan(values)]
     if not len(there):
         return 0.0, 1.0
