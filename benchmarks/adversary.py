@@ -1,4 +1,4 @@
-"""A member of a federation that says what it likes, over TLS, for benchmarks."""
+"""Malicious member of a federation over TLS, for benchmarks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.wire import messages as m
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Payload
 
-AGAIN = 0.5  # seconds until a link that was lost is made again
+AGAIN = 0.5  # seconds until a lost link is replaced
 LARGEST = 64 << 20
 
 
 class Adversary:
-    """
+    """Member that ignores the rules of the protocol.
+
     Args:
         folder: of the member.
-        n_samples: that it claims.
+        n_samples: number of samples that it claims.
 
     Attributes:
-        round: that it claims, by default that of the others.
-        links: with those to which it was introduced, by name.
-        serve: answers a request for a model; by default there is none.
+        round: the round that it claims, by default that of the others.
+        links: links to the nodes that it has dialled, by name.
+        serve: answers a request for a model; by default no model is sent.
     """
 
     def __init__(self, folder: Path, n_samples: int = 50) -> None:
@@ -65,7 +66,7 @@ class Adversary:
         self._numbers = count(1 << 20)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # What the transport calls
+    # Callbacks of the transport
 
     def received(self, link: Link, frame: memoryview) -> None:
         link.trust()
@@ -103,7 +104,7 @@ class Adversary:
 
     def refused(self, cause: str, detail: str) -> None: ...
 
-    # What it says
+    # Messages
 
     def begin(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(self._count_errors(work))
@@ -131,7 +132,7 @@ class Adversary:
         link.send([self.frame(link, message, payload)])
 
     def claim(self, round: int) -> None:
-        """Say to everyone to be in a round."""
+        """Claim to be in a round, on all links."""
         self.round = round
         for link in list(self.links.values()):
             with suppress(TransportError):
@@ -152,7 +153,7 @@ class Adversary:
             self.send(link, m.Submit(next(self._numbers), self.round, *self.term, self.n_samples, False), params)
 
     async def introduce(self, name: str, address: str, **changes: Any) -> Link:
-        """Dial a node, agree to whatever it agrees to, and return the link."""
+        """Dial a node, accept all of its terms, and return the link."""
         link = await self._transport.dial(address, self._keys[name])
         if name not in self._agreed:
             await self._hello(name, link, m.HelloParameters({}, {}, 0, False).encode())
@@ -167,7 +168,7 @@ class Adversary:
         await asyncio.wait_for(told, 10)
 
     async def stay(self, name: str, address: str) -> None:
-        """Be introduced to a node, again whenever the link is lost."""
+        """Dial a node, and dial it again whenever the link is lost."""
         while True:
             if name not in self.links:
                 with suppress(TransportError, TimeoutError):
@@ -184,7 +185,7 @@ class Adversary:
 
 
 def flood_frames(kind: str, adversary: Adversary, link: Link, name: str) -> Callable[[int], bytes]:
-    """Return what makes the n-th frame of a flood."""
+    """Return a function that makes the n-th frame of a flood."""
     model = np.random.default_rng(0).standard_normal(4810).astype("<f4").tobytes()
     terms = adversary.terms(name) if name in adversary._agreed else b""
 
@@ -208,7 +209,7 @@ FLOODS = ("ping", "hello", "score", "get", "probe", "signatures", "junk", "flap"
 
 
 async def flood_member(kind: str, folder: Path, name: str, address: str) -> None:
-    """Send frames to a node as fast as it takes them."""
+    """Send frames to a node as fast as it accepts them."""
     adversary = Adversary(folder)
     while True:
         try:
@@ -225,7 +226,7 @@ async def flood_member(kind: str, folder: Path, name: str, address: str) -> None
 
 
 class _Pipe:
-    """A link of which only the key and the session are used."""
+    """Stand-in for a link, with only its key and session."""
 
     key, session = bytes(31) + b"\1", bytes(16)
 
@@ -244,7 +245,7 @@ async def flood_sink(kind: str, folder: Path, address: str) -> None:
 
 
 async def connect_silently(host: str, port: int, context: ssl.SSLContext | None) -> None:
-    """Open a connection and say nothing, again whenever it ends."""
+    """Open a connection and send nothing; repeat whenever it ends."""
     while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
@@ -257,7 +258,7 @@ async def connect_silently(host: str, port: int, context: ssl.SSLContext | None)
 
 
 async def hold_frames(folder: Path, name: str, address: str, size: int) -> None:
-    """Open links, begin a frame of the greatest size on each, and stop a byte before its end."""
+    """Open links, begin a frame of the maximum size on each, and stop one byte before its end."""
     adversary = Adversary(folder)
     while True:
         with suppress(TransportError, TimeoutError):
@@ -268,7 +269,7 @@ async def hold_frames(folder: Path, name: str, address: str, size: int) -> None:
 
 
 async def say_nothing(folder: Path, nodes: dict[str, str]) -> None:
-    """Be a member that answers pings, is always in the round of the others, and never answers a request."""
+    """Run a member that answers pings, is always in the round of the others, and never answers a request."""
     adversary = Adversary(folder)
 
     async def nothing(name: str, link: Link, get: m.Get) -> None: ...

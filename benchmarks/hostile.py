@@ -1,17 +1,18 @@
-"""Measure how much slower three honest nodes get while a member or strangers attack one of them, on loopback.
+"""Measure the slowdown of three honest nodes while a member or strangers attack one of them, on loopback.
 
-The nodes are processes that train, exchange models with each other and write checkpoints, as they do in the field. Another
+The nodes are processes that train, exchange models with each other and write checkpoints, as in production. Another
 process attacks one of them:
 
-    connections   500 connections of strangers that say nothing, half of them with TLS; and a member that reads nothing
-    half-frames   a member that begins frames of the greatest size on many links, and ends none
+    connections   500 connections of strangers that send nothing, half of them with TLS; and a member that reads nothing
+    half-frames   a member that begins frames of the maximum size on many links, and completes none
     tarpit        a member that answers pings and no request
     ping, hello, score, get, probe, signatures, junk, flap
-                  a member that sends such frames as fast as they are taken
+                  a member that sends this kind of frame as fast as the node accepts it
 
-Spells of peace, of control and of attack take turns. In the control the same process sends the same frames to a port that
-discards them, so that its share of the processor does not count as the nodes' loss. The figure is the median of the ratios
-of an attack's speed to that of the control before it. The nodes wait for each other in every round: all have one speed.
+Intervals without attack, of control and of attack alternate. In the control the same process sends the same frames to a
+port that discards them. Its share of the processor therefore does not count as the nodes' loss. The figure is the
+median of the ratios of an attack's speed to that of the preceding control. The nodes wait for each other in every
+round, so all have the same speed.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ from p2pfl.protocols.wire import messages as m
 
 NAMES = ("alice", "bob", "carol")
 MEMBER = "mallory"
-CONNECTIONS = 500  # of which half begin TLS
+CONNECTIONS = 500  # half of them begin TLS
 ASKING = 0.02  # seconds between requests of the member that reads nothing
-VALUES = 4810  # of the model of the task digits
+VALUES = 4810  # in the model of the task digits
 TOML = 'rounds = 1000000\ndeadline = 5.0\nmembers = 3\ntask = {name = "digits"}\n'
 ATTACKS = ("connections", "half-frames", "tarpit", *FLOODS)
-WARM = 3.0  # seconds until an attack is in full swing
+WARM = 3.0  # seconds until an attack reaches its full rate
 
 
-# What the attacking process does
+# The attacking process
 
 
 async def read_nothing(folder: Path, name: str, address: str) -> None:
-    """Ask for every model, and read none."""
+    """Request every model, and read none."""
     adversary = Adversary(folder)
     link = await adversary.introduce(name, address, stopped=True)
     link.connection.pause_reading()  # type: ignore[attr-defined]
@@ -100,7 +101,7 @@ async def control(kind: str, folder: Path, address: str) -> None:
 
 
 async def sink() -> None:
-    """Accept connections and discard what they bring; print the port."""
+    """Accept connections and discard their data; print the port."""
     identity = Identity.from_seed(bytes(32))
     context = server_context(identity, make_certificate(identity))
 
@@ -138,11 +139,11 @@ def acting(**orders: Any) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-# Measuring
+# Measurement
 
 
 def measure(kind: str, spells: int, seconds: float) -> dict[str, Any]:
-    """Return rounds per second in peace, beside the control and under attack, by spell, and what was seen of the attack."""
+    """Return rounds per second without attack, in the control and under attack, and data on the attack, by interval."""
     with tempfile.TemporaryDirectory(prefix="p2pfl-hostile-") as root:
         role = "participant" if kind == "tarpit" else "observer"
         federation = Federation(Path(root), NAMES, TOML, {MEMBER: role})

@@ -1,4 +1,4 @@
-"""Nodes of the product itself, for benchmarks of the wire: only what is learned is left out."""
+"""Nodes of the product for benchmarks of the wire: complete except for the learning."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from p2pfl.node.peering.peer import Member, Peer
 from p2pfl.node.peering.peering_config import PeeringConfig, PeeringOptions
 from p2pfl.parameters import Layout
 from p2pfl.protocols.identity import Identity
+from p2pfl.protocols.transports import listener
 from p2pfl.protocols.transports.tls import TlsTransport
 from p2pfl.protocols.wire.envelope import FrameSigner, FrameVerifier, Opened
 
 HOST = "127.0.0.1"
 FEDERATION, LAYOUT = bytes(16), bytes(16)
-_BYTES_ACKED, _BYTES_RECEIVED = 120, 128  # where Linux's struct tcp_info has them
+_BYTES_ACKED, _BYTES_RECEIVED = 120, 128  # offsets in Linux's struct tcp_info
 
 
 class Club:
-    """A gate whose members are given keys."""
+    """Access control whose members are given as keys."""
 
     federation, invites, membership_version = FEDERATION, False, 0
 
@@ -52,7 +53,7 @@ def identity(number: int) -> Identity:
 
 
 class Anew(MessageExchange):
-    """Hashes a model for every peer that asks for it, as if it had been published just now."""
+    """Exchange that hashes a model for every peer that requests it, as if it had just been published."""
 
     def handle(self, peer: Peer, opened: Opened) -> None:
         self.models.payloads.clear()
@@ -60,10 +61,11 @@ class Anew(MessageExchange):
 
 
 class BenchNode:
-    """
+    """Node without learning.
+
     Args:
-        number: makes the key; others know the node by it.
-        others: numbers and addresses of its peers; "" for one that will dial.
+        number: determines the key, by which other nodes know the node.
+        others: numbers and addresses of its peers; "" for a peer that will dial.
         size: bytes of a model.
     """
 
@@ -96,7 +98,10 @@ class BenchNode:
         return 0.0
 
     def wire_bytes(self) -> int:
-        """Bytes that TCP has carried for this node in both directions, TLS included, without TCP's own headers."""
+        """Return the bytes that TCP has carried for this node in both directions.
+
+        They include TLS, but not TCP's own headers.
+        """
         total = 0
         for link in self.transport.links:
             assert link.connection is not None
@@ -106,7 +111,8 @@ class BenchNode:
 
 
 async def handshakes_per_second(count: int) -> float:
-    """Return how many connections two nodes on one event loop make in a second, one by one: dialled, encrypted, proven."""
+    """Return the connections per second between two nodes on one event loop, one by one, with encryption and proof."""
+    listener.HOST_RATE = listener.RATE = 1e6  # the limits of connections would refuse most of them
     server, client = BenchNode(1, {2: ""}, 4), BenchNode(2, {1: ""}, 4)
     for node in (server, client):
         await node.transport.listen(node.exchange.contacts.links)
@@ -121,7 +127,7 @@ async def handshakes_per_second(count: int) -> float:
 
 
 async def idle_traffic(nodes: int, seconds: float) -> float:
-    """Return bytes a second of one node, in and out, in a federation of so many that have nothing to say to each other."""
+    """Return the bytes per second of one idle node, in and out, in a federation with `nodes` nodes."""
     numbers = range(1, nodes + 1)
     all_nodes = {k: BenchNode(k, {other: "" for other in numbers if other != k}, 4, period=1.0) for k in numbers}
     async with asyncio.TaskGroup() as tasks:
@@ -134,7 +140,7 @@ async def idle_traffic(nodes: int, seconds: float) -> float:
         for node in all_nodes.values():
             contacts = node.exchange.contacts
             await contacts.until(lambda contacts=contacts: len(contacts.introduced_peers()) == nodes - 1, 60.0)
-        await asyncio.sleep(2.0)  # until nobody has more to say
+        await asyncio.sleep(2.0)  # until no node has pending messages
         before = sum(node.wire_bytes() for node in all_nodes.values())
         await asyncio.sleep(seconds)
         after = sum(node.wire_bytes() for node in all_nodes.values())
@@ -144,7 +150,7 @@ async def idle_traffic(nodes: int, seconds: float) -> float:
 
 
 def raise_limits() -> None:
-    """Allow as many open files as the system does: fifty nodes have 2,450 connections."""
+    """Raise the limit of open files to the system's maximum: fifty nodes have 2,450 connections."""
     if os.name == "posix":
         import resource
 

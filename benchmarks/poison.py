@@ -1,4 +1,4 @@
-"""Measure what one member of five that poisons costs the four honest ones, on loopback, with real processes.
+"""Measure the loss of four honest nodes if a fifth member poisons its models, on loopback, with real processes.
 
     clean      it answers requests with nothing
     huge       noise with 900 times the norm of the victim's model
@@ -8,7 +8,7 @@
     noise      noise with the norm of the victim's model
     samples    noise, and it claims 2^32 - 1 samples
 
-Prints the mean test accuracy of the honest nodes' newest models in the last rounds, and how far it is from clean.
+Prints the mean test accuracy of the honest nodes' newest models in the last rounds, and its difference from clean.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KINDS = ("clean", "huge", "scale", "flip", "echo", "noise", "samples")
 
 
 def poison(kind: str, theirs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return what is sent in place of a model; float32, [P]."""
+    """Return the vector to send instead of a model; float32, [P]."""
     norm = float(np.linalg.norm(theirs))
     noise = rng.standard_normal(theirs.size)
     noise *= norm / np.linalg.norm(noise)
@@ -57,7 +57,7 @@ def poison(kind: str, theirs: np.ndarray, rng: np.random.Generator) -> np.ndarra
 
 
 async def serve(kind: str, folder: Path, nodes: dict[str, str]) -> None:
-    """Be the member that poisons."""
+    """Run the member that poisons."""
     adversary = Adversary(folder, MOST if kind == "samples" else 287)
 
     async def answer(name: str, link: Link, get: m.Get) -> None:
@@ -71,7 +71,7 @@ async def serve(kind: str, folder: Path, nodes: dict[str, str]) -> None:
         adversary.send(link, said, params.tobytes())
 
     async def submit() -> None:
-        """Submit once a round, where the policy has a coordinator: what was assigned last, poisoned."""
+        """Submit once per round, if the policy has a coordinator: the last assignment, poisoned."""
         done = 0
         while True:
             await asyncio.sleep(0.05)

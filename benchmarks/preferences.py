@@ -1,6 +1,7 @@
-"""How soon PraFFL answers a preference: from a node's parameters to a module, and to its decisions on the test data.
+"""Time until PraFFL answers a preference: from a node's parameters to a module, and to its decisions on the test data.
 
-For each data set that is there: milliseconds, the median and the greatest of the repetitions, in one torch thread.
+Prints the median and the maximum of the repetitions in milliseconds, for each available data set, with one torch
+thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DATA = {
 
 
 def seconds(task: PrafflTask, repetitions: int) -> dict[str, list[float]]:
-    """Return the times of each answer, and of each answer with its decisions."""
+    """Return the times of each answer, without and with its decisions."""
     params, x = task.initial(0), task.data["test"].x
     found: dict[str, list[float]] = {"answer": [], "decisions": []}
     for preference in spread(repetitions).tolist():

@@ -20,7 +20,7 @@ from p2pfl.node.folder import config
 from p2pfl.node.runtime import join as joining
 from p2pfl.node.status import reader
 
-PATIENCE = 180.0  # seconds in which something has to happen
+PATIENCE = 180.0  # maximum seconds to wait for an event
 
 
 def free_ports(names: Sequence[str]) -> dict[str, int]:
@@ -31,15 +31,15 @@ def free_ports(names: Sequence[str]) -> dict[str, int]:
 
 
 class Federation:
-    """Folders of a federation, of which the honest members run as processes.
+    """Folders of a federation whose honest members run as processes.
 
     Args:
-        toml: what node.toml has in addition to name, listen, part and addresses.
+        toml: contents of node.toml in addition to name, listen, part and addresses.
         hostile: names of members that do not run here, with their roles.
 
     Attributes:
         folders, addresses: by name, of all members.
-        processes: those that run, by name.
+        processes: running processes, by name.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Federation:
         return {name: code for name, process in self.processes.items() if (code := process.poll()) is not None}
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return what a node's status file says.
+        """Return the contents of a node's status file.
 
         Raises:
             RuntimeError: the node has failed.
@@ -121,7 +121,7 @@ class Federation:
             time.sleep(0.02)
 
     def rounds_per_second(self, name: str, seconds: float) -> float:
-        """Return the speed over so many seconds or a little more: from the end of a round to that of another."""
+        """Return the speed over at least `seconds`, measured between the ends of two rounds."""
         first, began = self._next_round(name)
         time.sleep(seconds)
         last, ended = self._next_round(name)
@@ -141,7 +141,7 @@ class Federation:
 
 
 def memory(pid: int) -> float:
-    """Return the resident memory of a process, in MiB; 0 where that is not known."""
+    """Return the resident memory of a process, in MiB; 0 if unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -150,7 +150,7 @@ def memory(pid: int) -> float:
 
 
 def open_files(pid: int) -> int:
-    """Return how many files and connections a process has open; 0 where that is not known."""
+    """Return the number of open files and connections of a process; 0 if unknown."""
     try:
         return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:

@@ -1,7 +1,8 @@
-"""Cost of the protection against members that lie, beside the mean that it protects.
+"""Cost of the protection against malicious models, relative to the mean that it protects.
 
-Prints how long `median-clip` takes to clip the models of a round, as a multiple of the time of their weighted mean, for
-several model sizes; once where no model is too far away, once where half of them are. Both are measured in one run.
+Prints the time that `median-clip` takes to clip the models of a round, as a multiple of the time of their weighted
+mean, for several model sizes. In one case no model is too far away, in the other half of them are. Both are measured in
+one run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def seconds(work: Callable[[], object], times: int) -> float:
 
 
 def measure(size: int, times: int) -> dict[str, float]:
-    """Return the times of clipping as multiples of that of the mean, of models with so many values."""
+    """Return the times of clipping as multiples of the time of the mean, for models with `size` values."""
     rng = np.random.default_rng(0)
     initial = np.zeros(size, np.float32)
     own = rng.standard_normal(size).astype(np.float32)

@@ -1,4 +1,4 @@
-"""How fast p2pfl-sim trains many nodes, against a plain loop and against the bare tensor program.
+"""Training speed of p2pfl-sim with many nodes, against a plain loop and against the bare tensor program.
 
 In one process, interleaved, on the same data and model, with one torch thread:
 
@@ -6,14 +6,14 @@ In one process, interleaved, on the same data and model, with one torch thread:
     stacked  the bare stacked program: no node, no clock, no message; gradients written by hand as batched products
     sim      p2pfl-sim: nodes, policies, virtual clock, trace and records
     module   the same with a module that p2pfl does not know, so that its gradients come from torch.func
-    shards   p2pfl-sim in two processes, of which each trains half of the nodes (where they are trained one by one)
+    shards   p2pfl-sim in two processes that each train half of the nodes (if nodes are trained one by one)
 
-Nobody evaluates; data, modules and processes are made before the clock starts. Figures are node-rounds per second, the
-median over the repetitions, and how many times as many as the loop's: the median of the ratios within a repetition, and the
-lowest and the highest of them.
+There is no evaluation; data, modules and processes are created before the clock starts. The figures are the median of
+the node-rounds per second over the repetitions, and the speed relative to the loop. The latter has the median, the
+lowest and the highest of the ratios within a repetition.
 
-With --scale instead: a whole `p2pfl-sim run --engine local` of that many nodes (10,000), with set-up, evaluation and
-results: its time, its processor time and its peak memory.
+With --scale instead: a whole `p2pfl-sim run --engine local` with this number of nodes (10,000), with set-up, evaluation
+and results: its time, its processor time and its peak memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Mlp(nn.Module):
-    """The built-in MLP's shape, in a form that p2pfl has no hand-written gradient for."""
+    """MLP with the shape of the built-in one, in a form without hand-written gradients in p2pfl."""
 
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class Mlp(nn.Module):
 
 
 def training_only(part: Part, seed: int, task: str, own_module: bool = False, **options: Any) -> Task:
-    """A task without validation and test data, so that nothing is evaluated; with a module of the user's own if asked."""
+    """Return a task without validation and test data, so without evaluation; with a custom module if requested."""
     made: Any = make_task(task, options, part, seed)
     module = {"module": Mlp} if own_module else {}
     return dataclasses.replace(made, data={"train": made.data["train"]}, **module)
 
 
 def network() -> nn.Module:
-    """Two convolutions and two dense layers, 215,370 parameters, for images of 28 x 28."""
+    """Return a network of two convolutions and two dense layers, 215,370 parameters, for images of 28 x 28."""
     convolutions = (
         *(nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -80,7 +80,7 @@ def network() -> nn.Module:
 
 
 def noise(part: Part, seed: int, samples: int) -> Task:
-    """Images of noise: what is in them does not change how long it takes to learn them."""
+    """Return a task with images of noise: the contents do not affect the training time."""
     rng = RandomStreams(seed, f"images of {part.index}").generator(0, "data")
     train = rng.standard_normal((samples, 1, 28, 28), np.float32), rng.integers(0, 10, samples)
     return classification(network, train, optimizer=SGD(0.01, 0.9), batch_size=32)
@@ -117,7 +117,7 @@ def tasks_of(scenario: Scenario) -> list[Any]:
 
 
 def loop(scenario: Scenario) -> Callable[[], float]:
-    """A module for each node, trained in turn."""
+    """Return a function that trains a module for each node, one after another."""
     tasks = tasks_of(scenario)
     rng = np.random.default_rng(0)
 
@@ -151,7 +151,7 @@ def loop(scenario: Scenario) -> Callable[[], float]:
 
 
 class Stack:
-    """All nodes' samples and parameters as one tensor each."""
+    """Samples and parameters of all nodes as one tensor each."""
 
     def __init__(self, scenario: Scenario) -> None:
         tasks = tasks_of(scenario)
@@ -163,7 +163,7 @@ class Stack:
         self.rng = np.random.default_rng(0)
 
     def batches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of an epoch, each node's samples in an order of its own."""
+        """Return the batches of an epoch, with each node's samples in its own order."""
         n = self.x.shape[1]
         if n <= self.batch:
             return [(self.x, self.y)]
@@ -174,7 +174,7 @@ class Stack:
     def mix(self, flat: torch.Tensor) -> torch.Tensor:
         """Average each node's parameters with those of its peers."""
         keys = self.rng.random((self.nodes, self.nodes))
-        np.fill_diagonal(keys, -1.0)  # itself first
+        np.fill_diagonal(keys, -1.0)  # the node itself first
         picks = torch.from_numpy(keys.argpartition(PEERS, axis=1)[:, : PEERS + 1])
         return functional.embedding_bag(picks, flat, mode="mean")
 
@@ -237,7 +237,7 @@ def in_shards(file: ScenarioFile) -> Callable[[], float]:
 
 
 def systems_of(name: str, file: ScenarioFile) -> dict[str, Callable[[], float]]:
-    """Return what is measured on a workload: functions that run it once and return its seconds."""
+    """Return the systems of a workload: functions that run it once and return its seconds."""
     (scenario,) = file.runs
     systems = {"loop": loop(scenario)}
     if name == "cnn":
@@ -260,7 +260,7 @@ def measure(name: str, repeat: int, rounds: int) -> dict[str, list[float]]:
     for repetition in range(repeat + 1):
         for system, run in systems.items():
             taken = run()
-            if repetition:  # the first is to warm up
+            if repetition:  # the first is a warm-up
                 seconds[system].append(taken)
     done = scenario.nodes * scenario.rounds
     return {system: [done / value for value in values] for system, values in seconds.items()}
@@ -275,7 +275,7 @@ topology = { name = "k-regular", degree = 10 }
 
 
 def scale(nodes: int) -> dict[str, float]:
-    """Run a scenario of many nodes as a user would; return seconds, seconds of the processor and GiB."""
+    """Run a scenario of many nodes as a user would; return seconds, seconds of processor time, and GiB."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "scale.toml").write_text(f"nodes = {nodes}\n{SCALE}")
         command = [sys.executable, "-m", "p2pfl.sim", "run", "scale.toml", "--engine", "local", "--json", "--out", "out"]
@@ -285,7 +285,7 @@ def scale(nodes: int) -> dict[str, float]:
         )
         wall = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    unit = 2**30 if sys.platform == "darwin" else 2**20  # it counts bytes there, KiB elsewhere
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # macOS counts bytes, other systems KiB
     return {"nodes": nodes, "wall_s": wall, "processor_s": used.ru_utime + used.ru_stime, "peak_gib": used.ru_maxrss / unit}
 
 

@@ -1,11 +1,12 @@
-"""Runs four honest nodes among two hostile members and a hostile broker, and watches that they stay as they should.
+"""Run four honest nodes among two hostile members and a hostile broker, and monitor their health.
 
-One hostile member poisons: it answers requests with another poison every minute, claims rounds that are far ahead or behind,
-and drops its links now and then. The other one floods, with another flood every minute. The broker closes connections at
-every stage of the protocol, sends nonsense, and at times behaves.
+One hostile member poisons: it answers requests with a different poison every minute, claims rounds that are far ahead
+or behind, and drops its links occasionally. The other one floods, with a different flood every minute. The broker
+closes connections at every stage of the protocol, sends nonsense, and at times behaves correctly.
 
-Every half minute a line says the round, the accuracy, the memory and the open files of each honest node. At the end: whether
-all are alive, learned on, and stay within bounds of memory and files, where the first quarter of the time does not count.
+Every half minute a line shows the round, the accuracy, the memory and the open files of each honest node. The final
+verdict says whether all nodes are alive, have continued to learn, and have stayed within bounds of memory and files.
+The first quarter of the time does not count.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ HONEST = ("alice", "bob", "carol", "dave")
 POISONER, FLOODER = "mallory", "trudy"
 SPELL = 60.0  # seconds of one attack
 LOOK = 30.0  # seconds between two lines
-LOSSES = 0.1  # of accuracy that the honest may be below their best
-GROWTH = 1.15  # of memory, at most
+LOSSES = 0.1  # maximum loss of accuracy of the honest nodes against their best
+GROWTH = 1.15  # maximum growth of memory
 TOML = """rounds = 1000000
 deadline = 5.0
 members = 4
@@ -54,7 +55,7 @@ policy = {{name = "random"}}
 
 
 async def poison_all(folder: Path, nodes: dict[str, str]) -> None:
-    """Poison, lie about rounds, and come and go."""
+    """Poison, claim false rounds, and leave and return."""
     rng, adversary = random.Random(0), Adversary(folder, MOST)
 
     async def answer(name: str, link: Link, get: m.Get) -> None:
@@ -82,7 +83,7 @@ async def poison_all(folder: Path, nodes: dict[str, str]) -> None:
 
 
 async def flood_all(folder: Path, nodes: dict[str, str]) -> None:
-    """Do another attack every spell, against another node."""
+    """Start a different attack against a different node in every interval."""
     attacks = ["half-frames", "tarpit", *FLOODS]
     names = list(nodes)
     for n in range(1_000_000):
@@ -101,7 +102,7 @@ async def flood_all(folder: Path, nodes: dict[str, str]) -> None:
 
 
 async def broker(port: int) -> None:
-    """Be a broker that ends connections at every stage, and sends nonsense."""
+    """Run a broker that ends connections at every stage, and sends nonsense."""
     rng = random.Random(1)
     nonsense = [
         b"",
@@ -169,11 +170,11 @@ def acting(**orders: Any) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-# Watching
+# Monitoring
 
 
 def look(federation: Federation) -> dict[str, dict[str, float]]:
-    """Return what can be seen of each honest node."""
+    """Return the visible state of each honest node."""
     seen = {}
     for name in HONEST:
         state, pid = federation.state(name), federation.processes[name].pid
@@ -187,7 +188,7 @@ def describe(row: dict[str, float]) -> str:
 
 
 def judge(rows: list[dict[str, dict[str, float]]], federation: Federation) -> list[str]:
-    """Return what is wrong after the time is over."""
+    """Return the faults found at the end."""
     wrong = [f"{name} ended with {code}" for name, code in federation.ended().items()]
     late = rows[len(rows) // 4 :]
     for name in HONEST:

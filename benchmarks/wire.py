@@ -1,16 +1,16 @@
-"""How fast a model gets from one process to another on loopback, against other ways to carry it.
+"""Speed of transferring a model between two processes on loopback, against other ways to transfer it.
 
-The client asks, the server answers with the model, and the client has it as a float32 array:
+The client sends a request, the server answers with the model, and the client has it as a float32 array:
 
     p2pfl         two nodes' own exchange: authenticated, encrypted, signed, checked
     tls-loop      bare TLS 1.3 on the same event loop, received into one buffer that is used again
-    tls-blocking  bare TLS 1.3 on blocking sockets, received into one buffer: no event loop, a system call for each record
+    tls-blocking  bare TLS 1.3 on blocking sockets, received into one buffer: no event loop, one system call per record
     grpc          gRPC, unary, not encrypted, without limits of size
     grpc-tls      the same over TLS 1.3
     pickle        pickle over a plain blocking socket, not encrypted
 
-Every server is a process of its own. The systems take turns, and every turn carries as many bytes; figures are gigabytes of
-model per second, the median over the turns. Beside them stands what the parts of an exchange cost of a core's time.
+Every server is a separate process. The systems take turns, and every turn carries the same number of bytes. The figures
+are gigabytes of model per second, the median over the turns. The core time of the parts of an exchange is also printed.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from p2pfl.protocols.transports.certificates import client_context, make_certifi
 MB = 1_000_000
 SIZES = (4 * MB, 40 * MB)
 HOST = "127.0.0.1"
-PIECE = 256 << 10  # bytes that are given to TLS at once
-REQUEST = 8  # bytes of a request: the number of bytes that are asked for
+PIECE = 256 << 10  # bytes passed to TLS at once
+REQUEST = 8  # bytes of a request, which has the number of requested bytes
 
 
 def model_of(size: int) -> np.ndarray:
-    """The model that servers answer with, and that clients compare with."""
+    """Return the model that servers send and that clients compare with."""
     return np.random.default_rng(size).random(size // 4, dtype=np.float32)
 
 
 class Client(Protocol):
-    """One side of a system; the other is a function that serves, in a process of its own, and tells its port."""
+    """Client of a system; its server is a function in another process, which sends its port."""
 
     def exchange(self, size: int) -> np.ndarray:
-        """Ask for a model of `size` bytes and return it: float32, valid until the next exchange."""
+        """Request a model of `size` bytes and return it: float32, valid until the next exchange."""
 
     def close(self) -> None: ...
 
@@ -71,7 +71,7 @@ class Client(Protocol):
 
 
 def serve_nodes(tell: Connection) -> None:
-    """Serve models of both sizes, each by a node of its own; a node has one size."""
+    """Serve models of both sizes, with one node for each size."""
 
     async def main() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -111,7 +111,7 @@ class Nodes:
 
     def exchange(self, size: int) -> np.ndarray:
         exchange = self.nodes[size].exchange
-        self.kept = None  # the model before; a node that has aggregated it lets it go, too
+        self.kept = None  # the previous model; a node also releases it after aggregation
         (update,) = self.loop.run_until_complete(exchange.fetch([*exchange.peers], 1, "trained"))
         self.kept = update
         return update.params
@@ -126,7 +126,7 @@ class Nodes:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of real nodes."""
+    """Return the event loop of real nodes."""
     try:
         import uvloop
     except ImportError:  # on Windows
@@ -135,13 +135,13 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def tls_server() -> ssl.SSLContext:
-    """The context of a node that is dialled."""
+    """Return the TLS context of a node that is dialled."""
     identity = Identity.from_seed(bytes(32))
     return server_context(identity, make_certificate(identity))
 
 
 class Answers(asyncio.Protocol):
-    """Answers requests in pieces, no faster than they are taken."""
+    """Server that sends answers in pieces, no faster than the client reads them."""
 
     def __init__(self, models: dict[int, bytes]) -> None:
         self.models = models
@@ -183,7 +183,7 @@ def serve_tls_loop(tell: Connection) -> None:
 
 
 class Receives(asyncio.BufferedProtocol):
-    """Receives answers into one buffer."""
+    """Client that receives answers into one buffer."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(max(SIZES)))
@@ -235,7 +235,7 @@ class TlsLoop:
 
 
 def serve_blocking(tell: Connection, wrap: Callable[[socket.socket], socket.socket], encode: Callable[[int], Any]) -> None:
-    """Answer each request on one connection with what `encode` makes of the model of that size."""
+    """Answer each request on one connection with the result of `encode` for the model of that size."""
     with socket.create_server((HOST, 0)) as listening:
         tell.send(listening.getsockname()[1])
         connection = wrap(listening.accept()[0])
@@ -303,7 +303,7 @@ class Pickle:
 # gRPC
 
 METHOD = "/wire/Get"
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]  # of 2 GiB, that is
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]  # up to 2 GiB
 
 
 class Get(grpc.GenericRpcHandler):
@@ -332,7 +332,7 @@ def serve_grpc_tls(tell: Connection) -> None:
 
 
 def ecdsa_certificate() -> tuple[bytes, bytes]:
-    """A key and its certificate for localhost, PEM: gRPC's own TLS takes no Ed25519."""
+    """Return a key and its certificate for localhost, PEM: gRPC's own TLS does not support Ed25519."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
@@ -363,7 +363,7 @@ class Grpc:
         self.channel.close()
 
 
-# Measuring
+# Measurement
 
 SYSTEMS: dict[str, tuple[Callable[[Connection], None], Callable[[Any], Client]]] = {
     "p2pfl": (serve_nodes, Nodes),
@@ -376,14 +376,14 @@ SYSTEMS: dict[str, tuple[Callable[[Connection], None], Callable[[Any], Client]]]
 
 
 def start(stack: ExitStack, serve: Callable[[Connection], None], connect: Callable[[Any], Client]) -> Client:
-    """Start a server in a process of its own, which ends with the stack, and return its client."""
+    """Start a server in its own process, which ends with the stack, and return its client."""
     context = multiprocessing.get_context("spawn")
     told, tell = context.Pipe(duplex=False)
     process = context.Process(target=serve, args=(tell,), daemon=True)
     process.start()
     stack.callback(process.join)
     stack.callback(process.kill)
-    tell.close()  # so that a server that dies is noticed
+    tell.close()  # closed here so that the death of a server is noticed
     client = connect(told.recv())
     stack.callback(client.close)
     return client
@@ -406,13 +406,16 @@ def _in_turns(exchanges: dict[str, Callable[[int], np.ndarray]], size: int, repe
                 model = exchange(size)
             taken = time.perf_counter() - begun
             assert np.array_equal(model, expected), name
-            if turn:  # the first is to warm up
+            if turn:  # the first is a warm-up
                 seconds[name].append(taken)
     return {name: count * size / statistics.median(taken) / 1e9 for name, taken in seconds.items()}
 
 
 def measure_parts(repeat: int) -> dict[str, float]:
-    """Return seconds of one core for a gigabyte, in models of the greatest size, of what a signed exchange is made of."""
+    """Return the seconds of one core per gigabyte for each part of a signed exchange.
+
+    The models have the maximum size.
+    """
     model = model_of(max(SIZES))
     content, copy = model.tobytes(), np.empty_like(model)
     identity = Identity.from_seed(bytes(32))

@@ -1,4 +1,5 @@
-"""Simulation of many participants in one process: the same `Node`, on a virtual clock, over a modelled network.
+"""Simulation of many participants in one process.
 
-`scenario` describes runs, `simulation` performs one, `execution` performs many, `results` and `report` show them.
+It runs the same `Node` as real machines, on a virtual clock and over a modelled network. `scenario` describes runs,
+`simulation` performs one run, `execution` performs many, and `results` and `report` show the results.
 """

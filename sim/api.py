@@ -32,24 +32,25 @@ def simulate(
 ) -> list[Result]:
     """Run a scenario in this process.
 
-    While it runs, torch has one thread, the garbage collector runs less often, and modules that the scenario names are also
-    looked for beside it (those of a dict in the current folder). Afterwards all that is as before. What stays, on Linux with
-    glibc: the process keeps memory that is freed, for the next run.
+    During the run, torch uses one thread and the garbage collector runs less often. Modules that the scenario names are
+    also looked up in its folder (for a dict, in the current folder). Afterwards these settings are restored. One effect
+    remains on Linux with glibc: the process keeps freed memory for the next run.
 
     Args:
-        scenario: the name of a shipped one, the path of a TOML file, or what such a file holds as a dict.
-        changes: "key=value", applied to all runs.
-        seeds: in place of the scenario's.
+        scenario: the name of a shipped scenario, the path of a TOML file, or the contents of a TOML file as a dict.
+        changes: "key=value" strings, applied to all runs.
+        seeds: seeds that replace those of the scenario.
         graph: any NetworkX graph to use as the topology; it sets the number of nodes.
-        trust: import whatever module a file names, wherever it lies; a dict is the caller's own, and trusted.
-        ignore_memory: begin although the estimate says that memory does not suffice.
+        trust: import any module that a file names, wherever it is. The modules of a dict are always trusted.
+        ignore_memory: begin even if the estimate says that memory does not suffice.
 
     Returns:
         One result for each run and seed; `result.summary["test"]["mean"]` is the figure of the table.
 
     Raises:
-        ConfigurationError: the scenario asks for what does not exist or does not fit into memory, or a seed is given twice.
-        RunError: a run cannot go on (p2pfl.errors).
+        ConfigurationError: the scenario asks for something that does not exist or does not fit into memory, or a seed
+            is given twice.
+        RunError: a run cannot continue (p2pfl.errors).
     """
     changes = [*changes, *([f"nodes={len(graph)}"] if graph is not None else [])]
     if isinstance(scenario, str):

@@ -1,4 +1,4 @@
-"""Numbers and lists as tables and sentences write them, in a terminal and in a report."""
+"""Format of numbers and lists in tables and sentences, in a terminal and in a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PREFIXES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def number(value: float | None) -> str:
-    """Three decimals of what is small, as many figures of what is large; nothing for what is no number."""
+    """Format a number: three decimals if it is small, as many digits if it is large; "" if it is not a number."""
     if value is None or value != value:
         return ""
     if abs(value) < 2:
@@ -17,19 +17,19 @@ def number(value: float | None) -> str:
 
 
 def difference(value: float | None) -> str:
-    """A number with its sign; what is rounded to nothing has a plus."""
+    """Format a difference with its sign; a difference that rounds to zero has a plus."""
     if value is None or value != value:
         return ""
     return f"{round(value, 3) + 0.0:+.3f}" if abs(value) < 2 else f"{value:+,.2f}"
 
 
 def of_paper(figure: str) -> str:
-    """The heading of a paper's figures: what they are of, if it is not the mean, such as "paper, hypervolume"."""
+    """Return the heading of a paper's figures, such as "paper, hypervolume"; the mean is not named."""
     return "paper" if figure in ("", "mean") else f"paper, {figure.rpartition('.')[2]}"
 
 
 def size(count: float | None) -> str:
-    """A number of bytes with a prefix of powers of ten."""
+    """Format a number of bytes with a binary prefix."""
     if count is None:
         return ""
     prefix, factor = next((each for each in PREFIXES if abs(count) >= 0.9995 * each[1]), ("", 1.0))
@@ -37,6 +37,6 @@ def size(count: float | None) -> str:
 
 
 def some(words: Iterable[str], most: int = 3) -> str:
-    """List words; of more than so many it is said how many there are."""
+    """List words; if there are more than `most`, end with the number of the others."""
     listed = list(words)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")

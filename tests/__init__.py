@@ -1,1 +1,1 @@
-"""Tests; `tests.support` has what they share."""
+"""Tests; `tests.support` has their shared helpers."""

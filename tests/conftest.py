@@ -1,4 +1,4 @@
-"""What all tests have in common."""
+"""Shared fixtures and options of all tests."""
 
 import os
 import signal

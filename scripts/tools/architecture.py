@@ -1,7 +1,7 @@
-"""Checks of the architecture: arrows between packages, circles, and the sizes of folders, classes and functions.
+"""Checks of the architecture: imports between packages, import cycles, and the sizes of folders, classes and functions.
 
-`architecture.toml` holds the rules as data. `python -m scripts.tools.architecture` prints every fault of the tree, those of
-checks that are not enforced yet.
+`architecture.toml` holds the rules as data. `python -m scripts.tools.architecture` prints every fault of the tree,
+including checks that are not enforced yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         methods: methods in one class
         class_lines: lines of one class, with its docstring
         function_lines: lines of one function, with its docstring
-        docstring_lines: lines of text that the docstring of a subpackage's `__init__` has at least
+        docstring_lines: minimum lines of text in the docstring of a subpackage's `__init__`
     """
 
     modules: int = 15
@@ -42,11 +42,12 @@ class Rules(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Rules of one tree.
 
     Attributes:
-        packages: of each package, the packages that it may import
-        order: of each folder, its subpackages and modules from the top to the bottom; each imports only from those below it
+        packages: for each package, the packages that it may import
+        order: for each folder, its subpackages and modules from the top to the bottom; each imports only from lower
+            ones
         limits: largest sizes
-        exceptions: of each check, the places that it passes over, each with the reason
-        enforced: the checks that the test of the whole tree fails for; all if left out
+        exceptions: for each check, the places that it skips, each with the reason
+        enforced: the checks for which the test of the whole tree fails; all if omitted
     """
 
     packages: Mapping[str, Sequence[str]]
@@ -62,7 +63,7 @@ def load_rules(path: Path = RULES) -> Rules:
 
 
 def check_arrows(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
-    """Find imports that run up: to a package that is not allowed, or to a subpackage further up in its folder's order."""
+    """Find upward imports: of a package that is not allowed, or of a higher subpackage in the folder's order."""
     passed = rules.exceptions.get("arrows", {})
     for source, line, target in tree.imports:
         folder, upper, lower = _fork(source, target)
@@ -76,7 +77,7 @@ def check_arrows(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
 
 
 def check_order(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
-    """Find subpackages that the order of their folder does not name."""
+    """Find subpackages that are missing from the order of their folder."""
     for folder in tree.folders:
         parent, name = PurePosixPath(folder).parent.as_posix(), PurePosixPath(folder).name
         if parent == ".":
@@ -87,10 +88,10 @@ def check_order(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
 
 
 def check_circles(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
-    """Find circles among the children of one folder, modules and subpackages alike.
+    """Find import cycles among the children of one folder, modules and subpackages alike.
 
-    A circle of modules in several folders is one among the children of the folder that holds them all, so that this one rule
-    covers circles of modules, of subpackages and of packages.
+    A cycle of modules in several folders is also a cycle among the children of their common folder. This one rule
+    therefore covers cycles of modules, of subpackages and of packages.
     """
     passed = rules.exceptions.get("arrows", {})
     folders: dict[str, nx.DiGraph[str]] = {}
@@ -117,7 +118,7 @@ def check_folders(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
 
 
 def check_docstrings(tree: SourceTree, rules: Rules) -> Iterator[Finding]:
-    """Find subpackages whose `__init__` is missing, or does not say in about two lines what they hold."""
+    """Find subpackages without an `__init__`, or without a description of about two lines in it."""
     limit = rules.limits.docstring_lines
     for folder in tree.folders:
         module = tree.modules.get(f"{folder}/__init__.py")
@@ -162,10 +163,10 @@ CHECKS: Mapping[str, Check] = {
 
 
 def run_check(name: str, tree: SourceTree, rules: Rules) -> list[Finding]:
-    """Run one check; exceptions are left out of its findings, and an exception that nothing needs is a finding of its own.
+    """Run one check without its exceptions; an exception that nothing needs is also a finding.
 
-    An exception names an arrow ("a.py -> b.py") or a file or folder; of checks on classes and functions also a class or a
-    function ("a.py:Name.method").
+    An exception names an import ("a.py -> b.py"), a file or a folder. For checks of classes and functions it may also
+    name a class or a function ("a.py:Name.method").
     """
     exceptions = rules.exceptions.get(name, {})
     unused, found = set(exceptions), []
@@ -181,13 +182,13 @@ def run_check(name: str, tree: SourceTree, rules: Rules) -> list[Finding]:
 
 
 def _subject(text: str) -> str:
-    """Return the name of the class or function that a finding is about."""
+    """Return the name of the class or function in a finding."""
     kind, _, rest = text.partition(" ")
     return rest.partition(" ")[0] if kind in ("class", "function") else ""
 
 
 def _fork(source: str, target: str) -> tuple[str, str, str]:
-    """Return the deepest folder that holds both modules, and the two children of it in which they are."""
+    """Return the deepest folder that holds both modules, and its two children that contain them."""
     ours, theirs = (PurePosixPath(name.removesuffix(".py")).parts for name in (source, target))
     depth = next(k for k in range(min(len(ours), len(theirs))) if ours[k] != theirs[k])
     return "/".join(ours[:depth]) or ".", ours[depth], theirs[depth]
@@ -214,7 +215,7 @@ def _length(element: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> i
 
 
 def main() -> int:
-    """Print what each check finds in this tree."""
+    """Print the findings of each check in this tree."""
     tree, rules = SourceTree(ROOT), load_rules()
     return report(finding for name in CHECKS for finding in run_check(name, tree, rules))
 

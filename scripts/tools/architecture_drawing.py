@@ -1,4 +1,4 @@
-"""Drawing of the architecture: the packages as bands, their subpackages as boxes, and the imports between them as arrows.
+"""Drawing of the architecture: packages as bands, subpackages as boxes, and imports as arrows.
 
 `python -m scripts.tools.architecture_drawing` writes docs/images/architecture.svg, always the same bytes. Inside a
 band, an arrow that follows from others is left out; between two bands there is one arrow, at the right.
@@ -19,8 +19,8 @@ from scripts.tools.source_tree import SourceTree
 
 DRAWING = ROOT / "docs" / "images" / "architecture.svg"
 
-WIDTH, MARGIN = 880, 20  # of a band in pixels, and around all
-HEADER, BOX, GAP, BETWEEN = 44, 46, 38, 26  # heights of a band's title and of a box, gaps between rows and between bands
+WIDTH, MARGIN = 880, 20  # of a band in pixels, and around the drawing
+HEADER, BOX, GAP, BETWEEN = 44, 46, 38, 26  # heights of a band's title and of a box; gaps between rows and bands
 SPACE, LANE = 22, 20  # between boxes of a row, and between arrows at the right
 CHARACTER = 8.6  # an upper bound of the width of a letter in a box
 COLOURS = ("#dbe9f6", "#e2f0d9", "#fdebd3", "#f6e0ea", "#e8e3f4")
@@ -45,7 +45,7 @@ class Box(NamedTuple):
 
 
 class Band(NamedTuple):
-    """One package: its place in pixels, its boxes and the arrows between these by name."""
+    """One package: its place in pixels, its boxes and the arrows between them by name."""
 
     name: str
     modules: int
@@ -80,7 +80,7 @@ def draw(tree: SourceTree, rules: Rules) -> str:
 
 
 def _arrows(tree: SourceTree, rules: Rules) -> tuple[dict[str, nx.DiGraph[str]], list[tuple[str, str]]]:
-    """Return the graph of the subpackages of each package, and the pairs of packages of which one imports the other."""
+    """Return the graph of the subpackages of each package, and pairs of an importing and an imported package."""
     passed = rules.exceptions.get("arrows", {})
     within: dict[str, nx.DiGraph[str]] = {package: nx.DiGraph() for package in tree.packages}
     for folder in tree.folders:
@@ -117,12 +117,12 @@ def _band(package: str, tree: SourceTree, graph: nx.DiGraph[str], y: float) -> B
 
 
 def _reduced(graph: nx.DiGraph[str]) -> nx.DiGraph[str]:
-    """Return the graph without the arrows that follow from others; one with a circle as it is."""
+    """Return the graph without the arrows that follow from others; a graph with a cycle is unchanged."""
     return nx.transitive_reduction(graph) if nx.is_directed_acyclic_graph(graph) else graph
 
 
 def _rows(graph: nx.DiGraph[str]) -> Iterable[list[str]]:
-    """Yield the subpackages row by row: each below all that import it, those of a circle side by side."""
+    """Yield the subpackages row by row: each below all that import it, those in a cycle in the same row."""
     whole = nx.condensation(graph)
     depths: dict[int, int] = {}
     for group in nx.lexicographical_topological_sort(whole, key=lambda group: min(whole.nodes[group]["members"])):
@@ -180,7 +180,7 @@ def _draw_band(band: Band, colour: str) -> list[str]:
 
 
 def _port(box: Box, others: Iterable[Box], other: Box) -> float:
-    """Return where on a box the arrow to or from another one ends, side by side with those of the box's other arrows."""
+    """Return the end on a box of its arrow to or from another box; the ends of all its arrows are side by side."""
     ordered = sorted(others, key=lambda each: (each.x + each.width / 2, each.name))
     return box.x + box.width * (ordered.index(other) + 1) / (len(ordered) + 1)
 

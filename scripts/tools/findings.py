@@ -1,4 +1,4 @@
-"""Findings of a check, and the files of the tree that checks read."""
+"""Findings of a check, and the search for the files to check."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_\]]*\s+(?=[\"'(*_\[]*[A-Z0-9`])")
 
 
 def text_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of Markdown without code blocks, front matter and comments, which come as empty strings."""
+    """Yield the numbered lines of Markdown; code blocks, front matter and comments become empty strings."""
     fence, comment = "", False
     lines = text.splitlines()
     front = lines.index("---", 1) + 1 if lines[:1] == ["---"] and "---" in lines[1:] else 0
@@ -35,16 +35,16 @@ def text_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of Markdown as `text_lines` does, and without tables, headings and HTML.
+    """Yield the numbered lines of Markdown as `text_lines` does, but also without tables, headings and HTML.
 
-    A line that is left out comes as an empty string: it ends a paragraph.
+    A line that is left out becomes an empty string: it ends a paragraph.
     """
     for number, line in text_lines(text):
         yield number, "" if _NO_PROSE.match(line) else line
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the sentences of the paragraphs and list items of Markdown, each with the line that its paragraph begins at."""
+    """Yield the sentences of the paragraphs and list items of Markdown, each with the first line of its paragraph."""
     start, paragraph = 0, ""
     for number, line in [*prose_lines(text), (0, "")]:
         item = _ITEM.match(line)
@@ -69,5 +69,5 @@ def without_targets(line: str) -> str:
 
 
 def count_words(sentence: str) -> int:
-    """Return the number of words with a letter or a digit; a code span or a formula is one."""
+    """Return the number of words with a letter or a digit; a code span or a formula counts as one."""
     return sum(any(letter.isalnum() for letter in word) for word in sentence.split())

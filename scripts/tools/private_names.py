@@ -1,7 +1,7 @@
-"""Search for private names of others in strings: `setattr(module, "_name", ...)`, and a path to patch that ends in one.
+"""Search for private names of other objects in strings, such as `setattr(module, "_name", ...)` and patch paths.
 
-Ruff finds private names that are written as attributes (SLF001) or imported (PLC2701), but not those in strings.
-`python -m scripts.tools.private_names` prints every hit of the tree.
+Ruff finds private names in attributes (SLF001) and imports (PLC2701), but not in strings. `python -m
+scripts.tools.private_names` prints every hit of the tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PRIVATE = re.compile(r"(.*\.)?_[a-zA-Z]\w*")
 
 
 def check_strings(path: str, text: str) -> Iterator[Finding]:
-    """Find calls that reach an attribute of another object by a string that names a private one."""
+    """Find calls that access an attribute of another object through a string with a private name."""
     for element in ast.walk(ast.parse(text)):
         match element:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args) if name in CALLS:

@@ -1,7 +1,8 @@
 """Checks of the prose: first lines of docstrings, and lines and sentences of Markdown.
 
-`python -m scripts.tools.prose` prints findings; `--all` adds those of listed files. `prose-exceptions.txt` lists files that
-are not clean yet. The list only shrinks: a listed file that is clean is a fault.
+`python -m scripts.tools.prose` prints findings; `--all` includes files on the list of exceptions.
+`prose-exceptions.txt` lists files that are not clean yet. The list only shrinks: a listed file that is clean is a
+fault.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CLAUSE = re.compile(
 def check_docstrings(path: str, text: str) -> Iterator[Finding]:
     """Find docstrings whose first line is a clause instead of an imperative or a noun phrase.
 
-    Of tests the docstrings of modules count, elsewhere also those of classes and of public functions and methods.
+    In tests only the docstrings of modules count; elsewhere also those of classes and of public functions and methods.
     """
     module = ast.parse(text)
     for element in [module] if path.startswith(f"{TESTS}/") else [module, *_public(module)]:
@@ -49,7 +50,7 @@ def _public(element: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef | ast.F
 
 
 def check_markdown(path: str, text: str) -> Iterator[Finding]:
-    """Find lines and sentences of Markdown that are too long, outside of code, tables, headings and targets of links."""
+    """Find lines and sentences of Markdown that are too long, except in code, tables, headings and link targets."""
     for line, content in prose_lines(text):
         if (length := len(without_targets(content))) > LINE_LIMIT:
             yield Finding(
@@ -73,7 +74,7 @@ def check_tree(root: Path) -> list[Finding]:
 
 
 def apply_exceptions(findings: Iterable[Finding], listed: Collection[str]) -> list[Finding]:
-    """Leave out the findings of listed files, and add one for each listed file that has none."""
+    """Remove the findings of listed files, and add one for each listed file without findings."""
     findings = list(findings)
     clean = set(listed) - {finding.path for finding in findings}
     stale = [Finding(EXCEPTIONS.name, 0, f"{path} is clean: remove it from the list") for path in clean]

@@ -1,7 +1,7 @@
 """Search for retired names: identifiers, modules, TOML keys, commands, and metaphors in documents.
 
-`retired_names.toml` lists them and their replacements. `python -m scripts.tools.retired_names` prints every hit of the tree,
-`python -m scripts.tools.retired_names --count` the number of hits of each name.
+`retired_names.toml` lists them and their replacements. `python -m scripts.tools.retired_names` prints every hit of the
+tree, and `--count` prints the number of hits of each name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scripts.tools.markdown import text_lines
 from scripts.tools.source_tree import imported_names
 
 NAMES = Path(__file__).with_name("retired_names.toml")
-PASSED = ("CHANGELOG.md", f"scripts/tools/{NAMES.name}")  # they say what things were called before
+PASSED = ("CHANGELOG.md", f"scripts/tools/{NAMES.name}")  # they mention earlier names
 SCRIPTS = ("scripts", "deploy", ".ci")
 
 _BLOCK = re.compile(r"^( *)(`{3,})(\S*)[^\n]*\n(.*?)^\1\2 *$", re.M | re.S)
@@ -35,7 +35,7 @@ Names = Mapping[str, str]
 
 
 class ApiNames(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Retired names in code, by where they must not be used; see the comments of the list."""
+    """Retired names in code, by the scope in which they must not be used; see the comments of the list."""
 
     identifiers: Names = {}
     attributes: Names = {}
@@ -45,7 +45,7 @@ class ApiNames(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class RetiredNames(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Retired names by scope, each with its replacement; `enforced` switches the test of the whole tree on."""
+    """Retired names by scope, each with its replacement; `enforced` enables the test of the whole tree."""
 
     enforced: bool = True
     api: ApiNames = ApiNames()
@@ -77,9 +77,9 @@ class Search:
     """Search for retired names in texts.
 
     Args:
-        names: the names to look for.
-        existing: the modules of the tree by path, such as `node/status/board.py`; a retired module whose name a module or
-            folder of the tree has is searched for by its path only.
+        names: the names to search.
+        existing: the modules of the tree by path, such as `node/status/board.py`; if the tree has a module or folder
+            with the name of a retired module, that module is searched by its path only.
     """
 
     def __init__(self, names: RetiredNames, existing: frozenset[str] = frozenset()) -> None:
@@ -98,7 +98,7 @@ class Search:
         self._prose = _pattern(names.prose, r"\b({})(?:s|es|ed|ing)?\b", re.I)
 
     def python(self, path: str, text: str, offset: int = 0) -> Iterator[Hit]:
-        """Yield the hits in Python code, whose first line is the line after `offset` of its file."""
+        """Yield the hits in Python code; `offset` is the number of lines before it in its file."""
         try:
             module = ast.parse(text)
         except SyntaxError:  # a fragment in a document
@@ -155,7 +155,7 @@ class Search:
                         yield Hit(path, number, "keys", name, self._names.keys[name])
 
     def _uses(self, element: ast.AST) -> Iterator[tuple[str, str]]:
-        """Yield the retired names that one element of code uses, each with its scope in [api]."""
+        """Yield the retired names in one element of code, each with its scope in [api]."""
         api = self._names.api
         for name in _identifiers(element):
             if name in api.identifiers:
@@ -208,7 +208,7 @@ def _pattern(names: Names, form: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def _identifiers(element: ast.AST) -> Iterator[str]:
-    """Yield the identifiers that stand in one element itself, not in what it holds."""
+    """Yield the identifiers of one element itself, not of its children."""
     match element:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
             yield name
@@ -225,7 +225,7 @@ def _identifiers(element: ast.AST) -> Iterator[str]:
 
 
 def _members(element: ast.ClassDef) -> Iterator[str]:
-    """Yield the methods and fields that a class defines in its body, and the attributes that it sets of itself."""
+    """Yield the methods and fields that a class defines in its body, and the attributes that it sets on itself."""
     for child in element.body:
         match child:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
@@ -246,7 +246,7 @@ def _keys(table: Any) -> Iterator[str]:
 
 
 def search_tree(root: Path = ROOT, names: RetiredNames | None = None) -> list[Hit]:
-    """Search every Python, Markdown and TOML file and every script below a root, except for those in PASSED."""
+    """Search every Python, Markdown and TOML file and every script below a root, except the files in PASSED."""
     files = {name: root / name for name in find_files(root)}
     files |= {path.relative_to(root).as_posix(): path for path in root.rglob("*.toml") if _is_ours(path.relative_to(root))}
     scripts = {f"{top}/{path.name}" for top in SCRIPTS for path in (root / top).glob("*") if path.is_file()}
@@ -262,7 +262,7 @@ def search_tree(root: Path = ROOT, names: RetiredNames | None = None) -> list[Hi
 
 
 def enforced_findings(root: Path = ROOT) -> list[Finding]:
-    """Return the hits of a tree as findings, or none as long as the list is not enforced."""
+    """Return the hits of a tree as findings; none unless the list is enforced."""
     names = load_names()
     return [hit.finding() for hit in search_tree(root, names)] if names.enforced else []
 

@@ -1,7 +1,7 @@
 """Modules of the product and the imports between them, read from the source without importing it.
 
-A module is named by its file, relative to the root: `node/peering/peer.py`. Folders are read once, even if one package holds
-links to the others (`p2pfl/node -> ../node`), and a module answers to every import name that its package is known by.
+The name of a module is its file relative to the root: `node/peering/peer.py`. Folders are read once, even if one
+package holds links to the others (`p2pfl/node -> ../node`). A module is found under every import name of its package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scripts.tools.findings import ROOT
 
-# Folder at the root: the names that its modules are imported by.
+# Folder at the root: the import names of its modules.
 PACKAGES: Mapping[str, Sequence[str]] = {
     "p2pfl": ("p2pfl",),
     "protocols": ("p2pfl.protocols", "protocols"),
@@ -25,7 +25,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
 
 
 class Import(NamedTuple):
-    """One module of the product that imports another, at a line."""
+    """Import of one module of the product by another, with its line."""
 
     source: str
     line: int
@@ -37,7 +37,7 @@ class SourceTree:
 
     Args:
         root: the folder that holds the packages.
-        packages: of each package's folder, the dotted names that it is imported by; a missing folder is left out.
+        packages: for each package's folder, the dotted names under which it is imported; a missing folder is ignored.
     """
 
     def __init__(self, root: Path = ROOT, packages: Mapping[str, Sequence[str]] = PACKAGES) -> None:
@@ -46,7 +46,7 @@ class SourceTree:
 
     @cached_property
     def modules(self) -> dict[str, ast.Module]:
-        """The parsed modules by file, in alphabetical order."""
+        """Return the parsed modules by file, in alphabetical order."""
         found = {path.relative_to(self.root).as_posix(): path for folder in self.packages for path in self._files(folder)}
         return {name: ast.parse(found[name].read_text(encoding="utf-8")) for name in sorted(found)}
 
@@ -59,7 +59,7 @@ class SourceTree:
 
     @cached_property
     def folders(self) -> list[str]:
-        """The folders that hold modules, with their parents inside the packages, in alphabetical order."""
+        """Return the folders that hold modules, with their parents inside the packages, in alphabetical order."""
         found = {str(parent) for name in self.modules for parent in PurePosixPath(name).parents}
         return sorted(found - {"."})
 
@@ -82,7 +82,7 @@ class SourceTree:
 
     @cached_property
     def imports(self) -> list[Import]:
-        """Imports between modules of the tree: at the top, in a function, for type checkers, or by a literal name."""
+        """Return imports between modules: at the top, in a function, for type checkers, or by a literal name."""
         return sorted(
             {
                 Import(source, line, target)
@@ -99,12 +99,12 @@ class SourceTree:
                     yield getattr(element, "lineno", 0), file
 
     def _package_of(self, file: str) -> str:
-        """Return the dotted name that relative imports in a module start from."""
+        """Return the dotted name from which relative imports in a module start."""
         folder, _, rest = file.partition("/")
         return ".".join([self.packages[folder][0], *PurePosixPath(rest).parent.parts])
 
     def _resolve(self, name: str) -> str | None:
-        """Return the module that an imported dotted name is, or is a member of."""
+        """Return the module that an imported dotted name refers to, or that contains its target."""
         while name:
             if name in self._by_name:
                 return self._by_name[name]
@@ -113,7 +113,7 @@ class SourceTree:
 
 
 def imported_names(element: ast.AST, package: str) -> Iterator[str]:
-    """Yield the dotted names that a statement or a call of `import_module` imports, seen from a package."""
+    """Yield the dotted names that a statement or a call of `import_module` imports, relative to a package."""
     match element:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)

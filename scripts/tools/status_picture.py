@@ -1,4 +1,4 @@
-"""Picture of a node's status page: a federation of four processes on this machine, seen with Chromium.
+"""Screenshot of a node's status page: a federation of four processes on this machine, in Chromium.
 
 `python -m scripts.tools.status_picture` writes docs/status.png. It needs the extra `dev` and Chromium.
 """
@@ -30,7 +30,7 @@ PATIENCE = 180.0  # seconds
 
 
 def take(path: Path) -> None:
-    """Run a federation, open the page of its first node when its rounds are done, and write a PNG.
+    """Run a federation, open the page of its first node after its rounds, and write a PNG.
 
     Raises:
         TimeoutError: the rounds took longer than PATIENCE.
@@ -104,7 +104,7 @@ def _screenshot(address: str) -> bytes:
 
 
 def main() -> int:
-    """Write the picture."""
+    """Write the screenshot."""
     parser = argparse.ArgumentParser(prog="scripts/status-picture", description="Make docs/status.png.")
     parser.add_argument("--out", type=Path, default=PICTURE, help="file to write (default: docs/status.png)")
     take(parser.parse_args().out)

@@ -1,4 +1,4 @@
-"""What a run prints on a terminal: its progress, and its table."""
+"""Terminal output of a run: its progress and its table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from p2pfl.sim.formatting import number, of_paper
 from p2pfl.sim.results.results import Result
 
-# What a terminal of 100 columns has room for; summary.json and the report have the rest.
+# Measures that fit a terminal of 100 columns; summary.json and the report have the others.
 MEASURES = ("hypervolume", "igd")
 CLUSTERS = ("best ARI", "true groups", "final ARI")
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 def progress(
     total: int, quiet: bool, line: Callable[[T], str]
 ) -> Iterator[tuple[Callable[[int], None], Callable[[T], None]]]:
-    """A bar on a terminal, a line for each result elsewhere, nothing with `quiet`; all on standard error.
+    """Show progress on standard error: a bar on a terminal, else a line for each result; nothing with `quiet`.
 
     Args:
-        total: of node-rounds.
-        line: says what came of something.
+        total: number of node-rounds.
+        line: returns the line to print for a result.
     """
     if quiet:
         yield lambda rounds: None, lambda result: None
@@ -58,9 +58,10 @@ def line_of(result: Result) -> str:
 
 
 def print_table(summary: Mapping[str, Any]) -> None:
-    """Print the table of a summary: with what was sent where codecs or runs are compared, what it took to reach the target,
-    the means of the nodes' groups where there are any, or else the front of several objectives, clusters, and a paper's
-    figures.
+    """Print the table of a summary.
+
+    It has the bytes sent where codecs or runs are compared, and the cost of reaching the target. It also has the means
+    of the nodes' groups or, without groups, the front of several objectives; the clusters; and a paper's figures.
     """
     from rich.table import Table
 
@@ -76,7 +77,8 @@ def print_table(summary: Mapping[str, Any]) -> None:
     sent = any("bytes" in row for row in rows)
     reference = next((row["against"]["name"] for row in rows if "against" in row), "")
     headings = [*(["MB sent"] if sent else []), *([f"- {reference}"] if reference else [])]
-    times = any(row["against"]["times_bytes"] is not None for row in rows if "against" in row)  # else it sends nothing
+    # None if the reference sends nothing
+    times = any(row["against"]["times_bytes"] is not None for row in rows if "against" in row)
     headings += ["x bytes"] if times else []
     headings += [f"rounds to {number(summary['target'])}", "virtual s", "MB"] if "target" in summary else []
     front = any(row.get("front") for row in rows)
@@ -111,7 +113,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
 
 
 def print_whole(table: Table) -> None:
-    """Print a table; what is wider than a terminal is folded by it, not cut off."""
+    """Print a table; the terminal wraps lines that are too wide, so that nothing is cut off."""
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -122,14 +124,14 @@ def print_whole(table: Table) -> None:
 
 
 def _clusters(figures: Mapping[str, Any] | None, seeds: int) -> list[str]:
-    """How near the clusters came to the true groups."""
+    """Return the agreement of the clusters with the true groups."""
     if figures is None:
         return [""] * len(CLUSTERS)
     return [f"{figures['best']:.2f}", f"{figures['reached']} of {seeds}", f"{figures['final']:.2f}"]
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """What a row is called in a table that has the values that were varied in columns of their own."""
+    """Return the name of a row in a table that has its own columns for the varied values."""
     key = next(iter(row.get("varied", ())), None)
     return str(row["name"]) if key is None else str(row["name"]).partition(f"{key}=")[0].removesuffix(", ")
 
@@ -144,7 +146,7 @@ def _against(compared: Mapping[str, Any]) -> list[str]:
 
 
 def _format_target(costs: Mapping[str, Any] | None, seeds: int) -> list[str]:
-    """What it took to reach the target, where all seeds did; else how many did."""
+    """Return the cost of reaching the target if all seeds reached it, else the number of seeds that did."""
     if costs is None or costs["seeds"] < seeds:
         return [f"by {costs['seeds']} of {seeds}" if costs else "never", "", ""]
     return [f"{costs['round']:.1f}", f"{costs['virtual_s']:.1f}", f"{costs['bytes'] / 1e6:.2f}"]

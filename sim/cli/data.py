@@ -1,4 +1,4 @@
-"""p2pfl-sim data check: which data sets are there, and what each node of a scenario gets of them."""
+"""p2pfl-sim data check: list the data sets on this machine, and each node's share of them in a scenario."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def sets_of(root: str) -> list[dict[str, Any]]:
-    """Return what is known of each named data set: `state` is "complete", "part", "missing" or "wrong", with the reason."""
+    """Return the state of each named data set: "complete", "part", "missing" or "wrong", with the reason."""
     from p2pfl.data.images import registry as sets
     from p2pfl.data.tabular import table as tables
 
@@ -73,9 +73,9 @@ def sets_of(root: str) -> list[dict[str, Any]]:
 
 
 def divisions_of(file: ScenarioFile) -> list[dict[str, Any]]:
-    """Return how each different task of a scenario is divided: its runs, and for each node its group and splits.
+    """Return the division of each different task of a scenario: its runs, and each node's group and splits.
 
-    A split has its number of samples and, where targets are classes, how many there are of each.
+    A split has its number of samples and, for class targets, the number of samples of each class.
     """
     from p2pfl.sim.execution.memory_estimate import check_runs
     from p2pfl.sim.simulation.workers import prepare_process
@@ -113,7 +113,10 @@ def _nodes(scenario: Scenario) -> list[dict[str, Any]]:
 
 
 def _splits(task: Task) -> dict[str, Any]:
-    """Return the size and the labels of each split; of a task that is no TorchTask the number of training samples only."""
+    """Return the size and the labels of each split.
+
+    For a task that is not a TorchTask, return only the number of training samples.
+    """
     data = getattr(task, "data", None)
     if not isinstance(data, dict):
         return {"train": {"samples": task.n_samples}}
@@ -194,7 +197,7 @@ def _show_division(division: dict[str, Any]) -> None:
 
 
 def _print_aligned(rows: Sequence[Sequence[str]]) -> None:
-    """Print columns below each other: the first and the last to the left, numbers to the right."""
+    """Print aligned columns: the first and the last to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *middle, last in rows:
         cells = [text.rjust(width) for text, width in zip(middle, widths[1:-1], strict=True)]

@@ -35,7 +35,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 @contextmanager
 def _data_in(root: str | None) -> Iterator[None]:
-    """Let tasks, also in worker processes, read data sets from a folder; None leaves it to the variable P2PFL_DATA."""
+    """Let tasks read data sets from a folder, also in worker processes; None leaves it to the variable P2PFL_DATA."""
     if not root:
         yield
         return
@@ -52,7 +52,7 @@ def _data_in(root: str | None) -> Iterator[None]:
 
 
 def parser() -> Parser:
-    """Return the parser of the command line; docs/ is made from it, too."""
+    """Return the parser of the command line; docs/ is also made from it."""
     parser = Parser(prog="p2pfl-sim", description="Simulate many p2pfl nodes in one process, on a virtual clock.")
     parser.add_argument("--version", action="version", version=f"p2pfl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -164,7 +164,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _describe_search(run: Scenario) -> str:
-    """Return words for a run that is made for the command `pareto`; "" for others."""
+    """Return a note for a run that is meant for the command `pareto`; "" for other runs."""
     return "" if run.search is None else f" for each of {run.search.iterations * run.search.samples} candidates (pareto)"
 
 

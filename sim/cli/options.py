@@ -1,4 +1,4 @@
-"""Options that several commands of p2pfl-sim share, and what they ask for."""
+"""Options that several commands of p2pfl-sim share, and the reading of their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pfl.errors import ConfigurationError
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
-MOST_SEEDS = 100_000  # a mistake makes more
+MOST_SEEDS = 100_000  # more are probably a mistake
 
 
 def add_run_options(running: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_run_options(running: argparse.ArgumentParser) -> None:
 
 
 def add_choice(running: argparse.ArgumentParser) -> None:
-    """Add the options that say what to run, and where to write."""
+    """Add the options for the choice of runs and of the output folder."""
     running.add_argument(
         "--set",
         dest="changes",
@@ -65,7 +65,7 @@ def add_choice(running: argparse.ArgumentParser) -> None:
 
 
 def add_results(running: argparse.ArgumentParser) -> None:
-    """Add the options that say how to show results."""
+    """Add the options for the display of results."""
     running.add_argument("--no-report", action="store_true", help="leave report.html out")
     running.add_argument("--json", action="store_true", help="print summary.json and nothing else")
 
@@ -81,10 +81,10 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def scenario_of(options: argparse.Namespace) -> ScenarioFile:
-    """Return the scenario that the options name, or that of the run to resume.
+    """Return the scenario that the options name, or the scenario of the run to resume.
 
     Raises:
-        ConfigurationError: they name none, or one that cannot be loaded, or options that do not fit together.
+        ConfigurationError: the options name no scenario, or one that cannot be loaded, or they contradict each other.
     """
     from msgspec.structs import replace
 
@@ -131,10 +131,10 @@ def check_workers(options: argparse.Namespace) -> None:
 
 
 def folder_of(options: argparse.Namespace, scenario: str) -> Path:
-    """Return the folder to write to: that of the run to resume, or a new one.
+    """Return the output folder: that of the run to resume, or a new one.
 
     Raises:
-        ConfigurationError: it holds a run already.
+        ConfigurationError: the folder already holds a run.
     """
     from p2pfl.sim.execution.resume import refuse_to_overwrite
 
@@ -146,10 +146,10 @@ def folder_of(options: argparse.Namespace, scenario: str) -> Path:
 
 
 def interrupt_on_sigterm() -> None:
-    """Treat SIGTERM as Ctrl-C, to leave neither processes nor empty folders behind."""
+    """Treat SIGTERM as Ctrl-C, so that no processes or empty folders remain."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def words_of_end(out: Path, page: Path | None) -> str:
-    """Return the line that says where results are."""
+    """Return the line that names the location of the results."""
     return f"written to {out}" if page is None else f"written to {out}; to look at: {page}"

@@ -24,7 +24,7 @@ COLUMNS = (("hypervolume", "hypervolume"), ("sparsity", "sparsity"), ("igd", "IG
 
 
 def pareto_command(options: argparse.Namespace) -> int:
-    """Do all searches of a scenario that are not done, and print the results."""
+    """Do all unfinished searches of a scenario, and print the results."""
     from p2pfl.sim.report.write import try_write_report
 
     file = scenario_of(options)
@@ -52,13 +52,13 @@ def pareto_command(options: argparse.Namespace) -> int:
 
 
 def begin(file: ScenarioFile, processes: int = 1, memory: bool = True) -> list[FrontSearch]:
-    """Check all rows of a scenario, and return a search for each with each seed.
+    """Check all rows of a scenario, and return a search for each row and seed.
 
     Args:
         processes, memory: see p2pfl.sim.execution.runner.check_all.
 
     Raises:
-        ConfigurationError: naming the row that cannot be searched.
+        ConfigurationError: a row cannot be searched; the error names it.
     """
     for row in file.runs:
         if row.search is None:
@@ -66,12 +66,12 @@ def begin(file: ScenarioFile, processes: int = 1, memory: bool = True) -> list[F
     check_all(file, processes, memory)
     for row in file.runs:
         goals = objectives_of(row)
-        check(candidate(row, np.full(len(goals), 1 / len(goals))))  # the task takes a preference
+        check(candidate(row, np.full(len(goals), 1 / len(goals))))  # fails unless the task takes a preference
     return searches_of(jobs_of(file))
 
 
 def _line(search: FrontSearch) -> str:
-    """Say how far a search has come."""
+    """Return the progress of a search as a line."""
     done = len(search.candidates) // search.settings.samples
     volume = pareto_results.hypervolume_of(search, done)
     of_front = "" if volume is None else f", hypervolume {number(volume)}"
@@ -79,7 +79,7 @@ def _line(search: FrontSearch) -> str:
 
 
 def print_table(summary: Mapping[str, Any]) -> None:
-    """Print the table of a summary: measures of the fronts, means over seeds."""
+    """Print the table of a summary: measures of the fronts, averaged over seeds."""
     from rich.table import Table
 
     rows, seeds = summary["table"], len(summary["seeds"])

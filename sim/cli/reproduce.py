@@ -1,4 +1,4 @@
-"""The command `p2pfl-sim reproduce`: list what p2pfl reproduces of papers, and run it again."""
+"""The command `p2pfl-sim reproduce`: list the reproduced tables of papers, and run them again."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Outcome:
 
     Attributes:
         state: "done", "skipped" or "failed".
-        reason: in one line, if it is not done.
-        seconds: see p2pfl.sim.reproduction.measured.Measured; 0 if it was there already.
-        seeds: that it had.
-        figures: by row.
+        reason: one line with the reason if the state is not "done".
+        seconds: see p2pfl.sim.reproduction.measured.Measured; 0 if the results existed already.
+        seeds: seeds of the run.
+        figures: figures by row.
     """
 
     scenario: str
@@ -57,7 +57,7 @@ def add_commands(commands: argparse._SubParsersAction[Any], command: Command) ->
     """Add `reproduce` to the commands of p2pfl-sim.
 
     Args:
-        command: runs another one of them, and raises what it ends with.
+        command: function that runs another command of p2pfl-sim, and raises the error that the command ends with.
     """
     parser = commands.add_parser(
         "reproduce",
@@ -161,11 +161,11 @@ def _run_all(options: argparse.Namespace, found: Sequence[Entry], command: Comma
 
 
 def run(file: ScenarioFile, form: str, out: Path, command: Command, *, quiet: bool) -> Outcome:
-    """Run a form of a scenario by its command; an error is an outcome, too.
+    """Run one form of a scenario with its command; an error is also an outcome.
 
     Args:
-        form: `short` is the whole where there is no short one.
-        out: the folder in which it gets its own.
+        form: name of the form; `short` means the whole scenario where there is no short form.
+        out: parent of the scenario's own folder.
         quiet: print nothing.
     """
     from p2pfl.sim.results.artifacts import SUMMARY
@@ -182,17 +182,17 @@ def run(file: ScenarioFile, form: str, out: Path, command: Command, *, quiet: bo
             ):
                 _carry_out(file, form, folder, command, quiet)
         _judge(outcome, file, folder)
-    except Exception as error:  # one that cannot be run keeps none of the others from it
+    except Exception as error:  # a scenario that fails does not stop the others
         line = str(error) if isinstance(error, ConfigurationError | RunError) else f"{type(error).__name__}: {error}"
         outcome.state = "skipped" if _missing(error) else "failed"
         outcome.reason = " ".join(line.split())
     finally:
-        gc.unfreeze()  # a run freezes what there is, also DuckDB, which would complain of it when the process ends
+        gc.unfreeze()  # a run freezes all objects; DuckDB complains about its own at exit
     return outcome
 
 
 def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, quiet: bool) -> None:
-    """Run a scenario, or go on with one that was interrupted."""
+    """Run a scenario, or resume an interrupted run."""
     from p2pfl.sim.results.artifacts import SCENARIO
 
     begun = (folder / SCENARIO).exists()
@@ -222,14 +222,14 @@ def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
 
 @contextmanager
 def _measure_time(outcome: Outcome, file: ScenarioFile) -> Iterator[None]:
-    """Take the seconds of processor time, shared out over the processes; what other programs take does not count."""
+    """Measure processor seconds, divided by the number of processes; the time of other programs does not count."""
     from p2pfl.sim.execution.runner import processes_of
 
     before, begun = os.times(), time.monotonic()
     yield
     spent = sum(os.times()[:4]) - sum(before[:4])
     trainings = sum(1 if run.search is None else run.search.samples for run in file.runs) * len(file.seeds)
-    processes = min(processes_of("process", None), trainings)  # side by side
+    processes = min(processes_of("process", None), trainings)  # run in parallel
     outcome.seconds = min(time.monotonic() - begun, spent / processes)
 
 

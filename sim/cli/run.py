@@ -39,8 +39,8 @@ class Outcome:
         summary: contents of summary.json.
         results: one for each run and seed.
         recomputed: a line for each result of an earlier attempt that was computed again.
-        written: line that says where the results are.
-        problem: reason why there is no report; "" if there is one, or none was asked for.
+        written: line that names the location of the results.
+        problem: reason why there is no report; "" if there is a report, or none was requested.
     """
 
     summary: dict[str, Any]
@@ -62,13 +62,13 @@ def sweep_command(options: argparse.Namespace) -> int:
     if options.resume is None:
         _check_axes(axes, options.changes)
         file = file.with_given([(axis.key, value) for axis in axes for value in axis.values])
-        prepare_process(file.path)  # the factory of a module says which options it takes
+        prepare_process(file.path)  # the factory in a module declares which options it takes
         file = sweep(file, axes)
     return _carry_out(options, _with_search_note(file), forecasts=True)
 
 
 def _check_axes(axes: Sequence[Axis], changes: Sequence[str]) -> None:
-    """Raise ConfigurationError if there is nothing to vary, or a key that cannot be varied here."""
+    """Raise ConfigurationError if there is no key to vary, or a key that cannot be varied here."""
     if not axes:
         raise ConfigurationError("say what to vary, such as --vary policy.tau=1,10,100")
     both = {axis.key for axis in axes} & {change.partition("=")[0].strip() for change in changes}
@@ -81,7 +81,7 @@ def _check_axes(axes: Sequence[Axis], changes: Sequence[str]) -> None:
 
 
 def _with_search_note(file: ScenarioFile) -> ScenarioFile:
-    """Return a scenario, with a note if it is made for a search by `pareto`."""
+    """Return a scenario, with a note if it is meant for a search by `pareto`."""
     if all(run.search is None for run in file.runs):
         return file
     note = f"these are single trainings with the task's preference; p2pfl-sim pareto {file.name} searches for the front"
@@ -89,10 +89,10 @@ def _with_search_note(file: ScenarioFile) -> ScenarioFile:
 
 
 def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool = False) -> int:
-    """Do all runs of a scenario that are not done, and print the results.
+    """Do all unfinished runs of a scenario, and print the results.
 
     Args:
-        forecasts: print before what it will take; with --dry-run do no more.
+        forecasts: print a forecast of time and memory first; with --dry-run print only the forecast.
     """
     interrupt_on_sigterm()
     check_workers(options)
@@ -108,8 +108,8 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
 
 
 def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecasts: bool) -> Outcome:
-    """Compute the results that are missing, and write the files of the run."""
-    from p2pfl.sim.report.write import try_write_report  # not loaded before the workers start
+    """Compute the missing results, and write the files of the run."""
+    from p2pfl.sim.report.write import try_write_report  # imported only after the workers have started
 
     parts = Parts(out, file)
     with explain_resume(parts, len(jobs_of(file)), options.command):
@@ -131,7 +131,7 @@ def _compute(options: argparse.Namespace, file: ScenarioFile, out: Path, forecas
 def _run_rest(
     options: argparse.Namespace, file: ScenarioFile, parts: Parts, done: Mapping[int, Result], watch: Watch | None
 ) -> list[Result]:
-    """Run the jobs that are not done, and return all results."""
+    """Run the unfinished jobs, and return all results."""
     left = [job.nodes * job.rounds for number, job in enumerate(jobs_of(file)) if number not in done]
     quiet = options.json or (watch is not None and sys.stderr.isatty())
     with progress(sum(left), quiet, line_of) as (advance, show):
@@ -162,7 +162,7 @@ def _print_outcome(options: argparse.Namespace, file: ScenarioFile, outcome: Out
 
 
 def _print_forecast(options: argparse.Namespace, file: ScenarioFile, done: Container[int] = ()) -> None:
-    """Print what the jobs that are not done will take: on standard output for --dry-run, which prints nothing else."""
+    """Print a forecast of the unfinished jobs; --dry-run prints only this, on standard output."""
     left = [job for number, job in enumerate(jobs_of(file)) if number not in done]
     if not left:
         return
@@ -179,7 +179,7 @@ def _print_forecast(options: argparse.Namespace, file: ScenarioFile, done: Conta
 def _watching(
     options: argparse.Namespace, file: ScenarioFile, done: Mapping[int, Result]
 ) -> AbstractContextManager[Watch | None]:
-    """Show the runs while they go on, if the options ask for it."""
+    """Show the runs in progress, if the options ask for it."""
     if not options.watch and options.watch_port is None:
         return nullcontext()
     from p2pfl.sim.monitor.monitor import watching

@@ -1,8 +1,8 @@
-"""How long a scenario will take, and how much memory: forecast from the first rounds of a few of its runs.
+"""Forecast of a scenario's run time and memory, from the first rounds of a few of its runs.
 
-They are run as the scenario itself will be, side by side in worker processes, and not for long: what they have not done by
-then is estimated from what they have. Runs differ in what they cost, other programs take cores, and early stopping shortens
-runs: so a forecast says "about".
+The trials run like the scenario itself, in parallel worker processes, but only for a limited time. The rest of each run
+is extrapolated. A forecast says "about", because runs differ in cost, other programs take cores, and early stopping
+shortens runs.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from p2pfl.sim.simulation.workers import Worker, answer, end_all, prepare_proces
 from p2pfl.system.available_memory import status
 
 TRIED = 6  # runs, at most
-ROUNDS, ENOUGH = 3, 1.0  # of a run that is tried: so many, and more until so many seconds have passed since the first
-PATIENCE = 15.0  # seconds for all of them
-# Bytes, measured: what the process of a run keeps of a round of a node and of a model that was aggregated, and what the
-# first process keeps of them until all runs are finished and their tables are put below each other.
+ROUNDS, ENOUGH = 3, 1.0  # rounds of a trial: at least ROUNDS, and more until ENOUGH seconds have passed since the first
+PATIENCE = 15.0  # seconds for all trials together
+# Bytes, measured. ROW and EDGE: memory that the process of a run keeps for each round of a node and for each aggregated
+# model. TABLE_ROW and TABLE_EDGE: memory that the first process keeps for them until all runs are finished and their
+# tables are concatenated.
 ROW, EDGE = 2300, 280
 TABLE_ROW, TABLE_EDGE = 340, 75
 
 
 @dataclass
 class Trial:
-    """What the first rounds of a run took.
+    """Measurements of the first rounds of a run.
 
     Attributes:
-        seconds: until the end of each round, from the start.
-        memory: bytes that its process took at most.
-        edges: models that were aggregated in a round, of the rounds that it did.
+        seconds: time from the start until the end of each round.
+        memory: maximum bytes of its process.
+        edges: models aggregated per round, over the rounds of the trial.
     """
 
     seconds: list[float]
@@ -44,18 +45,20 @@ class Trial:
     edges: float = 0.0
 
     def run_of(self, rounds: int) -> float:
-        """The seconds of a run of so many rounds."""
+        """Return the seconds of a run with this number of rounds."""
         first, last, count = self.seconds[0], self.seconds[-1], len(self.seconds)
         return first + (rounds - 1) * ((last - first) / (count - 1) if count > 1 else first)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """
+    """Forecast of the time and memory of a scenario.
+
     Attributes:
-        runs, nodes, rounds: how many; of nodes and rounds the least and the most of a run.
-        processes: side by side.
-        seconds: None where no run has ended a round in time; then `memory` is None too.
+        runs: number of runs.
+        nodes, rounds: least and greatest number in one run.
+        processes: number of parallel processes.
+        seconds: None if no run has ended a round in time; then `memory` is None too.
         memory: bytes of all processes together.
     """
 
@@ -67,7 +70,7 @@ class Forecast:
     memory: int | None
 
     def __str__(self) -> str:
-        """ "24 runs of 100 nodes, 30 rounds: about 3 min on 2 cores, 0.9 GiB"."""
+        """Return a line like "24 runs of 100 nodes, 30 rounds: about 3 min on 2 cores, 0.9 GiB"."""
         what = f"{self.runs} run{'s' * (self.runs != 1)} of {_span(self.nodes)} node{'s' * (self.nodes[1] != 1)}"
         what += f", {_span(self.rounds)} round{'s' * (self.rounds[1] != 1)}"
         if self.seconds is None:
@@ -77,7 +80,7 @@ class Forecast:
         return f"{what}: about {duration(self.seconds)} on {cores}{memory}"
 
     def warning(self, free: int | None) -> str:
-        """What to say where the memory that is free does not suffice; "" if it does, or either is not known."""
+        """Return a warning if free memory does not suffice; "" if it does, or if either amount is unknown."""
         if self.memory is None or free is None or self.memory <= free:
             return ""
         fewer = "; fewer --workers need less" if self.processes > 1 else ""
@@ -87,13 +90,13 @@ class Forecast:
 
 
 def forecast(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> Forecast:
-    """Try some of the jobs that are to be done by so many processes, and say what all will take.
+    """Run trials of some jobs, and return a forecast for all jobs on this number of processes.
 
     Args:
-        path: folders that modules of the scenario are looked for in.
+        path: folders to search for modules of the scenario.
 
     Raises:
-        RunError: one of them cannot be run.
+        RunError: one of the jobs cannot run.
     """
     processes = max(1, min(processes, len(jobs)))
     different = list({kind_of(job): job for job in reversed(jobs)}.values())[::-1]
@@ -107,14 +110,15 @@ def forecast(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> F
 def estimate(
     jobs: Sequence[Scenario], trials: Mapping[str, Trial], processes: int, ready: float = 0.0, own_memory: int = 0
 ) -> Forecast:
-    """Work out a forecast from trials.
+    """Compute a forecast from trials.
 
-    A job that was not tried takes per node what those took on average that have the same policy, or else all.
+    A job without a trial takes as much time per node as the average trial with the same policy or, if there is none,
+    the average of all trials.
 
     Args:
-        trials: by `kind_of` of their job; those without a round count for nothing.
+        trials: by `kind_of` of their job; trials without a finished round do not count.
         ready: seconds until a process can begin.
-        own_memory: bytes that the process has which the others work for.
+        own_memory: bytes of the main process.
     """
     sizes = [job.nodes for job in jobs], [job.rounds for job in jobs]
     nodes, rounds = ((min(size), max(size)) for size in sizes)
@@ -135,7 +139,7 @@ def estimate(
         edges = job.rounds * _mean([trial.edges * share for (_, trial), share in zip(alike, shares, strict=True)])
         peaks.append(max(trial.memory for _, trial in alike) + int(ROW * rows + EDGE * edges))
         kept += TABLE_ROW * rows + TABLE_EDGE * edges
-    free_at = [0.0] * processes  # each job goes to the first process that has none
+    free_at = [0.0] * processes  # each job goes to the first free process
     for took in seconds:
         heapreplace(free_at, free_at[0] + took)
     known = all(trial.memory for _, trial in there.values())
@@ -179,11 +183,11 @@ def _try(jobs: Sequence[Scenario], path: Sequence[str], processes: int) -> tuple
 
 
 class _TrialOverError(Exception):
-    """A run that is tried has done what it was to do."""
+    """Raised to end a trial after enough rounds."""
 
 
 def _work(pipe: Connection, path: Sequence[str]) -> None:
-    """Try the runs that come through a pipe: say when each round has ended, and in the end what it has taken."""
+    """Run the trials that come through a pipe: report the end of each round, and at the end the measurements."""
     prepare_process(path)
     import p2pfl.sim.simulation.simulation  # noqa: F401  what it takes to load it is not of the first run
 
@@ -192,7 +196,7 @@ def _work(pipe: Connection, path: Sequence[str]) -> None:
 
 
 def _try_run(job: Scenario, pipe: Connection) -> tuple[int, float]:
-    """Return the bytes that the process took at most, and the models that were aggregated in a round."""
+    """Return the maximum bytes of the process, and the number of models aggregated per round."""
     from p2pfl.sim.simulation.simulation import Simulation
 
     begun, ended = time.perf_counter(), []
@@ -210,7 +214,7 @@ def _try_run(job: Scenario, pipe: Connection) -> tuple[int, float]:
 
 
 def duration(seconds: float) -> str:
-    """ "8 s", "3 min", "2 h 10 min"."""
+    """Return a duration like "8 s", "3 min" or "2 h 10 min"."""
     if seconds < 100:
         return f"{max(1, seconds):.0f} s"
     minutes = round(seconds / 60)
@@ -220,7 +224,7 @@ def duration(seconds: float) -> str:
 
 
 def kind_of(job: Scenario) -> str:
-    """Return what runs of one kind have in common: all but the seed."""
+    """Return a key that is equal for runs of the same kind, that is, runs that differ only in their seed."""
     return str(replace(job, seed=0))
 
 

@@ -1,7 +1,7 @@
-"""Memory that a scenario takes at least: what cannot fit is refused before it is begun.
+"""Lower bound of a scenario's memory, to refuse runs that cannot fit before they begin.
 
-Such an estimate is low on purpose, so that nothing is refused that would fit: p2pfl.sim.execution.forecast tries runs, and
-says what they really take.
+The estimate is low on purpose, so that it refuses nothing that would fit. p2pfl.sim.execution.forecast runs trials, and
+reports the real need.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from p2pfl.sim.scenario.topology import EDGE, edges_of
 from p2pfl.system.available_memory import amount, free_memory
 from p2pfl.task import Task
 
-# Bytes. Measured are, without a model: 18,600 to 31,000 of a node, 430 to 2300 of a round of a node.
+# Bytes. Measured without a model: 18,600 to 31,000 for a node, and 430 to 2300 for each round of a node.
 NODE, ROW = 15_000, 400
-MODELS = 2  # of a node at the same time; measured are 4
-TABLE_ROW = 100  # of a round of a node, kept until all runs are finished; measured are 340
+MODELS = 2  # models that a node holds at the same time; 4 were measured
+TABLE_ROW = 100  # bytes of a round of a node, kept until all runs are finished; 340 were measured
 IGNORE = "--ignore-memory (in Python: ignore_memory=True) begins all the same"
 
 
 class Need(NamedTuple):
-    """Bytes that a run takes at least, by what takes them."""
+    """Minimum memory of a run in bytes, by use."""
 
     nodes: float
     edges: float
@@ -38,7 +38,7 @@ class Need(NamedTuple):
         return sum(self)
 
     def check(self, what: str, free: int | None) -> None:
-        """Raise ConfigurationError if it is more than is free; `what` takes it."""
+        """Raise ConfigurationError if it exceeds the free memory; `what` names the user of the memory."""
         if free is not None and self.total > free:
             most = max(self._fields, key=lambda field: float(getattr(self, field)))
             raise ConfigurationError(
@@ -48,26 +48,26 @@ class Need(NamedTuple):
 
 
 def need(scenario: Scenario, model: int = 0) -> Need:
-    """Return what a run takes at least.
+    """Return the minimum memory of a run.
 
     Args:
-        model: values of a node's model, if they are known.
+        model: number of values in a node's model, if known.
     """
     nodes, rounds = scenario.nodes, scenario.rounds
-    if scenario.patience:  # it may stop early
+    if scenario.patience:  # the run may stop early
         rounds = min(rounds, scenario.patience + 1)
     return Need(NODE * nodes, EDGE * edges_of(scenario.topology, nodes), ROW * nodes * rounds, 4 * MODELS * nodes * model)
 
 
 def check_runs(runs: Sequence[Scenario], seeds: int, processes: int) -> None:
-    """Check that the runs of a scenario may fit into memory; cheap, and before anything is made.
+    """Check that the runs of a scenario may fit into memory; the check is cheap, and comes before any object is made.
 
     Args:
-        seeds: with how many each is run.
-        processes: as many are run side by side.
+        seeds: number of seeds of each run.
+        processes: number of runs in parallel.
 
     Raises:
-        ConfigurationError: they cannot; naming the run.
+        ConfigurationError: they cannot fit; the error names the run.
     """
     free = free_memory()
     if free is None:
@@ -91,10 +91,10 @@ def check_model(run: Scenario, task: Task) -> None:
     """Check that the models of a run may fit into memory, before the first is made.
 
     Args:
-        task: of one of its nodes; nothing but its size is asked for.
+        task: task of one of its nodes; only its size is read.
 
     Raises:
-        ConfigurationError: they cannot; naming the run.
+        ConfigurationError: they cannot fit; the error names the run.
     """
     if isinstance(task, TorchTask) and (size := count_values(task.module)):
         need(run, size).check(f"run {run.name!r}, with models of {size:,} values,", free_memory())

@@ -1,8 +1,7 @@
-"""Partial results of an interrupted run, for --resume: each in a file of its own, until all are there.
+"""Partial results of an interrupted run, for --resume: each in its own file until all are complete.
 
-The files lie in DIR/parts, beside the scenario.toml that says what is to be done. Each is sealed (see
-p2pfl.system.atomic_files), and names the run, the seed and the version of the program that it belongs to; one that does
-not fit is computed again.
+The files are in DIR/parts, next to the scenario.toml of the run. Each file is sealed (see p2pfl.system.atomic_files),
+and names its run, its seed and the version of the program. A result that does not match is computed again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.system.atomic_files import DamagedFileError, lock_folder, read_sealed, reason, replace_file, write_sealed
 
 _MAGIC = b"p2pfl-sim part 1\n"
-_MODE = 0o666  # as of the other files of a run
+_MODE = 0o666  # as for the other files of a run
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
@@ -36,7 +35,7 @@ _Columns = dict[str, tuple[str, bytes]]  # by name: the dtype, and the values
 
 
 class _Part(msgspec.Struct):
-    """A result on the disk; `job` is the digest of what it is the result of, `summary` is JSON."""
+    """A result on disk; `job` is the digest of its job, and `summary` is JSON."""
 
     job: bytes
     summary: str
@@ -47,25 +46,25 @@ class _Part(msgspec.Struct):
 
 
 class Unfinished:
-    """Sealed files of what is finished of a run, in a folder that no other process works on at the same time.
+    """Sealed files with the partial results of a run, in a folder that only one process may use at a time.
 
     Args:
-        path: the folder of the run; its scenario.toml is written if it is not there.
-        within: the name of the folder in it that has the files.
+        path: the folder of the run; its scenario.toml is written if it does not exist.
+        within: the name of the subfolder with the files.
 
     Attributes:
-        done: how many results are on the disk.
-        resume: options that go on with it.
+        done: number of results on disk.
+        resume: command-line options that resume the run.
 
     Raises:
-        ConfigurationError: the folder cannot be written, or another process works on it.
+        ConfigurationError: the folder cannot be written, or another process uses it.
     """
 
     def __init__(self, path: Path, file: ScenarioFile, within: str) -> None:
         self.path = path
         self.done = 0
         self._folder = path / within
-        self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(file.path)  # its own modules are not in this folder
+        self.resume = f"--resume {quote(str(path))}" + " --trust" * bool(file.path)  # its modules are elsewhere
         self._made = [folder for folder in (self._folder, path, *path.parents) if not folder.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -76,10 +75,10 @@ class Unfinished:
             raise ConfigurationError(f"cannot make the folder {path}: {reason(error)}") from error
 
     def write(self, number: int, magic: bytes, part: msgspec.Struct) -> None:
-        """Write a file, so that it survives whatever ends this process or the machine.
+        """Write a file so that it survives the end of this process or of the machine.
 
         Raises:
-            RunError: it could not be written.
+            RunError: the file cannot be written.
         """
         path = self._folder / str(number)
         try:
@@ -89,10 +88,10 @@ class Unfinished:
         self.done += 1
 
     def read(self, number: int, magic: bytes, kind: type[Kind]) -> Kind | None:
-        """Return what a file holds; None if there is none.
+        """Return the contents of a file; None if it does not exist.
 
         Raises:
-            DamagedFileError: it is not as it was written.
+            DamagedFileError: the file's contents are not as written.
         """
         path = self._folder / str(number)
         try:
@@ -103,33 +102,33 @@ class Unfinished:
             raise DamagedFileError(f"{path} cannot be read") from error
 
     def remove(self) -> None:
-        """Remove the parts: all is in the files of the whole run."""
+        """Remove the parts, once the files of the whole run contain all results."""
         self._lock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def give_up(self) -> None:
-        """Remove what this object has made, if nothing is finished."""
+        """Remove everything that this object has made, if no result is finished."""
         self._lock.close()
         if not self.done and self._folder in self._made:
             shutil.rmtree(self._folder, ignore_errors=True)
             (self.path / SCENARIO).unlink(missing_ok=True)
             for folder in self._made[1:]:
-                with suppress(OSError):  # something else is in it
+                with suppress(OSError):  # the folder has other contents
                     folder.rmdir()
 
 
 class Parts(Unfinished):
-    """The finished results of the jobs of a run; see p2pfl.sim.scenario.scenario.jobs_of."""
+    """Finished results of the jobs of a run; see p2pfl.sim.scenario.scenario.jobs_of."""
 
     def __init__(self, path: Path, file: ScenarioFile) -> None:
         super().__init__(path, file, PARTS)
         self._jobs = jobs_of(file)
 
     def save(self, number: int, result: Result) -> None:
-        """Write the result of a job, so that it survives whatever ends this process or the machine.
+        """Write the result of a job so that it survives the end of this process or of the machine.
 
         Raises:
-            RunError: it could not be written.
+            RunError: the result cannot be written.
         """
         part = _Part(
             digest(self._jobs[number]),
@@ -142,7 +141,7 @@ class Parts(Unfinished):
         self.write(number, _MAGIC, part)
 
     def load(self) -> tuple[dict[int, Result], list[str]]:
-        """Return the results that are there by their job's number, and a line for each that must be computed again."""
+        """Return the results on disk by the number of their job, and a line for each that must be computed again."""
         results, notes = {}, []
         for number, job in enumerate(self._jobs):
             try:
@@ -164,12 +163,12 @@ class Parts(Unfinished):
 
 @contextmanager
 def explain_resume(parts: Unfinished, total: int, command: str, what: str = "runs") -> Iterator[None]:
-    """If this block ends early, print how to resume, or leave no folder if nothing is finished.
+    """Explain how to resume if this block ends early; remove the folder if no result is finished.
 
     Args:
-        total: how many results there will be.
-        command: of p2pfl-sim.
-        what: the results are.
+        total: number of results of the whole run.
+        command: name of the p2pfl-sim command.
+        what: plural noun for the results.
     """
     try:
         yield
@@ -182,7 +181,7 @@ def explain_resume(parts: Unfinished, total: int, command: str, what: str = "run
 
 
 def refuse_to_overwrite(path: Path) -> None:
-    """Raise ConfigurationError if a folder holds a run already, a whole one or a part of one."""
+    """Raise ConfigurationError if a folder already holds a complete or a partial run."""
     if (path / SUMMARY).exists():
         raise ConfigurationError(f"{path} holds a run already; name another folder with --out")
     for folder, what in ((PARTS, "run"), (CANDIDATES, "search")):
@@ -195,10 +194,10 @@ def refuse_to_overwrite(path: Path) -> None:
 
 
 def scenario_to_resume(path: Path, command: str = "run") -> str:
-    """Return the scenario file of an unfinished run, or of a search by the command `pareto`.
+    """Return the scenario file of an unfinished run, or of an unfinished search by the command `pareto`.
 
     Raises:
-        ConfigurationError: there is none in the folder, it is finished, or another command has begun it.
+        ConfigurationError: the folder has no scenario file, the run is finished, or another command has begun it.
     """
     if (path / SUMMARY).exists():
         raise ConfigurationError(f"{path} holds a finished run: there is nothing to go on with")

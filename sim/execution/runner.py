@@ -1,4 +1,4 @@
-"""Run all runs of a scenario, one after another in this process or side by side in worker processes."""
+"""Run all runs of a scenario, one after another in this process or in parallel worker processes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Engine = Literal["local", "process"]
 
 
 def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> None:
-    """Make one of each thing that the runs of a scenario name, to report errors before anything runs.
+    """Make one object of each kind that the runs of a scenario name, to report errors before anything runs.
 
     Args:
-        processes: as many runs are side by side.
-        memory: check first that they may fit into memory.
+        processes: number of runs in parallel.
+        memory: check first that the runs may fit into memory.
 
     Raises:
-        ConfigurationError: naming the run.
+        ConfigurationError: a run is invalid; the error names it.
     """
     prepare_process(file.path)
     if memory:
@@ -52,19 +52,20 @@ def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> No
 
 
 def processes_of(engine: Engine, workers: int | None) -> int:
-    """Return how many processes an engine has side by side, where there are as many runs."""
+    """Return the number of parallel processes of an engine, given enough runs."""
     return 1 if engine == "local" else workers or os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Functions to call while runs go on.
+    """Callbacks for events of the runs in progress.
 
     Attributes:
-        progress: gets the number of node-rounds that were done since the last call.
-        finished: gets each result as it comes, with the number of its job (see p2pfl.sim.scenario.scenario.jobs_of).
-        watched: gets the number of a job when it begins (then with None), and with snapshots of it while it runs; without it
-            no snapshots are taken.
+        progress: receives the number of node-rounds done since the last call.
+        finished: receives each result when it is ready, with the number of its job (see
+            p2pfl.sim.scenario.scenario.jobs_of).
+        watched: receives the number of a job, with None when the job begins and with snapshots while it runs; without
+            this callback no snapshots are taken.
     """
 
     progress: Callable[[int], None] = lambda node_rounds: None
@@ -80,19 +81,20 @@ def run_all(
     done: Mapping[int, Result] = MappingProxyType({}),
     listener: Listener = Listener(),
 ) -> list[Result]:
-    """Run every run of a scenario that `check_all` has passed with each of its seeds; the engine does not affect results.
+    """Run every run of a checked scenario with each of its seeds; the engine does not affect results.
 
-    If there are fewer runs than workers, spare workers train some of a run's nodes (see p2pfl.sim.simulation.sharding).
+    The scenario must have passed `check_all`. If there are fewer runs than workers, spare workers train some of a run's
+    nodes (see p2pfl.sim.simulation.sharding).
 
     Args:
-        workers: processes side by side; by default one for each core.
-        done: results that are there already, by the number of their job.
+        workers: number of parallel processes; by default one for each core.
+        done: existing results, by the number of their job.
 
     Returns:
         One result for each run and seed, in the order of the file.
 
     Raises:
-        RunError: a run cannot go on; the others are ended.
+        RunError: a run cannot continue; the other runs are ended.
     """
     jobs = {number: job for number, job in enumerate(jobs_of(file)) if number not in done}
     prepare_process(file.path)
@@ -109,9 +111,9 @@ def run_all(
 def _run_in_workers(
     jobs: Mapping[int, Scenario], path: Sequence[str], most: int | None, listener: Listener
 ) -> dict[int, Result]:
-    """Run jobs in at most so many processes."""
+    """Run jobs in at most `most` processes."""
     processes = processes_of("process", most)
-    each, more = divmod(processes, len(jobs))  # of more processes than jobs, the first have one more
+    each, more = divmod(processes, len(jobs))  # with more processes than jobs, the first jobs get one more
     results: dict[int, Result] = {}
 
     def queue() -> Iterator[Assignment[int]]:
@@ -153,7 +155,7 @@ def _run_here(number: int, job: Scenario, listener: Listener) -> Result:
 
 
 def _work(pipe: Connection, path: Sequence[str], explain: bool) -> None:
-    """Run jobs that come through a pipe, each with the number of processes that it may use, and whether it is watched."""
+    """Run jobs that come through a pipe, each with its number of processes and a flag for snapshots."""
     prepare_process(path)
 
     def run(given: tuple[Scenario, int, bool]) -> Result:
@@ -167,9 +169,9 @@ def _run_one(job: Scenario, workers: int, tell: Callable[[Any], None], explain: 
     """Run a job.
 
     Args:
-        tell: is called with the number of node-rounds that were done since the last time.
-        explain: say why it used one process, if it may use more.
-        watch: call `tell` with snapshots too.
+        tell: called with the number of node-rounds done since the last call.
+        explain: note why the run used only one process, if it may use more.
+        watch: also call `tell` with snapshots.
     """
     with name_errors(job):
         return _run(job, workers, tell, explain, watch)

@@ -1,6 +1,6 @@
-"""Snapshots of a run while it goes on, a few kilobytes each.
+"""Snapshots of a run in progress, a few kilobytes each.
 
-Taking one only reads what the recorder has, so that watching does not affect results.
+Taking a snapshot only reads the data of the recorder, so watching does not affect results.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from p2pfl.sim.results.results import Result
 from p2pfl.sim.simulation.simulation import Simulation
 
 Numbers = Sequence[float] | np.ndarray
-CELLS = 64  # in a row of the matrix: of more nodes, neighbours in the order of groups share one
+CELLS = 64  # in a row of the matrix; with more nodes, adjacent nodes in the order of groups share a cell
 EVERY = 0.5  # seconds between snapshots of a run
 POINTS = 200  # of a curve
 
 
 @dataclass
 class Snapshot:
-    """
+    """State of a run at one moment.
+
     Attributes:
-        node_rounds: how many were done.
-        virtual_s, wall_s: seconds since its begin, on the run's own clock and on the wall's.
-        rounds, values: the mean over nodes of the judged models' test metric, of rounds that half of them have evaluated.
+        node_rounds: number of finished node-rounds.
+        virtual_s, wall_s: seconds since the start of the run, in virtual time and in wall time.
+        rounds, values: the mean over nodes of the judged models' test metric, for rounds that at least half of them
+            have evaluated.
         bytes: sent by all nodes in their rounds.
-        models: received by a node, on average, in the newest round that half of them have ended; in any of a finished run.
-        most_models: the most that one has received in one round.
-        limit: the least and the greatest budget of models for a round; none has one if it is None.
-        groups: of nodes, and how many each has, in the order of the matrix; empty where there are none.
-        weights: float32, shape [C, C] with C cells: how much the models of the column's nodes have counted in a merge of one
-            of the row's nodes, on average; a node's own model does not count.
+        models: average number received by a node in the newest round that half of them have ended; for a finished run,
+            over all rounds.
+        most_models: the most models that one node has received in one round.
+        limit: the least and the greatest budget of models for a round; None if no node has one.
+        groups: the groups and their numbers of nodes, in the order of the matrix; empty without groups.
+        weights: float32, shape [C, C] with C cells: the average weight of the models of the column's nodes in a merge
+            of one of the row's nodes; a node's own model does not count.
     """
 
     node_rounds: int
@@ -54,7 +57,7 @@ class Snapshot:
 
 
 class SnapshotCollector:
-    """Takes snapshots of a run while it goes on."""
+    """Collector of snapshots from a run in progress."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -66,12 +69,12 @@ class SnapshotCollector:
         self._tests: dict[int, list[float]] = {}
         self._models: dict[int, list[int]] = {}
         self._sent = np.zeros(len(nodes), np.int64)
-        self._rows = self._evaluations = 0  # that were looked at
+        self._rows = self._evaluations = 0  # numbers of rows and evaluations already read
         limits = [limit for node in nodes if (limit := node.me.budget.models)]
         self._limit = (min(limits), max(limits)) if limits else None
 
     def due(self) -> bool:
-        """Return whether it is time for another one."""
+        """Return whether it is time for another snapshot."""
         return time.monotonic() - self._last >= EVERY
 
     def take(self) -> Snapshot:
@@ -98,7 +101,7 @@ class SnapshotCollector:
         )
 
     def _look(self) -> None:
-        """Take in what was noted since the last time."""
+        """Read the data noted since the last snapshot."""
         rows, edges, evaluations = self._simulation.recorder.after(self._rows, self._evaluations)
         self._rows += len(rows)
         self._evaluations += len(evaluations)
@@ -116,7 +119,7 @@ class SnapshotCollector:
 
 
 class _Cells:
-    """Adds up who has counted how much, of nodes in the order of their groups."""
+    """Sums of merge weights by cells, for nodes in the order of their groups."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
         named = ["" if group is None else str(group) for group in groups]
@@ -130,11 +133,11 @@ class _Cells:
         self.groups = list(counts.items()) if len(counts) > 1 else []
 
     def merged(self, nodes: Sequence[int] | np.ndarray) -> None:
-        """So many nodes have ended a round."""
+        """Count a finished round for each of these nodes."""
         np.add.at(self._merges, self._cell[np.asarray(nodes, np.int64)], 1)
 
     def learned(self, dst: Numbers, src: Numbers, weights: Numbers) -> None:
-        """Nodes have merged models of others with these weights."""
+        """Add the weights of other nodes' models in the merges of these nodes."""
         rows, columns = self._cell[np.asarray(dst, np.int64)], self._cell[np.asarray(src, np.int64)]
         np.add.at(self._sums, (rows, columns), weights)
 
@@ -143,7 +146,7 @@ class _Cells:
 
 
 def of_result(result: Result) -> Snapshot:
-    """Return what a finished run has come to, in the form in which it was watched."""
+    """Return the final state of a finished run, in the form of a snapshot."""
     run, rounds, edges = result.summary, result.rounds, result.edges
     cells = _Cells(run.get("groups") or [None] * run["nodes"])
     cells.merged(rounds["node"])
@@ -176,6 +179,6 @@ def of_result(result: Result) -> Snapshot:
 
 
 def thin_rounds(rounds: list[int]) -> list[int]:
-    """Return at most so many rounds as a curve has points: the last one, and others at equal distances."""
+    """Return at most POINTS rounds: the last one, and others at equal distances."""
     step = -(-len(rounds) // POINTS) or 1
     return rounds[::-1][::step][::-1]

@@ -1,4 +1,4 @@
-"""Jobs of scenarios computed by worker processes side by side."""
+"""Parallel computation of scenario jobs by worker processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Assignment(Generic[K]):
     """A job for a worker.
 
     Attributes:
-        key: tells it from others.
+        key: identifies the job.
         scenario: the run that errors name.
         message: sent to the worker.
     """
@@ -33,17 +33,17 @@ class Assignment(Generic[K]):
 def compute_side_by_side(
     jobs: Iterator[Assignment[K] | None], most: int, start: Callable[[], Worker], received: Callable[[K, Any], bool]
 ) -> None:
-    """Compute jobs in at most so many processes, and end these in any case.
+    """Compute jobs in at most `most` processes, and always end the processes.
 
     Args:
-        jobs: asked for the next one whenever a process is free. None, or the end, says that there is none until one of those
-            that are being computed is done.
+        jobs: yields the next job whenever a process is free. None, or the end, means that there is no next job until
+            one of the current jobs is done.
         start: returns a new worker, which answers messages and may send others before its answer.
-        received: called with all that the worker of a job sends, exceptions apart; returns whether the job is done.
+        received: called with each message from the worker of a job, except exceptions; returns whether the job is done.
 
     Raises:
         WorkerLostError: a process has ended.
-        Exception: one that a worker has sent.
+        Exception: any exception that a worker has sent.
     """
     workers: list[Worker] = []
     idle: list[Worker] = []
@@ -77,7 +77,7 @@ def compute_side_by_side(
 
 @contextmanager
 def name_errors(job: Scenario) -> Iterator[None]:
-    """Name the run in every error that is raised within."""
+    """Add the name of the run to every error that is raised in this block."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Shows the runs of a scenario while they go on, in the terminal and on a page of this machine."""
+"""Display of the runs of a scenario in progress, in the terminal and on a local page."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import ScenarioFile
 from p2pfl.web.http_server import in_thread
 
-FAREWELL = 3.0  # seconds at most in which an open page gets the end
+FAREWELL = 3.0  # maximum seconds for an open page to fetch the final state
 
 
 class Watch:
-    """Receiver of what happens in runs: keeps a board up to date, and has views show it."""
+    """Receiver of events from runs; it updates a monitor, and its views show the monitor."""
 
     def __init__(self, board: RunMonitor, views: Sequence[View]) -> None:
         self._board = board
         self._views = views
 
     def saw(self, number: int, snapshot: Snapshot | None) -> None:
-        """Show a snapshot of a job; or, with None, that it begins."""
+        """Show a snapshot of a job; None means that the job begins."""
         self._board.saw(number, snapshot)
         for each in self._views:
             each.show(number)
@@ -37,7 +37,7 @@ class Watch:
             each.show(number)
 
     def ended(self, words: str) -> None:
-        """Show the end, with `words` about it; wait until an open page has it."""
+        """Show the end, with `words` about it; wait until an open page has received it."""
         self._board.ended(words)
         if self._board.open():
             self._board.told.wait(FAREWELL)
@@ -45,15 +45,17 @@ class Watch:
 
 @contextmanager
 def watching(file: ScenarioFile, done: Mapping[int, Result], port: int, quiet: bool) -> Iterator[Watch]:
-    """Show the runs of a scenario at 127.0.0.1, whose address is printed on standard error, and there in the terminal.
+    """Show the runs of a scenario on a page at 127.0.0.1 and in the terminal.
+
+    The address of the page is printed on standard error.
 
     Args:
-        done: the results that are there already, by the number of their job.
-        port: 0 takes a free one.
-        quiet: show nothing in the terminal but the address.
+        done: existing results, by the number of their job.
+        port: TCP port of the page; 0 takes a free one.
+        quiet: show only the address in the terminal.
 
     Raises:
-        ConfigurationError: the port cannot be listened on, or what it takes is not installed.
+        ConfigurationError: the port cannot be opened, or a required package is not installed.
     """
     if not 0 <= port < 65536:
         raise ConfigurationError(f"--watch-port must be from 0 to 65535, got {port}")

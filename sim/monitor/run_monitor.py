@@ -1,4 +1,4 @@
-"""State of the runs of a scenario while they go on, and the page that shows it."""
+"""State of the runs of a scenario in progress, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from p2pfl.sim.results.results import Result
 from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, jobs_of
 from p2pfl.web.http_server import ASSETS, PageServer, Resource, asset
 
-LOOKING = 5.0  # seconds after the last request of a page for which it counts as open
+LOOKING = 5.0  # seconds for which a page counts as open after its last request
 
 
 @dataclass
@@ -26,7 +26,8 @@ class Row:
     """State of a job.
 
     Attributes:
-        state: "waiting", "running", "finished", "kept" where it was finished before, or "stopped" where it never will be.
+        state: "waiting", "running", "finished", "kept" if an earlier attempt finished it, or "stopped" if it will never
+            finish.
         result: the mean over nodes of the test metric of its result.
     """
 
@@ -47,31 +48,31 @@ class Row:
 
     @property
     def speed(self) -> float:
-        """Node-rounds in a second of the wall's clock."""
+        """Return the node-rounds per second of wall time."""
         return 0.0 if self.seen is None or not self.seen.wall_s else self.seen.node_rounds / self.seen.wall_s
 
 
 class RunMonitor:
-    """State of all jobs of a scenario; may be read by another thread than that which writes.
+    """State of all jobs of a scenario; other threads may read it.
 
     Args:
-        done: the results that are there already, by the number of their job.
+        done: existing results, by the number of their job.
     """
 
     def __init__(self, file: ScenarioFile, done: Mapping[int, Result] = {}) -> None:
         self.rows = [Row(job) for job in jobs_of(file)]
-        self.told = threading.Event()  # a page knows the end
-        self.asked = -LOOKING  # when a page asked last
+        self.told = threading.Event()  # a page has received the end
+        self.asked = -LOOKING  # time of a page's last request
         self._about = {"scenario": file.name, "description": " ".join(file.description.split())}
         self._lock = threading.Lock()
         self._begun = time.monotonic()
-        self._moved = 0.0  # when the first snapshot came: to start processes and read data takes time, but only once
+        self._moved = 0.0  # time of the first snapshot; it excludes the start-up, which happens only once
         self._end = ""
         for number, result in done.items():
             self.finished(number, result, "kept")
 
     def saw(self, number: int, snapshot: Snapshot | None) -> None:
-        """Record a snapshot of a job; or, with None, that it begins."""
+        """Record a snapshot of a job; None means that the job begins."""
         with self._lock:
             row = self.rows[number]
             row.state = "running"
@@ -94,11 +95,11 @@ class RunMonitor:
                 row.state = "stopped" if row.state == "running" else row.state
 
     def open(self) -> bool:
-        """Return whether a page has asked lately."""
+        """Return whether a page has sent a request lately."""
         return time.monotonic() - self.asked < LOOKING
 
     def pace(self) -> tuple[float, float | None]:
-        """Return the node-rounds in a second so far, and the seconds that the rest will take if it goes on so."""
+        """Return the node-rounds per second so far, and the estimated seconds for the rest."""
         own = [row for row in self.rows if row.state != "kept"]
         done, all_of_them = sum(row.node_rounds for row in own), sum(row.all_node_rounds for row in own)
         if not done or not self._moved:
@@ -107,10 +108,10 @@ class RunMonitor:
         return rate, (all_of_them - done) / rate
 
     def state(self, number: int | None = None) -> bytes:
-        """Return as JSON what a page shows: all runs, and who has learned from whom in one of them, as far as it is known.
+        """Return the contents of a page as JSON: all runs, and the known links between the nodes of one run.
 
         Args:
-            number: of that run; by default the first that goes on, or else the last that went on.
+            number: number of that run; by default the first in progress, or else the one most recently in progress.
         """
         with self._lock:
             self.asked = time.monotonic()
@@ -157,7 +158,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
 
 
 def page_of(board: RunMonitor, port: int) -> PageServer:
-    """Return the page that shows a board, to be started; port 0 takes a free one."""
+    """Return the page of a monitor, not yet started; port 0 takes a free port."""
     here = Path(__file__).parent / "web"
     shown = {"/": asset(here / "watch.html")}
     shown |= {f"/{name}": asset(here / name) for name in ("watch.js", "watch.css")}

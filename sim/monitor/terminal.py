@@ -1,4 +1,4 @@
-"""Shows runs in the terminal while they go on: a table that changes in place, or plain lines where there is no terminal."""
+"""Display of runs in progress in the terminal: a table that changes in place, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PAUSE = 10.0  # seconds between plain lines of one run
-NAME = 16  # characters that names of runs have at least, where columns can be left out for them
-FEWEST = 4  # columns: which run it is, and how far
+NAME = 16  # minimum width of the names of runs, in characters, if columns can be left out for them
+FEWEST = 4  # columns: the name and the progress of the run
 
 
 class View(Protocol):
-    """Display of a board."""
+    """Display of a monitor."""
 
     def show(self, number: int) -> None:
         """Show the new state of a job."""
@@ -30,7 +30,7 @@ class View(Protocol):
 
 @contextmanager
 def view(board: RunMonitor, stream: TextIO | None = None) -> Iterator[View]:
-    """Show a board on standard error."""
+    """View a monitor on standard error."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield Lines(board, stream)
@@ -44,13 +44,13 @@ def view(board: RunMonitor, stream: TextIO | None = None) -> Iterator[View]:
 
 
 class _Itself:
-    """View that reads the board again and again by itself."""
+    """View that reads the monitor repeatedly on its own."""
 
     def show(self, number: int) -> None: ...
 
 
 class Lines:
-    """Prints a line now and then for each run that goes on; those of finished runs are printed by others."""
+    """Printer of periodic lines for each run in progress; other code prints the lines of finished runs."""
 
     def __init__(self, board: RunMonitor, stream: TextIO) -> None:
         self._board = board
@@ -66,7 +66,7 @@ class Lines:
 
 
 def line(board: RunMonitor, row: Row) -> str:
-    """Return in words how far a run is."""
+    """Return the progress of a run in words."""
     cells = dict(zip(HEADINGS, _cells(row), strict=True))
     parts = [f"{cells['run']}, seed {cells['seed']}: round {cells['round']}"]
     if row.seen is not None and row.seen.values:
@@ -76,7 +76,7 @@ def line(board: RunMonitor, row: Row) -> str:
 
 
 def rest(board: RunMonitor) -> str:
-    """Return in words how much is done of all runs."""
+    """Return the progress of all runs in words."""
     finished = sum(row.state in ("finished", "kept") for row in board.rows)
     _, left = board.pace()
     words = "" if left is None or finished == len(board.rows) else f", about {duration(left)} left"
@@ -87,14 +87,14 @@ HEADINGS = ("run", "seed", "state", "round", "metric", "sent", "models", "virtua
 
 
 def table(board: RunMonitor, console: Console) -> Table:
-    """Return the runs that there is room for: those that go on, then those that have ended last, then those to come.
+    """Return a table of the runs that fit: runs in progress, then those that ended last, then waiting ones.
 
-    A narrow console gets fewer columns, too.
+    A narrow console also gets fewer columns.
     """
     room = max(3, console.size.height - 4)
     while True:
         shown = _table(board, room, console.size.width)
-        lines = len(console.render_lines(shown))  # long names take several
+        lines = len(console.render_lines(shown))  # long names take several lines
         if lines < console.size.height or room == 1:
             return shown
         room = max(1, room - max(1, (lines - console.size.height) // 2))

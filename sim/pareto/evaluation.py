@@ -1,4 +1,4 @@
-"""Candidates of a search: one federated training for each preference, with its result, kept until all end."""
+"""Candidates of a search: one federated training for each preference, with its result on disk until the search ends."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Job(msgspec.Struct, frozen=True):
     """A training to be done.
 
     Attributes:
-        number: of the candidate among those of all searches.
-        scenario: with the preference as that of all nodes.
-        start: the model to start from; None is the task's initial one.
+        number: number of the candidate among those of all searches.
+        scenario: the row's scenario, with the same preference for all nodes.
+        start: the model that the training starts from; None is the task's initial one.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Job(msgspec.Struct, frozen=True):
     start: Parameters | None = None
 
     def digest(self) -> bytes:
-        """Return a digest of what is computed, and of the model that it starts from."""
+        """Return a digest of the job and of its start model."""
         return sha256(digest(self.scenario) + (b"" if self.start is None else self.start.tobytes())).digest()
 
 
@@ -48,9 +48,9 @@ class Solved(msgspec.Struct, frozen=True):
     """Result of a job.
 
     Attributes:
-        values: of each objective the mean over the nodes of the test data's; float64 [m], more is better.
+        values: for each objective, the mean over the nodes on the test data; float64 [m], more is better.
         params: the model, which all nodes share.
-        seconds: that it took.
+        seconds: duration of the training.
     """
 
     values: np.ndarray
@@ -59,10 +59,10 @@ class Solved(msgspec.Struct, frozen=True):
 
 
 def objectives_of(scenario: Scenario) -> Mapping[str, bool]:
-    """Return the objectives of a row by name, and of each whether more is better.
+    """Return the objectives of a row by name; the value is True if more is better.
 
     Raises:
-        ConfigurationError: there is nothing to search for.
+        ConfigurationError: the row has nothing to search for.
     """
     if scenario.search is None:
         raise ConfigurationError(f"run {scenario.name!r} has no table [search]: p2pfl-sim run is for it")
@@ -76,7 +76,7 @@ def objectives_of(scenario: Scenario) -> Mapping[str, bool]:
 
 
 def candidate(scenario: Scenario, preference: np.ndarray) -> Scenario:
-    """Return the training for a preference: a row's, with it as that of all nodes."""
+    """Return the training for a preference: the row's scenario with this preference for all nodes."""
     task = {key: value for key, value in scenario.task.items() if key != "preferences"}
     return replace(scenario, search=None, task=task | {"preference": preference.tolist()})
 
@@ -112,7 +112,7 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
 
 
 class _Kept(msgspec.Struct):
-    """A candidate on the disk."""
+    """A candidate on disk."""
 
     job: bytes
     values: list[float]
@@ -124,7 +124,7 @@ class Candidates(Unfinished):
     """The solved candidates of searches, each in a sealed file.
 
     Attributes:
-        notes: a line for each that must be solved again.
+        notes: a line for each candidate that must be solved again.
     """
 
     def __init__(self, path: Path, file: ScenarioFile) -> None:
@@ -136,13 +136,13 @@ class Candidates(Unfinished):
         """Write a candidate.
 
         Raises:
-            RunError: it could not be written.
+            RunError: the file cannot be written.
         """
         part = _Kept(job.digest(), solved.values.tolist(), solved.params.tobytes(), solved.seconds)
         self.write(job.number, _MAGIC, part)
 
     def load(self, job: Job) -> Solved | None:
-        """Return a candidate that is there; None if it must be solved."""
+        """Return a candidate from disk; None if it must be solved."""
         called = f"candidate {job.number} ({job.scenario.name}, seed {job.scenario.seed}) was trained again"
         try:
             part = self.read(job.number, _MAGIC, _Kept)
@@ -160,11 +160,11 @@ class Candidates(Unfinished):
 
 
 def front_of_search(points: Points, left_out: list[int]) -> list[int]:
-    """Return which candidates are on the front, of those with equal values the first.
+    """Return the numbers of the candidates on the front; of candidates with equal values, only the first.
 
     Args:
         points: the values of all, [n, m], more is better.
-        left_out: those that do not count.
+        left_out: candidates that do not count.
     """
     best = {tuple(values) for values in non_dominated(np.delete(points, left_out, axis=0)).tolist()}
     first: dict[tuple[float, ...], int] = {}

@@ -27,12 +27,14 @@ from p2pfl.task import excluded_solutions, reference_of
 
 
 def summarise(file: ScenarioFile, searches: Sequence[FrontSearch], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what summary.json holds: `search`, which tells it from that of a run, an entry of `runs` for each row with each
-    seed, and the `table`, whose measures are averaged over seeds.
+    """Return the contents of summary.json.
 
-    Of an entry, `objectives` are those of all candidates in their order (see p2pfl.sim.results.objectives.of_points),
-    `preferences` what
-    they were trained with, `front` the numbers of those on it, and `hypervolumes` what each iteration had come to.
+    The key `search` distinguishes it from the summary of a run. `runs` has an entry for each row and seed, and the
+    measures of the `table` are averaged over seeds.
+
+    In an entry, `objectives` are those of all candidates in order (see p2pfl.sim.results.objectives.of_points).
+    `preferences` are their preferences, `front` has the numbers of the candidates on the front, and `hypervolumes` the
+    hypervolume after each iteration.
     """
     runs = objectives.with_distances([_entry(search) for search in searches])
     table = []
@@ -85,7 +87,7 @@ def _preference_label(number: int, preference: np.ndarray) -> str:
 
 
 def hypervolume_of(search: FrontSearch, iterations: int) -> float | None:
-    """Return the hypervolume of what a search had found after some iterations; None where there is no reference point."""
+    """Return the hypervolume of a search after some iterations; None if there is no reference point."""
     task = task_of(search.scenario, 0)
     reference = reference_of(task)
     if not len(reference):
@@ -97,10 +99,10 @@ def hypervolume_of(search: FrontSearch, iterations: int) -> float | None:
 
 
 def write(path: Path, searches: Sequence[FrontSearch], summary: Mapping[str, Any]) -> None:
-    """Write all files of searches; summary.json comes last, so that a folder that has it has all.
+    """Write all files of searches; summary.json comes last, so a folder with a summary.json is complete.
 
     Raises:
-        RunError: they cannot be written.
+        RunError: the files cannot be written.
     """
     try:
         write_parquet(
@@ -115,7 +117,7 @@ def write(path: Path, searches: Sequence[FrontSearch], summary: Mapping[str, Any
 
 
 def model_folder(row: str, seed: int) -> str:
-    """Return where the models of a search's front are, in the folder of the results."""
+    """Return the subfolder for the models of a search's front."""
     return f"{MODELS}/{re.sub(r'[^A-Za-z0-9.-]+', '-', row)}/seed-{seed}"
 
 
@@ -135,7 +137,7 @@ def _columns(search: FrontSearch, run: Mapping[str, Any]) -> Table:
 
 
 def _write_models(folder: Path, search: FrontSearch, run: Mapping[str, Any]) -> None:
-    """Write the models of the front. What is said of one is one entry of metadata: several would come in any order."""
+    """Write the models of the front. A model's facts are one metadata entry, because several have no fixed order."""
     from safetensors.numpy import save
 
     layout = task_of(search.scenario, 0).layout

@@ -1,9 +1,9 @@
-"""MOFL/D: searches for the front of a task with several objectives (Hartmann's dissertation, chapter 3, algorithm 2).
+"""MOFL/D: search for the front of a task with several objectives (Hartmann's dissertation, chapter 3, algorithm 2).
 
-A search proposes preferences by Pareto simulated annealing (p2pfl.multiobjective.annealing), has a federation trained for
-each, and goes on
-from what came of all of an iteration. All that it does follows from its seed and the values of its candidates. So the number
-of processes changes nothing, and one that was interrupted is gone through again, with those candidates that were kept.
+A search proposes preferences by Pareto simulated annealing (p2pfl.multiobjective.annealing), and trains a federation
+for each. The results of all candidates of an iteration determine the next iteration. A search depends only on its seed
+and the values of its candidates, so the number of processes has no effect. An interrupted search is repeated with the
+candidates on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from p2pfl.sim.simulation.workers import Worker, answer, prepare_process
 
 @dataclass(frozen=True)
 class Candidate:
-    """A preference that was tried.
+    """A preference with its result.
 
     Attributes:
         iteration: from 1.
@@ -51,7 +51,7 @@ class FrontSearch:
         first: the number of its first candidate among those of all searches.
 
     Attributes:
-        goals: the objectives by name, and of each whether more is better.
+        goals: the objectives by name; the value is True if more is better.
         candidates: of all iterations that have ended.
     """
 
@@ -67,7 +67,7 @@ class FrontSearch:
 
     @property
     def total(self) -> int:
-        """Number of candidates that it will have."""
+        """Number of candidates of the whole search."""
         return self.settings.iterations * self.settings.samples
 
     def points(self) -> Points:
@@ -75,11 +75,11 @@ class FrontSearch:
         return np.array([each.values for each in self.candidates]).reshape(-1, len(self.goals))
 
     def next(self) -> Job | None:
-        """Return a training that was not handed out yet; None if others must be solved first, or at the end."""
+        """Return the next training; None if others must be solved first, or at the end."""
         return self._waiting.pop(0) if self._waiting else None
 
     def take(self, job: Job, solved: Solved) -> bool:
-        """Take in a solved candidate, and return whether it was the last one of its iteration."""
+        """Add a solved candidate, and return whether it was the last one of its iteration."""
         self._solved[job.number] = solved
         if len(self._solved) < self.settings.samples:
             return False
@@ -105,13 +105,13 @@ class FrontSearch:
         self._solved: dict[int, Solved] = {}
 
     def _nearest(self, preference: np.ndarray) -> int:
-        """Return the candidate with the nearest preference (Euclidean), of several the newest."""
+        """Return the candidate with the nearest preference (Euclidean); of several, the newest."""
         solved = np.array([each.preference for each in self.candidates])
         distances = np.linalg.norm(solved - preference, axis=1)
         return int(len(distances) - 1 - distances[::-1].argmin())
 
 
-Key = tuple[FrontSearch, Job]  # a training, and the search that it is of
+Key = tuple[FrontSearch, Job]  # a training, and its search
 
 
 def searches_of(rows: Sequence[Scenario]) -> list[FrontSearch]:
@@ -131,16 +131,16 @@ def search_all(
     progress: Callable[[int], None] = lambda node_rounds: None,
     iterated: Callable[[FrontSearch], None] = lambda search: None,
 ) -> None:
-    """Bring searches to their end; the number of processes does not affect results.
+    """Run searches to their end; the number of processes does not affect results.
 
     Args:
-        path: folders that modules of the scenario are looked for in.
-        workers: processes side by side, each with a candidate; by default one for each core. 1 is this process.
-        progress: called with the number of node-rounds that were done since the last call.
+        path: folders to search for modules of the scenario.
+        workers: parallel processes, each with one candidate; by default one for each core. 1 is this process.
+        progress: called with the number of node-rounds done since the last call.
         iterated: called with a search that has ended an iteration.
 
     Raises:
-        RunError: a training cannot go on; the others are ended.
+        RunError: a training cannot continue; the others are ended.
     """
     prepare_process(path)
     count = processes_of("process", workers)
@@ -174,9 +174,9 @@ def _jobs(
     progress: Callable[[int], None],
     iterated: Callable[[FrontSearch], None],
 ) -> Iterator[Key | None]:
-    """Yield what is to be trained next, the earliest search first; None while the rest depends on what is being trained.
+    """Yield the next trainings, the earliest search first; yield None while the rest depends on unfinished trainings.
 
-    Searches take in candidates that were kept.
+    Searches use the candidates on disk.
     """
     while True:
         search, job = next(((each, job) for each in searches if (job := each.next()) is not None), (None, None))

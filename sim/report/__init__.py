@@ -1,5 +1,5 @@
-"""Report of finished runs: one HTML file that needs nothing else, for screen and paper.
+"""Report of finished runs: one self-contained HTML file, for screen and paper.
 
-`folder` and `summary` read what runs have left, `sections` turn it into figures and tables, `page` and `write` make the
-file.
+`folder` and `summary` read the files of runs, `sections` turn them into figures and tables, and `page` and `write` make
+the report.
 """

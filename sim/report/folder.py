@@ -1,6 +1,6 @@
-"""The folder that a run has left, read for a report: what is missing or damaged is said in one line.
+"""Folder of a finished run, read for a report; each missing or damaged file gets a one-line error.
 
-Only summary.json must be whole. What depends on keys that it lacks is left out of the report.
+Only summary.json must be complete. The report leaves out everything that depends on missing keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TABLES = {
     "rounds": ("run", "seed", "round", "virtual_time", "node", "bytes_out", "models_in"),
     "edges": ("run", "seed", "round", "src", "dst"),
 }
-MORE = {  # which not every run leaves
+MORE = {  # tables that not every run has
     "clusters": ("round", "node", "cluster"),
     "similarities": ("round", "node", "other", "similarity"),
     "elections": ("time", "node", "term", "coordinator", "problem"),
@@ -34,15 +34,16 @@ MORE = {  # which not every run leaves
 
 
 class Folder:
-    """What a run has left; a context manager, which closes what it has opened.
+    """Files of a finished run; a context manager that closes them.
 
     Attributes:
-        raw, summary: what summary.json holds, as it is and as far as a report reads it.
-        text: of scenario.toml; "" if there is none.
-        scenario: what that holds; {} if it cannot be read.
+        raw: contents of summary.json.
+        summary: the part of summary.json that a report reads.
+        text: text of scenario.toml; "" if there is none.
+        scenario: contents of scenario.toml; {} if it cannot be read.
 
     Raises:
-        ConfigurationError: the folder has no finished run, or a file of it cannot be read.
+        ConfigurationError: the folder has no finished run, or one of its files cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +59,7 @@ class Folder:
         self._tables.close()
 
     def settings(self, run: str) -> dict[str, Any]:
-        """Return the table of a run in the resolved scenario; {} if that is not there."""
+        """Return the table of a run in the resolved scenario; {} if it does not exist."""
         runs = self.scenario.get("run")
         found = (table for table in runs if isinstance(table, dict)) if isinstance(runs, list) else ()
         return next((table for table in found if table.get("name") == run), {})
@@ -68,11 +69,11 @@ class Folder:
         return [str(row[0]) for row in self._run(table, f"DESCRIBE {table}").fetchall()]
 
     def has(self, table: str) -> bool:
-        """Say whether one of the tables in MORE is there."""
+        """Return whether one of the tables in MORE exists."""
         return (self.path / f"{table}.parquet").is_file()
 
     def read(self, table: str, columns: Sequence[str], run: str, seed: int, distinct: bool = False) -> Columns:
-        """Return columns of a table, of one run and seed; what is null is NaN in a column of floats.
+        """Return columns of a table for one run and seed; in a column of floats, null becomes NaN.
 
         Raises:
             ConfigurationError: the file is damaged.
@@ -118,7 +119,7 @@ def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
 
 
 def _scenario(file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the text of a scenario and what it holds. A report can do without."""
+    """Return the text and the contents of a scenario. A report does not need them."""
     try:
         text = file.read_bytes().decode(errors="replace")
     except OSError:
@@ -130,7 +131,7 @@ def _scenario(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _open(path: Path, run: bool) -> duckdb.DuckDBPyConnection:
-    """Return a connection with the Parquet files of a run as views; a search has none of these."""
+    """Return a connection with the Parquet files of a run as views; a search has none of these files."""
     import duckdb
 
     connection = duckdb.connect()
@@ -154,7 +155,7 @@ def _open(path: Path, run: bool) -> duckdb.DuckDBPyConnection:
 
 
 def _literally(file: Path) -> str:
-    """Return a path for DuckDB, to which some characters stand for others."""
+    """Return a path with DuckDB's special characters escaped."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in str(file))
 
 
@@ -163,7 +164,7 @@ def _damage_error(file: Path, error: Exception) -> ConfigurationError:
 
 
 def _plain(column: Any) -> np.ndarray:
-    """Return a column of DuckDB, which masks what is null, as plain numbers."""
+    """Return a column of DuckDB, which masks null values, as plain numbers."""
     values = np.asarray(column)
     missing = np.ma.getmaskarray(column)
     return np.where(missing, np.nan, values) if missing.any() else values

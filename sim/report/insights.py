@@ -1,6 +1,7 @@
-"""Sentences about a summary: which run reaches the target first, and what a budget costs.
+"""Sentences about a summary: the first run to reach the target, and the cost of a budget.
 
-Every figure is of summary.json; nothing is said that the figures do not hold. Where the seeds of a run disagree, it is said.
+Every figure comes from summary.json, and the sentences claim nothing beyond the figures. They mention when the seeds of
+a run disagree.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from p2pfl.sim.scenario.sweep import split
 
 Runs = Sequence[Mapping[str, Any]]
 Summary = Mapping[str, Any]
-MOST_PAIRS = 7  # of the same budget; of more only the one that it costs most is told
-SHOWN = 5  # names in a list; of more it is said how many there are
+MOST_PAIRS = 7  # pairs with the same budget; with more, only the pair with the greatest cost is mentioned
+SHOWN = 5  # names in a list; a longer one ends with the number of the others
 
 
 def findings(summary: Summary, scenario_runs: Runs) -> list[str]:
-    """Return what there is to say of a finished scenario, one sentence or two for each finding; [] if there is nothing.
+    """Return the findings of a finished scenario, one or two sentences each; [] if there are none.
 
     Args:
-        summary: what summary.json holds.
+        summary: contents of summary.json.
         scenario_runs: the tables [[run]] of the resolved scenario (see p2pfl.sim.scenario.scenario.ScenarioFile.raw).
     """
     return [*_of_target(summary), *_of_budgets(summary, scenario_runs)]
@@ -36,7 +37,7 @@ def findings(summary: Summary, scenario_runs: Runs) -> list[str]:
 
 
 class _Cost(NamedTuple):
-    """Cost of reaching the target: its key in `reached`, the words for the least, and the words for a value."""
+    """Cost of reaching the target: its key in `reached`, the words for the lowest cost, and the words for a value."""
 
     key: str
     words: str
@@ -75,7 +76,7 @@ def _of_target(summary: Summary) -> list[str]:
 
 
 def _first(rows: Runs, goal: str, cost: _Cost, seeds: int) -> str:
-    """Return which run reaches the target with the least of one cost, and which come next and last."""
+    """Return the run that reaches the target at the lowest cost of one kind, and the next and the last one."""
     unit = cost.unit
     values = {row["name"]: row["reached"][cost.key] for row in rows}
     least = min(values.values())
@@ -98,7 +99,7 @@ def _with(values: Mapping[str, float], value: float) -> list[str]:
 
 
 def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
-    """Return the cost of each budget, from runs that differ in it alone from a run without one."""
+    """Return the cost of each budget, from pairs of runs that differ only in having a budget."""
     found = []
     by_budget: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for free, bound in budget_pairs(scenario_runs):
@@ -123,7 +124,7 @@ def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
 
 
 def budget_pairs(scenario_runs: Runs) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return each run without a budget with each that differs from it only in having one, in the order of the latter."""
+    """Return pairs of a run without a budget and a run that differs only in having one, in the order of the latter."""
     free = {_without_budget(run): run for run in reversed(scenario_runs) if not _limits(run)}
     bound = [(_without_budget(run), run) for run in scenario_runs if _limits(run)]
     return [(free[key], run) for key, run in bound if key in free]
@@ -135,14 +136,14 @@ def _without_budget(run: Mapping[str, Any]) -> str:
 
 
 def _without_budget_in_name(run: Mapping[str, Any]) -> str:
-    """Return the name of a run without a budget; in a sweep, without the words that say so."""
+    """Return the name of a run without a budget; in a sweep, without the part that names the missing budget."""
     if not run.get("varied"):
         return str(run["name"])
     return ", ".join(word for word in split(str(run["name"])) if not word.startswith(("budget.", "budget=")))
 
 
 def _target_with_budget(summary: Summary, free: str, bound: str) -> str:
-    """Return what the target takes with a budget, if both runs reach it with every seed; else ""."""
+    """Return the cost of the target with a budget, if both runs reach it with every seed; else ""."""
     rows = {row["name"]: row for row in summary["table"] if row["name"] in (free, bound)}
     costs = [row.get("reached") for row in (rows.get(bound), rows.get(free)) if row]
     if len(costs) < 2 or any(cost is None or cost["seeds"] < rows[free]["seeds"] for cost in costs):
@@ -178,7 +179,8 @@ def _compare(summary: Summary, free: str, bound: str) -> dict[str, Any] | None:
     sign = 1 if higher else -1
     costs = [sign * (one["test"]["mean"] - other["test"]["mean"]) for one, other in runs]
     sent = [(total_sent(one["traffic"]), total_sent(other["traffic"])) for one, other in runs]
-    traces = [one for one, other in runs if one.get("trace") == other.get("trace")]  # those whose every event is the same
+    # traces of seeds with identical events
+    traces = [one for one, other in runs if one.get("trace") == other.get("trace")]
     return {
         "seeds": len(seeds),
         "metric": str(runs[0][0]["metric"]),
@@ -212,7 +214,7 @@ def _moves(pair: Mapping[str, Any], cost: float, figure: str) -> str:
 
 
 def _together(pairs: Sequence[Mapping[str, Any]], words: str) -> str:
-    """The same budget over several pairs."""
+    """Summarise the same budget over several pairs."""
     mean, scale = float(np.mean([pair["cost"] for pair in pairs])), pairs[0]["means"][0]
     sign = -1 if mean < 0 else 1
     costs, saved = [sign * pair["cost"] for pair in pairs], [_percent(pair["saved"]) for pair in _by_saved(pairs)]
@@ -255,7 +257,7 @@ def _over(seeds: int) -> str:
 
 
 def _count(count: int, unit: str) -> str:
-    """ "1 model a round", "4 models a round"."""
+    """Return a phrase like "1 model a round" or "4 models a round"."""
     first, _, rest = unit.partition(" ")
     return f"{count:,} {first}{'s' * (count != 1)}{' ' * bool(rest)}{rest}"
 
@@ -265,14 +267,14 @@ def _verb(names: Sequence[str], one: str, several: str) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Return a list like "a", "a and b" or "a, b and c"."""
     shown = [*names] if len(names) <= SHOWN + 1 else [*names[:SHOWN], f"{len(names) - SHOWN} more"]
-    between = "; " if any(", " in name for name in shown) else ", "  # as in the names of a sweep's runs
+    between = "; " if any(", " in name for name in shown) else ", "  # names of a sweep's runs contain commas
     return shown[0] if len(shown) == 1 else f"{between.join(shown[:-1])} and {shown[-1]}"
 
 
 def _format_figure(value: float) -> str:
-    """Three digits: 0.123, 12.3, 1,230."""
+    """Format a number with three digits: 0.123, 12.3, 1,230."""
     if not value:
         return "0"
     places = 2 - floor(log10(abs(value)))
@@ -296,7 +298,7 @@ def _percent(share: float) -> str:
 
 
 def _small(value: float, scale: float) -> str:
-    """A difference, with as many places as figures of the size `scale` have."""
+    """Format a difference with as many decimals as figures of the size `scale` have."""
     places = 3 if abs(scale) < 2 else 2
     return f"{value:.{places}f}" if value >= 0.5 * 10**-places else f"less than {10**-places:.{places}f}"
 

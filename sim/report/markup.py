@@ -1,4 +1,4 @@
-"""Text made fit for HTML."""
+"""Conversion of text into HTML."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def bullets(sentences: Sequence[str]) -> str:
 
 
 def terms(pairs: Mapping[str, str]) -> str:
-    """Return a list of terms and what they are."""
+    """Return a list of terms and their descriptions."""
     return "<dl>" + "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in pairs.items()) + "</dl>\n"

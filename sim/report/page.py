@@ -1,8 +1,8 @@
 """Put a report's parts, figures, scripts and styles into one HTML file that loads nothing.
 
-The parts that are HTML already read without JavaScript. The figures are drawn in the page, by sim/report/assets/report.js
-with the charts.js that all pages share, from the payload: JSON, deflated, base64. A Content-Security-Policy in the file lets
-nothing run or load but the project's own scripts and styles, which it names by their hashes.
+Parts in HTML are readable without JavaScript. sim/report/assets/report.js draws the figures in the page, with the
+charts.js that all pages share. Their data is the payload: JSON, deflated, base64. A Content-Security-Policy in the file
+allows only the project's own scripts and styles, which it names by their hashes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from p2pfl.web.http_server import ASSETS
 
-# Where each part stands on the page is said in page.html; one that is missing or empty leaves no gap.
+# page.html sets the place of each part on the page; a missing or empty part leaves no gap.
 PARTS = ("facts", "findings", "table", "differences", "scenario", "versions")
 _TITLES = {
     "findings": "Findings",
@@ -32,7 +32,7 @@ _TITLES = {
     "scenario": "The scenario as it was run",
     "versions": "Versions",
 }
-_FOLDED = ("scenario", "versions")  # long, and looked up rather than read: closed on a screen, open on paper
+_FOLDED = ("scenario", "versions")  # long parts for reference: closed on a screen, open on paper
 
 
 def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> str:
@@ -40,10 +40,10 @@ def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> 
 
     Args:
         title: plain text.
-        payload: what the figures are drawn from; numbers, texts, lists, mappings, and arrays of numbers of NumPy, which are
-            packed (see pack). A float that is not finite becomes null.
-        parts: blocks of HTML by their names in PARTS, escaped by the caller: facts (a dl for the head), findings (p or ul),
-            table and differences (each one or more tables), scenario (a pre), versions (a dl).
+        payload: data of the figures: numbers, texts, lists, mappings, and NumPy arrays of numbers, which are packed
+            (see pack). A float that is not finite becomes null.
+        parts: blocks of HTML by their names in PARTS, escaped by the caller: facts (a dl for the head), findings (p or
+            ul), table and differences (each one or more tables), scenario (a pre), versions (a dl).
 
     Raises:
         KeyError: there is no place for a part of that name.
@@ -69,7 +69,7 @@ def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> 
 
 
 def deflate(payload: Mapping[str, Any]) -> str:
-    """Return the payload as the page holds it: JSON, deflated (zlib, RFC 1950), base64."""
+    """Return the payload in the format of the page: JSON, deflated (zlib, RFC 1950), base64."""
     text = json.dumps(_plain(payload), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
@@ -94,7 +94,7 @@ def pack(array: np.ndarray) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Hundredths:
-    """Numbers from -1 to 1 of any shape, of which two decimals are kept: a byte each."""
+    """Numbers from -1 to 1 of any shape, rounded to two decimals: one byte each."""
 
     values: np.ndarray
 
@@ -133,5 +133,5 @@ def _asset(package: str, path: str) -> str:
 
 
 def _source(text: str) -> str:
-    """Return how a Content-Security-Policy names an inline script or style of this text."""
+    """Return the source expression of a Content-Security-Policy for an inline script or style with this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""What is reported: the runs of one or several folders, each under a name of its own, and their tables as arrays."""
+"""Series of a report: the runs of one or several folders under unique names, with their tables as arrays."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.report.folder import MORE, Columns, Folder
 from p2pfl.sim.report.summary import Entry, Objectives
 
-MOST_RUNS = 16  # that are shown in all figures at first
-TRAINING = ("lr", "optimizer", "model", "batch_size")  # keys of a task that say how, not what
-Figure = dict[str, Any]  # what one is drawn from: id, kind, title, note, and what its kind needs (see assets/report.js)
+MOST_RUNS = 16  # runs shown in all figures at first
+TRAINING = ("lr", "optimizer", "model", "batch_size")  # keys of a task that configure the training and not the problem
+Figure = dict[str, Any]  # data of a figure: id, kind, title, note, and the keys of its kind (see assets/report.js)
 Section = dict[str, Any]  # id, title, text (sentences), figures
 
 
 class Front(NamedTuple):
-    """The solutions of a run, or of a pool, with one seed.
+    """Solutions of a run, or of a pool, with one seed.
 
     Attributes:
-        of: what a solution is: one of the "nodes", or the "means" of a run.
-        labels: of the solutions, where they have any.
+        of: kind of the solutions: the "nodes", or the "means" of runs.
+        labels: labels of the solutions, if they have any.
     """
 
     seed: int
@@ -40,11 +40,11 @@ class Series:
     """One run with all of its seeds, or the runs of a pool.
 
     Attributes:
-        name: in the report, where no other has it.
-        row: in the table of its folder.
-        entries: of summary.json, one for each seed; of a pool one for each of its runs and each seed.
-        shown: the entry that is in pictures that can show only one; of a pool its first run.
-        settings: its table in the resolved scenario; {} if that is not known.
+        name: unique name in the report.
+        row: name in the table of its folder.
+        entries: entries of summary.json, one for each seed; for a pool, one for each of its runs and seeds.
+        shown: the entry for figures that show a single seed; for a pool, its first run.
+        settings: its table in the resolved scenario; {} if unknown.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Series:
     entries: list[Entry]
     shown: Entry
     settings: dict[str, Any]
-    _rounds: dict[tuple[str, int], Columns] = field(default_factory=dict)  # several figures are made of them
+    _rounds: dict[tuple[str, int], Columns] = field(default_factory=dict)  # several figures use them
 
     @property
     def metric(self) -> str:
@@ -61,7 +61,10 @@ class Series:
 
     @property
     def problem(self) -> str:
-        """What is learned, however it is trained: results of runs that have another are not comparable."""
+        """Return the learning problem without the settings of training.
+
+        Results for different problems are not comparable.
+        """
         task = self.settings.get("task")
         known = {key: value for key, value in task.items() if key not in TRAINING} if isinstance(task, Mapping) else {}
         return json.dumps(known, sort_keys=True, default=str)
@@ -71,13 +74,13 @@ class Series:
         return list(dict.fromkeys(entry.seed for entry in self.entries))
 
     def means(self) -> list[float]:
-        """Return the mean test metric of each seed that has one, over nodes and, in a pool, runs."""
+        """Return the mean test metric of each seed that has one, over nodes and, in a pool, over runs."""
         found = [[each.test.mean for each in self.entries if each.seed == seed] for seed in self.seeds]
         there = [[mean for mean in means if mean is not None] for means in found]
         return [float(np.mean(means)) for means in there if means]
 
     def fronts(self) -> list[Front]:
-        """Return the solutions of the run, or of the pool, for each seed; none if it has not several objectives."""
+        """Return the solutions of the run, or of the pool, for each seed; none if it has only one objective."""
         if self.shown.pool:
             pools = [pool for pool in self.folder.summary.pools if pool.name == self.row]
             return [Front(pool.seed, pool.of, pool.objectives, pool.labels) for pool in pools]
@@ -85,7 +88,7 @@ class Series:
         return [Front(entry.seed, "nodes", objectives, entry.labels) for entry, objectives in told if objectives is not None]
 
     def stage(self) -> str:
-        """Return the snapshot that is judged, or else that which was evaluated; older summaries do not say it."""
+        """Return the judged snapshot, or else the evaluated one; older summaries lack it."""
         there = self.metrics()
         names = (self.shown.reported_stage, "trained", "merged")
         return next(
@@ -93,12 +96,12 @@ class Series:
         )
 
     def metrics(self) -> list[str]:
-        """Return the names of the columns of metrics in which this run has a number."""
+        """Return the names of the metric columns in which this run has a number."""
         rounds = self.rounds(self.shown)
         return [name for name, column in rounds.items() if "_test_" in name or "_validation_" in name if _any(column)]
 
     def rounds(self, entry: Entry) -> Columns:
-        """Return the columns of rounds.parquet that a report shows."""
+        """Return the columns of rounds.parquet that a report uses."""
         if (entry.name, entry.seed) not in self._rounds:
             ends = f"_test_{self.metric}", "_validation_loss"
             metrics = [name for name in self.folder.columns("rounds") if name.endswith(ends)]
@@ -109,18 +112,18 @@ class Series:
         return self._rounds[entry.name, entry.seed]
 
     def done(self, links: Columns) -> int:
-        """Return the last round that a node of `shown` did, whose links are given: it may be before that of the scenario."""
+        """Return the last round that a node of `shown` did, from its links; the scenario's last round may be later."""
         return max(int(table["round"].max(initial=1)) for table in (self.rounds(self.shown), links))
 
     def links(self, entry: Entry) -> Columns:
-        """Return who learned from whom: round, src and dst, each link of a round once."""
+        """Return the links: round, src and dst, each link of a round once."""
         columns = ("round", "src", "dst")
         found = self.folder.read("edges", columns, entry.name, entry.seed, distinct=True)
         _fits(self.folder, entry, found, "edges", ("src", "dst"))
         return found
 
     def more(self, table: str, entry: Entry) -> Columns | None:
-        """Return a table that not every run leaves (see p2pfl.sim.report.folder.MORE); None where there is none."""
+        """Return an optional table (see p2pfl.sim.report.folder.MORE); None if it does not exist."""
         if not self.folder.has(table):
             return None
         found = self.folder.read(table, MORE[table], entry.name, entry.seed)
@@ -128,7 +131,7 @@ class Series:
         return found
 
     def mean(self, values: Iterable[float | None]) -> float | None:
-        """Return the mean over those seeds that have a number."""
+        """Return the mean over the seeds that have a number."""
         numbers = [value for value in values if value is not None and np.isfinite(value)]
         return float(np.mean(numbers)) if numbers else None
 
@@ -138,7 +141,7 @@ def _any(column: np.ndarray) -> bool:
 
 
 def _fits(folder: Folder, entry: Entry, table: Columns, name: str, nodes: Sequence[str]) -> None:
-    """Raise ConfigurationError if a table speaks of rounds or nodes that the run in the summary does not have."""
+    """Raise ConfigurationError if a table has rounds or nodes that the run in the summary does not have."""
     ranges = [("round", 1, entry.rounds), ("coordinator", -1, entry.nodes - 1)]
     ranges += [(column, 0, entry.nodes - 1) for column in nodes]
     for column, least, most in (each for each in ranges if each[0] in table):
@@ -152,7 +155,7 @@ def gather(folders: Sequence[Folder], seed: int | None = None) -> list[Series]:
     """Return the runs of all folders.
 
     Args:
-        seed: of the pictures that can show only one; by default the first of each run.
+        seed: seed for figures that show a single seed; by default the first of each run.
 
     Raises:
         ConfigurationError: a run has no such seed.
@@ -170,12 +173,12 @@ def gather(folders: Sequence[Folder], seed: int | None = None) -> list[Series]:
                 raise ConfigurationError(f"{folder.path}: the run {name!r} has no seed {seed}; it has {there}")
             shown_name = name if times[name] == 1 else f"{where}: {name}"
             series.append(Series(shown_name, name, folder, entries, shown, folder.settings(shown.name)))
-    order = list(times)  # runs of the same name beside each other
+    order = list(times)  # runs of the same name next to each other
     return sorted(series, key=lambda one: order.index(one.row))
 
 
 def folder_names(paths: Sequence[Path]) -> list[str]:
-    """Return the last parts of paths, as many of each as it takes to tell them apart."""
+    """Return the shortest unique ends of paths."""
     parts = [path.resolve().parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         names = [str(Path(*each[-count:])) for each in parts]
@@ -185,7 +188,7 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
 
 
 def by_key(series: Iterable[Series], key: Any) -> dict[Any, list[Series]]:
-    """Return runs by what a function says of them, in the order of their first."""
+    """Return runs grouped by the value of a function, in the order of the first run of each group."""
     found: dict[Any, list[Series]] = {}
     for one in series:
         found.setdefault(key(one), []).append(one)

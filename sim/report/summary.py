@@ -1,4 +1,4 @@
-"""summary.json, as far as a report reads it. What an older version did not write has a default."""
+"""Schema of summary.json as a report reads it; keys that older versions did not write have defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Test(msgspec.Struct, frozen=True):
-    """The test metric of a run's nodes; None where there is no number."""
+    """Test metric of a run's nodes; None if there is no number."""
 
     mean: float | None = None
     std: float | None = None
@@ -18,7 +18,7 @@ class Test(msgspec.Struct, frozen=True):
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """What it took until a run reached its target; see p2pfl.sim.results.time_to_target."""
+    """Cost of reaching the target; see p2pfl.sim.results.time_to_target."""
 
     round: int
     virtual_s: float
@@ -30,7 +30,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """Of a kind of limit: the least and the greatest of a node, and which share of it was used on average."""
+    """Use of a kind of limit: the least and the greatest limit of a node, and the average share that was used."""
 
     least: float = 0
     greatest: float = 0
@@ -38,7 +38,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What went over the network; see p2pfl.sim.results.summary_metrics.traffic."""
+    """Network traffic of a run; see p2pfl.sim.results.summary_metrics.traffic."""
 
     bytes: int | None = None
     control_bytes: int = 0
@@ -53,10 +53,9 @@ class Time(msgspec.Struct, frozen=True):
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """Those of each node's model, in a task of several, and of each whether more is better; see
-    p2pfl.sim.results.objectives.
+    """Objectives of each node's model in a task of several, and their directions; see p2pfl.sim.results.objectives.
 
-    Of a search they are those of its candidates; `each` says what has them.
+    For a search, they are the objectives of its candidates, and `each` is "candidate".
     """
 
     higher_is_better: dict[str, bool]
@@ -68,21 +67,21 @@ class Objectives(msgspec.Struct, frozen=True):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """Those of a node whose model holds a solution for every preference."""
+    """Solutions of a node whose model holds one for every preference."""
 
     preferences: list[list[float]]
     points: list[list[float]]
 
 
 class AllAnswers(msgspec.Struct, frozen=True):
-    """Those of the first nodes; see p2pfl.sim.results.preference_fronts."""
+    """Solutions of the first nodes; see p2pfl.sim.results.preference_fronts."""
 
     higher_is_better: dict[str, bool]
     nodes: list[Answers]
 
 
 class Clusters(msgspec.Struct, frozen=True):
-    """How the clusters of a coordinated policy developed; see p2pfl.sim.simulation.cluster_log.over_rounds."""
+    """Development of the clusters of a coordinated policy; see p2pfl.sim.simulation.cluster_log.over_rounds."""
 
     rounds: list[int] = []
     count: list[int] = []
@@ -90,7 +89,7 @@ class Clusters(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A run with one seed: an entry of `runs` in summary.json, as far as a report reads it."""
+    """Run with one seed: an entry of `runs` in summary.json."""
 
     name: str
     seed: int
@@ -113,21 +112,21 @@ class Entry(msgspec.Struct, frozen=True):
     answers: AllAnswers | None = None
     varied: dict[str, Any] = {}
     reached: Reached | msgspec.UnsetType | None = msgspec.UNSET
-    hypervolumes: list[float] = []  # of a search, after each iteration
+    hypervolumes: list[float] = []  # for a search, after each iteration
 
     @property
     def better_is_higher(self) -> bool:
-        """Older summaries do not say so: of theirs, accuracies are better when they are higher."""
+        """Return whether more is better; in older summaries, which lack this, it is true of accuracies only."""
         return self.metric == "accuracy" if self.higher_is_better is None else self.higher_is_better
 
     @property
     def sent(self) -> int | None:
-        """All bytes that were sent in order to learn, the preparation included; None if the summary does not say it."""
+        """Return all bytes sent for learning, including the preparation; None if the summary lacks them."""
         return None if self.traffic.bytes is None else self.traffic.bytes + self.traffic.preparation.bytes
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """What the runs of a pool have together with one seed; see p2pfl.sim.results.objectives.pooled."""
+    """Combined solutions of the runs of a pool with one seed; see p2pfl.sim.results.objectives.pool_results."""
 
     name: str
     seed: int
@@ -137,7 +136,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Against(msgspec.Struct, frozen=True):
-    """What a row's metric has more than that of another, and how many times as many bytes it sends."""
+    """Comparison of a row with another: the difference in the metric, and the ratio of the bytes sent."""
 
     name: str
     difference: float | None = None
@@ -145,7 +144,7 @@ class Against(msgspec.Struct, frozen=True):
 
 
 class MeanReached(msgspec.Struct, frozen=True):
-    """The mean of Reached over those seeds that did, and how many these are."""
+    """Mean of Reached over the seeds that reached the target, and the number of these seeds."""
 
     round: float
     virtual_s: float
@@ -154,7 +153,7 @@ class MeanReached(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row of the table: a run over all of its seeds."""
+    """Row of the table: a run over all of its seeds."""
 
     name: str
     candidates: int | None = None
@@ -168,7 +167,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """summary.json, as far as a report reads it."""
+    """Contents of summary.json as a report reads them."""
 
     scenario: str
     runs: list[Entry]

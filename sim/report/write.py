@@ -1,4 +1,4 @@
-"""Write the report: from folders of runs to sections, and to one page."""
+"""Write the report: collect folders of runs, make the sections, and render one page."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ OF_SEARCH: tuple[Callable[[Sequence[Series]], Section | None], ...] = (objective
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None, seed: int | None = None) -> Path:
-    """Write the report of one or several finished runs, and return where it is.
+    """Write the report of one or several finished runs, and return its path.
 
     Args:
-        out: a file; by default report.html in the folder of the run, or for several in the current one.
-        seed: of the pictures that can show only one; by default the first of each run.
+        out: a file; by default report.html in the folder of the run, or for several runs in the current folder.
+        seed: seed for figures that show a single seed; by default the first of each run.
 
     Raises:
-        ConfigurationError: a folder has no finished run, or has another seed; a file is damaged, or cannot be written.
+        ConfigurationError: a folder has no finished run, or lacks the seed; a file is damaged, or cannot be written.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigurationError("the same folder is named twice; a report compares different ones")
@@ -71,12 +71,12 @@ def write_report(paths: Sequence[Path], out: Path | None = None, seed: int | Non
 
 
 def try_write_report(folder: Path) -> tuple[Path | None, str]:
-    """Write the report of a finished run, and return its path; or None, and the reason. The run does not fail for it."""
+    """Write the report of a finished run, and return its path; or None and the reason. The run does not fail."""
     try:
         return write_report([folder]), ""
     except ConfigurationError as error:
         return None, f"report.html was not made: {error}"
-    except Exception as error:  # a mistake in the report takes nothing from the run, which is whole
+    except Exception as error:  # an error in the report does not affect the finished run
         return None, f"report.html was not made: {type(error).__name__}: {error}"
 
 
@@ -106,7 +106,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
 def payload(
     series: Sequence[Series], of: Sequence[Callable[[Sequence[Series]], Section | None]] = SECTIONS
 ) -> dict[str, Any]:
-    """Return what the figures are drawn from."""
+    """Return the data of the figures."""
     made = [section(series) for section in of]
     sections = [each for each in made if each is not None and (each["figures"] or each["text"])]
     names = [one.name for one in series]
@@ -118,7 +118,7 @@ def payload(
 
 
 def _shown_runs(series: Sequence[Series], sections: Sequence[Section]) -> list[str]:
-    """Return which of many runs are shown at first: those worth it, and one at least of each figure."""
+    """Return the runs shown at first if there are many: the best, and at least one in each figure."""
     shown = set(worth_showing(series))
     names = [one.name for one in series]
     for figure in (figure for section in sections for figure in section["figures"]):

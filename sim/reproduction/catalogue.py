@@ -1,4 +1,4 @@
-"""Catalogue of the shipped scenarios: their papers, rows, printed figures and the figures that were measured last."""
+"""Catalogue of the shipped scenarios: their papers, rows, printed figures and last measured figures."""
 
 from __future__ import annotations
 
@@ -25,55 +25,55 @@ OWN = "p2pfl's own"
 
 @dataclass(frozen=True)
 class Entry:
-    """A scenario, and what was measured of it by form."""
+    """A scenario, and its measured figures by form."""
 
     file: ScenarioFile
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
     @property
     def rows(self) -> dict[str, float | None]:
-        """The rows of its table, each with the figure that its paper has printed."""
+        """Return the rows of its table, each with the figure printed in its paper."""
         return {name: runs[0].paper for name, runs in self.file.rows().items()}
 
     @property
     def title(self) -> str:
-        """ "Listo Zec et al., table 3"; OWN where there is no paper."""
+        """Return a title like "Listo Zec et al., table 3"; OWN if there is no paper."""
         return ", ".join(part for part in (self.source, self.file.table) if part)
 
     @property
     def source(self) -> str:
-        """The paper, or OWN."""
+        """Return the paper, or OWN."""
         return self.file.source or OWN
 
     @property
     def figure(self) -> str:
-        """The name of the compared figure; empty for the mean of the test metric."""
+        """Return the name of the compared figure; empty for the mean of the test metric."""
         return "" if self.file.figure == MEAN else self.file.figure.rpartition(".")[2]
 
     @property
     def decimals(self) -> int:
-        """The decimals of all figures of the scenario's table: 3 below 2, 2 below 1000, else 0."""
+        """Return the decimals of all figures of the scenario's table: 3 below 2, 2 below 1000, else 0."""
         shown = [abs(value) for row, paper in self.rows.items() for value in (paper, *self.figures(row).values()) if value]
         return 3 if max(shown, default=0.0) < 2 else 2 if min(shown) < 1000 else 0
 
     def figures(self, row: str) -> dict[str, float]:
-        """The measured figures of a row, by form."""
+        """Return the measured figures of a row, by form."""
         return {form: told.figures[row] for form in FORMS if (told := self.measured.get(form)) and row in told.figures}
 
     def written(self, row: str) -> tuple[str, str, str]:
-        """The printed figure of a row and the measured ones of FORMS, as the table writes them."""
+        """Return the printed figure of a row and the measured ones of FORMS, formatted for the table."""
         figures = self.figures(row)
         values = (self.rows[row], *(figures.get(form) for form in FORMS))
         printed, full, short = ("" if value is None else f"{value:,.{self.decimals}f}" for value in values)
         return printed, full, short
 
     def not_run(self) -> list[str]:
-        """The rows that no form has a figure of."""
+        """Return the rows for which no form has a figure."""
         return [row for row in self.rows if not self.figures(row)]
 
 
 def entries(names: Sequence[str], book: Book) -> list[Entry]:
-    """Return the scenarios of these names, or all that are shipped, in the order of their papers.
+    """Return the scenarios with these names, or all shipped ones, in the order of their papers.
 
     Raises:
         ConfigurationError: there is no such scenario.
@@ -87,7 +87,7 @@ def entries(names: Sequence[str], book: Book) -> list[Entry]:
 
 
 def to_dict(entry: Entry) -> dict[str, Any]:
-    """Return an entry in plain values."""
+    """Return an entry as plain values."""
     forms = {form: {"seconds": of.seconds, "cores": of.cores, "seeds": of.seeds} for form, of in entry.measured.items()}
     return {
         "scenario": entry.file.name,
@@ -101,9 +101,9 @@ def to_dict(entry: Entry) -> dict[str, Any]:
 
 
 def lines(entry: Entry) -> list[tuple[str, str, str, str]]:
-    """Return the lines of the listing that are of a scenario, in the columns of HEADS.
+    """Return the lines of a scenario in the listing, in the columns of HEADS.
 
-    Title, rows, one line for all rows that were not run, and the claims with their verdicts.
+    They are the title, the rows, one line for all rows that were not run, and the claims with their verdicts.
     """
     of = f", {entry.figure}" if entry.figure else ""
     full, short = (entry.measured.get(form) for form in FORMS)
@@ -115,7 +115,7 @@ def lines(entry: Entry) -> list[tuple[str, str, str, str]]:
 
 
 def _not_run(entry: Entry, rows: Sequence[str]) -> str:
-    """Name rows that were not run, each with its printed figure."""
+    """Name the rows that were not run, each with its printed figure."""
     named = [f"{row} ({printed})" if (printed := entry.written(row)[0]) else row for row in rows]
     return f"{len(rows)} row{'s' * (len(rows) != 1)} not run yet: {', '.join(named)}"
 
@@ -126,7 +126,7 @@ def _verdicts(entry: Entry, claim: Claim) -> tuple[str, str]:
 
 
 def _verdict(entry: Entry, claim: Claim, form: str) -> str:
-    """Return whether a claim held in the figures of a form; an empty string where a figure or a row was not recorded."""
+    """Return whether a claim held in the figures of a form; an empty string if a figure or a row is missing."""
     measured = entry.measured.get(form)
     if measured is None or claim.figure not in ("", entry.file.figure):
         return ""
@@ -165,7 +165,7 @@ def _section(entry: Entry) -> Iterator[str]:
     if rows := [(row, *entry.written(row)) for row in entry.rows if entry.figures(row)]:
         yield _table(("row", *COLUMNS), rows)
     if missing := entry.not_run():
-        whole = _not_run(entry, missing).replace(" (", "\u00a0(")  # no line ends between a row and its figure
+        whole = _not_run(entry, missing).replace(" (", "\u00a0(")  # no line break between a row and its figure
         names = "\n".join(wrap(whole, WIDTH, break_long_words=False, break_on_hyphens=False)).replace("\u00a0", " ")
         yield f"```text\n{names}\n```"
     if entry.file.claims:
@@ -173,7 +173,7 @@ def _section(entry: Entry) -> Iterator[str]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown without the columns that are empty."""
+    """Return a Markdown table without its empty columns."""
     kept = [k for k in range(len(heads)) if k == 0 or any(row[k] for row in rows)]
     aligned = ["---" if k == 0 else "---:" for k in range(len(heads))]
     shown = [[line[k].replace("|", "\\|") for k in kept] for line in (heads, aligned, *rows)]

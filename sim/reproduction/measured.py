@@ -1,6 +1,6 @@
-"""Figures measured last of the shipped scenarios, in a file that `p2pfl-sim reproduce --record` writes.
+"""Last measured figures of the shipped scenarios, in a file that `p2pfl-sim reproduce --record` writes.
 
-The file is part of the repository and not of the installed packages.
+The file is part of the repository, but not of the installed packages.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from p2pfl.errors import ConfigurationError
 from p2pfl.sim.scenario.scenario import SHIPPED
 from p2pfl.system.atomic_files import reason, replace_file
 
-FILE = SHIPPED.resolve().parents[1] / "results" / "measured.json"  # in a checkout; nothing where p2pfl is installed
+FILE = SHIPPED.resolve().parents[1] / "results" / "measured.json"  # in a checkout; missing if p2pfl is installed
 
 
 class Measured(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Figures of a form of a scenario.
 
     Attributes:
-        seconds: duration on `cores` that do nothing else; None if it is not known.
-        figures: for each row, the figure that the scenario compares with the paper's; {} if only the time was estimated.
-        seeds: over which they are means.
-        version: of p2pfl, by which they were made.
+        seconds: duration on `cores` otherwise idle cores; None if unknown.
+        figures: for each row, the figure that the scenario compares with the paper's; {} if only the time was
+            estimated.
+        seeds: seeds over which the figures are means.
+        version: version of p2pfl that produced them.
     """
 
     seconds: float | None = None
@@ -38,7 +39,7 @@ Book = dict[str, dict[str, Measured]]
 
 
 def load(path: Path) -> Book:
-    """Read measured figures; {} if there is no such file.
+    """Read measured figures; {} if the file does not exist.
 
     Raises:
         ConfigurationError: the file cannot be read, or is damaged.

@@ -1,4 +1,4 @@
-"""Record figures of finished runs that are in a folder of `p2pfl-sim run` or `pareto`."""
+"""Record the figures of finished runs from a folder of `p2pfl-sim run` or `pareto`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile, load, shipped_sc
 
 
 def take(folder: Path, book: Path) -> str:
-    """Record the figures of the rows of a folder, and return a line about them.
+    """Record the figures of the rows in a folder, and return a line about them.
 
-    Figures of other rows stay, if they have the same seeds.
+    Figures of other rows remain if they have the same seeds.
 
     Args:
         book: the file of measured figures.
 
     Raises:
-        ConfigurationError: it is no finished run of a shipped scenario, or of none of its forms as they are now.
+        ConfigurationError: the folder is not a finished run of a shipped scenario, or matches none of its current
+            forms.
     """
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
@@ -54,7 +55,7 @@ def take(folder: Path, book: Path) -> str:
 
 
 def _form(folder: Path, name: str, run: ScenarioFile) -> tuple[str, ScenarioFile]:
-    """Return the form of a scenario that a run is of: its name, and the form."""
+    """Return the form of a scenario that a run belongs to: its name, and the form."""
     forms = {form: load(name, [f"form={form}"]) for form in ("full", "short") if form in ("full", *load(name).forms)}
     for form, whole in forms.items():
         known = {each.name: _settings(each) for each in whole.runs}
@@ -66,5 +67,5 @@ def _form(folder: Path, name: str, run: ScenarioFile) -> tuple[str, ScenarioFile
 
 
 def _settings(run: Scenario) -> Mapping[str, Any]:
-    """Return the settings that decide the figures of a run; the seeds are those of the file."""
+    """Return the settings that determine the figures of a run, except the seeds, which the file sets."""
     return {key: getattr(run, key) for key in Scenario.__struct_fields__ if key not in ("paper", "seed", "varied")}

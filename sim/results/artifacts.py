@@ -1,6 +1,6 @@
-"""What the files in the folder of a run are called."""
+"""Names of files and folders in the folder of a run."""
 
 SCENARIO, SUMMARY, REPORT = "scenario.toml", "summary.json", "report.html"
-PARTS = "parts"  # of a run that is not finished: what is
-CANDIDATES = "candidates"  # of a search that is not finished: those that are solved
-MODELS = "models"  # of a search: those of its fronts
+PARTS = "parts"  # finished parts of an unfinished run
+CANDIDATES = "candidates"  # solved candidates of an unfinished search
+MODELS = "models"  # models of a search's fronts

@@ -1,6 +1,6 @@
-"""Figures of a run by round, from the columns of its rounds (see p2pfl.sim.simulation.recorder.Recorder.rounds_table).
+"""Metrics of a run by round, from the columns of its rounds (see p2pfl.sim.simulation.recorder.Recorder.rounds_table).
 
-A node that was not evaluated in a round, or has stopped, counts with its last value.
+A node without an evaluation in a round, or one that has stopped, counts with its last value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Columns = Mapping[str, np.ndarray]
 
 
 def grid(rounds: Columns, values: np.ndarray) -> np.ndarray:
-    """Return values by round and node; shape [rounds, nodes], NaN where there is none."""
+    """Return values by round and node; shape [rounds, nodes], NaN if there is none."""
     last = int(rounds["round"].max(initial=0))
     nodes, place = np.unique(rounds["node"], return_inverse=True)
     table = np.full((last, len(nodes)), np.nan)
@@ -23,15 +23,15 @@ def grid(rounds: Columns, values: np.ndarray) -> np.ndarray:
 
 
 def fill_gaps(table: np.ndarray) -> np.ndarray:
-    """Return a table in which what is NaN has the value of the round before, if there was one."""
+    """Return a table in which NaN is replaced by the last earlier value, if there is one."""
     rows = np.where(np.isnan(table), 0, np.arange(len(table))[:, None])
     return np.take_along_axis(table, np.maximum.accumulate(rows, axis=0), axis=0)
 
 
 def of_nodes(rounds: Columns, stage: str, what: str) -> np.ndarray:
-    """Return a metric of a snapshot by round and node, filled; shape [rounds, nodes].
+    """Return a metric of a snapshot by round and node, without gaps; shape [rounds, nodes].
 
-    Where a node has none of that snapshot, its merged model counts, as in p2pfl.node.node.
+    For a node without this snapshot, its merged model counts, as in p2pfl.node.node.
     """
     nothing = np.full(len(rounds["round"]), np.nan)
     chosen, merged = rounds.get(f"{stage}_{what}", nothing), rounds.get(f"merged_{what}", nothing)
@@ -45,15 +45,15 @@ def mean(table: np.ndarray) -> np.ndarray:
 
 
 def bytes_sent(rounds: Columns, preparation: int) -> np.ndarray:
-    """Return the bytes that all nodes have sent until the end of each round, those of the preparation included."""
+    """Return the total bytes sent by all nodes until the end of each round, including the preparation."""
     total = np.bincount(rounds["round"] - 1, rounds["bytes_out"]) if len(rounds["round"]) else np.zeros(0)
     return np.cumsum(total) + preparation
 
 
 def total_sent(traffic: Mapping[str, Any]) -> int:
-    """Return the bytes that all nodes have sent in a run.
+    """Return the total bytes sent by all nodes in a run.
 
-    They include the preparation, without which a policy could not save anything later.
+    They include the preparation, because a policy uses it to save bytes later.
 
     Args:
         traffic: of an entry of `runs` in summary.json.
@@ -62,6 +62,6 @@ def total_sent(traffic: Mapping[str, Any]) -> int:
 
 
 def round_ends(rounds: Columns) -> np.ndarray:
-    """Return when the last node had ended each round, in virtual seconds."""
+    """Return the time at which the last node ended each round, in virtual seconds."""
     table = grid(rounds, rounds["virtual_time"])
     return np.fmax.accumulate(np.fmax.reduce(table, axis=1)) if table.size else np.zeros(0)

@@ -1,4 +1,4 @@
-"""What the models of a run's nodes are worth in each of several objectives, and measures of the front that they make."""
+"""Values of a run's models in several objectives, and measures of their front."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from p2pfl.task import POINT, Task, excluded_solutions, front_of, reference_of
 
 
 def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
-    """Return the objectives of each node's result on the test data, and measures of all of them; see `of_points`.
+    """Return the objectives of each node's result on the test data, and their measures; see `of_points`.
 
-    mean: of the objectives over the nodes, the one solution that the run is in a pool of means; mean_left_out: if it does
+    mean: of the objectives over the nodes; it is the solution of the run in a pool of means; mean_left_out: if it does
         not count.
     """
     task = next(iter(run.nodes.values())).task
@@ -34,12 +34,11 @@ def of_run(run: Run, goals: Mapping[str, bool]) -> dict[str, Any]:
 
 
 def of_points(task: Task, points: Points, goals: Mapping[str, bool]) -> dict[str, Any]:
-    """Return solutions of a task, [n, m] so that more is better, and measures of all of them.
+    """Return solutions of a task, [n, m] so that more is better, and their measures.
 
-    higher_is_better: by the name of each objective, in their order.
-    nodes: the objectives of each solution, such as that of each node, as they are reported.
-    left_out: the places of solutions that the task does not count, if there are any.
-    And the measures; see `_measured`.
+    higher_is_better: by the name of each objective, in order.
+    nodes: the objectives of each solution, with the signs that nodes report.
+    left_out: the places of solutions that the task does not count, if any. Others: see `_measure`.
     """
     signs = _signs(goals)
     figures: dict[str, Any] = {"higher_is_better": dict(goals), "nodes": (points * signs).tolist()}
@@ -50,11 +49,11 @@ def of_points(task: Task, points: Points, goals: Mapping[str, bool]) -> dict[str
 
 
 def _measure(points: Points, signs: np.ndarray, reference: Sequence[float], front: Any) -> dict[str, Any]:
-    """Return the measures of solutions, [n, m], of which more is better.
+    """Return the measures of solutions, [n, m], where more is better.
 
     cardinality, sparsity: see p2pfl.pareto_metrics.
-    reference, hypervolume: only where there is a reference point.
-    front, igd: only where the front is known; else see `with_distances`.
+    reference, hypervolume: only if there is a reference point.
+    front, igd: only if the front is known; else see `with_distances`.
     """
     figures: dict[str, Any] = {"cardinality": cardinality(points), "sparsity": sparsity(points)}
     if len(reference):
@@ -67,13 +66,13 @@ def _measure(points: Points, signs: np.ndarray, reference: Sequence[float], fron
 
 
 def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the runs of a pool are worth together, for each seed that they have.
+    """Return the combined solutions of the runs of a pool and their measures, for each seed.
 
-    labels: of each solution, what its run is called beside the name of the pool, and the node that has it.
-    objectives: as of `of_run`; its `nodes` are the solutions.
+    labels: of each solution, the name of its run without that of the pool, and its node.
+    objectives: as for `of_run`; its `nodes` are the solutions.
 
     Args:
-        of: what a run gives; see p2pfl.sim.scenario.scenario.Pool.
+        of: the solutions of a run; see p2pfl.sim.scenario.scenario.Pool.
         members: entries of `runs` in summary.json.
     """
     found = []
@@ -104,10 +103,10 @@ def pool_results(name: str, of: str, members: Sequence[Mapping[str, Any]]) -> li
 
 
 def own_fronts(members: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return what the models that each node has from the runs of a pool are worth together, for each seed of the pool.
+    """Return the mean hypervolume of the nodes' fronts over the runs of a pool, for each seed of the pool.
 
-    It is the hypervolume of their errors and disparities with the reference point (1, 1), averaged over the nodes, as PraFFL
-    measures.
+    The points are the models' errors and disparities, the reference point is (1, 1), and the mean is over the nodes, as
+    in PraFFL.
     """
     found = []
     for seed in dict.fromkeys(run["seed"] for run in members):
@@ -118,15 +117,16 @@ def own_fronts(members: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def with_distances(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add `igd` to the objectives of runs whose task does not know its front: the distance from the front of all runs here.
+    """Add `igd` to the objectives of runs whose task has no known front: the distance from the front of all runs here.
 
-    Those count that have the same objectives, each seed for itself, as seeds differ in their problem; and runs, pools of
-    means and pools of all models each for themselves, as in the report.
+    That front is computed from runs with the same objectives, separately for each seed, because seeds differ in their
+    problem. Runs, pools of means and pools of all models are also separate, as in the report.
     """
     points: dict[Any, list[np.ndarray]] = {}
     for run in runs:
         if _unknown(run):
-            points.setdefault(_problem(run), []).append(non_dominated(_points(run)))  # all at once: too much memory
+            # all at once would need too much memory
+            points.setdefault(_problem(run), []).append(non_dominated(_points(run)))
     fronts = {key: non_dominated(np.concatenate(found)) for key, found in points.items()}
 
     def with_distance(run: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Return the measures of a row of the table, averaged over seeds; None without objectives.
 
     Args:
-        runs: one for each seed, or what their pool has together.
+        runs: one for each seed, or the combined entries of a pool.
     """
     found = [run["objectives"] for run in runs if "objectives" in run]
     names = ("hypervolume", "igd", "sparsity", "cardinality")

@@ -10,9 +10,9 @@ from p2pfl.pareto_metrics import non_dominated
 
 
 def on_front(costs: Sequence[float], values: Sequence[float], higher_is_better: bool) -> list[bool]:
-    """Return for each point whether no other is better in one of both and as good in the other.
+    """Return for each point whether no other is better in one criterion and at least as good in the other.
 
-    A point that lacks a figure (NaN) is not on the front, and dominates no other.
+    A point without a figure (NaN) is not on the front, and dominates no other.
     """
     points = np.column_stack([-np.array(costs, float), np.array(values, float) * (1 if higher_is_better else -1)]) + 0.0
     complete = ~np.isnan(points).any(axis=1)

@@ -1,4 +1,4 @@
-"""What the solutions of nodes are worth whose models hold one for every preference."""
+"""Fronts of the solutions of nodes whose models hold one for every preference."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from p2pfl.node.node import Node
 from p2pfl.task import solutions_of
 
-MOST_NODES = 15  # of which it is told
+MOST_NODES = 15  # nodes in the summary
 
 
 def of_nodes(nodes: Sequence[Node]) -> dict[str, Any] | None:
-    """Return of the results of the first nodes what none of their solutions dominates, on their test data; None without any.
+    """Return each of the first nodes' non-dominated solutions on its test data; None if there are none.
 
     higher_is_better: by the name of each objective.
-    nodes: of each, preferences and points [k, m]; those of a node without test data are none.
+    nodes: of each, preferences and points [k, m]; a node without test data has none.
     """
     found = [solutions_of(node.task, node.result) for node in nodes[:MOST_NODES]]
     there = [each for each in found if each is not None]

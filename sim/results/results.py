@@ -1,4 +1,4 @@
-"""Files of a finished run: a summary as JSON, rounds and edges as Parquet, and the scenario that reproduces them."""
+"""Files of a finished run: a summary as JSON, rounds and edges as Parquet, and the scenario to reproduce them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Runs = Sequence[Mapping[str, Any]]  # entries of `runs`, or of `pools`, in summa
 
 @dataclass
 class Result:
-    """A run in plain values, which can be sent between processes.
+    """A run as plain values, which can be sent between processes.
 
     Attributes:
         summary: an entry of `runs` in summary.json.
         rounds, edges: columns; see p2pfl.sim.simulation.recorder.
-        notes: what the user should know about how it was computed.
-        more: further tables by name, which not every run has; see p2pfl.sim.simulation.cluster_log.
+        notes: notes for the user about the computation.
+        more: optional tables by name; see p2pfl.sim.simulation.cluster_log.
     """
 
     summary: dict[str, Any]
@@ -52,7 +52,7 @@ class Result:
 
 
 def result_of(run: Run) -> Result:
-    """Sum up a finished run."""
+    """Summarise a finished run."""
     rounds, edges = run.recorder.rounds_table(), run.recorder.edges_table()
     scenario = run.scenario
     nodes = list(run.nodes.values())
@@ -105,14 +105,14 @@ def result_of(run: Run) -> Result:
 
 
 def _reported_stage(run: Run, rounds: Table, metric: str) -> str:
-    """The snapshot of a round that drives early stopping and is reported: that which most nodes' policies name."""
+    """Return the snapshot that drives early stopping and is reported: the choice of most nodes' policies."""
     (stage, _), *_ = Counter(node.policy.reported_stage for node in run.nodes.values()).most_common()
     evaluated = any(name.endswith(f"_test_{metric}") for name in rounds)
     return stage if stage == "trained" and (f"trained_test_{metric}" in rounds or not evaluated) else "merged"
 
 
 def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
-    """The test metric of each node's result over the nodes."""
+    """Return the test metric of each node's result and statistics over the nodes."""
     values = _values(run, metric)
     worst_first = np.sort(values) if next(iter(run.nodes.values())).task.higher_is_better else -np.sort(-values)
     by_group: dict[str, float] = {}
@@ -129,7 +129,7 @@ def _test(run: Run, metric: str, groups: Sequence[Any]) -> dict[str, Any]:
 
 
 def _over_nodes(run: Run, name: str) -> dict[str, Any]:
-    """A further test figure of each node's result; see p2pfl.task.Task."""
+    """Return an additional test metric of each node's result; see p2pfl.task.Task."""
     values = _values(run, name)
     return {"mean": float(values.mean()), "nodes": values.tolist()}
 
@@ -194,7 +194,7 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
 
     Args:
         scenario: the run, or one of the pool.
-        compared: whether rows say what was sent.
+        compared: whether rows include the bytes sent.
     """
     mine = [run for run in runs if run.get("pool", run["name"]) == name]
     tests = [run["test"] for run in mine]
@@ -230,12 +230,12 @@ def _row(name: str, scenario: Scenario, runs: Runs, pools: Runs, compared: bool)
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value that was varied as JSON has it: inf, which would become null, as a word."""
+    """Return a varied value for JSON: inf, which would become null, becomes a word."""
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:
-    """Of what computed the run, and could change the last bits of its results."""
+    """Return the versions of the software that can change the last bits of results."""
     found = {"p2pfl": __version__, "Python": platform.python_version(), "system": platform.platform(terse=True)}
     for name in ("torch", "numpy", "networkx"):
         try:
@@ -246,14 +246,14 @@ def versions() -> dict[str, str]:
 
 
 def _mark_front(table: Sequence[dict[str, Any]], higher_is_better: bool) -> None:
-    """Say of each row of a sweep whether no other has a better mean for as few bytes, or as good a one for fewer."""
+    """Mark the rows of a sweep that are Pareto-optimal in mean and bytes."""
     front = on_front([row["bytes"] for row in table], [row["mean"] for row in table], higher_is_better)
     for row, chosen in zip(table, front, strict=True):
         row["front"] = chosen
 
 
 def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean of each group over those seeds that have it: a task may draw who is in which."""
+    """Return the mean of each group over the seeds that have it, because a task may draw the groups."""
     found: dict[str, list[float]] = {}
     for test in tests:
         for group, mean in test["per_group"].items():
@@ -262,7 +262,7 @@ def _per_group(tests: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> None:
-    """Say in each row what its metric has more than that of the reference, and how many times as many bytes it sends."""
+    """Add to each row the difference of its metric from the reference, and the ratio of the bytes sent."""
     mean, sent = reference["mean"], reference["bytes"]
     for row in table:
         times = row["bytes"] / sent if sent else None
@@ -270,7 +270,7 @@ def _compare(table: Sequence[dict[str, Any]], reference: Mapping[str, Any]) -> N
 
 
 def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Mapping[str, Any]) -> None:
-    """Write all files of a run; summary.json comes last, so that a folder that has it has all."""
+    """Write all files of a run; summary.json comes last, so a folder with a summary.json is complete."""
     (path / "scenario.toml").write_bytes(msgspec.toml.encode(file.raw()))
     write_parquet(path / "rounds.parquet", [(result.summary, result.rounds) for result in results])
     write_parquet(path / "edges.parquet", [(result.summary, result.edges) for result in results])
@@ -281,7 +281,7 @@ def write(path: Path, file: ScenarioFile, results: Sequence[Result], summary: Ma
 
 
 def to_json(summary: Mapping[str, Any]) -> str:
-    """JSON proper: what is not a number becomes null."""
+    """Return valid JSON: values that are not finite become null."""
     return json.dumps(_without_nan(summary), indent=1)
 
 
@@ -296,7 +296,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]]) -> None:
-    """Write tables below each other, with the run's name and seed as first columns."""
+    """Write concatenated tables, with the run's name and seed as the first columns."""
     import duckdb
 
     kinds = {name: column.dtype for _, table in tables for name, column in table.items()}
@@ -305,11 +305,11 @@ def write_parquet(path: Path, tables: Sequence[tuple[Mapping[str, Any], Table]])
         "run": np.repeat(np.array([summary["name"] for summary, _ in tables], object), lengths),
         "seed": np.repeat([summary["seed"] for summary, _ in tables], lengths),
     }
-    for name in kinds:  # a metric that some runs lack is not a number there
+    for name in kinds:  # a metric that a run lacks is NaN there
         parts = [table.get(name, np.full(n, np.nan)) for (_, table), n in zip(tables, lengths, strict=True)]
         stacked[name] = np.concatenate([part.astype(object) if part.dtype.kind == "U" else part for part in parts])
     with duckdb.connect() as connection:
         connection.register("stacked", stacked)
         target = str(path).replace("'", "''")
-        columns = '"run"::VARCHAR AS run, * EXCLUDE (run)'  # without a row its type would be unknown
+        columns = '"run"::VARCHAR AS run, * EXCLUDE (run)'  # without rows its type would be unknown
         connection.execute(f"COPY (SELECT {columns} FROM stacked) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")

@@ -1,4 +1,4 @@
-"""Figures of a finished run for its summary: what was received, who learned with whom, how good each snapshot was."""
+"""Summary metrics of a finished run: traffic, collaboration, and the quality of each snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Table = Mapping[str, np.ndarray]
 
 
 def traffic(run: Run) -> dict[str, Any]:
-    """Return what went over the network in all rounds, and apart from it in the preparation, and how budgets were used."""
+    """Return the traffic of all rounds and, separately, of the preparation, and the use of budgets."""
     nodes = list(run.nodes.values())
     counts = [node.exchange.traffic for node in nodes]
     prepared = sum(node.peers.ledger.preparation_models for node in nodes)
@@ -34,9 +34,10 @@ def traffic(run: Run) -> dict[str, Any]:
 
 
 def _most_held(run: Run) -> int:
-    """The most models that a node held at once, its own included.
+    """Return the most models that a node held at once, including its own.
 
-    Without a budget it is not counted: then at most all that it received in a round, or in a step of the preparation.
+    Without a budget this is not counted. The most models received in one round, or in one step of the preparation, then
+    take its place.
     """
     ledgers = [node.peers.ledger for node in run.nodes.values()]
     received = max(run.recorder.most_models, run.recorder.most_prepared)
@@ -44,9 +45,9 @@ def _most_held(run: Run) -> int:
 
 
 def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
-    """Return for each kind of limit the least and the greatest of a node, and which share of it was used on average.
+    """Return for each kind of limit the least and the greatest limit of a node, and the average share that was used.
 
-    Of models and bytes it is the share that came in a round; of models held that of the greatest number.
+    For models and bytes, it is the share received in a round; for models held, the share of the greatest number.
     """
     figures: dict[str, Any] = {}
     for kind in ("models", "held", "bytes"):
@@ -68,9 +69,9 @@ def _budget(nodes: Sequence[Node]) -> dict[str, Any]:
 
 
 def by_snapshot(rounds: Table, metric: str) -> dict[str, float]:
-    """Return for each snapshot of a round the mean over the nodes of the test metric where its validation loss was least.
+    """Return for each snapshot the mean over the nodes of the test metric at the least validation loss.
 
-    Whichever of them the policy judges: what it would report if it judged that one, among the rounds that were evaluated.
+    This is the figure that a policy would report if it judged this snapshot; only evaluated rounds count.
     """
     found: dict[str, float] = {}
     for stage in ("trained", "merged"):
@@ -89,27 +90,28 @@ def by_snapshot(rounds: Table, metric: str) -> dict[str, float]:
 
 
 def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[str, Any]:
-    """Return who learned with whom.
+    """Return statistics of the links between nodes.
 
-    edges: models aggregated in the last round that a node did. All else is of the last half of the rounds, without those
-    that a node did not do because it had stopped:
+    edges: models aggregated in the last round that a node did. The other values cover the last half of the rounds,
+        except rounds that a node did not do because it had stopped.
     links_per_node: peers that a node aggregated with in a round, on average.
-    sparsity: the share of all pairs that were no link.
-    asymmetry: the share of links whose reverse was none in that round; None if there was no link, as the next.
-    within_group: the share of links from the own group.
+    sparsity: the share of all pairs without a link.
+    asymmetry: the share of links without the reverse link in that round; None without links, like the next value.
+    within_group: the share of links from the node's own group.
     late_share: by the group of the node that aggregated, the share of its links from each other group.
 
     Args:
         edges, rounds: see p2pfl.sim.simulation.recorder.Recorder.edges_table and rounds_table.
-        groups: of each node; None of one that is of none.
+        groups: of each node; None for a node without a group.
     """
     if not len(edges["round"]):
         return {"edges": 0, "within_group": None}
     last, n = int(rounds["round"].max()), len(groups)
-    done = int((rounds["round"] > last / 2).sum())  # by how many nodes, in all of these rounds
+    done = int((rounds["round"] > last / 2).sum())  # total over all nodes in these rounds
     late = edges["round"] > last / 2
     when, src, dst = (edges[name][late].astype(np.int64) for name in ("round", "src", "dst"))
-    links, first = np.unique((when * n + src) * n + dst, return_index=True)  # a model that was fetched twice is one link
+    # a model that was fetched twice is one link
+    links, first = np.unique((when * n + src) * n + dst, return_index=True)
     reversed_too = np.isin(links, (when * n + dst) * n + src)
     src, dst = src[first], dst[first]
     figures: dict[str, Any] = {
@@ -127,7 +129,7 @@ def collaboration(edges: Table, rounds: Table, groups: Sequence[Any]) -> dict[st
 
 
 def preselections(run: Run) -> list[str]:
-    """Return each node's selection in the preparation, as numbers with spaces between; [] if no policy selects then."""
+    """Return each node's selection in the preparation, as numbers separated by spaces; [] if no policy selects then."""
     place = {name: str(k) for k, name in enumerate(run.nodes)}
     policies = [node.policy for node in run.nodes.values()]
     chosen = [policy.preselection() if isinstance(policy, SupportsPreselection) else () for policy in policies]

@@ -1,4 +1,4 @@
-"""When a run reached the target of its scenario: in which round, at what virtual time, and with how many bytes sent."""
+"""Cost of a run until it reached the target of its scenario: round, virtual time, and bytes sent."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COSTS = ("round", "virtual_s", "bytes")
 
 
 def time_to_target(rounds: Columns, run: Mapping[str, Any], target: float) -> dict[str, Any] | None:
-    """Return what it took until the mean over the nodes was the target or better; None if it never was.
+    """Return the cost until the mean over the nodes reached the target; None if it never did.
 
     round: the first such round.
-    virtual_s: when the last node had ended it, in virtual seconds.
-    bytes: all that all nodes had sent up to and with that round, the preparation included.
+    virtual_s: the time at which the last node ended it, in virtual seconds.
+    bytes: total sent by all nodes up to and including that round, and in the preparation.
 
     Args:
         rounds: see p2pfl.sim.simulation.recorder.Recorder.rounds_table.
@@ -33,7 +33,7 @@ def time_to_target(rounds: Columns, run: Mapping[str, Any], target: float) -> di
 
 
 def mean_reached(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the means over those seeds that reached the target, and how many did; None if none did."""
+    """Return the means over the seeds that reached the target, and the number of these seeds; None if none did."""
     there = [one for one in each if one is not None]
     if not there:
         return None

@@ -1,4 +1,4 @@
-"""The budgets of simulated nodes: the same for all, or drawn for each from a range."""
+"""Budgets of simulated nodes: equal for all nodes, or drawn for each from a range."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Limit = int | tuple[int, int]
 
 
 class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each node may receive (see p2pfl.policy.Budget); 0 means no limit.
+    """Limits on what each node may receive (see p2pfl.policy.Budget); 0 means no limit.
 
     Attributes:
-        models: received in one round: a number for all nodes, a pair [low, high] from which each node's is drawn, both ends
-            included, or a share of all nodes, above 0 and below 1: rounded, and at least one.
+        models: received in one round: a number for all nodes, a pair [low, high] from which each node's is drawn, both
+            ends included, or a share of all nodes, above 0 and below 1: rounded, and at least one.
         held: received models held at once: a number for all nodes, or such a pair.
         bytes: of models received in one round: a number for all nodes, or such a pair.
     """
@@ -26,7 +26,7 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: Limit = 0
 
     def check(self) -> None:
-        """Raise ConfigurationError for a value that makes no sense."""
+        """Raise ConfigurationError for an invalid value."""
         for key in self.__struct_fields__:
             limit = getattr(self, key)
             if isinstance(limit, float):
@@ -41,7 +41,7 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
     def of(self, seed: int, name: str, nodes: int) -> Budget:
-        """Return the budget of one of so many nodes."""
+        """Return the budget of one node; `nodes` is the number of all nodes."""
         limits = {key: _draw(getattr(self, key), seed, name, f"budget {key}", nodes) for key in self.__struct_fields__}
         return Budget(**limits)
 

@@ -3,7 +3,7 @@
 [[claim]]
 run = ["dpfl", "dpfl/.2N"]
 above = "fedavg"           # or a list of rows, or a number; or `below`
-by = 0.1                   # at least so much
+by = 0.1                   # the minimum difference
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ MEAN = "mean"
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
+    """One claim of a scenario file.
+
     Attributes:
-        run: the row, or several: it is claimed of each.
-        above: what its figure is greater than: a row, several (all of them), or a number.
-        below: what its figure is less than; each claim has one of the two.
-        by: how much at least.
-        figure: what is compared; by default the scenario's `figure`.
-        holds: false says that it was measured not to hold here, as may be with what a paper claims.
+        run: the row, or several rows; the claim applies to each.
+        above: a row, several rows (all of them), or a number that the figure exceeds.
+        below: the same, but greater than the figure; each claim has either `above` or `below`.
+        by: the minimum difference.
+        figure: the compared figure; by default the scenario's `figure`.
+        holds: false marks a claim, for example of a paper, that was measured not to hold here.
     """
 
     run: str | list[str]
@@ -41,7 +42,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holds: bool = True
 
     def __str__(self) -> str:
-        """ "a, b above c by 0.1"."""
+        """Return a sentence like "a, b above c by 0.1"."""
         others = [other if isinstance(other, str) else f"{other:g}" for other in self.others]
         side = "above" if self.above is not None else "below"
         by = f" by {self.by:g}" if self.by else ""
@@ -60,12 +61,12 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim of one row and one other, or a number, as it was measured.
+    """Measured comparison of one row with another, or with a number.
 
     Attributes:
-        text: what is claimed, with both figures.
-        held: whether it is so.
-        stated: whether that is what the scenario says.
+        text: the claim, with both figures.
+        held: whether the claim is true.
+        stated: whether that agrees with the scenario.
     """
 
     text: str
@@ -78,10 +79,10 @@ class Checked:
 
 
 def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[str]) -> tuple[Claim, ...]:
-    """Read the [[claim]] tables of a scenario that has these rows.
+    """Read the [[claim]] tables of a scenario with these rows.
 
     Raises:
-        ConfigurationError: one has an unknown key or row, or does not compare.
+        ConfigurationError: a claim has an unknown key or row, or does not compare.
     """
     claims = tuple(bind(f"{where}: claim", entry, Claim) for entry in entries)
     for claim in claims:
@@ -96,7 +97,7 @@ def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[s
 
 
 def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any]]) -> list[Checked]:
-    """Compare what is claimed with the rows of a summary's table. Rows that it has not got are left out.
+    """Check claims against the rows of a summary's table, except rows that the table lacks.
 
     Raises:
         ConfigurationError: a row has no such figure.
@@ -114,7 +115,7 @@ def check(claims: Sequence[Claim], figure: str, table: Sequence[Mapping[str, Any
 
 
 def _compare(claim: Claim, figure: str, row: tuple[str, float], against: tuple[str | float, float]) -> Checked:
-    """Compare the figure of a row with that of another one, or with a number."""
+    """Compare the figure of a row with that of another row, or with a number."""
     (name, value), (other, than) = row, against
     above = claim.above is not None
     held = value - than >= claim.by if above else than - value >= claim.by
@@ -132,7 +133,7 @@ def figure_of(row: Mapping[str, Any], figure: str) -> float:
     """Return a figure of a row of a summary's table, such as "mean" or "objectives.hypervolume".
 
     Raises:
-        ConfigurationError: it has none of that name.
+        ConfigurationError: the row has no figure of that name.
     """
     value: Any = row
     for key in figure.split("."):

@@ -1,4 +1,4 @@
-"""Keys that a scenario file has beside those of a run, and the form of the file that they select."""
+"""Keys that a scenario file has in addition to those of a run, and the form of the file that they select."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ Changes = Sequence[tuple[str, Any]]  # keys such as "policy.tau", and their valu
 
 
 class FileKeys(msgspec.Struct):
-    """The keys that a scenario file has beside those of a run, as they were found: `check` looks at their types.
+    """Keys that a scenario file has in addition to those of a run, as read; `check` verifies their types.
 
     Attributes:
-        name: of the scenario; without it, that of the file.
+        name: name of the scenario; by default the name of the file.
         description: one or two sentences.
-        modules: the folder of modules that it names, relative to the file; without `--trust` it must be the file's own
-            folder, or within it.
-        against: the run that the others are compared with in the table.
-        target: a value of the test metric; of each run it is said what it took until the mean over the nodes after a round
-            was as good.
-        seeds: what every run is repeated with.
-        form: which of the forms is meant where `--set form=NAME` names none; `full` is the file as it stands.
-        forms: by name, changes for a quicker or another run of the same: keys of a run, `seeds`, and `runs`, which names the
-            runs that the form has, each with changes.
-        varied: what a sweep has varied, each key with its values; it says so itself in the scenario that it leaves.
-        source: the paper that `paper` of the rows is of.
-        table: which of its tables.
-        figure: what of a row of the table in summary.json is compared with the paper's figure, such as
-            `objectives.hypervolume`.
-        claim: what `p2pfl-sim reproduce --short` is to show of the rows.
-        run: the rows of the table: each changes keys of all others for itself.
+        modules: the folder of the modules that the scenario names, relative to the file; without `--trust` it must be
+            the file's own folder, or inside it.
+        against: the run with which the table compares the others.
+        target: a value of the test metric; for each run, the table shows the cost until the mean over the nodes after a
+            round reached it.
+        seeds: seeds with which every run is repeated.
+        form: the form to use if no `--set form=NAME` is given; `full` is the file as it stands.
+        forms: by name, changes that make a shorter or different version: keys of a run, `seeds`, and `runs`, which
+            names the runs of the form, each with changes.
+        varied: the varied keys of a sweep with their values; a sweep writes this key itself.
+        source: the paper with the figures in `paper` of the rows.
+        table: the table or section of the paper, such as "table 3".
+        figure: the figure of a row in summary.json that is compared with the paper's, such as `objectives.hypervolume`.
+        claim: claims about the rows that `p2pfl-sim reproduce --short` checks.
+        run: the rows of the table; each overrides keys of the base for itself.
     """
 
     name: str | None = None
@@ -57,7 +56,7 @@ class FileKeys(msgspec.Struct):
     run: list[dict[str, Any]] = []
 
     def check(self, where: str) -> None:
-        """Raise ConfigurationError for a value of another type."""
+        """Raise ConfigurationError for a value of the wrong type."""
         for key in ("name", "description", "modules", "against", "form", "source", "table", "figure"):
             value = getattr(self, key)
             if value is not None and not isinstance(value, str):
@@ -77,9 +76,9 @@ class Form:
     """Values of one form of a scenario file.
 
     Attributes:
-        seeds: that every run is repeated with; None leaves it to the runs.
+        seeds: seeds with which every run is repeated; None leaves them to the runs.
         target: of the test metric.
-        runs: changes by the name of a `[[run]]` entry; None keeps all entries as they are.
+        runs: changes by the name of a `[[run]]` entry; None keeps all entries unchanged.
         base: changes to all runs.
     """
 
@@ -90,14 +89,14 @@ class Form:
 
 
 def select_form(where: str, keys: FileKeys, changes: Changes, folder: str) -> Form:
-    """Return the form that the changes name, or else the file.
+    """Return the form that the changes name, or else the one that the file names.
 
     Args:
         where: name of the file, for errors.
         folder: see p2pfl.sim.scenario.topology.with_files.
 
     Raises:
-        ConfigurationError: there is no such form, or its seeds or its target make no sense.
+        ConfigurationError: the form does not exist, or its seeds or its target are invalid.
     """
     name = last(changes, "form", keys.form)
     if name != "full" and name not in list(keys.forms):
@@ -118,7 +117,7 @@ def last(changes: Changes, key: str, default: Any) -> Any:
 
 
 def check_seeds(where: str, seeds: Any) -> None:
-    """Raise ConfigurationError for what is no list, a seed that is no number from 0, or one that occurs twice."""
+    """Raise ConfigurationError unless the value is a list of different integers from 0."""
     if not isinstance(seeds, list):
         raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds!r}")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):

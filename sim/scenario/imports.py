@@ -1,8 +1,8 @@
-"""Modules that a scenario names: which of them are imported, and from where.
+"""Import rules for the modules that a scenario names.
 
-A scenario is a file that people pass on, and a name such as `module:factory` in it is code that runs. So a scenario imports
-by itself only modules in its own folder, and what an installed distribution registers as an entry point. Names that the user
-gives, on the command line or in a dict from Python, are the user's own.
+Scenario files are shared between people, and a name such as `module:factory` in one is code that runs. By itself, a
+scenario therefore imports only modules in its own folder, and entry points that an installed distribution registers.
+Names that the user gives, on the command line or in a dict from Python, are trusted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KINDS = {"task": (TASKS, "p2pfl.tasks"), "policy": (POLICIES, "p2pfl.policies")}
 
 
 def given_names(changes: Iterable[tuple[str, Any]]) -> frozenset[str]:
-    """Return the names of modules that changes such as ("policy.name", "mine:Heed") give."""
+    """Return the names of modules in changes such as ("policy.name", "mine:Heed")."""
     found = set()
     for key, value in changes:
         if key in KINDS and isinstance(value, dict):
@@ -37,27 +37,27 @@ def given_names(changes: Iterable[tuple[str, Any]]) -> frozenset[str]:
 def module_folders(
     name: str, used: Iterable[tuple[str, str]], *, home: str, modules: str, given: frozenset[str], trust: bool
 ) -> tuple[str, ...]:
-    """Return the folders that the modules of a scenario's runs are looked for in, after all others; () if none is needed.
+    """Return the folders to search, after all others, for the modules of a scenario's runs; () if none is needed.
 
     Nothing is imported.
 
     Args:
-        name: of the scenario, for the error.
+        name: name of the scenario, for the error.
         used: the kind and name of each task and policy of its runs.
         home: the folder of its file.
-        modules: the folder that it says its modules are in.
-        given: names that the user has given, and not the scenario.
-        trust: import whatever it names.
+        modules: the folder that its key `modules` names.
+        given: names that the user has given, not the scenario.
+        trust: import every module that the scenario names.
 
     Raises:
-        ConfigurationError: a name is malformed, or of a module that is neither in its folder nor registered, and that
-            nobody trusts.
+        ConfigurationError: a name is malformed, or its module is neither in the scenario's folder nor registered nor
+            trusted.
     """
     own = sorted((kind, path) for kind, path in used if ":" in path and path not in KINDS[kind][0].values())
     if not own:
         return ()
     if not Path(modules).is_relative_to(home) and not trust:
-        modules = home  # where somebody may have put them who has the results of somebody else
+        modules = home  # a user of someone else's results may have put them there
     folders = (modules, home, str(Path.cwd())) if trust or any(path in given for _, path in own) else (modules,)
     for kind, path in own:
         locate(kind, path, *KINDS[kind])
@@ -72,12 +72,12 @@ def module_folders(
 
 
 def _elsewhere(folder: str, module: str) -> str | None:
-    """Return None if a top-level module is imported from a folder that comes last on the path; else words for its place."""
+    """Return None if a folder at the end of the path provides a top-level module, else the module's place in words."""
     importlib.invalidate_caches()
     there = PathFinder.find_spec(module, [folder])
     try:
         found = find_spec(module)
-    except ValueError:  # a module without a specification, such as __main__
+    except ValueError:  # a module without a spec, such as __main__
         return ""
     if there is not None and (found is None or _places(found) == _places(there)):
         return None

@@ -1,4 +1,4 @@
-"""What a link costs: latency, jitter, bandwidth and loss, all drawn from the seed."""
+"""Cost of a link: latency, jitter, bandwidth and loss, all drawn from the seed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Range = tuple[float, float]
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
+    """Network of a scenario.
+
     Attributes:
-        latency: seconds that every frame takes; a pair [low, high] draws one value for each pair of nodes; "geography" is
-            what light in a fibre (200,000 km/s) takes along the great circle between the nodes' places.
-        places: a GraphML file that says where the nodes are, for latency "geography": node k is where its k-th node is, so
-            that several topologies can lie over the same places; "" takes the places that the topology gives.
-        stretch: how many times longer than the great circle a fibre is, with latency "geography".
-        jitter: up to so many seconds more for each frame.
-        bandwidth: bytes per second that a node sends and receives at most; 0 is no limit. Frames queue for it.
+        latency: seconds for every frame; a pair [low, high] draws one value for each pair of nodes; "geography" is the
+            time of light in a fibre (200,000 km/s) along the great circle between the nodes' places.
+        places: a GraphML file with the nodes' coordinates, for latency "geography": node k is at the place of its k-th
+            node, so that several topologies can use the same places; "" takes the coordinates of the topology.
+        stretch: length of a fibre relative to the great circle, with latency "geography".
+        jitter: maximum random delay of each frame, in seconds.
+        bandwidth: maximum bytes per second that a node sends and receives; 0 is no limit. Frames queue for it.
         loss: the probability that a frame never arrives.
     """
 
@@ -37,7 +38,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float = 0.0
 
     def check(self) -> None:
-        """Raise ConfigurationError for a value that makes no sense."""
+        """Raise ConfigurationError for an invalid value."""
         if self.latency != "geography":
             check_range("network.latency", self.latency)
             for key, given in (("stretch", self.stretch != 1.0), ("places", self.places)):
@@ -63,23 +64,23 @@ def check_range(key: str, value: float | Range) -> None:
 
 
 def draw(value: float | Range, seed: int, name: str, purpose: str) -> float:
-    """Return a fixed value as it is, and draw one of a range uniformly, for a node or a pair of nodes."""
+    """Return a fixed value unchanged, or draw one uniformly from a range, for a node or a pair of nodes."""
     if not isinstance(value, Sequence):
         return value
     return float(RandomStreams(seed, name).generator(0, purpose).uniform(*value))
 
 
 class Links:
-    """The network between named nodes; see p2pfl.protocols.transports.in_process.Model.
+    """Network between named nodes; see p2pfl.protocols.transports.in_process.Model.
 
     Args:
-        points: where each node is, for latency "geography". A frame to or from one that is nowhere (None) takes as long as
-            one between two others does on average.
+        points: coordinates of each node, for latency "geography". The latency of a frame to or from a node without
+            coordinates (None) is the average of all other pairs.
 
     Attributes:
         instant: frames arrive when they are sent.
-        steady: the time of a frame depends on nothing but its link, and none is lost.
-        longest: the most seconds that a frame takes.
+        steady: the time of a frame depends only on its link, and no frame is lost.
+        longest: the maximum seconds that a frame takes.
     """
 
     def __init__(self, network: Network, seed: int, points: Mapping[str, Point | None] | None = None) -> None:
@@ -89,7 +90,7 @@ class Links:
         self._seed = seed
         self._latencies: dict[tuple[str, str], float] = {}
         self._bandwidths: dict[str, float] = {}
-        self._sending: dict[str, float] = {}  # until when a node's way out, or in, is taken
+        self._sending: dict[str, float] = {}  # time until which a node's outgoing or incoming line is busy
         self._receiving: dict[str, float] = {}
         self._frames: dict[tuple[str, str], int] = {}
         self.instant = network == Network()
@@ -99,7 +100,7 @@ class Links:
         self.longest = inf if self._contended or network.loss else highest + network.jitter
 
     def latency(self, source: str, target: str) -> float:
-        """Return the seconds that a frame takes at least; the same in both directions."""
+        """Return the minimum seconds that a frame takes; the same in both directions."""
         latency = self._network.latency
         if isinstance(latency, float | int):
             return latency
@@ -112,13 +113,13 @@ class Links:
         return self._latencies[pair]
 
     def _highest(self) -> float:
-        """The longest latency of all links."""
+        """Return the maximum latency of all links."""
         latency = self._network.latency
         if latency == "geography":
             mean, longest = spread([point for point in self._points.values() if point is not None])
             self._seconds_per_km = self._network.stretch / FIBRE
             self._mean = mean * self._seconds_per_km
-            return longest * self._seconds_per_km * (1 + 1e-12)  # it is computed in another way there
+            return longest * self._seconds_per_km * (1 + 1e-12)  # margin: great_circle computes it differently
         return latency if isinstance(latency, float | int) else latency[1]
 
     def _along_fibre(self, pair: tuple[str, str]) -> float:
@@ -126,7 +127,7 @@ class Links:
         return self._mean if one is None or other is None else great_circle(one, other) * self._seconds_per_km
 
     def arrival(self, source: str, target: str, size: int, now: float) -> float | None:
-        """Return when a frame that is sent now has arrived, or None if it is lost."""
+        """Return the arrival time of a frame that is sent now, or None if it is lost."""
         if self.instant:
             return now
         network = self._network
@@ -138,7 +139,7 @@ class Links:
         return self._queue(self._receiving, target, size, when) if self._contended else when
 
     def _queue(self, taken: dict[str, float], node: str, size: int, when: float) -> float:
-        """Return when a frame that comes at `when` is through; the node's way is taken until then."""
+        """Return the time at which a frame that starts at `when` is through; the node's line is busy until then."""
         if node not in self._bandwidths:
             self._bandwidths[node] = draw(self._network.bandwidth, self._seed, node, "bandwidth")
         bandwidth = self._bandwidths[node]
@@ -146,7 +147,7 @@ class Links:
         return taken[node]
 
     def _chance(self, source: str, target: str) -> tuple[float, float]:
-        """Two numbers from 0 to 1 for the next frame of a link."""
+        """Return two numbers from 0 to 1 for the next frame of a link."""
         link = source, target
         self._frames[link] = count = self._frames.get(link, 0) + 1
         digest = hashlib.blake2b(f"{self._seed}\0{source}\0{target}\0{count}".encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Tables of the runs that the `[[run]]` entries of a scenario file stand for."""
+"""Tables of the runs that the `[[run]]` entries of a scenario file expand to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from p2pfl.errors import ConfigurationError, unknown
 from p2pfl.sim.scenario.file_keys import Changes, last
 from p2pfl.sim.scenario.topology import changes_with_files, with_files
 
-MOST_OF_EACH = 10_000  # runs that one entry makes; a mistake makes more
+MOST_OF_EACH = 10_000  # runs from one entry; more are probably a mistake
 
 Table = dict[str, Any]
 
 
 def run_tables(where: str, base: Table, entries: Sequence[Table], folder: str) -> list[Table]:
-    """Return the runs of some `[[run]]` entries, or, without any, the one run that the base is.
+    """Return the runs of `[[run]]` entries or, without entries, the base as the only run.
 
     Args:
         where: name of the file, for errors.
@@ -35,7 +35,7 @@ def select_entries(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> l
     """Return the `[[run]]` entries that a form has, with its changes to them.
 
     Args:
-        picked: changes by the name of an entry; None keeps all entries as they are.
+        picked: changes by the name of an entry; None keeps all entries unchanged.
     """
     if picked is None:
         return list(rows)
@@ -49,9 +49,9 @@ def select_entries(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> l
 
 
 def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]]:
-    """Return the runs that a `[[run]]` entry stands for: one for every combination of what its key `each` lists.
+    """Return the runs of a `[[run]]` entry: one for every combination of the values in its key `each`.
 
-    They are called "NAME, task.lr=0.1". If the entry has a pool, they are in it.
+    Their names are like "NAME, task.lr=0.1". If the entry has a pool, they are in it.
     """
     each, pool = entry.pop("each", {}), entry.get("pool")
     if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
@@ -77,8 +77,8 @@ def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]
 def change_runs(where: str, runs: Sequence[Table], changes: Changes) -> tuple[list[Table], tuple[str, ...]]:
     """Return runs with changes applied to all, and notes.
 
-    A run that the changes have made equal to an earlier one is dropped, with a note. If they change `policy.name`, every run
-    gets the name of the policy, because names that stand for policies would be wrong.
+    A run that the changes have made equal to an earlier one is dropped, with a note. If the changes set `policy.name`,
+    every run gets the name of the policy, because names of other policies would be wrong.
 
     Args:
         where: name of the file, for errors.
@@ -95,7 +95,7 @@ def change_runs(where: str, runs: Sequence[Table], changes: Changes) -> tuple[li
 
 
 def _distinct(before: Sequence[Table], changed: Sequence[Table]) -> list[int]:
-    """Return the places of the changed runs that equal no earlier one, or that did so before the changes."""
+    """Return the indices of changed runs that equal no earlier one, or that did so before the changes."""
     kept: list[int] = []
     for k, run in enumerate(changed):
         alike = [j for j in kept if _settings(changed[j]) == _settings(run)]
@@ -105,7 +105,7 @@ def _distinct(before: Sequence[Table], changed: Sequence[Table]) -> list[int]:
 
 
 def _with_names(where: str, runs: Sequence[Table], policy: Any) -> list[Table]:
-    """Return runs whose names differ: their own, or, if it is not None, that of the policy of all, with a number."""
+    """Return runs with unique names: their own or, if `policy` is not None, that policy's name with a number."""
     result = list(runs) if policy is None else [{**_settings(run), "name": str(policy)} for run in runs]
     names: dict[str, int] = {}
     for run in result:

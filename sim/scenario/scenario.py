@@ -2,8 +2,8 @@
 
 name = "my-study"
 seeds = [0, 1, 2]      # every run is repeated with each
-against = "alone"      # the table says how much better each run is than this one, and what it sends compared to it
-target = 0.8           # of the metric: what each run takes until its nodes have it on average
+against = "alone"      # the table compares each run with this one, in its metric and in the bytes sent
+target = 0.8           # of the metric: the table has the cost of each run until its nodes' mean reaches it
 nodes = 20
 rounds = 10
 task = { name = "digits", labels = 3 }
@@ -16,14 +16,14 @@ policy = { name = "local" }
 [[run]]
 name = "with peers"
 policy = { name = "dac", neighbours = 3 }
-paper = 0.9            # a figure to print beside this row
+paper = 0.9            # a figure to print next to this row
 
 [[run]]                # one run for each preference; the table has one row for all of them
 name = "fronts"
 each = { "task.preference" = [[0.2, 0.8], [0.8, 0.2]] }
 pool = { of = "means" }
 
-[[claim]]              # what `p2pfl-sim reproduce --short` shows; see p2pfl.sim.scenario.claims
+[[claim]]              # a check of `p2pfl-sim reproduce --short`; see p2pfl.sim.scenario.claims
 run = "with peers"
 above = "alone"
 by = 0.1
@@ -31,7 +31,7 @@ by = 0.1
 [forms.short]          # --set form=short
 rounds = 3
 seeds = [0]
-runs = { "with peers" = { policy = { neighbours = 2 } } }    # which runs it has, with changes; all if not given
+runs = { "with peers" = { policy = { neighbours = 2 } } }    # its runs, with changes; all if not given
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ DEFAULTS = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology"
 
 
 class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
+    """Compute times of the nodes.
+
     Attributes:
         seconds: virtual seconds that one epoch of training takes.
-        slowdown: how many times longer a node takes; a pair [low, high] draws one value for each node.
+        slowdown: factor by which a node is slower; a pair [low, high] draws one value for each node.
     """
 
     seconds: float = 1.0
@@ -72,13 +73,14 @@ class Compute(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Runs whose solutions make one front, and one row of the table.
+    """Runs whose solutions form one front, and one row of the table.
 
     Attributes:
         name: of the row; by default that of the `[[run]]` entry.
-        of: what a run of several objectives gives: the models of its `nodes`, or one solution, the `means` of their
-            objectives. With `fronts` each node has a front of its own, of one model from each run of a task that reports
-            error and disparity (PraFFL's); of these the mean hypervolume over the nodes is shown beside the row's mean.
+        of: the solutions that a run of several objectives contributes: the models of its `nodes`, or one solution, the
+            `means` of their objectives. With `fronts` each node has its own front, with one model from each run of a
+            task that reports error and disparity (PraFFL's); the row shows their mean hypervolume over the nodes next
+            to its mean.
     """
 
     name: str = ""
@@ -89,21 +91,23 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run: a base with the changes of its `[[run]]` entry applied.
 
     Attributes:
-        name: of the run; it is the name of its row in the table, if it is in no pool.
-        paper: the figure that a paper gives for this row.
-        pool: with which other runs it has a row together.
-        varied: of a run of a sweep, the keys that were varied and its values of them.
-        nodes: how many there are.
-        task: what the nodes learn: a table with a `name`, and options; by default `digits`.
-        policy: how they choose peers and average: a table with a `name`, and options; by default `random`.
-        topology: who may fetch from whom: a table with a `name`, and options, or a `file`, which sets `nodes`; by default
-            `complete`.
-        policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task says.
-        budget: what each node may receive; a policy that asks for more ends the run.
-        fidelity: `modelled` computes when models arrive; `wire` makes, signs and verifies every message.
+        name: name of the run, and of its row in the table unless the run is in a pool.
+        paper: the figure in a paper for this row.
+        pool: the pool of runs that share its row.
+        varied: in a sweep, the varied keys with the values of this run.
+        nodes: number of nodes.
+        task: the learning problem: a table with a `name`, and options; by default `digits`.
+        policy: the rule by which nodes choose peers and average: a table with a `name`, and options; by default
+            `random`.
+        topology: the graph of the nodes that may communicate: a table with a `name`, and options, or a `file`, which
+            sets `nodes`; by default `complete`.
+        policy_by_group: changes to the policy's options for the nodes of a group, by the group that their task assigns.
+        budget: limits on what each node may receive; a policy that requests more ends the run.
+        fidelity: `modelled` computes arrival times of models; `wire` creates, signs and verifies every message.
         trainer: `stacked` trains many nodes as one tensor program where the module allows it; `one-by-one` never does.
-        search: how `p2pfl-sim pareto` looks for a front; other commands run a single training with the task's preference.
-        deadline: virtual seconds to wait for a peer before going on without it; inf waits for ever.
+        search: options of `p2pfl-sim pareto` for its search for a front; other commands run a single training with the
+            task's preference.
+        deadline: virtual seconds to wait for a peer before continuing without it; inf waits for ever.
     """
 
     name: str
@@ -146,11 +150,11 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def row(self) -> str:
-        """The name of its row in the table."""
+        """Return the name of its row in the table."""
         return self.name if self.pool is None else self.pool.name
 
     def policy_of(self, group: Any) -> dict[str, Any]:
-        """Return the table of the policy of a node that is of a group; None is none."""
+        """Return the table of the policy for a node in a group; None is no group."""
         return self.policy | ({} if group is None else self.policy_by_group.get(str(group), {}))
 
 
@@ -158,18 +162,18 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     """A scenario with all of its runs, resolved.
 
     Attributes:
-        seeds: what every run is repeated with.
-        folder: where modules that it names may lie: beside the file, unless its key `modules` names another folder.
-        path: folders that its modules are looked for in, after all others; () if it names none.
-        notes: what the user should know about how it was resolved.
-        against: the row that the others are compared with in the table; "" is none.
-        target: of the test metric; of each run it is said what it took to reach it.
-        varied: of a sweep, the keys that its runs differ in, with all their values.
-        source: the paper whose figures stand beside the rows; "" is none.
-        table: which of its tables they are of.
-        figure: of a row, what is compared with the paper's, such as "mean" or "objectives.hypervolume".
-        claims: what is claimed of the rows of the short form, or where there is none of the whole.
-        forms: the names of the forms that the file has beside the whole, in its order.
+        seeds: seeds with which every run is repeated.
+        folder: folder of the modules that it names: the folder of the file, unless its key `modules` names another one.
+        path: folders to search for its modules, after all others; () if it names none.
+        notes: notes for the user about its resolution.
+        against: the row with which the table compares the others; "" is none.
+        target: value of the test metric; for each run, the table shows the cost of reaching it.
+        varied: for a sweep, the varied keys with all their values.
+        source: the paper whose figures the table shows next to the rows; "" is none.
+        table: the table or section of the paper, such as "table 3".
+        figure: the figure of a row that is compared with the paper's, such as "mean" or "objectives.hypervolume".
+        claims: claims about the rows of the short form or, without one, of the whole scenario.
+        forms: the names of the file's other forms, in order.
     """
 
     name: str
@@ -196,7 +200,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         return found
 
     def raw(self) -> dict[str, Any]:
-        """Return the TOML tables that give the same scenario again; claims are of the file that it was made from."""
+        """Return TOML tables that resolve to the same scenario; the claims are those of its original file."""
         runs = [{k: v for k, v in msgspec.to_builtins(run).items() if v is not None} for run in self.runs]
         for run in runs:
             if not run["varied"]:
@@ -216,7 +220,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         return table
 
     def only(self, text: str) -> ScenarioFile:
-        """Return the scenario with those runs whose name contains `text`.
+        """Return the scenario with only the runs whose name contains `text`.
 
         Raises:
             ConfigurationError: there are none.
@@ -230,7 +234,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, runs=kept, against=against)
 
     def with_given(self, changes: Changes) -> ScenarioFile:
-        """Return the scenario with the folders of modules that the user names in such changes."""
+        """Return the scenario with the module folders that the user names in these changes."""
         if not given_names(changes):
             return self
         return msgspec.structs.replace(self, path=tuple(dict.fromkeys((*self.path, self.folder, str(Path.cwd())))))
@@ -250,11 +254,11 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
     """Read a scenario by its name or its file, with `key=value` changes applied to all of its runs.
 
     Args:
-        trust: import whatever it names; see p2pfl.sim.scenario.imports.
+        trust: import every module that it names; see p2pfl.sim.scenario.imports.
 
     Raises:
-        ConfigurationError: no such scenario, broken TOML, an unknown key, a value of the wrong type or out of range, or a
-            module that is not imported without `trust`.
+        ConfigurationError: no such scenario, broken TOML, an unknown key, a value of the wrong type or out of range, or
+            a module that is not imported without `trust`.
     """
     known = shipped_scenarios()
     path = known.get(name) or Path(name)
@@ -266,7 +270,7 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
 
 
 def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: str, trust: bool = True) -> ScenarioFile:
-    """Make a scenario of parsed TOML, or of a dict of the caller's own; see `load`."""
+    """Resolve parsed TOML, or a dict of the caller, into a scenario; see `load`."""
     base = DEFAULTS | with_files(raw, folder)
     keys = FileKeys(**{key: base.pop(key) for key in FileKeys.__struct_fields__ if key in base})
     keys.check(name)
@@ -314,7 +318,7 @@ def _check_not_varied(where: str, keys: FileKeys, changes: Changes) -> None:
 
 
 def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> None:
-    """Raise ConfigurationError where runs of a pool differ in what they give it, or its row is that of another run."""
+    """Raise ConfigurationError if runs of a pool have different pool settings, or if another run has its row."""
     pools: dict[str, Pool] = {}
     for pool in (run.pool for run in runs if run.pool is not None):
         if pools.setdefault(pool.name, pool) != pool:
@@ -328,10 +332,10 @@ def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> 
 
 
 def parse_run(where: str, table: Mapping[str, Any]) -> Scenario:
-    """Return the run that a table of a scenario is.
+    """Return the run that a table of a scenario describes.
 
     Raises:
-        ConfigurationError: a key that is not known, or a value that makes no sense.
+        ConfigurationError: an unknown key, or an invalid value.
     """
     scenario = bind(where, table, Scenario)
     try:

@@ -1,7 +1,8 @@
-"""The grid of a sweep: every run of a scenario with every combination of the values of some keys.
+"""Grid of a sweep: every run of a scenario with every combination of the values of some keys.
 
-A key that a run does not take, such as policy.tau for the policy `local`, is left out for that run: it is run once, and not
-once for each value. Any other key counts as taken, also where it changes nothing, as budget.models for `local`.
+If a run does not take a key, such as policy.tau for the policy `local`, the key is left out for that run. The run then
+occurs once, not once for each value. Any other key counts as taken, even if it has no effect, such as budget.models for
+`local`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ NOT_VARIED |= dict.fromkeys(
     ("name", "description", "modules", "against", "forms", "run", "each", "paper", "pool", "varied"), ""
 )
 NOT_VARIED |= dict.fromkeys(("source", "table", "figure", "claim"), "")
-MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; a mistake makes more
+MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; more are probably a mistake
 
-# What has options, by the key of a scenario: how to find what its name stands for, and what it is given that is no option.
+# Objects with options, by their key in a scenario: a function that finds the factory for a name, and the factory's
+# arguments that are not options.
 OPTIONS: dict[str, tuple[Callable[[str], Callable[..., Any]], tuple[str, ...]]] = {
     "policy": (lambda name: resolve("policy", name, POLICIES, "p2pfl.policies"), ()),
     "task": (lambda name: resolve("task", name, TASKS, "p2pfl.tasks"), ("part", "seed")),
@@ -47,7 +49,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Callable[..., Any]], tuple[str, ...]]] 
 
 @dataclass(frozen=True)
 class Axis:
-    """A key and its values, each with the text that stands for it in the names of runs."""
+    """A key and its values, each with its text in the names of runs."""
 
     key: str
     values: tuple[Any, ...]
@@ -58,7 +60,7 @@ def parse(vary: Sequence[str]) -> list[Axis]:
     """Read `policy.tau=1,10,100`: each value is a TOML value, such as the pair [2, 10], or a word without quotes.
 
     Raises:
-        ConfigurationError: it is not of that form, a value or a key comes twice, or the key is none that can be varied.
+        ConfigurationError: the format is wrong, a value or a key occurs twice, or the key cannot be varied.
     """
     axes = [_axis(text) for text in vary]
     for key, count in Counter(axis.key for axis in axes).items():
@@ -84,7 +86,7 @@ def _axis(text: str) -> Axis:
 
 
 def split(listed: str) -> list[str]:
-    """Split at the commas that are not within brackets or quotes: values, and also what a run's name is made of."""
+    """Split at the commas outside brackets and quotes: a list of values, or the parts of a run's name."""
     parts, depth, quote = [""], 0, ""
     for sign in listed:
         if quote:
@@ -105,11 +107,11 @@ def split(listed: str) -> list[str]:
 def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
     """Return a scenario with every combination of the axes' values for each of its runs.
 
-    Runs are called "NAME, policy.tau=10", without NAME where there is one run. Of those that the grid makes equal there is
-    one; where they come from different runs of the scenario, a note says which are left out.
+    Runs have names like "NAME, policy.tau=10", without NAME if there is only one run. Of equal runs in the grid only
+    one is kept. If they come from different runs of the scenario, a note names those that are left out.
 
     Raises:
-        ConfigurationError: there are too many, no run takes one of the keys, or a run makes no sense with a value.
+        ConfigurationError: there are too many, no run takes one of the keys, or a run is invalid with a value.
     """
     rows = file.raw()["run"]
     if (count := len(rows) * prod(len(axis.values) for axis in axes)) > MOST:
@@ -154,7 +156,7 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
 
 
 def _apply_axes(run: Table, axes: Sequence[Axis], places: Sequence[int], folder: str) -> Table:
-    """Return a run with one combination of values; those that name something come first, as options are for it."""
+    """Return a run with one combination of values; names are applied first, because options depend on them."""
     given = [(axis.key, axis.values[k]) for axis, k in zip(axes, places, strict=True)]
     names = [(key, value) for key, value in given if "." not in key or key.endswith((".name", f".{FILE}"))]
     options = [(key, value) for key, value in given if (key, value) not in names]
@@ -170,7 +172,7 @@ def _apply_axes(run: Table, axes: Sequence[Axis], places: Sequence[int], folder:
 
 
 def _takes(run: Table, key: str) -> bool:
-    """Whether what the run names takes an option; of keys that are no options it is assumed."""
+    """Return whether the object that the run names takes an option; keys that are not options count as taken."""
     first, _, rest = key.partition(".")
     named = run.get(first)
     if first not in OPTIONS or not isinstance(named, dict) or not isinstance(named.get("name"), str):
@@ -178,7 +180,7 @@ def _takes(run: Table, key: str) -> bool:
     find, given = OPTIONS[first]
     try:
         factory = find(named["name"])
-    except KeyError:  # there is no such thing, which is said where it is made
+    except KeyError:  # an unknown name is reported elsewhere
         return True
     return takes(factory, rest.partition(".")[0], given)
 

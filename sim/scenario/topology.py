@@ -1,4 +1,4 @@
-"""The topology of a scenario: a named graph, or one from a file, and what it is like."""
+"""Topology of a scenario: a named graph, or one from a file, and its properties."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from p2pfl.system.available_memory import check_memory
 from p2pfl.topologies import BUILDERS, labels, places, properties, read
 from p2pfl.topologies.geography import Point
 
-EDGE = 150  # bytes of one in a graph and in a simulation, or more; measured are 200
-FILE = "file"  # what a topology from a file is called in a resolved scenario
+EDGE = 150  # minimum bytes of one edge in a graph and in a simulation; 200 were measured
+FILE = "file"  # name of a topology from a file in a resolved scenario
 
 
 def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
@@ -45,15 +45,16 @@ def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
 
 
 def from_file(table: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], int] | None:
-    """Return a table `topology` that has the key `file` as the table of a topology from a file, and its number of nodes.
+    """Return the table and the number of nodes of a `topology` table that has the key `file`.
 
-    The file is looked for in the scenario's folder, in the current one, and in that of the environment variable P2PFL_DATA.
+    The file is looked up in the scenario's folder, in the current folder, and in that of the environment variable
+    P2PFL_DATA.
 
     Returns:
-        None if the table has no `file`, or has the name of a graph beside it.
+        None if the table has no `file`, or also has the name of a graph.
 
     Raises:
-        ConfigurationError: there is no such file, or it cannot be read.
+        ConfigurationError: the file does not exist, or cannot be read.
     """
     if FILE not in table or table.get("name", FILE) != FILE:
         return None
@@ -63,10 +64,10 @@ def from_file(table: Mapping[str, Any], folder: str) -> tuple[dict[str, Any], in
 
 
 def path_of(key: str, file: Any, folder: str) -> str:
-    """Return the whole path of a topology file that a key of a scenario names; see `from_file`.
+    """Return the full path of a topology file that a key of a scenario names; see `from_file`.
 
     Raises:
-        ConfigurationError: there is no such file.
+        ConfigurationError: the file does not exist.
     """
     if not isinstance(file, str):
         raise ConfigurationError(f"{key} must be a string, got {file!r}")
@@ -79,8 +80,10 @@ def path_of(key: str, file: Any, folder: str) -> str:
 
 
 def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return one layer of a scenario, with whole paths: where its topology is a file, this sets `nodes`, unless the same
-    layer does."""
+    """Return one layer of a scenario with full paths.
+
+    A topology from a file sets `nodes`, unless the same layer does.
+    """
     layer = deepcopy(dict(table))
     if isinstance(network := layer.get("network"), dict) and network.get("places"):
         network["places"] = path_of("network.places", network["places"], folder)
@@ -92,8 +95,10 @@ def with_files(table: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 
 def changes_with_files(changes: Sequence[tuple[str, Any]], folder: str) -> list[tuple[str, Any]]:
-    """Return changes with whole paths, in which a topology from a file has its name, and sets `nodes`, unless they do so
-    themselves."""
+    """Return changes with full paths.
+
+    A topology from a file gets its name, and sets `nodes`, unless the changes do so themselves.
+    """
     result: list[tuple[str, Any]] = []
     for key, value in changes:
         if key == "network.places" and value:
@@ -115,7 +120,7 @@ def measure(graph: nx.Graph) -> dict[str, Any]:
     """Return the properties of a graph; see p2pfl.topologies.properties.
 
     Raises:
-        ConfigurationError: a weight or a coordinate of it makes no sense.
+        ConfigurationError: a weight or a coordinate of it is invalid.
     """
     try:
         return properties(graph)
@@ -124,7 +129,7 @@ def measure(graph: nx.Graph) -> dict[str, Any]:
 
 
 def placement_graph(network: Network, graph: nx.Graph) -> nx.Graph:
-    """Return the graph whose nodes say where those of a topology are: that of `network.places`, or the topology itself.
+    """Return the graph with the coordinates of a topology's nodes: that of `network.places`, or the topology itself.
 
     Raises:
         ConfigurationError: the file cannot be read, or has another number of nodes.
@@ -140,10 +145,10 @@ def placement_graph(network: Network, graph: nx.Graph) -> nx.Graph:
 
 
 def locate_nodes(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point | None], list[str]]:
-    """Return where each node is, and what the user should know about those that have no coordinates.
+    """Return the coordinates of each node, and notes for the user about nodes without coordinates.
 
     Raises:
-        ConfigurationError: the topology does not say where its nodes are.
+        ConfigurationError: the topology has no coordinates.
     """
     try:
         found = places(graph)
@@ -163,7 +168,7 @@ def locate_nodes(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point
 
 
 def edges_of(topology: Mapping[str, Any], nodes: int) -> float:
-    """Return how many edges a topology has at least; 0 where its options make no sense, or it comes from a file."""
+    """Return a lower bound of a topology's edges; 0 if its options are invalid, or it comes from a file."""
 
     def option(name: str, default: float, most: float) -> float:
         value = topology.get(name, default)

@@ -1,7 +1,7 @@
-"""Trainings that hundreds of nodes ask for one by one, computed together.
+"""Batches of trainings that hundreds of nodes request one by one.
 
-A request is not computed when it is made but when the first result is due on the virtual clock; everything asked for by
-then is computed at once. Results are handed out each at its own time, so nodes see nothing of it.
+A request is not computed immediately, but when the first result is due on the virtual clock. All requests made by then
+are computed together. Each node receives its result at its own time, so it does not notice the batching.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from p2pfl.sim.simulation.clock import VirtualLoop
 
 T = TypeVar("T")
 
-FIRST = (Train.name, Loss.name, Mean.name, Evaluate.name)  # the order of queues that are due at one instant; others follow
+# the order of queues that are due at the same time; others follow
+FIRST = (Train.name, Loss.name, Mean.name, Evaluate.name)
 
 
 class ComputeBackend(Protocol):
@@ -32,8 +33,8 @@ class _Queue:
     """Jobs of one name that wait to be computed.
 
     Attributes:
-        due: when the first result is; inf without jobs, or without urgent ones.
-        batches, jobs: how often jobs were computed, and how many.
+        due: time of the first result; inf without jobs, or without urgent ones.
+        batches, jobs: number of batches, and number of computed jobs.
     """
 
     def __init__(self, crew: ComputeBackend) -> None:
@@ -43,9 +44,9 @@ class _Queue:
         self.batches = self.jobs = 0
 
     def run(self, loop: VirtualLoop) -> None:
-        """Compute all jobs. Results that are due are delivered now, the rest at their time."""
+        """Compute all jobs. Results that are due are delivered now, the rest at their times."""
         entries, self.entries, self.due = self.entries, [], inf
-        entries.sort(key=_node)  # so that nothing depends on the order in which nodes have asked
+        entries.sort(key=_node)  # makes the result independent of the order of the requests
         results = self._crew.compute([entry[0] for entry in entries])
         self.batches += 1
         self.jobs += len(entries)
@@ -62,10 +63,10 @@ def _node(entry: tuple[NodeQuery[Any], float, Future[Any]]) -> int:
 
 
 class Batcher:
-    """Collects jobs until the first of a name is due, and computes those of its name together.
+    """Collector of jobs, which computes all jobs of one name when the first of them is due.
 
     Attributes:
-        due: when the next one is.
+        due: time at which the next job is due.
         queues: by the name of their queries, in the order in which they are computed.
     """
 
@@ -78,10 +79,10 @@ class Batcher:
         loop.defer(self)
 
     def ask(self, job: NodeQuery[R], seconds: float = 0.0) -> Future[R]:
-        """Ask for the result of a job that takes so many virtual seconds.
+        """Request the result of a job that takes the given virtual seconds.
 
-        A job that is not urgent costs no virtual time. It is computed along with trainings, or at once when its result is
-        awaited.
+        A job that is not urgent costs no virtual time. It is computed together with trainings, or as soon as its result
+        is awaited.
         """
         query = job.query
         queue = self.queues.get(query.name)
@@ -108,11 +109,11 @@ class Batcher:
         return self.queues[name]
 
     def hurry(self, queue: _Queue) -> None:
-        """Compute a queue's jobs at this instant, as one of their results is awaited."""
+        """Compute a queue's jobs now, because one of their results is awaited."""
         queue.due = self.due = min(self.due, self._loop.now)
 
     def run(self) -> None:
-        """Compute every queue of which something is due, and jobs that are not urgent along with trainings."""
+        """Compute every queue with a due result; with trainings, also compute jobs that are not urgent."""
         now = self._loop.now
         if self.queues[Train.name].due <= now:
             for queue in self._patient.values():
@@ -125,7 +126,7 @@ class Batcher:
 
 
 class _Patient(Future[Any]):
-    """A result that is computed with the next batch, or at once when it is awaited."""
+    """Result that is computed with the next batch, or as soon as it is awaited."""
 
     def __init__(self, batcher: Batcher, queue: _Queue, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -141,16 +142,16 @@ class _Patient(Future[Any]):
 
 
 def _deliver(future: Future[Any], result: Any) -> None:
-    if not future.done():  # whoever asked may have been cancelled
+    if not future.done():  # the caller may have been cancelled
         future.set_result(result)
 
 
 class BatchedTrainer:
-    """One node's trainer (see p2pfl.node.trainer.Trainer) in a batcher.
+    """One node's trainer (see p2pfl.node.trainer.Trainer), which sends its jobs to a batcher.
 
     Args:
-        node: the node's place.
-        seconds: how long a pass over its training data takes this node, in virtual seconds.
+        node: number of the node.
+        seconds: virtual seconds that this node needs for a pass over its training data.
     """
 
     def __init__(self, batcher: Batcher, node: int, seconds: float) -> None:
@@ -165,7 +166,7 @@ class BatchedTrainer:
         return work()
 
     def learner_state(self) -> Mapping[str, np.ndarray]:
-        """Return nothing: a simulated node that comes back from a crash finds its learner as it was."""
+        """Return nothing: the learner of a simulated node survives its crash unchanged."""
         return {}
 
     def restore(self, kept: Mapping[str, np.ndarray]) -> None:

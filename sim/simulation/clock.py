@@ -1,7 +1,7 @@
 """An asyncio event loop on virtual time: when nothing can run, time jumps to the next timer instead of passing.
 
-It is a loop of its own and not asyncio's with another selector: no sockets to poll, timers of equal time run in the order in
-which they were set, time has no resolution below which it stands still, and a wait without end is found at once.
+It is an independent loop, not asyncio's with another selector. It polls no sockets, and runs timers of equal time in
+the order in which they were set. Its time has no minimum resolution, and it detects an endless wait at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
-from asyncio import Future, Task, _set_running_loop  # asyncio documents it for those who write loops
+from asyncio import Future, Task, _set_running_loop  # asyncio documents this function for implementers of loops
 from collections import deque
 from collections.abc import Callable, Coroutine
 from math import inf
@@ -23,20 +23,20 @@ T = TypeVar("T")
 
 
 class DeadlockError(RunError):
-    """Nothing can run, no timer is set, and something is still waited for."""
+    """Nothing can run, no timer is set, and a task still waits."""
 
 
 class Deferred(Protocol):
-    """Work that may wait until its result is due, so that more can be done at once."""
+    """Work that may wait until its result is due, so that more work can be done together."""
 
-    due: float  # inf: nothing to do; -inf is not allowed
+    due: float  # inf: no work; -inf is not allowed
 
     def run(self) -> None:
-        """Do what is due, and more if it pays."""
+        """Do the due work, and more if that is efficient."""
 
 
 class Handle(msgspec.Struct):
-    """A callback to be run, with the interface of asyncio's handles, which cost more to make than to run."""
+    """A callback to be run; it has the interface of asyncio's handles, which cost more to create than to run."""
 
     callback: Callable[..., object]
     args: tuple[Any, ...]
@@ -56,9 +56,10 @@ class Handle(msgspec.Struct):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """
+    """Event loop on virtual time.
+
     Attributes:
-        now: the virtual time in seconds; what `time` returns.
+        now: the virtual time in seconds, which `time` returns.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -94,10 +95,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def defer(self, work: Deferred) -> None:
-        """Have work done when nothing else can happen before it is due. There is one such work in a loop.
+        """Run work when nothing else can happen before it is due. A loop has at most one deferred work.
 
         Raises:
-            RuntimeError: there is one already.
+            RuntimeError: the loop already has one.
         """
         if self._deferred is not None:
             raise RuntimeError("this loop has deferred work already")
@@ -122,7 +123,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 heapq.heappop(timers)
             next_timer = timers[0][0] if timers else inf
             work = self._deferred
-            if work is not None and work.due < next_timer:  # at equal times the timers first: they may ask for more work
+            # at equal times the timers come first, because they may request more work
+            if work is not None and work.due < next_timer:
                 self.now = max(self.now, work.due)
                 work.run()
                 return
@@ -172,10 +174,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     async def shutdown_asyncgens(self) -> None:
-        """There is nothing to do: generators are finalised by the collector."""
+        """Do nothing: the garbage collector finalises generators."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is no executor."""
+        """Do nothing: there is no executor."""
 
     # Tasks and futures
 
@@ -186,7 +188,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Future[T]:  # type: ignore[override]
-        """Call `func` here and now: a thread would know another time."""
+        """Call `func` immediately in this thread, because another thread would not run on virtual time."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -200,17 +202,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """Ignored."""
+        """Ignore the setting."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Stop the run: in a simulation no error is an accident of the world."""
+        """Stop the run: a simulation has no external faults, so every error is a bug."""
         self._error = self._error or context
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
-        """Called by asyncio's own timers only."""
+        """Ignore the call, which only asyncio's own timers make."""
 
 
 def virtual_loop() -> VirtualLoop:
@@ -222,7 +224,7 @@ def run(main: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> T:
     """Run a coroutine on virtual time and return its result.
 
     Raises:
-        DeadlockError: it waits for something that cannot happen.
+        DeadlockError: it waits for an event that cannot happen.
     """
     with asyncio.Runner(loop_factory=lambda: loop or virtual_loop()) as runner:
         return runner.run(main)

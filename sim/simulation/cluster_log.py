@@ -1,6 +1,6 @@
-"""Who was in which cluster in which round, and how alike the models of its members were: what a run notes of both.
+"""Record of a run's clusters by round, and of the similarity of their members' models.
 
-Only policies that are coordinated have either (see p2pfl.policy.Coordinated and p2pfl.policies.clusters).
+Only coordinated policies have clusters (see p2pfl.policy.Coordinated and p2pfl.policies.clusters).
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from p2pfl.policies.clusters import read
 from p2pfl.policy import Assignment, Coordinated, Step, Submission, SupportsSimilarities
 
 Table = dict[str, np.ndarray]
-_Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]  # the numbers of two nodes, and how alike they are
+_Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]  # the numbers of two nodes, and their similarity
 
-TIMES = 10  # into how many equal parts of a run its matrices are noted, beside those of the rounds in which a cluster splits
-MOST_PAIRS = 2**20  # of nodes, in all matrices that are noted of a run
-SAME = 0.95  # the adjusted Rand index from which clusters are taken for the true groups
+# number of equal parts of a run after which matrices are recorded, in addition to rounds in which a cluster splits
+TIMES = 10
+MOST_PAIRS = 2**20  # maximum pairs of nodes in all recorded matrices of a run
+SAME = 0.95  # the adjusted Rand index from which clusters count as equal to the true groups
 
 
 class ClusterNotes:
-    """What is noted of a run's clusters while it goes.
+    """Recorder of a run's clusters.
 
     Args:
         place: the number of each node.
-        rounds: how many the run has.
+        rounds: number of rounds of the run.
     """
 
     def __init__(self, place: Mapping[str, int], rounds: int) -> None:
         self._place = place
         self._every = max(1, rounds // TIMES)
         self._clusters: dict[tuple[int, int], str] = {}  # by round and node
-        self._similarities: dict[int, list[_Pairs]] = {}  # by round, of each cluster
+        self._similarities: dict[int, list[_Pairs]] = {}  # by round, one for each cluster
         self._pairs = 0
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
-        """A node was told its cluster, if the policy has any."""
+        """Record the cluster of a node, if the policy has clusters."""
         if "cluster" in assignment.extras and (said := read(assignment.extras)) is not None:
             self._clusters[round, self._place[id]] = said[0]
 
     def watching(self, policy: Coordinated) -> Step:
-        """Return the policy's step, wrapped to note the similarities of the models that it gets."""
+        """Return the policy's step, wrapped to record the similarities of the models that it receives."""
         if not isinstance(policy, SupportsSimilarities):
             return policy.step
         similarities = policy.similarities
@@ -74,7 +75,7 @@ class ClusterNotes:
     def tables(self) -> dict[str, Table]:
         """Return the tables that have rows, by name.
 
-        clusters: round, node (its number), cluster (its name; "" is that of all).
+        clusters: round, node (its number), cluster (its name; "" is the cluster of all nodes).
         similarities: round, node, other (numbers of members of the same cluster before the step, the lower one first),
             similarity.
         """
@@ -98,9 +99,9 @@ class ClusterNotes:
 
 
 def adjusted_rand(one: Sequence[Any], other: Sequence[Any]) -> float:
-    """Return how alike two partitions of n members are: 1 if they are the same, about 0 if they are so by chance.
+    """Return the agreement of two partitions of n members: 1 if they are equal, about 0 for agreement by chance.
 
-    It is the index of Hubert and Arabie 1985, as of scikit-learn: 1 where both have one part, or each has n.
+    It is the index of Hubert and Arabie 1985, as in scikit-learn: 1 if both have one part, or both have n.
 
     Args:
         one, other: the part of each member.
@@ -122,12 +123,13 @@ def _pairs(counts: np.ndarray) -> float:
 
 
 def over_rounds(table: Table, groups: Sequence[Any]) -> dict[str, Any]:
-    """Return how the clusters of a run developed.
+    """Return the development of a run's clusters.
 
-    rounds, count: in each round in which clusters were assigned, how many there were. A node that was assigned none
-        is in the one of its last assignment; one that never was is in that of all.
-    adjusted_rand: of the same rounds, against the true groups; None where a node is of none. With it `best`, the greatest,
-        `best_round`, when it was reached first, and `final`.
+    rounds, count: the rounds in which clusters were assigned, and their number of clusters. A node without an
+        assignment in a round stays in its last cluster; a node that was never assigned one is in the cluster of all
+        nodes.
+    adjusted_rand: in the same rounds, against the true groups; None if a node has no group. With it `best`, the
+        greatest value, `best_round`, its first round, and `final`.
     nodes: the final cluster of each node.
 
     Args:
@@ -152,10 +154,10 @@ def over_rounds(table: Table, groups: Sequence[Any]) -> dict[str, Any]:
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return what a row of the table says of the clusters of its runs, or None without clusters and true groups.
+    """Return the summary of the clusters for a row of the table, or None without clusters and true groups.
 
-    best, best_round, final: as of a run (see `over_rounds`), averaged over seeds.
-    reached: with how many seeds the true groups were there in some round, by an adjusted Rand index of .95 or more.
+    best, best_round, final: as for a run (see `over_rounds`), averaged over seeds.
+    reached: number of seeds that reached the true groups in some round, by an adjusted Rand index of 0.95 or more.
     """
     found = [run["clusters"] for run in runs if run.get("clusters", {}).get("adjusted_rand")]
     if not found:

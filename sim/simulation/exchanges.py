@@ -33,13 +33,13 @@ from p2pfl.task import goals_of
 
 
 class Parts(NamedTuple):
-    """Parts of a run that exchanges are made from.
+    """Parts of a run that its exchanges need.
 
     Attributes:
         links: shared by all nodes.
-        trainers: of each node; they compute the losses that peers ask for.
+        trainers: of each node; they compute the losses that peers request.
         policies: of each node.
-        steps: joint step of each node's policy; None where that is not coordinated.
+        steps: joint step of each node's policy; None if the policy is not coordinated.
     """
 
     plan: RunPlan
@@ -51,12 +51,12 @@ class Parts(NamedTuple):
 
 
 def make_exchanges(parts: Parts) -> Sequence[Exchange]:
-    """Return the exchange of each node, of the fidelity that the scenario asks for."""
+    """Return the exchange of each node, with the fidelity of the scenario."""
     return message_exchanges(parts) if parts.plan.scenario.fidelity == "wire" else modelled_exchanges(parts)
 
 
 def modelled_exchanges(parts: Parts) -> Sequence[Exchange]:
-    """Return exchanges that share a network and make no messages."""
+    """Return exchanges that share a network and send no messages."""
     plan = parts.plan
     network = ModelledNetwork(parts.loop, parts.links, plan.scenario)
     coordination = ModelledCoordination(network)
@@ -115,12 +115,12 @@ def message_exchanges(parts: Parts) -> Sequence[Exchange]:
 
 
 def _loss(trainer: BatchedTrainer, params: Parameters) -> Future[np.ndarray]:
-    """Ask for the loss of a model on a node's training data; its result is float [1]."""
+    """Request the loss of a model on a node's training data; the result is float [1]."""
     return trainer.submit(Loss([params], "train"))
 
 
 def _askers(plan: RunPlan) -> dict[str, list[str]]:
-    """Return by name the nodes that may fetch from a node."""
+    """Return, by the name of a node, the nodes that may fetch from it."""
     askers: dict[str, list[str]] = {name: [] for name in plan.names}
     for name, sources in zip(plan.names, plan.topology.neighbours, strict=True):
         for id in sources:
@@ -129,7 +129,7 @@ def _askers(plan: RunPlan) -> dict[str, list[str]]:
 
 
 def _electing(plan: RunPlan, loop: VirtualLoop, name: str) -> ElectionRunner:
-    """Return a node's part in electing a coordinator: all vote, and any may be elected."""
+    """Return a node's election runner: all nodes vote, and any node may be elected."""
     return ElectionRunner(
         name,
         Electorate(1, frozenset(plan.names), plan.names),

@@ -1,4 +1,4 @@
-"""Contributions of several simulated nodes that are awaited as one event."""
+"""Contributions of several simulated nodes, awaited as one event."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from p2pfl.sim.simulation.clock import VirtualLoop
 
 
 class Gather:
-    """Contributions that are complete at the latest of their times of arrival, or at a deadline.
+    """Contributions that are complete at their latest arrival time, or at a deadline.
 
     Args:
         count: number of contributions.
         seconds: time until the deadline.
 
     Attributes:
-        future: True when all have come, False when the deadline has passed before.
+        future: True once all contributions have arrived, False if the deadline passed first.
         latest: time of the latest arrival so far.
         expires: time of the deadline.
         items: contributions by sender.
-        left: number of contributions that have not come.
+        left: number of outstanding contributions.
     """
 
     __slots__ = ("expires", "future", "items", "latest", "left", "loop")
@@ -36,7 +36,7 @@ class Gather:
         self.items: dict[str, Any] = {}
 
     def add(self, name: str, item: Any, when: float | None) -> bool:
-        """Take a contribution that arrives at `when` (None: never). Return False if that is too late."""
+        """Add a contribution that arrives at `when` (None: never). Return False if that is too late."""
         if when is None or when > self.expires or self.future.done():
             return False
         self.items[name] = item
@@ -62,5 +62,5 @@ class Gather:
 
 @coroutine
 def yield_once() -> Generator[None, None, None]:
-    """Let everything run first that can run at this instant."""
+    """Let everything else run first that can run at this time."""
     yield

@@ -1,7 +1,7 @@
 """Submissions of simulated nodes to their coordinator, without messages (see p2pfl.policy.Coordinated).
 
-As with fetches sizes are computed. No election is held: the lowest name coordinates. What a coordinator does with
-submissions stands in node/coordination/coordinator.py.
+Sizes are computed, as for fetches. There is no election: the node with the lowest name coordinates.
+node/coordination/coordinator.py implements the coordinator's handling of submissions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from p2pfl.sim.simulation.modelled_network import ModelledNetwork, ModelledPeer
 
 
 def refuse(scenario: Scenario, policy: Policy) -> None:
-    """Raise ConfigurationError where a coordinated policy cannot run as a scenario asks."""
+    """Raise ConfigurationError if a coordinated policy cannot run with a scenario's settings."""
     if not isinstance(policy, Coordinated):
         return
     check_coordinated(scenario)
@@ -37,7 +37,7 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
 
 
 class Leader(NamedTuple):
-    """The coordinator's name and its term: terms only grow."""
+    """The coordinator's name and its term; terms only increase."""
 
     term: Term
     id: str
@@ -47,7 +47,7 @@ class ModelledCoordination:
     """Coordination in one modelled network.
 
     Attributes:
-        offices: by name of their node.
+        offices: coordinator backends by the name of their node.
     """
 
     def __init__(self, network: ModelledNetwork) -> None:
@@ -56,13 +56,13 @@ class ModelledCoordination:
         self._lowest = ""  # name of a node
 
     def join(self, peer: ModelledPeer, step: Step) -> ModelledParticipant:
-        """Let a node take part, whose policy has this step."""
+        """Add a participant; `step` is the joint step of its policy."""
         self.offices[peer.name] = ModelledCoordinatorBackend(self, peer, step)
         self._lowest = min(self._lowest or peer.name, peer.name)
         return ModelledParticipant(self, peer)
 
     def leader(self) -> Leader | None:
-        """Return the coordinator of now, or None while there is none: the lowest name, in a single term."""
+        """Return the current coordinator, or None if there is none: the lowest name, in a single term."""
         return Leader(Term(1, 1), self._lowest)
 
 
@@ -71,7 +71,7 @@ class ModelledParticipant:
 
     Attributes:
         expired: number of deadlines that have passed.
-        assigned_in: term of the last assignment, if the last submission was answered by one.
+        assigned_in: term of the last assignment, if the last submission received one.
     """
 
     def __init__(self, coordination: ModelledCoordination, peer: ModelledPeer) -> None:
@@ -81,7 +81,7 @@ class ModelledParticipant:
         self.assigned_in: Term | None = None
 
     async def submit(self, submission: Submission) -> Assignment | None:
-        """Return what the coordinator assigns; None without one, or if nothing has come by the deadline."""
+        """Return the coordinator's assignment; None without a coordinator, or after the deadline."""
         network, peer = self._peer.network, self._peer
         if submission.round > peer.round:
             peer.reach(submission.round)
@@ -118,7 +118,7 @@ class ModelledParticipant:
         return arrives
 
     def leave(self) -> None:
-        """Let the coordinator know that it can expect nothing more of this node."""
+        """Tell the coordinator to expect nothing more from this node."""
         leader = self.coordination.leader()
         if leader is None:
             return
@@ -143,7 +143,7 @@ class ModelledCoordinatorBackend:
         self.left: set[str] = set()
 
     def take(self, term: Term, submission: Submission, participant: ModelledPeer, answer: Gather) -> None:
-        """Keep a submission that has arrived, or answer that it comes to the wrong node."""
+        """Keep a submission that has arrived, or answer that it was sent to the wrong node."""
         reply = partial(self._send, participant, answer)
         if not self.coordinates(term):
             reply(None)
@@ -153,7 +153,7 @@ class ModelledCoordinatorBackend:
         self.desk.take(term, PendingSubmission(submission, reply))
 
     def leave(self, id: str) -> None:
-        """Expect nothing more of a node."""
+        """Expect nothing more from a node."""
         self.left.add(id)
         self.desk.review()
 
@@ -164,7 +164,7 @@ class ModelledCoordinatorBackend:
         return self._owner.network.peers.keys() - self.left
 
     def credible_round(self) -> float:
-        return inf  # no simulated node lies
+        return inf  # simulated nodes are honest
 
     def coordinates(self, term: Term) -> bool:
         return self._coordination.leader() == (term, self._owner.name)
@@ -179,7 +179,7 @@ class ModelledCoordinatorBackend:
         then(run_protected_step(self._step, submissions, state, layout, coordinator=owner.name, robust=robust, trusted=True))
 
     def _send(self, participant: ModelledPeer, answer: Gather, assignment: Assignment | None) -> None:
-        """Send an assignment, or (None) that there will be none."""
+        """Send an assignment; None means that there will be none."""
         owner = self._owner
         if participant is owner:
             answer.add(owner.name, assignment, owner.network.loop.now)

@@ -1,8 +1,8 @@
-"""The exchange of simulated nodes (see p2pfl.node.exchange.base.Exchange): events and sizes in place of messages.
+"""The exchange of simulated nodes (see p2pfl.node.exchange.base.Exchange): events and sizes instead of messages.
 
-A fetch is one event, at the time at which the last of its models would have arrived. A model is handed over by reference.
-Decisions of both exchanges stand in node/exchange/rules.py, node/exchange/rounds/pacing.py and
-node/exchange/published_models.py. A test holds their results equal.
+A fetch is one event, at the arrival time of its last model. A model is passed by reference. The decisions of both
+exchanges are in node/exchange/rules.py, node/exchange/rounds/pacing.py and node/exchange/published_models.py. A test
+verifies that their results are equal.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Losses = Callable[[Parameters], Future[np.ndarray]]
 
 
 class ModelledExchange:
-    """
+    """Exchange of one simulated node.
+
     Args:
-        loss: computes the loss of a whole model on the node's training data; its result is float [1].
-        coordination: that of the network, with the step of the node's policy, if that is coordinated.
+        loss: computes the loss of a whole model on the node's training data; the result is float [1].
+        coordination: that of the network, with the step of the node's policy, if the policy is coordinated.
 
     Attributes:
         peer: the node as the others reach it.
@@ -70,11 +71,11 @@ class ModelledExchange:
         return self._expired + (0 if self.participant is None else self.participant.expired)
 
     async def start(self, tasks: TaskGroup, host: ExchangeHost) -> None:
-        """Begin; all nodes of a network are there from the start."""
+        """Begin; all nodes of a network are present from the start."""
         self._host = host
 
     def leave(self) -> None:
-        """Do nothing: no node waits for others to appear."""
+        """Do nothing: no node waits for others to join."""
 
     async def close(self) -> None:
         """Do nothing: a node serves until the simulation ends."""
@@ -84,7 +85,8 @@ class ModelledExchange:
 
     async def next_round(self, finished: int) -> int:
         network, loop = self.network, self.network.loop
-        if network.fastest <= finished + 1 and network.slowest >= finished - 1:  # the usual case: no look at neighbours
+        # the usual case, which needs no check of the neighbours
+        if network.fastest <= finished + 1 and network.slowest >= finished - 1:
             return finished + 1
         ends = loop.now + network.settings.deadline
         while (round := self._following(finished)) == finished - 1 and loop.now < ends:
@@ -95,7 +97,7 @@ class ModelledExchange:
         return round
 
     def _following(self, finished: int) -> int:
-        """Return the round that follows, as far as this node knows of its neighbours."""
+        """Return the next round, as far as this node knows its neighbours' rounds."""
         peers, now = self.network.peers, self.network.loop.now
         rounds = [peers[id].known_round(self.peer, now) for id in self.roster.neighbours]
         return self._pacing.following(finished, int(self.peer.round), [int(round) for round in rounds if round < inf])
@@ -122,7 +124,7 @@ class ModelledExchange:
             self.participant.leave()
 
     async def _pace(self, round: int) -> None:
-        """Wait until every node that may fetch from this one, and keeps up, has reached the round before."""
+        """Wait until every node that may fetch from this one, and keeps up, has reached the previous round."""
         peer, network = self.peer, self.network
         now, suspected = network.loop.now, self.roster.suspected
         behind = [
@@ -159,7 +161,8 @@ class ModelledExchange:
             self.traffic.sent_preparation += OVERHEAD * len(ids)
         known = self.coding.ask(ids)
         if network.synchronous and network.links.instant:
-            await yield_once()  # then nodes that train as long have published too, and there is usually nothing to wait for
+            # nodes with the same training time have then published too, so there is usually nothing to wait for
+            await yield_once()
             at_once = None if known else fetch_at_once(self.peer, ids, round, stages)
             if at_once is not None:
                 return at_once
@@ -170,14 +173,14 @@ class ModelledExchange:
         items = fetch.items
         if fetch.left:
             self._miss(ids, fetch, late_answer(round))
-        fetch.items = {}  # peers that serve it late may keep it for long
+        fetch.items = {}  # peers that serve the fetch late may keep it for long
         updates = [items[id] for id in sorted(items) if items[id] is not None]
         if updates:
             self._pacing.record_exchange()
         return without_stale(updates, network.settings)
 
     def _reachable(self, ids: Sequence[str]) -> Sequence[str]:
-        """Return the ids of neighbours: a policy may ask for any node, but others do not answer."""
+        """Return the ids of neighbours: a policy may request any node, but others do not answer."""
         if ids is self.roster.ids:
             return ids
         around = self.roster.neighbours
@@ -207,7 +210,7 @@ class ModelledExchange:
         return {id: loss for id, loss in sorted(gather.items.items()) if isfinite(loss)}
 
     def _loss_of(self, params: Parameters) -> Future[np.ndarray]:
-        """Begin to compute the loss of a peer's model."""
+        """Start to compute the loss of a peer's model."""
         return asyncio.ensure_future(self._compute(self._host.complete(params)), loop=self.network.loop)
 
     # Submitting: see p2pfl.sim.simulation.modelled_coordinator
@@ -222,7 +225,7 @@ class ModelledExchange:
 
 
 def connect(network: ModelledNetwork) -> None:
-    """Let every node of a network know which others may fetch from it. To be called when all have joined."""
+    """Tell every node of a network which others may fetch from it. Call this when all have joined."""
     for peer in network.peers.values():
         for id in peer.roster.neighbours:
             network.peers[id].requesters.append(peer)

@@ -1,4 +1,4 @@
-"""Fetches of simulated nodes: one event each, at the time at which the last of the models would have arrived."""
+"""Fetches of simulated nodes: one event each, at the arrival time of the last model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fetch(Gather):
 
     Args:
         stages: stage of the models, or one for each peer.
-        known: models of peers that the asking node has, by peer; differences from them are sent.
+        known: models of peers that the requesting node has, by peer; peers send differences from them.
     """
 
     __slots__ = ("asker", "known", "links", "pending", "round", "stages")
@@ -46,14 +46,14 @@ class Fetch(Gather):
         if network.synchronous and links.steady:
             self.advance()
             return
-        for peer, when in self.pending:  # what is served depends on what happens until the request arrives
+        for peer, when in self.pending:  # the served model depends on events before the request arrives
             self.loop.call_at(when, self.serve, peer, when)
 
     def advance(self) -> None:
         """Serve the requests, the last first, until one must wait for a model to be published.
 
-        That one keeps the others waiting, which changes nothing before the deadline, since the fetch needs all of them. So
-        it waits about once, for the node that is likely to publish last, and not once for each peer.
+        The others wait with it. Before the deadline this changes nothing, because the fetch needs all of them. So the
+        fetch waits about once, for the node that is likely to publish last, and not once for each peer.
         """
         pending = self.pending
         while pending:
@@ -67,7 +67,7 @@ class Fetch(Gather):
             self.take(peer, found, asked)
 
     def close(self) -> None:
-        """Serve those that another one kept waiting, and end without the rest."""
+        """Serve the requests that waited for another one, and end without the rest."""
         waiting, self.pending = self.pending, []
         for peer, asked in waiting:
             found = peer.outbox.find(self.round, self.stage_of(peer))
@@ -87,11 +87,11 @@ class Fetch(Gather):
             self.take(peer, found, asked)
 
     def stage_of(self, peer: ModelledPeer) -> Stage:
-        """Return the stage of the model that a peer is asked for."""
+        """Return the stage of the model that is requested from a peer."""
         return self.stages if isinstance(self.stages, str) else self.stages[peer.name]
 
     def take(self, peer: ModelledPeer, found: Published | Missing, asked: float) -> None:
-        """Have `peer` answer a request that reached it at `asked`."""
+        """Have `peer` answer a request that arrived at `asked`."""
         asker, links = self.asker, self.links
         sent = peer.traffic
         sent.received_get += OVERHEAD
@@ -113,7 +113,7 @@ class Fetch(Gather):
         if arrives is None:
             return
         update = peer.outbox.as_sent(update, found.age(when))
-        if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is there
+        if not self.add(peer.name, update, arrives):  # too late to be used, but it shows that the peer is alive
             self.loop.call_at(arrives, asker.heard, peer, peer.round)
         elif peer.name in self.known:
             asker.coding.keep(peer.name, update.round, update.params, found.tag)
@@ -137,7 +137,7 @@ class Fetch(Gather):
 def fetch_at_once(
     asker: ModelledPeer, ids: Sequence[str], round: int, stages: Stage | Mapping[str, Stage]
 ) -> list[Update] | None:
-    """Do what a Fetch does where links cost nothing and every model is there; return None where one is not."""
+    """Do the work of a Fetch if links cost nothing and every model is published; return None if one is not."""
     peers, now = asker.network.peers, asker.network.loop.now
     found: list[tuple[ModelledPeer, Published]] = []
     for id in ids:

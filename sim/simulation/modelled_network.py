@@ -1,6 +1,6 @@
-"""The modelled network: which round each simulated node has reached, when its peers know of it, and what they ask of it.
+"""Modelled network: the round of each simulated node, the time at which its peers know it, and their requests.
 
-No message is made. A node that sends something computes when it would have arrived, and has its peer called at that time.
+No message is created. A sending node computes the arrival time, and its peer is called at that time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from p2pfl.sim.scenario.network import Links
 from p2pfl.sim.simulation.clock import VirtualLoop
 from p2pfl.sim.simulation.gather import Gather
 
-PROBING = 1.0  # seconds after which a probe that was lost is repeated
+PROBING = 1.0  # seconds after which a lost probe is repeated
 
 
 class ModelledNetwork:
@@ -48,9 +48,9 @@ class ModelledNetwork:
         self.peers: dict[str, ModelledPeer] = {}
         self.slowest = 0
         self.fastest = 0
-        self._at_round: dict[float, int] = {0: 0}  # how many nodes are at a round
-        self._settled = -inf  # when the slowest node has last reached a round
-        self._waiting: list[Future[None]] = []  # of nodes that wait for others to come up
+        self._at_round: dict[float, int] = {0: 0}  # number of nodes at each round
+        self._settled = -inf  # time at which the slowest node last reached a round
+        self._waiting: list[Future[None]] = []  # of nodes that wait for slower nodes
         self._open: deque[Gather] = deque()  # by the time of their deadline
         self._alarm = False
 
@@ -59,7 +59,7 @@ class ModelledNetwork:
         self._at_round[0] += 1
 
     def round_changed(self, before: float, after: float) -> None:
-        """Take note that a node has gone from one round to another (inf: it has stopped)."""
+        """Record that a node has moved from one round to another (inf: it has stopped)."""
         at = self._at_round
         at[before] -= 1
         at[after] = at.get(after, 0) + 1
@@ -75,7 +75,7 @@ class ModelledNetwork:
             self._settled = self.loop.now
 
     async def move(self, until: float) -> None:
-        """Wait until some node goes to another round and all can know of it, at most until a time."""
+        """Wait until some node moves to another round and all can know it, at most until a given time."""
         waiter = self.loop.create_future()
         self._waiting.append(waiter)
         if until < inf:
@@ -87,7 +87,7 @@ class ModelledNetwork:
         return self.slowest >= round and self._settled + self.links.longest <= self.loop.now
 
     def open(self, gather: Gather) -> None:
-        """Close a gather at its deadline, if it has not ended before. One timer serves all."""
+        """Close a gather at its deadline, if it has not ended earlier. One timer serves all."""
         while self._open and self._open[0].future.done():
             self._open.popleft()
         self._open.append(gather)
@@ -114,10 +114,11 @@ class ModelledConfig:
     """Facts about one node of a modelled network.
 
     Attributes:
-        neighbours: names of the nodes that it may fetch from; those that may fetch from it are the reverse over all nodes.
+        neighbours: names of the nodes that it may fetch from; the nodes that may fetch from it are the reverse over all
+            nodes.
         public_info: public facts.
         coding: encoding of models.
-        private: the node answers nan to peers that ask for the losses of their models.
+        private: the node answers nan to peers that request the losses of their models.
         sparse: the topology is not complete; see p2pfl.node.exchange.rounds.pacing.
     """
 
@@ -131,15 +132,15 @@ class ModelledConfig:
 
 
 class ModelledPeer:
-    """One node as the others reach it: the models it serves, the round it announces, the losses it computes for them.
+    """One node as the others reach it: its models, its announced round, and the losses it computes for others.
 
     Args:
-        loss: computes the loss of a model, without its private part, on the node's training data; its result is [1].
+        loss: computes the loss of a model, without its private part, on the node's training data; the result is [1].
 
     Attributes:
-        round: newest round that was announced; inf: the node has stopped.
+        round: newest announced round; inf: the node has stopped.
         requesters: nodes that may fetch from this one.
-        suspected_by: nodes that leave this one out, by name.
+        suspected_by: nodes that suspect this one, by name.
         waiting: requests for models that are not published yet: (round, stage, callback).
     """
 
@@ -159,18 +160,18 @@ class ModelledPeer:
         self.waiting: list[tuple[int, Stage, Callable[[], None]]] = []
         self._loss = loss
         self._private = config.private
-        self._announced: dict[float, float] = {0: -inf}  # when the last rounds were reached
-        self._awaited: dict[int, list[tuple[ModelledPeer, Gather]]] = {}  # by round that others wait for
+        self._announced: dict[float, float] = {0: -inf}  # times at which the last rounds were reached
+        self._awaited: dict[int, list[tuple[ModelledPeer, Gather]]] = {}  # by the round that others wait for
         network.join(self)
 
     def arrival(self, to: ModelledPeer, size: int) -> float | None:
-        """Return when a frame that this node sends now arrives, or None if it is lost."""
+        """Return the arrival time of a frame that this node sends now, or None if it is lost."""
         return self.network.links.arrival(self.name, to.name, size, self.network.loop.now)
 
     # Rounds
 
     def reach(self, round: float) -> None:
-        """Announce a round to those that wait for this node."""
+        """Announce a round to the nodes that wait for this one."""
         network = self.network
         network.round_changed(self.round, round)
         before, self.round = self.round, round
@@ -197,8 +198,8 @@ class ModelledPeer:
         return max((r for r, when in self._announced.items() if when + latency <= now), default=self.round)
 
     def announce_to(self, other: ModelledPeer, round: int, gather: Gather) -> None:
-        """Contribute to a gather of `other` when the news arrives there that this node has reached a round."""
-        if self.round >= round:  # announced, but the news is still on its way
+        """Contribute to a gather of `other` at the time at which it learns that this node has reached a round."""
+        if self.round >= round:  # announced, but the message is still on its way
             reached = min(r for r in self._announced if r >= round)
             gather.add(self.name, None, self._announced[reached] + self.network.links.latency(self.name, other.name))
         else:
@@ -207,7 +208,7 @@ class ModelledPeer:
     # Serving
 
     def serve_waiting(self) -> None:
-        """Serve requests that waited for what was just published."""
+        """Serve the requests that waited for the model just published."""
         waiting, self.waiting = self.waiting, []
         for entry in waiting:
             if self.outbox.find(entry[0], entry[1]) == "wait":
@@ -217,7 +218,7 @@ class ModelledPeer:
 
     @property
     def score_size(self) -> int:
-        """Bytes of a request for a loss: the model travels as float32, whatever the codec."""
+        """Return the bytes of a request for a loss: the model is sent as float32 with every codec."""
         return OVERHEAD + 4 * self.coding.layout.size
 
     def score(self, asker: ModelledPeer, gather: Gather, params: Parameters) -> None:
@@ -237,13 +238,13 @@ class ModelledPeer:
     # Suspicion: see p2pfl.node.peering.peer_manager
 
     def heard(self, peer: ModelledPeer, round: float) -> None:
-        """Take note of a message by which a peer says that it is at a round."""
+        """Record a message in which a peer announces its round."""
         if peer.name in self.roster.suspected and keeps_up(round, self.round, self.network.synchronous):
             self.roster.heard(peer.name)
             peer.suspected_by.pop(self.name, None)
 
     def suspect(self, peer: ModelledPeer, reason: str) -> None:
-        """Leave a peer out, and probe it."""
+        """Suspect a peer, and probe it."""
         self.roster.suspect(peer.name, reason)
         peer.suspected_by[self.name] = self
         self._probe(peer)

@@ -1,4 +1,4 @@
-"""Plan of a run: the values that a scenario stands for, checked before anything is put on the clock."""
+"""Plan of a run: the values that a scenario describes, checked before the simulation starts."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class TopologyPlan:
 
     Attributes:
         properties: see p2pfl.topologies.properties.
-        labels: label of each node, or else of its place; empty where every label is the node's number.
+        labels: label of each node, or else of its place; empty if every label is the node's number.
         neighbours: for each node, the names of the nodes that it may fetch from.
         places: the graph whose nodes have the coordinates.
-        notes: what the user should know about it.
+        notes: notes for the user.
     """
 
     name: str
@@ -50,11 +50,11 @@ class RunPlan:
     """Values that a run starts from.
 
     Attributes:
-        names: of the nodes. One tuple for all of them: with a copy each there would be nodes times nodes names.
+        names: of the nodes. One tuple is shared, because one copy per node would need n² names.
         tasks: one for each node.
         initial: the model that all nodes start from.
         positions: coordinates by name, if latency depends on them.
-        notes: what the user should know about it.
+        notes: notes for the user.
     """
 
     scenario: Scenario
@@ -72,14 +72,14 @@ class RunPlan:
         return ModelEncoder(self.codec, self.tasks[node].layout.shared, first.shared_of(self.initial))
 
     def sparse(self, node: int) -> bool:
-        """Return whether a node has fewer neighbours than there are other nodes."""
+        """Return whether a node has fewer neighbours than the number of all other nodes."""
         return len(self.topology.neighbours[node]) < len(self.names) - 1
 
     def policy(self, node: int) -> Policy:
         """Return a new policy for a node.
 
         Raises:
-            ConfigurationError: it cannot run as the scenario asks.
+            ConfigurationError: it cannot run with the scenario's settings.
         """
         found = make_policy(*split_name("policy", self.scenario.policy_of(self.tasks[node].public_info.get("group"))))
         refuse(self.scenario, found)
@@ -120,7 +120,7 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
     """Return the topology of a scenario, or `graph` in its place.
 
     Raises:
-        ConfigurationError: it has another number of nodes than the scenario, or a value in it makes no sense.
+        ConfigurationError: it has another number of nodes than the scenario, or a value in it is invalid.
     """
     name, notes = "a graph of one's own", ()
     if graph is None:
@@ -137,7 +137,7 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
 
 
 def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
-    """Return a note if nodes have fewer training samples than the scenario asks for."""
+    """Return a note if nodes have fewer training samples than the scenario requests."""
     asked = scenario.task.get("samples", 0)
     least = min(task.n_samples for task in tasks)
     if not isinstance(asked, int) or least >= asked:
@@ -159,7 +159,7 @@ def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:
 
 
 def check_groups(scenario: Scenario, tasks: Sequence[Task]) -> None:
-    """Raise ConfigurationError if `policy_by_group` names a group that no node is in."""
+    """Raise ConfigurationError if `policy_by_group` names a group without nodes."""
     groups = {str(task.public_info["group"]) for task in tasks if "group" in task.public_info}
     for group in scenario.policy_by_group:
         if group not in groups:
@@ -183,13 +183,13 @@ def check_starts(tasks: Sequence[Task], known_as: Sequence[str], initial: Parame
 
 
 def check(scenario: Scenario) -> Task:
-    """Make one of each thing that a scenario names, to report errors before anything runs.
+    """Make one object of each kind that a scenario names, to report errors before anything runs.
 
     Returns:
         The task of its first node.
 
     Raises:
-        ConfigurationError: naming the run.
+        ConfigurationError: the scenario is invalid; the error names the run.
     """
     try:
         graph = topology(scenario.topology, scenario.nodes, scenario.seed)

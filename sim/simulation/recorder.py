@@ -1,4 +1,4 @@
-"""What a run writes down while it goes: rounds, edges and metrics, as columns."""
+"""Recorder of a run: rounds, edges and metrics, as columns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _Evaluation = tuple[int, int, Mapping[Stage, Mapping[str, float]]]
 
 
 class Recorder:
-    """Watches all nodes of a run (see p2pfl.node.node.Observer).
+    """Observer of all nodes of a run (see p2pfl.node.node.Observer).
 
     Attributes:
         results: the metrics of each node's result, by name.
         most_models: the greatest number of models that a node has received in one round.
-        most_prepared: the same, of one step of the preparation.
-        clusters: what is noted of a coordinated policy's clusters.
+        most_prepared: the same for one step of the preparation.
+        clusters: record of a coordinated policy's clusters.
     """
 
     def __init__(self, loop: VirtualLoop, names: Sequence[str], rounds: int) -> None:
@@ -42,16 +42,16 @@ class Recorder:
         self.rounds_done = 0
         self.progress: Callable[[int], None] = lambda rounds: None
         self._rounds: list[_Round] = []
-        self._undone: set[int] = set()  # places of rounds that were done again
+        self._undone: set[int] = set()  # places of rounds that were repeated
         self._edges: list[tuple[int, int, Mapping[str, float], _Got]] = []
-        self._got: dict[str, _Got] = {}  # senders and bytes, of the round that a node is in
+        self._got: dict[str, _Got] = {}  # senders and bytes in the current round of a node
         self._metrics: list[_Evaluation] = []
         self._elections: list[tuple[float, int, int, int, int, str]] = []
 
     def restored(self, node: Node) -> None: ...
 
     def skipped(self, node: Node, finished: int, following: int) -> None:
-        """Leave the rounds out of the tables that a node does again, as it went back."""
+        """Remove the rounds that a node repeats after it went back."""
         place = self._place[node.name]
         if following <= finished:
             self._undone |= {k for k, (round, _, who, *_) in enumerate(self._rounds) if who == place and round >= following}
@@ -64,7 +64,7 @@ class Recorder:
     def received(self, id: str, round: int, updates: Sequence[Update]) -> None:
         senders = [update.sender for update in updates]
         self.trace.received(self._loop.now, id, round, ",".join(senders))
-        if not round:  # the preparation is no round, and has no edges
+        if not round:  # the preparation is not a round, and has no edges
             self.most_prepared = max(self.most_prepared, len(updates))
             return
         got = senders, [update.size for update in updates]
@@ -74,7 +74,7 @@ class Recorder:
             self._got[id] = got
 
     def assigned(self, id: str, round: int, assignment: Assignment) -> None:
-        """The models of others come mixed into one: who counted in it is written down with no bytes of its own."""
+        """Record the models in an assignment: they arrive mixed into one, so each is recorded without bytes."""
         others = [other for other in sorted(assignment.weights) if other != id]
         self.trace.received(self._loop.now, id, round, ",".join(others))
         self._got[id] = others, [0] * len(others)
@@ -104,7 +104,7 @@ class Recorder:
         self.trace.published(self._loop.now, node.name, "finished", node.round, node.me.params)
 
     def close(self, nodes: Mapping[str, Node]) -> None:
-        """Note what was sent after the nodes' last rounds, while others were still in theirs: it counts to the last one."""
+        """Record the bytes sent after the nodes' last rounds, while others still ran; they count for the last round."""
         last = {place: k for k, (_, _, place, *_) in enumerate(self._rounds)}
         for name, node in nodes.items():
             if (k := last.get(self._place[name])) is not None:
@@ -117,11 +117,11 @@ class Recorder:
                 )
 
     def after(self, rounds: int, evaluations: int) -> tuple[list[_Round], list[_Edge], list[_Evaluation]]:
-        """Return what was noted after so many rounds of nodes, and so many evaluations of theirs.
+        """Return the entries after the given numbers of node-rounds and evaluations.
 
         Returns:
-            The rounds: round, time, node, bytes in, bytes out (both since the start), models; what was learned in them from
-            others: dst, src, weight; and evaluations: round, node, metrics by stage.
+            The rounds: round, time, node, bytes in, bytes out (both since the start), models. The merges in them: dst,
+                src, weight. The evaluations: round, node, metrics by stage.
         """
         edges = [
             (dst, self._place[src], weight)
@@ -141,7 +141,7 @@ class Recorder:
         columns = list(zip(*kept, strict=True)) or [()] * len(names)
         kinds = (np.int64, np.float64, np.int64, np.int64, np.int64, np.int64)
         table = {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
-        for name in ("bytes_in", "bytes_out"):  # they were noted as sums since the start
+        for name in ("bytes_in", "bytes_out"):  # recorded as sums since the start
             for node in range(len(self._place)):
                 rows = table["node"] == node
                 table[name][rows] = np.diff(table[name][rows], prepend=0)
@@ -159,7 +159,7 @@ class Recorder:
         return table
 
     def edges_table(self) -> dict[str, np.ndarray]:
-        """Return one row for each model that was aggregated: round, src, dst (node numbers), weight, bytes."""
+        """Return one row for each aggregated model: round, src, dst (node numbers), weight, bytes."""
         rows = [
             (round, self._place[src], dst, weights.get(src, 0.0), size)
             for k, (round, dst, weights, (senders, sizes)) in enumerate(self._edges)
@@ -173,11 +173,12 @@ class Recorder:
         return {name: np.array(column, kind) for name, column, kind in zip(names, columns, kinds, strict=True)}
 
     def elections(self) -> dict[str, dict[str, np.ndarray]]:
-        """Return the table `elections`: one row for each time that a node has seen another coordinator, or none any more.
-        There is one only where messages are sent and the policy is coordinated.
+        """Return the table `elections`: one row for each change of the coordinator as a node sees it.
 
-        Columns: time, node (its number), epoch, term (the newest that it knows), coordinator (a number, -1 for none), and
-        problem (why there is none).
+        The table exists only if messages are sent and the policy is coordinated.
+
+        Columns: time, node (its number), epoch, term (the newest that it knows), coordinator (a number, -1 for none),
+            and problem (the reason for having none).
         """
         names = ("time", "node", "membership_version", "term", "coordinator", "problem")
         if not self._elections:

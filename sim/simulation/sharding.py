@@ -1,8 +1,8 @@
-"""Trains the nodes of one run in several processes, with the results of training them one by one in one.
+"""Training of one run's nodes in several processes, with the same results as one by one in a single process.
 
-The virtual clock, the nodes and what goes on between them stay in the process of the run, which also computes a share of its
-own. A worker makes the tasks and learners of its nodes itself; what travels are jobs and results. So whoever computes a job
-computes it from the same numbers, in the same program.
+The virtual clock, the nodes and their communication stay in the main process, which also computes a share of the jobs.
+A worker makes the tasks and learners of its nodes itself; only jobs and results are sent. Every process therefore
+computes a job from the same numbers, with the same program.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from p2pfl.task import Part, Task, make_task
 
 
 def task_of(scenario: Scenario, node: int) -> Task:
-    """Return what the node at a place learns."""
+    """Return the task of a node."""
     return make_task(*split_name("task", scenario.task), Part(node, scenario.nodes), scenario.seed)
 
 
 class ShardedBackend:
-    """The computations of learners that are asked one by one, by several processes at the same time (see
-    p2pfl.sim.simulation.batching.ComputeBackend).
+    """Computations of learners that run one by one, in several processes in parallel.
+
+    See p2pfl.sim.simulation.batching.ComputeBackend.
 
     Args:
-        learners, names, samples: of each node. Of the learners, only those are kept that this process asks itself.
-        processes: how many, this one included.
+        learners, names, samples: of each node. Only the learners that this process uses itself are kept.
+        processes: number of processes, including this one.
 
     Raises:
         WorkerLostError: a process has ended; from every method.
@@ -64,11 +65,10 @@ class ShardedBackend:
         end_all(self._workers)
 
     def compute(self, jobs: Sequence[NodeQuery[R]]) -> list[R]:
-        """Have each job computed by the process that has its node; one that needs no data by this process.
+        """Compute each job in the process that has its node; a job without data runs in this process.
 
-        (To send the models of a mean would take longer than to average them.)
-
-        If several fail, the error of the first job is raised: the one that would have come if they were computed in turn.
+        Averaging models is faster than sending them. If several jobs fail, the error of the first job is raised, as if
+        they were computed in turn.
         """
         results: list[Any] = [None] * len(jobs)
         errors: dict[int, Exception] = {}
@@ -77,7 +77,7 @@ class ShardedBackend:
             places[self._owner[job.node] if job.query.needs_data else 0].append(place)
 
         def ask(worker: Worker, mine: Sequence[int]) -> None:
-            for place in mine:  # one at a time: two that are both sending much would wait for each other
+            for place in mine:  # one at a time, because two processes that both send large messages would deadlock
                 try:
                     worker.give(jobs[place])
                     result = worker.take()
@@ -110,10 +110,12 @@ class ShardedBackend:
 
 
 def balance_by_samples(samples: Sequence[int], processes: int) -> list[list[int]]:
-    """Deal nodes out so that all processes have about as many samples; the first, which has more to do, never the most.
+    """Distribute nodes so that all processes have about the same number of samples.
+
+    The first process has additional work, so it never gets the most.
 
     Returns:
-        The nodes of each process, sorted; at least one each where there are enough.
+        The nodes of each process, sorted; at least one each if there are enough.
     """
     shares: list[list[int]] = [[] for _ in range(processes)]
     loads = [0] * processes
@@ -126,8 +128,8 @@ def balance_by_samples(samples: Sequence[int], processes: int) -> list[list[int]
 
 
 def _serve(pipe: Connection, scenario: Scenario, names: Mapping[int, str]) -> None:
-    """Make some nodes' learners, say so, and compute their jobs."""
-    prepare_process()  # a process that is started looks for modules where the one that starts it does
+    """Make the learners of some nodes, confirm it, and compute their jobs."""
+    prepare_process()  # a spawned process searches the same folders for modules as its parent
     learners: dict[int, Learner] = {}
 
     def compute(job: NodeQuery[Any] | None) -> Any:

@@ -40,12 +40,12 @@ class Run:
     """A finished run.
 
     Attributes:
-        topology: its name.
+        topology: name of the topology.
         properties: of the topology; see p2pfl.topologies.properties.
-        labels: label of each node in the topology, or else of its place; empty where every label is the node's number.
-        nodes: as they were at the end, by name.
+        labels: label of each node in the topology, or else of its place; empty if every label is the node's number.
+        nodes: final state of the nodes, by name.
         batches: by kind, the number of batches of jobs, and the number of jobs.
-        notes: what the user should know about how it was computed.
+        notes: notes for the user about the computation.
     """
 
     scenario: Scenario
@@ -72,26 +72,25 @@ def run(
 
     Args:
         graph: the topology, in place of the scenario's; its number of nodes must be the scenario's.
-        order: the order in which the nodes are made; it does not affect the result.
-        progress: called now and then with the number of node-rounds done.
+        order: the order in which the nodes are created; it does not affect the result.
+        progress: called from time to time with the number of node-rounds done.
 
     Raises:
-        ConfigurationError: the scenario asks for something that does not exist.
+        ConfigurationError: the scenario names something that does not exist.
         p2pfl.sim.simulation.clock.DeadlockError: nodes wait for each other for ever.
     """
     return Simulation(scenario, graph, order).run(progress)
 
 
 class Simulation:
-    """All objects of a run; made on construction from its plan, run once.
+    """All objects of a run; created on construction from its plan, run once.
 
-    Args: see `run`.
-        workers: processes that may be used to train the nodes, where they are trained one by one.
-        initial: the model that all nodes start from, in place of the task's.
+    Args: see `run`. workers: processes for the training of nodes that are trained one by one. initial: the model that
+        all nodes start from, in place of the task's.
 
     Attributes:
-        processes: the number of processes that are used.
-        notes: what the user should know about how it is computed.
+        processes: the number of processes in use.
+        notes: notes for the user about the computation.
     """
 
     def __init__(
@@ -153,7 +152,7 @@ class Simulation:
         loss = self.plan.scenario.network.loss
 
         async def linger(exchange: MessageExchange) -> None:
-            """Serve while a node may need it. With message loss, the message that a node is done may be lost too."""
+            """Serve while a node may need it. With message loss, the message that a node is done may also be lost."""
             nonlocal learning
             learning -= 1
             if not learning:
@@ -173,7 +172,7 @@ class Simulation:
         return Parts(self.plan, self.loop, self.links, self.trainers, self.policies, steps)
 
     def _step(self, policy: Policy) -> Step | None:
-        """Return the joint step of a coordinated policy, as the recorder watches it."""
+        """Return the joint step of a coordinated policy, wrapped by the recorder."""
         return self.recorder.clusters.watching(policy) if isinstance(policy, Coordinated) else None
 
     def _node(self, k: int, exchange: Exchange) -> Node:
@@ -192,10 +191,10 @@ class Simulation:
         )
 
     def _crew(self, workers: int) -> ComputeBackend:
-        """Return what computes the nodes' jobs: all together where the task allows it, else one by one, in `workers`
-        processes.
+        """Return the backend for the nodes' jobs.
 
-        Stacks stay in one process: in smaller ones, the last bits of the results would be others.
+        It is stacked if the task allows it, else one by one in `workers` processes. A stack stays in one process,
+        because smaller stacks would change the last bits of the results.
         """
         plan, scenario = self.plan, self.plan.scenario
         learners = make_learners(plan)
@@ -212,7 +211,10 @@ class Simulation:
         return ShardedBackend(scenario, learners, plan.names, samples, self.processes)
 
     def _note_small_budgets(self) -> None:
-        """Note budgets that no model fits in: a policy that takes what fits would train alone without a word."""
+        """Add a note for budgets that are too small for any model.
+
+        A policy that fetches only models within the budget would then train alone without a message.
+        """
         size = self.plan.encoder(0).expected_bytes("", 1)
         small = [limit for node in self.nodes.values() if 0 < (limit := node.me.budget.bytes) < size]
         if small:
@@ -226,6 +228,6 @@ def make_learners(plan: RunPlan) -> list[Learner]:
 
 
 def slowdowns(plan: RunPlan) -> list[float]:
-    """Return for each node the factor by which it trains slower."""
+    """Return each node's slowdown factor in training."""
     scenario = plan.scenario
     return [draw(scenario.compute.slowdown, scenario.seed, name, "slowdown") for name in plan.names]

@@ -1,4 +1,4 @@
-"""The trace of a run: every event in order, as one hash. Equal traces mean equal runs."""
+"""Trace of a run: every event in order, as one hash. Equal traces mean equal runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from p2pfl.parameters import Parameters
 
 
 class Trace:
-    """Hashes lines "time node kind peer round parameters", ordered by time and then by node.
+    """Hash of the lines "time node kind peer round parameters", ordered by time and then by node.
 
-    Events of the same instant are held until time moves on, so that the order in which nodes happen to run at one instant
-    does not show.
+    Events of the same time are held until time moves on. The hash therefore does not depend on the order in which nodes
+    run at one time.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class Trace:
         return whole.hexdigest()
 
     def _flush(self, now: float) -> None:
-        """Hash what was held, and begin another instant."""
+        """Hash the held events, and begin the next time."""
         self._hash.update(self._held())
         self._lines.clear()
         self._instant = now
 
     def _held(self) -> bytes:
-        """The events of this instant, in order of nodes; one node's are in their own order, and stay in it."""
+        """Return the events of this time in order of nodes; each node's events keep their own order."""
         if not self._lines:
             return b""
         lines = [line for _, line in sorted(self._lines, key=itemgetter(0))]

@@ -1,4 +1,4 @@
-"""Processes that work for this one, and what makes a process fit to simulate."""
+"""Worker processes of this process, and the setup of a process for simulation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class WorkerLostError(RunError):
 
 
 class Worker:
-    """A process that answers what it is given, as seen from the one that started it.
+    """Worker process that answers messages, as seen from its parent.
 
-    Each has a pipe of its own, so that one that is killed leaves no lock and no half message to others. (Those of a
-    ProcessPoolExecutor share queues, and its end can hang when a worker was killed while it sent a result.)
+    Each worker has its own pipe, so that a killed worker leaves no lock and no partial message to others. (Workers of a
+    ProcessPoolExecutor share queues, and its shutdown can hang if a worker was killed while it sent a result.)
 
     Args:
-        work: runs in the process, with the far end of the pipe and `args`; a function at the top of a module.
+        work: function that runs in the process, with the far end of the pipe and `args`; it must be at the top of a
+            module.
     """
 
     def __init__(self, work: Callable[..., None], *args: Any) -> None:
@@ -40,10 +41,10 @@ class Worker:
         self.process = context.Process(target=_begin, args=(work, far, *args))
         with _interrupts_held_back():
             self.process.start()
-        far.close()  # then the pipe ends when the worker does
+        far.close()  # closes the pipe when the worker ends
 
     def give(self, message: Any) -> None:
-        """Send something.
+        """Send a message.
 
         Raises:
             WorkerLostError: the process has ended.
@@ -54,7 +55,7 @@ class Worker:
             raise self._lost_error() from error
 
     def take(self) -> Any:
-        """Wait for what the worker has to say, and return it.
+        """Wait for the worker's next message, and return it.
 
         Raises:
             WorkerLostError: the process has ended.
@@ -73,7 +74,7 @@ class Worker:
 
 
 def end_all(workers: list[Worker]) -> None:
-    """End processes, whatever they are doing."""
+    """End processes, even if they are busy."""
     for worker in workers:
         worker.process.kill()
     for worker in workers:
@@ -81,7 +82,7 @@ def end_all(workers: list[Worker]) -> None:
 
 
 def answer(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """Answer what comes through a pipe, errors included, until it is closed or nobody is left to hear."""
+    """Answer messages from a pipe, including with errors, until the pipe is closed."""
     while True:
         try:
             task = pipe.recv()
@@ -90,7 +91,7 @@ def answer(pipe: Connection, work: Callable[[Any], Any]) -> None:
         try:
             message = work(task)
         except Exception as error:
-            error.add_note(traceback.format_exc())  # where it was raised does not travel
+            error.add_note(traceback.format_exc())  # a traceback is not pickled
             message = _fit_to_travel(error)
         try:
             pipe.send(message)
@@ -99,9 +100,9 @@ def answer(pipe: Connection, work: Callable[[Any], Any]) -> None:
 
 
 def _fit_to_travel(error: Exception) -> Exception:
-    """Return an error that can be made again at the other end of a pipe: itself, or else one that says the same."""
+    """Return an error that can be pickled: the original, or else one with the same message."""
     try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))  # what a pipe does
+        ForkingPickler.loads(ForkingPickler.dumps(error))  # as a pipe does
     except Exception:
         told = RunError(str(error)) if isinstance(error, RunError) else RuntimeError(f"{type(error).__name__}: {error}")
         for note in error.__notes__:
@@ -116,7 +117,7 @@ def _begin(work: Callable[..., None], pipe: Connection, *args: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it has died, in the middle of its work too."""
+    """End this process when its parent has died, even in the middle of its work."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -125,11 +126,11 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Hold back Ctrl-C, for good in processes that are started meanwhile: the one that starts them is to end them."""
+    """Hold back Ctrl-C, permanently in processes started in this block, because their parent ends them."""
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # to start it, as the first process would, lets interrupts through
+    resource_tracker.ensure_running()  # an implicit start with the first process would let interrupts through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -138,10 +139,10 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def prepare_process(path: Sequence[str] = ()) -> None:
-    """Make this process fit to simulate: one torch thread, and memory that is kept.
+    """Prepare this process for simulation: one torch thread, and freed memory is kept.
 
     Args:
-        path: folders that modules are looked for in as well. They come last, so that they hide none of others.
+        path: additional folders to search for modules. They come last, so that they hide no other modules.
     """
     import torch
 
@@ -154,7 +155,7 @@ def prepare_process(path: Sequence[str] = ()) -> None:
 
 @contextmanager
 def prepared_process(path: Sequence[str] = ()) -> Iterator[None]:
-    """Make this process fit to simulate, and then as it was; but glibc goes on keeping what is freed."""
+    """Prepare this process for simulation, and restore it afterwards; glibc continues to keep freed memory."""
     import torch
 
     threads, thresholds, frozen, before = torch.get_num_threads(), gc.get_threshold(), gc.get_freeze_count(), list(sys.path)
@@ -170,13 +171,16 @@ def prepared_process(path: Sequence[str] = ()) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed: every round takes and frees the same arrays, and to get their pages anew from the
-    system each time costs more than to compute them."""
+    """Make glibc keep freed memory.
+
+    Every round allocates and frees the same arrays. Getting their pages from the system again each time costs more than
+    computing them.
+    """
     if sys.platform == "linux":
         try:
             libc = ctypes.CDLL("libc.so.6")
             m_trim_threshold, m_mmap_threshold = -1, -3
-            libc.mallopt(m_mmap_threshold, 2**25)  # the most that glibc takes
+            libc.mallopt(m_mmap_threshold, 2**25)  # the maximum that glibc accepts
             libc.mallopt(m_trim_threshold, 2**31 - 1)
-        except (OSError, AttributeError):  # another libc: only slower
+        except (OSError, AttributeError):  # another libc is only slower
             return

@@ -1,4 +1,4 @@
-"""A reader written from docs/wire-protocol.md alone agrees with every golden vector: what is in it, or why it is refused."""
+"""Golden vectors against a reader written from docs/wire-protocol.md alone: contents, and reasons of refusals."""
 
 import ast
 import json

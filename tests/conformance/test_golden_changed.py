@@ -1,7 +1,8 @@
-"""What the document leaves open would show here: the reader and the project judge changed golden vectors alike.
+"""Modified golden vectors: the reader and the project must judge them alike, or the document has a gap.
 
-Inputs are changed at random by a seed and, for most of them, signed anew with the right key. The quick part runs with every
-test; `P2PFL_FUZZ=200000 pytest -m slow tests/conformance/test_golden_changed.py` tries as many as that.
+Inputs are modified at random from a seed and, for most of them, signed again with the right key. The quick part runs
+with every test. `P2PFL_FUZZ=200000 pytest -m slow tests/conformance/test_golden_changed.py` tries that number of
+inputs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""This project reads the golden vectors as they are written, and they are what it would write now."""
+"""Golden vectors against this project: it reads them as written, and would write the same now."""
 
 import re
 

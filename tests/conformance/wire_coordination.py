@@ -1,4 +1,4 @@
-"""Reads what docs/wire-protocol.md says of elections and coordinated rounds: a voter, submissions, assignments."""
+"""Reader of elections and coordinated rounds as in docs/wire-protocol.md: a voter, submissions, assignments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of the golden vectors: each is made from a seed that anybody can repeat."""
+"""Keys of the golden vectors, each derived from a published seed."""
 
 from p2pfl.protocols.identity import Identity
 

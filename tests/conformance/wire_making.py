@@ -1,4 +1,4 @@
-"""What the makers of golden vectors have in common: a federation, its log, and a file of vectors."""
+"""Shared code of the makers of golden vectors: a federation, its log, and a file of vectors."""
 
 import json
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Reads models as docs/wire-protocol.md describes them: codecs, differences, extras, and which update is accepted."""
+"""Reader of models as in docs/wire-protocol.md: codecs, differences, extras, and the acceptance of updates."""
 
 from __future__ import annotations
 

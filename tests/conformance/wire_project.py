@@ -1,4 +1,4 @@
-"""The checks of the golden vectors that tests/conformance/wire_reader.py does, done by the code that nodes run."""
+"""Checks of the golden vectors as in tests/conformance/wire_reader.py, done by the code that nodes run."""
 
 import asyncio
 import tempfile

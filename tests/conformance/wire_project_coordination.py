@@ -1,4 +1,4 @@
-"""The checks of elections and coordinated rounds, done by the code that nodes run."""
+"""Checks of elections and coordinated rounds, done by the code that nodes run."""
 
 from math import prod
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
-"""Reads what docs/wire-protocol.md describes, as another implementation would: written from that page alone.
+"""Independent reader of the protocol, written from docs/wire-protocol.md alone.
 
-`CHECKS` has a function for each `check` of the golden vectors: it takes what is `given` and returns what is to be expected,
-or raises `RefusedError` with the cause. Nothing of this project is imported.
+`CHECKS` has a function for each `check` of the golden vectors. It takes the `given` values and returns the expected
+ones, or raises `RefusedError` with the cause. It imports nothing from this project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types of docs/wire-protocol.md, and what its readers have in common: written from that page alone."""
+"""Types of docs/wire-protocol.md and shared code of its readers, written from that page alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes the golden vectors of docs/vectors: scripts/vectors writes them, a test holds that they are what it would write.
+"""Maker of the golden vectors in docs/vectors: scripts/vectors writes them, and a test verifies that they are current.
 
-What is to be expected of a valid input is what this project's code makes of it (tests/conformance/wire_project.py). The
-cause of a refusal is stated here, by hand.
+The expected result of a valid input comes from this project's code (tests/conformance/wire_project.py). The cause of a
+refusal is written here by hand.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Makes the golden vectors of elections and coordinated rounds."""
+"""Maker of the golden vectors of elections and coordinated rounds."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Makes the golden vectors of models: every codec, differences, extras, and which update is accepted."""
+"""Maker of the golden vectors of models: every codec, differences, extras, and the acceptance of updates."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Nodes as processes that meet at a broker: rounds through it, its death and return, ways around it, and what it learns."""
+"""Node processes at a broker: rounds through it, its death and return, direct links, and the data that it sees."""
 
 import asyncio
 import re

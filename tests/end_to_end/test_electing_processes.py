@@ -1,4 +1,4 @@
-"""FedPref in real processes: its coordinator is killed again and again, and nothing is lost but rounds."""
+"""FedPref in real processes: its coordinator is killed repeatedly, and only rounds are lost."""
 
 import signal
 import tomllib

@@ -1,4 +1,4 @@
-"""Nodes on machines of their own, at one switch: they find each other, are cut off, move, and nobody reads what they say."""
+"""Nodes on separate machines at one switch: discovery, network cuts, moves, and confidentiality."""
 
 import json
 import os

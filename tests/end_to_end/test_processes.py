@@ -1,4 +1,4 @@
-"""Nodes as processes over TCP: the same as simulated, and what becomes of them when they are killed, stopped or silenced."""
+"""Node processes over TCP: same results as simulated, and recovery after kills, stops and silence."""
 
 import signal
 import tomllib

@@ -1,6 +1,6 @@
-"""Shipped scenarios: those of DPFL on digits, of FedPref, and of topologies show what they are to show.
+"""Shipped scenarios of DPFL on digits, of FedPref and of topologies: their claims hold.
 
-That all of them run and have a report is seen by `p2pfl-sim reproduce --smoke`, which .ci/run does.
+`p2pfl-sim reproduce --smoke`, which .ci/run runs, verifies that all scenarios run and have a report.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The table of a paper that has figures for all of its rows, as the shipped scenarios reproduce it."""
+"""Tables of papers with figures for all rows, as the shipped scenarios reproduce them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is loaded, and a file is whole or refused."""
+"""Checkpoints: saved data is loaded, and a file is either whole or refused."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What survives damage, a kill at any moment, and a disk that is full or read-only."""
+"""Durability under file damage, kills at any moment, and a disk that is full or read-only."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Early stopping and best-on-validation: which of a node's models is its result."""
+"""Early stopping and best-on-validation: the choice of a node's result among its models."""
 
 from math import inf, nan
 

@@ -1,4 +1,4 @@
-"""Clipping and capping, on numbers; and federations with members that lie, on virtual time."""
+"""Clipping and capping, on numbers; and federations with malicious members, on virtual time."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Budgets: what a policy may receive is enforced by its node, whatever the policy does."""
+"""Budgets: a node enforces the limits of its policy in every case."""
 
 import asyncio
 import json

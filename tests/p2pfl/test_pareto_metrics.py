@@ -1,4 +1,4 @@
-"""Measures of fronts: by hand, and as moocore computes them."""
+"""Measures of fronts, against values by hand and against moocore."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A part of the parameters that stays on its node: what travels, what is trained, what is kept and what is refused."""
+"""Private parameters, which stay on their node: exchange, training, storage and refusals."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A query of a paper of one's own reaches the learner wherever the policy runs, and no part in between knows it."""
+"""Custom queries: they reach the learner wherever the policy runs, and no layer between knows them."""
 
 import asyncio
 import os

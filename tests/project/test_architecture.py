@@ -1,4 +1,4 @@
-"""The architecture: arrows between packages, circles of imports, and the sizes of folders, classes and functions."""
+"""Architecture: imports between packages, import cycles, and the sizes of folders, classes and functions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The drawing of the architecture is that of the code, and can be read."""
+"""Drawing of the architecture: it matches the code, and is readable."""
 
 from xml.etree import ElementTree
 

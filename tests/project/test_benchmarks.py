@@ -1,4 +1,4 @@
-"""The benchmarks run, and leave their figures behind."""
+"""Benchmarks: they run and write their figures."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The checks that run before a commit are those of scripts/check."""
+"""Checks before a commit: the same as in scripts/check."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The pinned versions of the development environment, against what p2pfl says that it needs."""
+"""Pinned versions of the development environment, against p2pfl's requirements."""
 
 import re
 import tomllib

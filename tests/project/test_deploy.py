@@ -1,4 +1,4 @@
-"""The files in deploy/ are accepted by the programs that read them, and agree with each other and with the project."""
+"""Files in deploy/: valid for the programs that read them, and consistent with each other and the project."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Documentation: the site builds without a warning, links lead somewhere, and the code of every page runs."""
+"""Documentation: the site builds without a warning, links have targets, and the code of every page runs."""
 
 import json
 import re

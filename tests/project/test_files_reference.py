@@ -1,4 +1,4 @@
-"""Reference of the files of runs and nodes: it lists what small runs leave, and nothing else."""
+"""Reference of the files of runs and nodes: it lists exactly the files that small runs leave."""
 
 import json
 import re

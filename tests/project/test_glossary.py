@@ -1,4 +1,4 @@
-"""The glossary: alphabetical, one module or more for each term, and modules that exist."""
+"""Glossary: alphabetical order, at least one module for each term, and modules that exist."""
 
 import re
 

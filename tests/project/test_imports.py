@@ -1,4 +1,4 @@
-"""Imports that are late on purpose, and those that must not be there. (Their directions: test_architecture.py.)"""
+"""Deferred and forbidden imports. (For their directions see test_architecture.py.)"""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""Distribution: the wheel, the sdist and an editable install hold one package, which a user's own files cannot shadow."""
+"""Distribution: the wheel, the sdist and an editable install hold one package, which user files cannot shadow."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Private names of others: the search finds them in strings, and ruff elsewhere."""
+"""Private names of other objects: the search finds them in strings, and ruff elsewhere."""
 
 import json
 import subprocess

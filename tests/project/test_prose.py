@@ -1,4 +1,4 @@
-"""The check of the prose: docstrings and Markdown."""
+"""Check of the prose: docstrings and Markdown."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The README: it is short, its figures are those of the repository, and every block of it is run by a test."""
+"""README: its length, its figures against the repository, and a test for every code block."""
 
 import ast
 import json

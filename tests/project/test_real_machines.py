@@ -1,4 +1,4 @@
-"""The page docs/real-machines.md: every command is run by a test, and three machines meet at a broker."""
+"""Page docs/real-machines.md: a test runs every command, and three machines meet at a broker."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Reference pages: the committed Markdown equals what the code says."""
+"""Reference pages: the committed Markdown matches the code."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The page docs/reproduced.md: its tables are generated, and its commands are run."""
+"""Page docs/reproduced.md: its tables are generated, and its commands are tested."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Retired names: the search finds each kind of them, and none is in the tree."""
+"""Retired names: the search finds each kind, and the tree has none."""
 
 import msgspec
 import pytest

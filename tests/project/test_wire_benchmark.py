@@ -1,4 +1,4 @@
-"""The wire benchmark runs, and leaves its figures behind."""
+"""Wire benchmark: it runs and writes its figures."""
 
 import json
 import os

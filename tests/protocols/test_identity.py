@@ -1,4 +1,4 @@
-"""Keys: those by which no signature holds, and key files that are encrypted."""
+"""Keys: weak public keys, for which no signature is valid, and encrypted key files."""
 
 import os
 import subprocess

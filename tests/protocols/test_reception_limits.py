@@ -1,4 +1,4 @@
-"""Bounds on what one member may send."""
+"""Limits on the messages of one member."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Identity, messages, payloads, the envelope and its door."""
+"""Identity, messages, payloads, the envelope and its verification."""
 
 import contextlib
 import os

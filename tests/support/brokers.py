@@ -1,4 +1,4 @@
-"""Brokers for tests: real ones on a free port of loopback, and one in memory that may be as hostile as a test wants."""
+"""Brokers for tests: real ones on a free port of loopback, and an in-memory one that can be hostile."""
 
 import asyncio
 import contextlib

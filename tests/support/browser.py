@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of pages. It notes what a page asks for, and what goes wrong in it."""
+"""Headless Chromium for tests of pages; it records the requests and errors of a page."""
 
 from __future__ import annotations
 

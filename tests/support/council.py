@@ -1,4 +1,4 @@
-"""Nodes that elect a coordinator and submit to it, on the virtual clock, and a member among them that says what it likes."""
+"""Nodes that elect a coordinator and submit to it on virtual time, and a malicious member among them."""
 
 import asyncio
 from contextlib import asynccontextmanager

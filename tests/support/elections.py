@@ -1,6 +1,6 @@
-"""Members that elect a coordinator in a world of lost, late and doubled messages, partitions, crashes and slow clocks.
+"""Election of a coordinator in a world of lost, late and duplicate messages, partitions, crashes and slow clocks.
 
-Everything is drawn from one seed, and time is a number. What is judged is only what members write, send and claim.
+Everything is drawn from one seed, and time is a number. Only what members write, send and claim is checked.
 """
 
 import heapq

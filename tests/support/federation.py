@@ -1,4 +1,4 @@
-"""Nodes that exchange real messages over a simulated network, on virtual time, with faults at will."""
+"""Nodes that exchange real messages over a simulated network, on virtual time, with injected faults."""
 
 import asyncio
 from contextlib import suppress

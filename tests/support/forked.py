@@ -1,7 +1,7 @@
-"""Commands of Python as real processes that begin as copies of one process in which torch is imported already.
+"""Python commands as real processes, forked from one process that has already imported torch.
 
-A copy is there in milliseconds, an import of torch takes seconds. Only packages of others are imported beforehand: what is
-the project's own is imported by each process itself, with its own environment, as `python -m` does it.
+A fork takes milliseconds, an import of torch takes seconds. Only third-party packages are imported beforehand. Each
+process imports the project's own packages itself, with its own environment, as `python -m` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes over TLS on loopback in the test's process, and those who attack them: strangers, forgers, members that cheat."""
+"""Nodes over TLS on loopback in the test's process, and their attackers: strangers, forgers, malicious members."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Keys, and who is let in, for tests of transports."""
+"""Keys and access control for tests of transports."""
 
 import os
 

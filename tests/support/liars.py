@@ -1,4 +1,4 @@
-"""A member of a federation on virtual time that says what it likes."""
+"""Malicious member of a federation on virtual time."""
 
 import asyncio
 

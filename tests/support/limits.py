@@ -1,4 +1,4 @@
-"""Limits of this process that stand for a full disk."""
+"""Limits of this process that simulate a full disk."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""The event loops that a node may run on, for tests."""
+"""Event loops of nodes, for tests."""
 
 import asyncio
 from contextlib import suppress

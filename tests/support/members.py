@@ -1,4 +1,4 @@
-"""Members of a federation, and a gate that knows them by heart: its log is nothing but their keys."""
+"""Members of a federation, and an access control whose log is only their keys."""
 
 from p2pfl.protocols.errors import ProtocolError
 from p2pfl.protocols.identity import Identity

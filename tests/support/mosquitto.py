@@ -1,4 +1,4 @@
-"""A Mosquitto broker of a test's own, where it is installed."""
+"""Mosquitto broker for one test, if it is installed."""
 
 import shutil
 import socket

@@ -1,8 +1,8 @@
-"""Machines of a test's own: network namespaces at one switch, which only Linux has.
+"""Machines for one test: network namespaces at one switch, on Linux only.
 
-Everything lives in a mount and a network namespace that a process of ours holds. Nothing of it is seen outside: names cannot
-clash, no frame can leave, and all of it is gone when that process is, also if the tests are killed. Without root, a user
-namespace around it gives the rights that it takes.
+Everything is inside a mount and a network namespace that one process of the test holds. Nothing is visible outside:
+names cannot clash, and no frame can leave. Everything disappears with that process, even if the tests are killed.
+Without root, a surrounding user namespace provides the necessary rights.
 """
 
 import json

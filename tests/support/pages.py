@@ -1,4 +1,4 @@
-"""The code blocks of pages of the documentation, for tests."""
+"""Code blocks of documentation pages, for tests."""
 
 from __future__ import annotations
 

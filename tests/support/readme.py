@@ -1,4 +1,4 @@
-"""The code blocks of the README, for tests."""
+"""Code blocks of the README, for tests."""
 
 import os
 import re

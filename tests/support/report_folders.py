@@ -1,4 +1,4 @@
-"""Folders of runs that never ran: small ones, to compute their figures by hand, and large ones, to see what a page bears."""
+"""Folders of made-up runs: small ones for computations by hand, and large ones for tests of a page's limits."""
 
 from __future__ import annotations
 

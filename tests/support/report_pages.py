@@ -1,4 +1,4 @@
-"""What a report's page holds, for tests: the payload that its figures are drawn from, and its tables."""
+"""Contents of a report's page, for tests: the payload of its figures, and its tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The shipped scenarios of papers, as the suite runs them: with one seed, and with the rows that are looked at.
+"""Shipped scenarios of papers as the suite runs them: with one seed, and with the tested rows.
 
-With P2PFL_WHOLE_TABLES=1 the tests of the whole tables run too: the commands of docs/reproduced.md, with all rows and all
-seeds, for about six minutes of two cores. That is for a release; what they measure is kept in results/measured.json.
+With P2PFL_WHOLE_TABLES=1 the tests of the whole tables also run: the commands of docs/reproduced.md, with all rows and
+all seeds, for about six minutes on two cores. Run them for a release; results/measured.json has their figures.
 """
 
 import os

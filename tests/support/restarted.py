@@ -1,4 +1,4 @@
-"""A policy that is started anew before every round."""
+"""Policy that is restarted before every round."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""The site that scripts/docs makes of docs/, and its links, for tests."""
+"""Site that scripts/docs makes of docs/, and its links, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ed25519 public keys by which no signature may hold, and forgeries that a library takes for signatures of them."""
+"""Weak Ed25519 public keys, for which no signature may be valid, and forgeries that a library accepts for them."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""Topologies: what each named graph looks like, its seed, what cannot be built, and who is whose neighbour."""
+"""Topologies: the shape and the seed of each named graph, invalid arguments, and neighbours."""
 
 import random
 

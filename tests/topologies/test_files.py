@@ -1,4 +1,4 @@
-"""Graphs from files: what is read, what is left out, and what is refused before it can do harm."""
+"""Graphs from files: imported and ignored data, and refusals of harmful files."""
 
 import json
 import os

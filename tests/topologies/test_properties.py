@@ -1,4 +1,4 @@
-"""What a graph is like, against values worked out by hand and NetworkX; and how far its nodes are from each other."""
+"""Properties of graphs, against values by hand and NetworkX, and distances between nodes."""
 
 from math import cos, pi, sqrt
 

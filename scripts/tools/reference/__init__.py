@@ -1,4 +1,4 @@
-"""Reference pages: tables and texts in docs/reference that are made from the code.
+"""Reference pages: tables and texts in docs/reference that are generated from the code.
 
-`python -m scripts.tools.reference` writes them, `--check` compares them with the code.
+`python -m scripts.tools.reference` writes them, and `--check` compares them with the code.
 """

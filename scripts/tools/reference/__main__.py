@@ -8,7 +8,7 @@ from scripts.tools.reference.pages import find_pages, render
 
 
 def main() -> int:
-    """Write the pages, or name those that differ from the code."""
+    """Write the pages, or name the pages that differ from the code."""
     parser = argparse.ArgumentParser(prog="scripts/reference", description="Write docs/reference from the code.")
     parser.add_argument("--check", action="store_true", help="write nothing, and fail if a page differs from the code")
     check = parser.parse_args().check

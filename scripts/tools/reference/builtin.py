@@ -24,12 +24,12 @@ from scripts.tools.reference.docstrings import (
 from scripts.tools.reference.markdown import table
 from scripts.tools.reference.objects import about
 
-FILLED_IN = ("part", "seed", "n")  # arguments that are no options
+FILLED_IN = ("part", "seed", "n")  # arguments that are not options
 REPORTED_STAGE = "the model of a round that is reported and that early stopping compares."
 
 
 def builtin(path: str) -> str:
-    """Return each entry of the table of names `module:name`: its text and its options."""
+    """Return the text and the options of each entry of a table; `path` is its `module:name`."""
     return "\n\n".join(block for factory, names in _factories(resolve_name(path)) for block in _entry(factory, names))
 
 
@@ -65,7 +65,7 @@ def _entry(path: str, names: list[str]) -> Iterator[str]:
 
 
 def aliases(lines: str) -> str:
-    """Return the definition of each name of a type, and its explanation, one `module:name` a line."""
+    """Return the definition and the explanation of each type alias; `lines` has one `module:name` per line."""
     return "\n\n".join(block for line in lines.split() for block in _alias(line))
 
 

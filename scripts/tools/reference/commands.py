@@ -14,7 +14,7 @@ _SubParsers = argparse._SubParsersAction  # noqa: SLF001 (argparse shows its com
 
 
 def commands(module: str) -> str:
-    """Return every command of the parser that a module's `parser()` makes."""
+    """Return every command of the parser from a module's `parser()`."""
     parser: argparse.ArgumentParser = import_module(module).parser()
     return "\n\n".join(_command(parser, "", parser.prog))
 

@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 def parts(docstring: str) -> list[Part]:
-    """Return text and sections in their order; the lines of a section are without its indentation."""
+    """Return text and sections in order; the lines of a section have no indentation."""
     found = [Part("", [])]
     for line in inspect.cleandoc(docstring).splitlines():
         head = _HEAD.fullmatch(line)
@@ -104,7 +104,7 @@ def grouped(found: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 
 def code(names: Iterable[str]) -> str:
-    """Return names as code, with commas between."""
+    """Return names as code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -119,7 +119,7 @@ def abouts(types: Iterable[str]) -> str:
 
 
 def meaning(text: str, about: str = "") -> str:
-    """Return an explanation as a cell of a table, with the type and default below it."""
+    """Return an explanation as a table cell, with the type and default below it."""
     return escape(sentence(text)) + (f"<br>*{about}*" if about else "")
 
 
@@ -156,7 +156,7 @@ def _wrapped(rows: list[str]) -> Iterator[str]:
 
 
 def docstring_of(thing: Any) -> str:
-    """Return the docstring of a thing itself, not of its bases; "" for none, or for one that the library made."""
+    """Return the docstring of an object itself, not of its bases; "" without one, or if the library generated it."""
     text = (thing.__dict__.get("__doc__") if isinstance(thing, type) else getattr(thing, "__doc__", None)) or ""
     name = thing.__name__ if isinstance(thing, type) else ""
     return "" if name and text.startswith(f"{name}(") else str(text)

@@ -17,7 +17,7 @@ _WORDS = {int: "whole number", float: "number", str: "string", bool: "`true` or 
 
 
 def keys(path: str) -> str:
-    """Return a table of the keys of the struct `module:name`, with those of the tables in it."""
+    """Return a table of the keys of the struct `module:name`, including those of its nested tables."""
     return table(("key", "meaning"), _keys(resolve_name(path), ""))
 
 
@@ -35,7 +35,7 @@ def _keys(kind: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(kind: Any) -> str:
-    """Return the type of a key in the words of TOML."""
+    """Return the type of a key in TOML's terms."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return ", ".join(f'`"{part}"`' for part in parts)

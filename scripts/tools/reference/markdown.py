@@ -1,4 +1,4 @@
-"""Markdown of tables and sentences."""
+"""Formatting of tables and sentences in Markdown."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def sentence(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text whose angle brackets are no HTML, outside of code spans."""
+    """Return a text with its angle brackets escaped outside code spans."""
     parts = _CODE_SPAN.split(text)
     return "".join(part if k % 2 else re.sub(r"<(?=[A-Za-z/!])", r"\\<", part) for k, part in enumerate(parts))
 
 
 def toml(value: Any) -> str:
-    """Return a default value as code in the words of TOML; "" for none."""
+    """Return a default value as TOML code; "" for none."""
     match value:
         case msgspec.NODEFAULT | None:
             return ""

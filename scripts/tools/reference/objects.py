@@ -22,8 +22,8 @@ def objects(lines: str) -> str:
     """Return the description of each object.
 
     Args:
-        lines: one object a line, by its full name. After it, with a colon between, names of members that are described too,
-            or `*` for all; with `+` for all and those of base classes.
+        lines: one object per line, by its full name. After it, separated by a colon, come the names of members to
+            describe, or `*` for all, or `+` for all including those of base classes.
     """
     return "\n\n".join(block for line in lines.splitlines() for block in _object(*_split(line)))
 
@@ -55,7 +55,7 @@ def _object(name: str, members: list[str]) -> Iterator[str]:
 
 
 def _resolve(name: str) -> Any:
-    """Return a module, or something in one; an attribute comes before a module of the same name."""
+    """Return a module, or an object in one; an attribute takes precedence over a module of the same name."""
     package, _, last = name.rpartition(".")
     try:
         return getattr(resolve_name(package), last)
@@ -64,7 +64,7 @@ def _resolve(name: str) -> Any:
 
 
 def _defined(module: ModuleType) -> list[str]:
-    """Return the public classes and functions that a module defines and explains, in their order."""
+    """Return the public classes and functions that a module defines and documents, in order."""
     return [
         name
         for name, value in vars(module).items()
@@ -97,7 +97,7 @@ def _function(value: Any) -> Any:
 
 
 def signature(thing: Any, name: str = "") -> str:
-    """Return how a class, a function or a property is used."""
+    """Return the signature of a class, a function or a property."""
     function = _function(thing)
     name = name or thing.__name__
     if isinstance(thing, property | cached_property):
@@ -138,7 +138,7 @@ def _parameters(parameters: list[inspect.Parameter]) -> Iterator[str]:
 
 
 def annotation(kind: Any) -> str:
-    """Return a type as it is written in code, without the modules of its names."""
+    """Return a type as written in code, without module names."""
     if kind in (inspect.Parameter.empty, inspect.Signature.empty, ""):
         return ""
     if kind is None or kind is type(None):
@@ -154,7 +154,7 @@ def annotation(kind: Any) -> str:
 
 
 def default(value: Any) -> str:
-    """Return a default value as it is written in code."""
+    """Return a default value as written in code."""
     if isinstance(value, Callable):  # type: ignore[arg-type]
         return str(getattr(value, "__name__", type(value).__name__))
     if repr(value).endswith(">"):

@@ -1,7 +1,7 @@
-"""Pages of the reference, and the parts of them that are made from the code.
+"""Pages of the reference, and their parts that are generated from the code.
 
-Such a part stands between `<!-- begin KIND WHAT -->` and `<!-- end KIND -->`. `KINDS` has a function for each kind, which
-gets WHAT and returns Markdown. All other text of a page is written by hand and stays as it is.
+A generated part is between `<!-- begin KIND WHAT -->` and `<!-- end KIND -->`. `KINDS` has a function for each kind,
+which receives WHAT and returns Markdown. All other text of a page is written by hand and stays unchanged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ KINDS: Mapping[str, Callable[[str], str]] = {
 
 
 def find_pages() -> list[Path]:
-    """Return the pages that have a part made from the code."""
+    """Return the pages that have a generated part."""
     return [path for path in sorted(FOLDER.glob("*.md")) if "<!-- begin " in path.read_text(encoding="utf-8")]
 
 
 def render(page: str, name: str = "page") -> str:
-    """Return the text of a page with its parts made again.
+    """Return the text of a page with its generated parts updated.
 
     Raises:
-        ValueError: a part is of no known kind or has no end, or the code does not explain something in it.
+        ValueError: a part has an unknown kind or no end, or the code does not document something in it.
     """
 
     def made(part: re.Match[str]) -> str:

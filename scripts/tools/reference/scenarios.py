@@ -1,4 +1,4 @@
-"""Scenarios that are shipped."""
+"""Table of the shipped scenarios."""
 
 from __future__ import annotations
 

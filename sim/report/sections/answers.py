@@ -1,4 +1,4 @@
-"""The section on models that hold a solution for every preference: the front of each node's solutions, in each run."""
+"""Section on models with a solution for every preference: the front of each node's solutions in each run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pfl.sim.report.summary import AllAnswers
 
 
 def section(series: Sequence[Series]) -> Section | None:
-    """Return the section; runs with other objectives have figures of their own."""
+    """Return the section; runs with other objectives have separate figures."""
     having = [one for one in series if one.shown.answers is not None]
     alike = list(by_key(having, lambda one: tuple(answers_of(one).higher_is_better.items())).values())
     figures = [figure(f"answers-{k}" if k else "answers", runs) for k, runs in enumerate(alike)]
@@ -30,7 +30,7 @@ def answers_of(series: Series) -> AllAnswers:
 
 
 def figure(id: str, series: Sequence[Series]) -> Figure:
-    """Return the solutions of each node as points, each node and each pair of objectives in a view of its own."""
+    """Return the solutions of each node as points, with a view for each node and pair of objectives."""
     goals = answers_of(series[0]).higher_is_better
     names = list(goals)
     views = []

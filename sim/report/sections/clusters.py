@@ -1,6 +1,6 @@
-"""The section on clusters: who was in which, how near they came to the true groups, and how alike the models were.
+"""Section on clusters: their members, their agreement with the true groups, and the similarity of the models.
 
-The figures show what figures 11 and 12 of Hartmann et al. (FedPref, 2024) show.
+The figures correspond to figures 11 and 12 of Hartmann et al. (FedPref, 2024).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from p2pfl.sim.report.summary import Entry
 MOST_BINS = 100  # rows and columns of a matrix
 MOST_FRAMES = 6  # matrices of a run
 SAME = 1 - 1e-9  # an adjusted Rand index above this is 1
-MOST_SAID = 6  # runs; of more, the table says it better
+MOST_SAID = 6  # runs; with more, the table shows this better
 MOST_PARTS = 40_000  # of lanes, in all runs together
 
 
 class States(NamedTuple):
-    """The clusters of a run's seed that is shown.
+    """Clusters of a run, for the seed that is shown.
 
     Attributes:
-        names: of the clusters, "" being that of all.
-        table: which of these each node was assigned in each round, or -1; [rounds, nodes].
+        names: names of the clusters; "" is the cluster of all nodes.
+        table: the cluster of each node in each round as an index into `names`, or -1; [rounds, nodes].
     """
 
     names: list[str]
@@ -38,13 +38,13 @@ class States(NamedTuple):
 
     @property
     def final(self) -> list[str]:
-        """The name of each node's last cluster; of one that was never assigned any, "", which is that of all."""
+        """Return the name of each node's last cluster; "", the cluster of all nodes, if it was never assigned one."""
         last = [column[column >= 0] for column in self.table.T]
         return [self.names[column[-1]] if len(column) else "" for column in last]
 
 
 def section(series: Sequence[Series]) -> Section | None:
-    """Return the section; None where no policy has clusters or compares models."""
+    """Return the section; None if no policy has clusters or compares models."""
     states = {one.name: found for one in series if (found := states_of(one)) is not None}
     figures = [lanes(series, states)] if states else []
     note = "1 where the clusters are the true groups, about 0 where they agree by chance (Hubert and Arabie 1985)."
@@ -78,7 +78,7 @@ def _by_round(entry: Entry, rounds: Sequence[int], values: Sequence[float]) -> n
 
 
 def states_of(series: Series) -> States | None:
-    """Return the clusters of the seed that is shown; None where the run has none."""
+    """Return the clusters of the seed that is shown; None if the run has none."""
     columns = series.more("clusters", series.shown)
     if columns is None or not len(columns["round"]):
         return None
@@ -89,7 +89,7 @@ def states_of(series: Series) -> States | None:
 
 
 def lanes(series: Sequence[Series], states: dict[str, States]) -> Figure:
-    """Return each node's cluster from round to round; those of a cluster beside each other, as long as it has no gaps."""
+    """Return each node's cluster by round; the nodes of a cluster are adjacent as long as it has no gaps."""
     own = {one.name: one for one in series}
     kinds = sorted({group for name in states for group in _groups(own[name].shown)}, key=lambda name: (len(name), name))
     runs: dict[str, dict[str, Any]] = {}
@@ -100,7 +100,7 @@ def lanes(series: Sequence[Series], states: dict[str, States]) -> Figure:
         order = sorted(range(entry.nodes), key=lambda k: (state.final[k], groups[k] if groups else "", k))
         parts = [(row, *part) for row, node in enumerate(order) for part in _episodes(state.table[:, node])]
         if len(parts) > left:
-            break  # what is left out is said in the note
+            break  # the note mentions the omitted runs
         left -= len(parts)
         rows, first, last, block = np.array(parts).T
         called = entry.labels if len(entry.labels) == entry.nodes else [f"node {k}" for k in range(entry.nodes)]
@@ -140,16 +140,16 @@ def lanes(series: Sequence[Series], states: dict[str, States]) -> Figure:
 
 
 def _groups(entry: Entry) -> list[str]:
-    """Return the true group of each node; nothing if not all are of one."""
+    """Return the true group of each node; nothing if some node has none."""
     known = len(entry.groups) == entry.nodes and None not in entry.groups
     return [str(group) for group in entry.groups] if known else []
 
 
 def _episodes(clusters: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return from which round to which a node was in which cluster.
+    """Return the first and the last round of each of a node's stays in a cluster.
 
     Args:
-        clusters: of one node by round, the first being round 1; -1 is none.
+        clusters: clusters of one node by round, from round 1; -1 is none.
     """
     ends = np.flatnonzero(np.diff(clusters)) + 1
     starts = [0, *ends.tolist()]
@@ -158,7 +158,7 @@ def _episodes(clusters: np.ndarray) -> list[tuple[int, int, int]]:
 
 
 def similarities(series: Sequence[Series], states: dict[str, States]) -> list[Figure]:
-    """Return how alike the models were at some rounds, of the seeds that are shown; a figure for each kind of nodes."""
+    """Return the similarities of the models at some rounds of the seeds shown; one figure for each set of nodes."""
     found = {one.name: columns for one in series if (columns := one.more("similarities", one.shown)) is not None}
     compared = [one for one in series if one.name in found and len(found[one.name]["round"])]
     alike = by_key(compared, lambda one: (one.shown.nodes, tuple(one.shown.groups)))
@@ -182,13 +182,13 @@ def similarities(series: Sequence[Series], states: dict[str, States]) -> list[Fi
 
 
 def _order(series: Series, grouped: bool, states: States | None) -> Order:
-    """Return nodes by their true groups, or else by their last clusters."""
+    """Return nodes ordered by their true groups, or else by their last clusters."""
     final = states.final if states is not None else [""] * series.shown.nodes
     return order_nodes(series.shown, MOST_BINS, groups=None if grouped else final)
 
 
 def _panels(columns: Columns, order: Order, most: int) -> list[dict[str, Any]]:
-    """Return the matrices of some rounds; not of those in which most nodes are alone, if there are others."""
+    """Return the matrices of some rounds; rounds in which most nodes are alone are used only if there are no others."""
     rounds = np.unique(columns["round"])
     there = [len(np.unique([columns[name][columns["round"] == round] for name in ("node", "other")])) for round in rounds]
     full = [round for round, count in zip(rounds, there, strict=True) if 2 * count >= len(order.place)]
@@ -204,19 +204,19 @@ def _rows(order: Order) -> dict[str, Any]:
 
 
 def _frames(runs: int, nodes: int) -> int:
-    """Return how many matrices a run may have, so that all fit into a page."""
+    """Return the number of matrices that a run may have, so that all fit into a page."""
     return max(1, min(MOST_FRAMES, MOST_CELLS // (2 * runs * min(nodes, MOST_BINS) ** 2)))
 
 
 def _some(rounds: np.ndarray, most: int) -> list[int]:
-    """Return at most so many rounds: the first, the last, and some in equal steps between."""
+    """Return at most `most` rounds: the first, the last, and others at equal distances."""
     if len(rounds) <= most:
         return [int(round) for round in rounds]
     return [int(rounds[k]) for k in np.unique(np.linspace(0, len(rounds) - 1, most).round().astype(int))]
 
 
 def matrix(columns: Columns, round: int, order: Order) -> np.ndarray:
-    """Return the similarities of a round, [rows, rows]; where a row stands for several nodes, the mean of those known."""
+    """Return the similarities of a round, [rows, rows]; rows of several nodes have the mean of known values."""
     here = columns["round"] == round
     one, other, value = (columns[name][here] for name in ("node", "other", "similarity"))
     there = np.unique([one, other])
@@ -240,12 +240,12 @@ def _alike(grouped: bool, orders: dict[str, Order]) -> str:
 
 
 def of_clusters(series: Sequence[Series]) -> list[str]:
-    """Say of runs with clusters how near these came to the true groups, when, and what became of them."""
+    """Describe each run's clusters: their agreement with the true groups, its round, and their final state."""
     became = [found for one in series if (found := _became(one)) is not None]
     split = [each for each in became if each.most > 1]
     whole = [each.name for each in became if each.most == 1]
     said = [_sentence(each) for each in split]
-    if len(split) > MOST_SAID:  # then in brief
+    if len(split) > MOST_SAID:  # use the short form
         exact = [f"{each.name} ({_when(each)})" for each in split if each.exact]
         missed = [each.name for each in split if each.best is not None and not each.exact]
         said = [f"The clusters were the true groups at some round in: {some(exact, len(exact))}."] if exact else []
@@ -257,8 +257,8 @@ class _Became(NamedTuple):
     """History of a run's clusters: their greatest and final number, and their agreement with the true groups.
 
     Attributes:
-        exact: the first rounds in which they were just the true groups, of those seeds in which they ever were.
-        best, final: adjusted Rand indices, the mean over seeds; None where a node is of no group.
+        exact: the first rounds in which the clusters equalled the true groups, for the seeds in which they ever did.
+        best, final: adjusted Rand indices, the mean over seeds; None if a node belongs to no group.
     """
 
     name: str
@@ -300,7 +300,7 @@ def _sentence(found: _Became) -> str:
 
 
 def _when(found: _Became) -> str:
-    """In which rounds the clusters were first just the true groups."""
+    """Return the rounds in which the clusters first equalled the true groups."""
     seeds = f"in {len(found.exact)} of {found.seeds} seeds, first " if found.seeds > 1 else ""
     return f"{seeds}at round{'s' * (min(found.exact) < max(found.exact))} {_range(found.exact)}"
 

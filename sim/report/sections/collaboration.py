@@ -1,7 +1,8 @@
-"""The section on collaboration: who learned from whom, over time and in all, and how much of it within the own group.
+"""Section on collaboration: the links between nodes, over time and in total, and the share within the own group.
 
-The matrices over time show what figures 2 and 12 of Kharrat et al. (DPFL, 2024) show; that of a whole run what figure 2 of
-Listo Zec et al. (DAC, 2024) shows, how often a node learned from which other. Nodes are in the order of their groups.
+The matrices over time correspond to figures 2 and 12 of Kharrat et al. (DPFL, 2024). The matrix of a whole run
+corresponds to figure 2 of Listo Zec et al. (DAC, 2024): it shows how often each node learned from each other node.
+Nodes are in the order of their groups.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from p2pfl.sim.report.summary import Entry
 
 MOST_BINS = 128  # rows and columns of a matrix
 MOST_FRAMES = 5
-MOST_CELLS = 2_000_000  # of all matrices over time together: a byte each, before compression
+MOST_CELLS = 2_000_000  # of all matrices over time together: one byte each, before compression
 MOST_FIGURES = 6
 
 
@@ -31,9 +32,9 @@ class Order:
 
     Attributes:
         place: the row of each node.
-        sizes: how many nodes each row stands for.
-        groups: names, and how many rows they have; empty where there are none.
-        labels: of the rows.
+        sizes: the number of nodes in each row.
+        groups: names and numbers of rows; empty without groups.
+        labels: labels of the rows.
     """
 
     place: np.ndarray
@@ -47,7 +48,7 @@ class Order:
 
 
 def section(series: Sequence[Series]) -> Section:
-    """Return the section; runs whose nodes are not the same have figures of their own."""
+    """Return the section; runs with different nodes have separate figures."""
     links = {one.name: one.links(one.shown) for one in series}
     linked = [one for one in series if len(links[one.name]["round"])]
     alike = list(by_key(linked, _nodes).values())
@@ -66,7 +67,7 @@ def section(series: Sequence[Series]) -> Section:
         note="The share of the models aggregated in a round that came from a node of the own group, in the mean over seeds.",
         y_unit="%",
     )
-    for band in {"low", "high"} & set(shares):  # a share is from 0 to 100, however it deviates
+    for band in {"low", "high"} & set(shares):  # a share lies between 0 and 100, whatever its deviation
         shares[band] = {run: values.clip(0, 100) for run, values in shares[band].items()}
     text = []
     if alone := [one.name for one in series if one not in linked]:
@@ -82,11 +83,11 @@ def _nodes(series: Series) -> tuple[Any, ...]:
 
 
 def order_nodes(entry: Entry, most: int = MOST_BINS, labelled: bool = True, groups: Sequence[str] | None = None) -> Order:
-    """Return nodes in the order of their groups, and if there are too many, so many neighbours in a row that they fit.
+    """Return nodes in the order of their groups; if there are too many, adjacent nodes share a row.
 
     Args:
-        groups: the names of those in place of the true ones, in whose order they are.
-        labelled: by the names that they have in the topology; else, and where they have none, by number.
+        groups: names of the groups, in order, in place of the true ones.
+        labelled: label rows with the names in the topology; else, and without names, with numbers.
     """
     n = entry.nodes
     of = entry.groups if groups is None else groups
@@ -111,17 +112,17 @@ def order_nodes(entry: Entry, most: int = MOST_BINS, labelled: bool = True, grou
 
 
 def windows(rounds: int, most: int = MOST_FRAMES) -> list[tuple[int, int]]:
-    """Return the first and the last round of at most so many parts of a run, which are of equal length but for one round."""
+    """Return the first and the last round of at most `most` parts of a run, equal in length within one round."""
     count = max(1, min(rounds, most))
     ends = [rounds * (k + 1) // count for k in range(count)]
     return [(start + 1, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def count_links(links: Columns, order: Order, parts: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return how often each node learned from which other, in each part of a run; shape [parts, rows, rows], row = dst.
+    """Return the frequency of each link in each part of a run; shape [parts, rows, rows], row = dst.
 
-    In percent of the rounds; where a row stands for several nodes, of all pairs of nodes and rounds. What is more than
-    nothing is 1 at least.
+    The unit is percent of the rounds. If a row stands for several nodes, it is percent of all pairs of nodes and
+    rounds. A value above zero is at least 1.
     """
     rows = len(order.sizes)
     part = np.searchsorted([end for _, end in parts], links["round"])
@@ -135,7 +136,7 @@ def count_links(links: Columns, order: Order, parts: Sequence[tuple[int, int]]) 
 
 
 def preselected_links(entry: Entry) -> Columns | None:
-    """Return whom each node has chosen in the preparation as links of a round 1; None where no policy does so."""
+    """Return each node's choice in the preparation as links of a round 1; None if no policy makes one."""
     numbers = {str(k): k for k in range(entry.nodes)}
     lines = enumerate(entry.chosen_before[: entry.nodes])
     pairs = [(numbers[word], dst) for dst, line in lines for word in line.split() if word in numbers]
@@ -144,7 +145,7 @@ def preselected_links(entry: Entry) -> Columns | None:
 
 
 def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, Columns]) -> list[Figure]:
-    """Return who learned from whom over time, and in all, of runs that have the same nodes."""
+    """Return the links over time and in total, for runs that have the same nodes."""
     entry = series[0].shown
     frames, bins = _sizes(len(series), entry.nodes)
     order = order_nodes(entry, bins, all(one.shown.labels == entry.labels for one in series))
@@ -173,7 +174,7 @@ def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, 
 
 
 def _sizes(runs: int, nodes: int) -> tuple[int, int]:
-    """Return how many matrices over time each run has, and how many rows at most, so that all fit into a page."""
+    """Return each run's number of matrices over time, and the maximum number of rows, so that all fit into a page."""
     choices = [(frames, bins) for bins in (MOST_BINS, 64, 32) for frames in (MOST_FRAMES, 4, 2)]
     return next((c for c in choices if runs * c[0] * min(nodes, c[1]) ** 2 <= MOST_CELLS), choices[-1])
 
@@ -198,7 +199,7 @@ def _note(series: Sequence[Series], order: Order) -> str:
 
 
 def _within(series: Series, entry: Entry) -> np.ndarray | None:
-    """The share of a round's links from the own group, in percent."""
+    """Return the share of a round's links within the own group, in percent."""
     if len(entry.groups) != entry.nodes or None in entry.groups or len(set(entry.groups)) < 2:
         return None
     links = series.links(entry)

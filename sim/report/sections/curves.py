@@ -1,6 +1,6 @@
-"""Figures of what goes on from round to round: the mean over a run's seeds, and their deviation.
+"""Figures of quantities by round: the mean over a run's seeds, and the standard deviation.
 
-A run that has ended before another seed of it counts with its last value.
+A seed that ended early counts with its last value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PerRound = Callable[[Series, Entry], np.ndarray | None]
 
 
 def of_nodes(series: Series, entry: Entry, stage: str, what: str) -> np.ndarray:
-    """Return a metric of a snapshot by round and node; only the rounds in which some node was evaluated are numbers."""
+    """Return a metric of a snapshot by round and node; rounds without any evaluation are NaN."""
     rounds = series.rounds(entry)
     measured = [rounds[name] for name in (f"{stage}_{what}", f"merged_{what}") if name in rounds]
     evaluated = np.zeros(int(rounds["round"].max(initial=0)), bool)
@@ -34,26 +34,26 @@ def reported_curve(series: Series, entry: Entry) -> np.ndarray:
 
 
 def worst_tenth(table: np.ndarray, higher_is_better: bool) -> np.ndarray:
-    """Return for each round the mean of the worst tenth of its nodes, of one at least; NaN until all have a number."""
+    """Return for each round the mean of the worst tenth of its nodes, at least one; NaN until all have a number."""
     worst_first = np.sort(table if higher_is_better else -table, axis=1)[:, : max(1, table.shape[1] // 10)]
     found = mean(worst_first) if higher_is_better else -mean(worst_first)
     return np.where(np.isnan(table).any(axis=1), np.nan, found)
 
 
 def bytes_sent(series: Series, entry: Entry) -> np.ndarray:
-    """Return the bytes that all nodes have sent until the end of each round, the preparation included."""
+    """Return the total bytes sent by all nodes until the end of each round, including the preparation."""
     return learning_curves.bytes_sent(series.rounds(entry), entry.traffic.preparation.bytes)
 
 
 def round_ends(series: Series, entry: Entry) -> np.ndarray:
-    """Return when the last node had ended each round, in virtual seconds."""
+    """Return the time at which the last node ended each round, in virtual seconds."""
     return learning_curves.round_ends(series.rounds(entry))
 
 
 def over_seeds(series: Series, per_round: PerRound) -> np.ndarray:
-    """Return a figure for each seed and round; shape [seeds, rounds], NaN where there is none.
+    """Return a figure for each seed and round; shape [seeds, rounds], NaN if there is none.
 
-    Of a pool it is the mean over its runs.
+    For a pool, it is the mean over its runs.
     """
     found = [(entry.seed, values) for entry in series.entries if (values := per_round(series, entry)) is not None]
     longest = max((len(values) for _, values in found), default=0)
@@ -71,10 +71,10 @@ def over_seeds(series: Series, per_round: PerRound) -> np.ndarray:
 def lines(
     series: Sequence[Series], per_round: PerRound, *, id: str, title: str, y_label: str, note: str = "", **more: Any
 ) -> Figure:
-    """Return a figure of lines: the mean over seeds against rounds, bytes and virtual time, with a band of one deviation.
+    """Return a figure of lines: the mean against rounds, bytes and virtual time, with a band of one deviation.
 
-    A round that some seed has no number of is left out, and so is a run without any; so are rounds after the last one that
-    was done with any seed.
+    Mean and deviation are over seeds. The figure omits rounds without a number for some seed, runs without any number,
+    and rounds after the last one that was done with any seed.
     """
     y, low, high = {}, {}, {}
     x: dict[str, dict[str, np.ndarray]] = {"rounds": {}, "bytes": {}, "time": {}}

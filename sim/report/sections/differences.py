@@ -1,4 +1,4 @@
-"""What differs between the scenarios of several folders: key by key, as resolved."""
+"""Table of the keys that differ between the scenarios of several folders, as resolved."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.markup import bullets, paragraphs, table
 
-LABELS = ("name", "paper", "pool", "varied")  # of a run; they change nothing
+LABELS = ("name", "paper", "pool", "varied")  # keys of a run without an effect on its results
 MOST_VALUES = 6
 
 
 def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:
     """Return a table of the keys that differ, as HTML.
 
-    Runs are compared with those of the same name. Where the folders have no such runs, the values of all runs are compared.
+    Runs are compared by name. If the folders have no runs of the same name, the values of all runs are compared.
     """
     runs = [_runs(folder) for folder in folders]
     if not all(runs):
@@ -50,14 +50,14 @@ def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:
 
 
 def _runs(folder: Folder) -> dict[str, dict[str, Any]]:
-    """Return each run's keys with dots; those of the runs in the summary."""
+    """Return each run's keys with dots; only the runs in the summary."""
     names = dict.fromkeys(entry.name for entry in folder.summary.runs)
     found = {name: flat(folder.settings(name)) for name in names}
     return {name: table for name, table in found.items() if table}
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table's values by keys such as "policy.tau"."""
+    """Return a table's values by dotted keys such as "policy.tau"."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         if not prefix and key in LABELS:
@@ -70,7 +70,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _format_values(values: Mapping[str, Any]) -> str:
-    """Return the one value of all runs, or each with the runs that have it."""
+    """Return the common value of all runs, or each value with its runs."""
     runs: dict[str, list[str]] = {}
     for run, value in values.items():
         runs.setdefault(_value(value), []).append(run)

@@ -1,6 +1,6 @@
-"""The section on elections: who coordinated when, as each node saw it, in which term, and why there was nobody.
+"""Section on elections: the coordinator over time as each node saw it, its term, and reasons for its absence.
 
-A node notes whom it takes for the coordinator whenever that changes. That a node coordinates, it says of itself.
+A node records its coordinator whenever that changes. A coordinator records itself.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from p2pfl.sim.formatting import number, some
 from p2pfl.sim.report.folder import Columns
 from p2pfl.sim.report.series import Figure, Section, Series
 
-MOST_NODES = 100  # rows of a run, beside that of all
-MOST_REASONS = 3  # why nobody coordinated, in one part of the row of all
+MOST_NODES = 100  # rows of a run, besides the row of all nodes
+MOST_REASONS = 3  # reasons for having no coordinator, in one part of the row of all nodes
 STARTING = "no coordinator yet"
 NOBODY = -1
 
 
 class View(NamedTuple):
-    """From when to when somebody saw whom coordinate.
+    """Interval in which a node saw one coordinator, or none.
 
     Attributes:
         coordinator: the number of a node, or NOBODY.
-        problem: why there is none.
+        problem: reason for having no coordinator.
     """
 
     start: float
@@ -36,7 +36,7 @@ class View(NamedTuple):
 
 
 def section(series: Sequence[Series]) -> Section | None:
-    """Return the section; None where no run has elections."""
+    """Return the section; None if no run has elections."""
     found = {one.name: (one, columns) for one in series if (columns := one.more("elections", one.shown)) is not None}
     found = {name: (one, columns) for name, (one, columns) in found.items() if len(columns["time"])}
     if not found:
@@ -49,17 +49,17 @@ def section(series: Sequence[Series]) -> Section | None:
 
 
 def run_end(series: Series) -> float:
-    """Return when the run of the seed that is shown had ended, in virtual seconds."""
+    """Return the end of the run with the seed that is shown, in virtual seconds."""
     last = float(series.rounds(series.shown)["virtual_time"].max(initial=0.0))
     return max(last, series.shown.time.virtual_s or 0.0)
 
 
 def coordinator_views(columns: Columns, nodes: int, end: float) -> tuple[list[View], list[list[View]]]:
-    """Return who coordinated, by what nodes said of themselves, and what each node saw.
+    """Return the actual coordinators, from nodes' records about themselves, and the coordinators that each node saw.
 
     Args:
-        columns: time, node, term, coordinator and problem: what a node saw from then on.
-        end: of the run; nothing is seen afterwards.
+        columns: time, node, term, coordinator and problem; each row holds from its time on.
+        end: end of the run; later rows are ignored.
     """
     each: list[list[View]] = [[] for _ in range(nodes)]
     for k in np.lexsort((np.arange(len(columns["time"])), columns["time"])):
@@ -75,7 +75,7 @@ def coordinator_views(columns: Columns, nodes: int, end: float) -> tuple[list[Vi
 
 
 def _merge_views(views: Sequence[View]) -> list[View]:
-    """Return views of which no two neighbours say the same; a term counts only where somebody coordinates in it."""
+    """Merge adjacent views that are equal; a term counts only if there is a coordinator."""
     found: list[View] = []
     for view in views:
         if found and _what(found[-1]) == _what(view):
@@ -90,7 +90,7 @@ def _what(view: View) -> tuple[Any, ...]:
 
 
 def _of_all(each: Sequence[Sequence[View]], end: float) -> list[View]:
-    """Return who coordinated, from the start to the end; where nobody did, why not, as the nodes say it."""
+    """Return the coordinators from the start to the end; in gaps, the reasons that the nodes recorded."""
     own = sorted(view for node, views in enumerate(each) for view in views if view.coordinator == node)
     found: list[View] = []
     time = 0.0
@@ -105,7 +105,7 @@ def _of_all(each: Sequence[Sequence[View]], end: float) -> list[View]:
 
 
 def describe(name: str, everyone: Sequence[View]) -> str:
-    """Say who coordinated a run, how often that changed, and for how long nobody did."""
+    """Describe a run's coordinators: their names, the number of changes, and the time without one."""
     led = [view for view in everyone if view.coordinator != NOBODY]
     whole = everyone[-1].end - everyone[0].start
     without = whole - sum(view.end - view.start for view in led)
@@ -123,7 +123,7 @@ def describe(name: str, everyone: Sequence[View]) -> str:
 
 
 def timeline(views: dict[str, tuple[Series, list[View], list[list[View]]]]) -> Figure:
-    """Return who coordinated, and below it what each node saw."""
+    """Return the coordinators over time, and below them each node's view."""
     runs: dict[str, dict[str, Any]] = {}
     keys: list[str] = []
     for name, (one, everyone, each) in views.items():

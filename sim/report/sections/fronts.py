@@ -1,4 +1,4 @@
-"""What a result costs: the test metric against bytes and virtual time, with the front of what is worth choosing."""
+"""Figures of the test metric against bytes and virtual time, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2pfl.sim.results.pareto import on_front
 _FRONT = (
     " Filled marks are on the front: no other run is as good in the metric and in what it costs, and better in one of them."
 )
-MOST_SHOWN = 8  # as many as there are colours
+MOST_SHOWN = 8  # number of colours
 Cost = Callable[[Entry], float | None]
 COSTS: tuple[tuple[str, str, Cost], ...] = (
     ("bytes sent", "B", lambda entry: entry.sent),
@@ -23,7 +23,7 @@ COSTS: tuple[tuple[str, str, Cost], ...] = (
 
 
 def costs(series: Sequence[Series]) -> list[Figure]:
-    """Return for each metric a figure that has what it costs in bytes and in virtual time."""
+    """Return a figure for each metric, with its cost in bytes and in virtual time."""
     figures = []
     for metric, alike in by_key(series, lambda one: one.metric).items():
         comparable = len({one.problem for one in alike}) == 1
@@ -44,13 +44,13 @@ def costs(series: Sequence[Series]) -> list[Figure]:
 
 
 def points(shown: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the points of a figure are."""
+    """Describe the points of a figure."""
     deviation = ", with one standard deviation over seeds" if any("y_dev" in point for point in shown) else ""
     return f"Each point is a run: its mean over nodes and seeds{deviation}."
 
 
 def worth_showing(series: Sequence[Series], most: int = MOST_SHOWN) -> list[str]:
-    """Return the names of some of many runs: those on the front of bytes sent first, and then the best ones."""
+    """Return the names of the runs to show: first those on the front of sent bytes, then the best ones."""
     view = scatter(by_key(series, lambda one: one.metric)[series[0].metric], *COSTS[0])
     sign = -1 if series[0].shown.better_is_higher else 1
     best = sorted(view["points"], key=lambda point: (not point["on_front"], sign * point["y"]))
@@ -59,7 +59,7 @@ def worth_showing(series: Sequence[Series], most: int = MOST_SHOWN) -> list[str]
 
 
 def scatter(series: Sequence[Series], label: str, unit: str, cost: Cost, front: bool = True) -> dict[str, Any]:
-    """Return the points of runs that have the same metric."""
+    """Return the points of runs with the same metric."""
     found: list[dict[str, Any]] = []
     for one in series:
         x = one.mean(cost(entry) for entry in one.entries)

@@ -1,4 +1,4 @@
-"""What the results say, in sentences that are computed from them."""
+"""Sentences computed from the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2pfl.sim.report.insights import findings as of_summary
 from p2pfl.sim.report.sections.clusters import of_clusters
 from p2pfl.sim.report.series import Series, by_key, folder_names
 
-MOST_PROBLEMS = 4  # of more, the table says it better
+MOST_PROBLEMS = 4  # with more, the table shows this better
 
 
 def findings(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
@@ -27,16 +27,16 @@ def findings(folders: Sequence[Folder], series: Sequence[Series]) -> list[str]:
         try:
             sentences = of_summary(folder.raw, runs if isinstance(runs, list) else [])
         except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # a summary of an older version: it has not all the figures that sentences are made of
+            continue  # a summary of an older version lacks some figures for sentences
         found += sentences if len(folders) == 1 else [f"{name}: {sentence}" for sentence in sentences]
     return found
 
 
 def best(metric: str, series: Sequence[Series], several: bool = False) -> list[str]:
-    """Say which run is best, and how far it is from the next one, in terms of what the seeds make of it.
+    """Return the best run and its distance from the next one, relative to the deviation between seeds.
 
     Args:
-        several: whether there are other runs, which learn something else.
+        several: whether there are other runs with another learning problem.
     """
     found = []
     for one in series:

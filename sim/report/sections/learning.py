@@ -1,4 +1,4 @@
-"""The section on learning: the test metric from round to round, of all nodes and of the worst tenth; the validation loss."""
+"""Section on learning: the test metric by round for all nodes and for the worst tenth, and the validation loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pfl.sim.results.learning_curves import mean
 
 
 def section(series: Sequence[Series]) -> Section:
-    """Return the section; runs with another metric have figures of their own."""
+    """Return the section; runs with another metric have separate figures."""
     figures: list[Figure] = []
     for metric, alike in by_key(series, lambda one: one.metric).items():
         suffix = "" if metric == series[0].metric else f"-{metric}"
@@ -25,7 +25,7 @@ def section(series: Sequence[Series]) -> Section:
 
 
 def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
-    """Return figures of the test metric of runs that all have the same."""
+    """Return figures of the test metric, for runs with the same metric."""
     stages = {one.stage() for one in series}
     which = {"trained": "after training, before aggregation", "merged": "after aggregation"}
     of = "the model that the run reports" + (

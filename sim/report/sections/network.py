@@ -1,4 +1,4 @@
-"""The drawing of a topology: where its nodes are, who is joined, and from whom each node learned most."""
+"""Drawing of a topology: the places of its nodes, its edges, and each node's most frequent sources."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from p2pfl.topologies import neighbours, places
 from p2pfl.topologies.geography import Point
 
 MOST_DRAWINGS = 12
-MOST_EDGES = 4000  # that are drawn of a topology
-MOST_LINKS, MOST_EACH = 400, 5  # that are drawn of a run, and of a node
-MOST_COMPLETE = 12  # nodes of a complete graph whose edges are drawn
-MOST_NODES = 2000  # of a topology that is made again
-MOST_FORCES = 300  # nodes that are placed by forces between them, which takes the square of their number
-ROUND = ("ring", "complete", "small-world", "watts-strogatz")  # they are made of a ring, and look best as one
+MOST_EDGES = 4000  # edges drawn of a topology
+MOST_LINKS, MOST_EACH = 400, 5  # links drawn of a run, and of a node
+MOST_COMPLETE = 12  # nodes of a complete graph with drawn edges
+MOST_NODES = 2000  # nodes of a topology that is rebuilt
+MOST_FORCES = 300  # nodes in a force-directed layout, whose time is quadratic in the number of nodes
+ROUND = ("ring", "complete", "small-world", "watts-strogatz")  # topologies based on a ring, drawn as a circle
 
 
 def drawings(series: Sequence[Series], links: dict[str, Columns]) -> list[Figure]:
@@ -91,7 +91,7 @@ def _values(entry: Entry) -> np.ndarray:
 
 
 def _graph(series: Series) -> nx.Graph | None:
-    """Return the topology of a run on the nodes 0, 1, ..., made again; None where that cannot be."""
+    """Return the rebuilt topology of a run on the nodes 0, 1, ...; None if it cannot be rebuilt."""
     entry, table = series.shown, series.settings.get("topology")
     if not isinstance(table, dict) or entry.nodes > MOST_NODES:
         return None
@@ -102,7 +102,7 @@ def _graph(series: Series) -> nx.Graph | None:
         return None
     graph = nx.empty_graph(entry.nodes)
     graph.add_edges_from((j, i) for i, near in enumerate(neighbours(made)) for j in near)
-    with suppress(ValueError):  # it does not say where its nodes are
+    with suppress(ValueError):  # it has no coordinates
         graph.graph["points"] = places(where).points
     return graph
 
@@ -125,9 +125,10 @@ def _edges(graph: nx.Graph) -> np.ndarray:
 
 
 def place_nodes(graph: nx.Graph, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return where nodes are drawn: from 0 to 1 to the right, and from 0 to 1 downwards; one unit is as long in both.
+    """Return the places of nodes: x from 0 to 1 to the right, y from 0 to 1 downwards, in the same unit.
 
-    On the map where their coordinates are known; else on a circle, on a grid, or by forces, from the same start each time.
+    Nodes with known coordinates are on a map. Others are on a circle, on a grid, or in a force-directed layout with a
+    fixed start.
     """
     n = len(graph)
     if "points" in graph.graph:
@@ -154,7 +155,7 @@ def _grid(n: int) -> np.ndarray:
 
 
 def _map(points: Sequence[Point | None]) -> np.ndarray:
-    """Places on a map whose scale is right in the middle, which is where nodes are drawn that are nowhere."""
+    """Return places on a map with the right scale in the middle; nodes without coordinates are drawn in the middle."""
     known = np.array([point for point in points if point is not None])
     middle = tuple(known.mean(axis=0))
     found = np.array([middle if point is None else point for point in points], float)
@@ -173,10 +174,10 @@ def _most_each(nodes: int) -> int:
 
 
 def strongest_links(links: Columns, n: int, rounds: int) -> list[list[float]]:
-    """Return [source, target, share of the rounds], of each of n nodes the same number of its most frequent links."""
+    """Return [source, target, share of the rounds] of the most frequent links, the same number for each of n nodes."""
     pairs, counts = np.unique(links["dst"].astype(np.int64) * n + links["src"], return_counts=True)
     dst, src = np.divmod(pairs, n)
-    scattered = (src * 2654435761 + dst * 40503) % 2**32  # who comes first of equals: spread over all nodes
+    scattered = (src * 2654435761 + dst * 40503) % 2**32  # order of equal links: spread over all nodes
     order = np.lexsort((scattered, -counts, dst))
     dst, src, counts = dst[order], src[order], counts[order]
     rank = np.arange(len(dst)) - np.searchsorted(dst, dst)  # 0 for the most frequent of each node

@@ -1,6 +1,6 @@
-"""The section on several objectives: what each node's model is worth in each, and the fronts of the runs.
+"""Section on several objectives: the value of each node's model in each, and the fronts of the runs.
 
-The fronts are what figure 13 of Hartmann et al. (FedPref, 2024) explains, and their measures those of its tables 3 to 6.
+The fronts correspond to figure 13 of Hartmann et al. (FedPref, 2024), and their measures to its tables 3 to 6.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from p2pfl.sim.report.sections.solutions import Space, points_of, space_of
 from p2pfl.sim.report.series import MOST_RUNS, Figure, Front, Section, Series, by_key
 
 MOST_VIEWS = 15  # pairs of objectives
-MOST_NAMED = 6  # nodes of a point
-MOST_FRONTS = 10  # of a figure that always shows all of its runs
+MOST_NAMED = 6  # nodes named at a point
+MOST_FRONTS = 10  # fronts in a figure that always shows all of its runs
 MEASURES = (("hypervolume", "hypervolume"), ("igd", "IGD"), ("sparsity", "sparsity"), ("cardinality", "solutions"))
 
 
 class Solution(NamedTuple):
-    """Models with the same objectives: what these are, whose they are, and whether none of the run is better.
+    """Models with the same objectives: the values, the models' places, and whether no model of the run is better.
 
     Attributes:
-        places: of the nodes, or of the solutions of a pool.
+        places: places of the nodes, or of the solutions of a pool.
         counts: the task has not left them out.
     """
 
@@ -39,18 +39,19 @@ class Solution(NamedTuple):
 
 
 def section(series: Sequence[Series]) -> Section | None:
-    """Return the section; runs with other objectives have figures of their own."""
+    """Return the section; runs with other objectives have separate figures."""
     found = spaces(series)
     figures = []
     for k, (space, alike) in enumerate(found):
         figures.append(fronts(f"fronts-{k}" if k else "fronts", space, alike, several=len(found) > 1))
         if len(series) > MOST_RUNS and len(alike) <= MOST_FRONTS:
-            figures[-1]["unfiltered"] = True  # else few of them are shown at first, and it is they that are compared
+            # else the page hides most of them at first, although the figure compares them
+            figures[-1]["unfiltered"] = True
     return {"id": "objectives", "title": "Objectives", "text": [], "figures": figures} if figures else None
 
 
 def spaces(series: Sequence[Series]) -> list[tuple[Space, list[Series]]]:
-    """Return runs with the same objectives, and what their fronts are measured by."""
+    """Return runs with the same objectives, and the space in which their fronts are measured."""
     several = [one for one in series if len(one.fronts()) == len(one.seeds)]
     alike = by_key(several, _terms).values()
     return [(space_of([(front.seed, front.told) for one in runs for front in one.fronts()]), runs) for runs in alike]
@@ -64,15 +65,15 @@ def shown_front(series: Series) -> Front:
 def _terms(series: Series) -> tuple[Any, ...]:
     front = shown_front(series)
     told = front.told
-    of = front.of if series.shown.pool else ""  # what pools are of is looked at apart
+    of = front.of if series.shown.pool else ""  # different kinds of pools get separate figures
     return of, tuple(told.higher_is_better.items()), tuple(told.reference or ()), tuple(map(tuple, told.front))
 
 
 def fronts(id: str, space: Space, series: Sequence[Series], several: bool = False) -> Figure:
-    """Return the objectives of the nodes' models as points, each pair of objectives in a view of its own.
+    """Return the objectives of the nodes' models as points, each pair of objectives in its own view.
 
     Args:
-        several: whether there are other runs, which have other objectives.
+        several: whether there are other runs with other objectives.
     """
     names = list(shown_front(series[0]).told.higher_is_better)
     pairs = list(combinations(range(len(names)), 2))[:MOST_VIEWS]
@@ -95,7 +96,7 @@ def fronts(id: str, space: Space, series: Sequence[Series], several: bool = Fals
 
 
 def point(series: Series, model: Solution, names: Sequence[str], a: int, b: int) -> dict[str, Any]:
-    """Return a point of the view of objectives a and b; the others are said where it is pointed at."""
+    """Return a point in the view of objectives a and b; its tooltip has the others."""
     of = shown_front(series)
     labels = of.labels if len(of.labels) == len(of.told.nodes) else []
     called = some((labels[place] if labels else str(place) for place in model.places), MOST_NAMED)
@@ -113,7 +114,7 @@ def meant(name: str, higher: bool) -> str:
 
 
 def solutions(series: Series, space: Space) -> list[Solution]:
-    """Return the different objectives of a run's models, of the seed that is shown."""
+    """Return the different solutions of a run's models, for the seed that is shown."""
     of = shown_front(series).told
     rows = np.array(of.nodes, np.float64).reshape(len(of.nodes), len(space.signs))
     there = np.flatnonzero(np.isfinite(rows).all(1))
@@ -145,13 +146,14 @@ def _note(series: Sequence[Series], several: bool) -> str:
 
 
 def measure_tables(series: Sequence[Series]) -> str:
-    """Return tables of the fronts' measures, one for each kind of objectives; "" without any."""
-    html, said = "", ""  # the meaning of the last table, which stands once below those that share it
+    """Return tables of the fronts' measures, one for each set of objectives; "" if there are none."""
+    html, said = "", ""  # the meaning of the last table, printed once below the tables that share it
     for space, alike in spaces(series):
         seeds = max(len(one.seeds) for one in alike)
         papers = [_papers(one) for one in alike]
         means = [one.mean(one.means()) for one in alike]
-        weighed = any(mean is not None for mean in means)  # of a search nothing is: each candidate has its own weights
+        # a search has no weighted mean: each candidate has its own weights
+        weighed = any(mean is not None for mean in means)
         heads = ["Run", *([f"mean {' / '.join(dict.fromkeys(one.metric for one in alike))}"] if weighed else [])]
         for key, head in MEASURES:
             heads += [head, "±"] if seeds > 1 else [head]
@@ -174,7 +176,7 @@ def measure_tables(series: Sequence[Series]) -> str:
 
 
 def _papers(series: Series) -> dict[str, float]:
-    """Return what a paper gives of the measures of a row, by name."""
+    """Return a paper's measures of a row, by name."""
     figure = next((row.paper for row in series.folder.summary.table if row.name == series.row), None)
     return {} if figure is None else {series.folder.summary.figure.removeprefix("objectives."): figure}
 

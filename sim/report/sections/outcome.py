@@ -1,4 +1,4 @@
-"""The section on results: each node's figure with the worst tenth, and the means of the groups."""
+"""Section on results: each node's metric with the worst tenth, and the means of the groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from p2pfl.sim.report.series import Figure, Section, Series, by_key
 
-MOST_GROUPS = 8  # more bars than these are read in the table
+MOST_GROUPS = 8  # a figure with more bars would be less readable than the table
 
 
 def section(series: Sequence[Series]) -> Section:
@@ -21,7 +21,7 @@ def section(series: Sequence[Series]) -> Section:
 
 
 def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
-    """Return each node's test metric of one seed, with a mark on the worst tenth of the nodes, on one at least."""
+    """Return each node's test metric for one seed, with a mark on the worst tenth of the nodes, at least one."""
     runs = {}
     for one in series:
         values = np.array([np.nan if value is None else value for value in one.shown.test.nodes], float)
@@ -49,7 +49,7 @@ def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
 
 
 def worst(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
-    """Return 1 for each of the worst tenth of the values, at least for one; 0 for the others and for what is NaN."""
+    """Return 1 for each of the worst tenth of the values, at least one; 0 for the others and for NaN."""
     there = np.flatnonzero(np.isfinite(values))
     order = there[np.argsort(values[there] if higher_is_better else -values[there], kind="stable")]
     marks = np.zeros(len(values), np.uint8)
@@ -58,7 +58,7 @@ def worst(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
 
 
 def groups(id: str, metric: str, series: Sequence[Series]) -> list[Figure]:
-    """Return for each group of nodes a figure of bars: the mean of its nodes and over seeds."""
+    """Return a bar figure for each group of nodes: the mean over its nodes and over seeds."""
     names = list(dict.fromkeys(group for one in series for entry in one.entries for group in entry.test.per_group))
     if not 1 < len(names) <= MOST_GROUPS:
         return []

@@ -1,4 +1,4 @@
-"""The parts of a report that are on a search for a front (`p2pfl-sim pareto`): how it developed, and what it took."""
+"""Sections on a search for a front (`p2pfl-sim pareto`): its progress and its cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2pfl.sim.report.summary import Row
 
 
 def section(series: Sequence[Series]) -> Section | None:
-    """Return the section on how the hypervolume grew; nothing where the task has no reference point."""
+    """Return the section on the growth of the hypervolume; nothing if the task has no reference point."""
     shown = [one for one in series if all(entry.hypervolumes for entry in one.entries)]
     figures = [progress(shown)] if shown else []
     return {"id": "search", "title": "The search", "text": [], "figures": figures} if figures else None
@@ -25,7 +25,8 @@ def section(series: Sequence[Series]) -> Section | None:
 def progress(series: Sequence[Series]) -> Figure:
     """Return the hypervolume against iterations and candidates, the mean over seeds with a band of one deviation.
 
-    Seeds of a run that have another number of iterations, as after a change of the scenario, end with the shortest.
+    Seeds of a run can differ in their number of iterations, for example after a change of the scenario. The curve ends
+    with the shortest.
     """
     y, low, high = {}, {}, {}
     x: dict[str, dict[str, np.ndarray]] = {"iterations": {}, "candidates": {}}
@@ -54,7 +55,7 @@ def progress(series: Sequence[Series]) -> Figure:
 
 
 def results(folders: Sequence[Folder], series: Sequence[Series]) -> str:
-    """Return a table for each folder of how many candidates it took and how long, beside a paper's figure."""
+    """Return a table for each folder with the number of candidates and the time, next to a paper's figure."""
     html = ""
     for folder in folders:
         rows = {row.name: row for row in folder.summary.table}

@@ -1,4 +1,4 @@
-"""What the fronts of runs with the same objectives are measured by: a reference point, and the best front."""
+"""Reference point and best front, for the measures of the fronts of runs with the same objectives."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from p2pfl.pareto_metrics import Points, measures, non_dominated
 from p2pfl.sim.report.summary import Objectives
 
-BEYOND = 0.1  # by how much of the range of an objective the reference point lies beyond its worst value, if none is given
+BEYOND = 0.1  # distance of the default reference point beyond an objective's worst value, as a share of its range
 
 
 @dataclass(frozen=True)
 class Space:
-    """What fronts are measured by; signs are such that more is better.
+    """Reference point and best front of some runs; signs are such that more is better.
 
     Attributes:
-        signs: 1 of an objective of which more is better, else -1; [m].
+        signs: 1 for an objective if more of it is better, else -1; [m].
         reference: of the hypervolume, [m].
-        given: the task says so; else it is a tenth of the range beyond the worst value of each objective.
-        known: the front of what is attainable, [k, m]; None if the task does not say.
-        found: else that of all models of a seed; [k, m].
+        given: the task sets the reference; else it is a tenth of the range beyond the worst value of each objective.
+        known: the front of attainable solutions, [k, m]; None if the task does not provide it.
+        found: if `known` is None, the front of all models of a seed; [k, m].
     """
 
     signs: np.ndarray
@@ -43,9 +43,9 @@ class Space:
 
 
 def space_of(runs: Sequence[tuple[int, Objectives]]) -> Space:
-    """Return what the fronts of runs are measured by.
+    """Return the space in which the fronts of runs are measured.
 
-    A front that is not known is that of all models of the same seed, as problems may differ from seed to seed.
+    An unknown front is replaced by that of all models of the same seed, because problems may differ between seeds.
 
     Args:
         runs: one or more with the same objectives, each with its seed.
@@ -54,7 +54,7 @@ def space_of(runs: Sequence[tuple[int, Objectives]]) -> Space:
     signs = signs_of(first)
     by_seed: dict[int, list[Points]] = {}
     for seed, told in runs:
-        by_seed.setdefault(seed, []).append(non_dominated(points_of(told)))  # all at once would take too much memory
+        by_seed.setdefault(seed, []).append(non_dominated(points_of(told)))  # all at once would need too much memory
     models = np.concatenate([points_of(told) for _, told in runs])
     return Space(
         signs,
@@ -75,9 +75,9 @@ def beyond(points: Points) -> Points:
 
 
 def points_of(told: Objectives) -> Points:
-    """Return the objectives of a run's models that count, so that more is better; [n, m].
+    """Return the objectives of a run's valid models, [n, m], so that more is better.
 
-    Those do not that are no numbers, or that the task has left out.
+    Models with NaN values, and models that the task has left out, are omitted.
     """
     signs = signs_of(told)
     rows = np.array(told.nodes, np.float64).reshape(len(told.nodes), len(signs))

@@ -1,4 +1,4 @@
-"""The section on a sweep: the test metric against each key that was varied, and against what it costs."""
+"""Section on a sweep: the test metric against each varied key, and against cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from p2pfl.sim.scenario.sweep import split
 
 
 def section(series: Sequence[Series]) -> Section | None:
-    """Return the section; None where no summary is that of a sweep."""
+    """Return the section; None if no summary comes from a sweep."""
     swept = [one for one in series if one.folder.summary.varied]
     if not swept:
         return None
@@ -29,14 +29,14 @@ def section(series: Sequence[Series]) -> Section | None:
 
 
 def _of_all(figure: Figure) -> Figure:
-    """Return a figure that shows all runs, whatever is chosen for the others: it is there to compare them."""
+    """Return a figure that always shows all runs, because its purpose is to compare them."""
     return figure | {"unfiltered": True}
 
 
 def against(key: str, series: Sequence[Series]) -> Figure | None:
-    """Return the metric against a key of those runs in which it is a number; None if there are none, or only one number.
+    """Return the metric against a numeric key; None if there are no numbers, or only one.
 
-    Points are labelled with what else was varied; those that are alike in that are joined.
+    Labels of points have the other varied keys; points with equal labels are joined.
     """
     there = [one for one in series if _number(one.shown.varied.get(key)) and one.metric == series[0].metric]
     if len({one.shown.varied[key] for one in there}) < 2:
@@ -57,8 +57,8 @@ def against(key: str, series: Sequence[Series]) -> Figure | None:
 
 
 def _without(key: str, series: Series) -> str:
-    """Return the name of a run without what it says of a key: where its point is says that."""
-    before = series.name.removesuffix(series.row)  # its folder, if need be
+    """Return the name of a run without the value of a key, which the place of its point shows."""
+    before = series.name.removesuffix(series.row)  # with its folder, if there is one
     return before + ", ".join(word for word in split(series.row) if not word.startswith(f"{key}="))
 
 

@@ -1,4 +1,4 @@
-"""The parts of a report that are text: facts, the table, notes, the scenario and versions. All of it is escaped."""
+"""Text parts of a report: facts, tables, notes, the scenario and versions, with all text escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2pfl.sim.report.summary import Row
 
 
 def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
-    """Return the head: what was run, how large it was, and what the scenario says of itself."""
+    """Return the head: the scenarios, their size, and their descriptions."""
     entries = [entry for one in series for entry in one.entries]
     metrics = {entry.metric: entry.better_is_higher for entry in entries}
     pairs = {
@@ -59,7 +59,10 @@ def results(folders: Sequence[Folder], series: Sequence[Series]) -> str:
 
 
 def of_folder(folder: Folder, series: Sequence[Series]) -> str:
-    """Return the table of a folder's runs: means and deviations over seeds, the worst tenth, groups, traffic, a paper's."""
+    """Return the table of a folder's runs.
+
+    It has means and deviations over seeds, the worst tenth, groups, traffic, and a paper's figures.
+    """
     rows = {row.name: row for row in folder.summary.table}
     seeds = max(len(one.seeds) for one in series)
     metrics = list(dict.fromkeys(one.metric for one in series))
@@ -71,7 +74,7 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     heads += ["± over seeds"] if seeds > 1 else []
     heads += [f"minus {reference}"] if reference is not None else []
     times = any(row.against.times_bytes is not None for row in rows.values() if row.against is not None)
-    heads += ["times its bytes"] if times else []  # else it sends nothing
+    heads += ["times its bytes"] if times else []  # None if the reference sends nothing
     also = list(dict.fromkeys(name for row in rows.values() for name in row.extra_metrics))
     heads += [name.replace("_", " ") for name in also]
     heads += ["worst tenth", "± over nodes", *(f"group {group}" for group in groups)]
@@ -128,7 +131,10 @@ def _seconds(value: float | None) -> str:
 
 
 def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
-    """Return a table of runs that several folders have with the same metric, and the difference of two; "" if none."""
+    """Return a table of runs with the same metric in several folders; "" if there are none.
+
+    It has the difference if there are two folders.
+    """
     times = Counter((one.row, one.metric) for one in series)
     shared = [key for key, count in times.items() if count > 1]
     if not shared:
@@ -170,7 +176,10 @@ def scenario(folders: Sequence[Folder]) -> str:
 
 
 def versions(folders: Sequence[Folder], series: Sequence[Series]) -> str:
-    """Return what computed the runs, and the digest of what happened in each, which tells whether it happened again."""
+    """Return the versions of the software that computed the runs, and the digest of each run's events.
+
+    Equal digests show that two runs had the same events.
+    """
     html = ""
     for folder in folders:
         html += f"<h3>{escape(str(folder.path))}</h3>\n" if len(folders) > 1 else ""

@@ -1,4 +1,4 @@
-"""The section on a scenario's target: after how many rounds, virtual seconds and bytes each run reached it."""
+"""Section on a scenario's target: the rounds, virtual seconds and bytes until each run reached it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from p2pfl.sim.report.series import Figure, Section, Series
 from p2pfl.sim.report.summary import Reached
 
-COSTS = (  # of Reached, with what it is called, and its unit
+COSTS = (  # fields of Reached, with label and unit
     ("round", "Rounds", "rounds", ""),
     ("virtual_s", "Virtual time", "virtual time", "s"),
     ("bytes", "Bytes sent", "bytes sent", "B"),
@@ -18,7 +18,7 @@ Arrived = Mapping[str, Sequence[Reached]]
 
 
 def section(series: Sequence[Series]) -> Section | None:
-    """Return the section; None where no summary has a target."""
+    """Return the section; None if no summary has a target."""
     aimed = [one for one in series if any(entry.reached is not msgspec.UNSET for entry in one.entries)]
     if not aimed:
         return None

@@ -1,4 +1,4 @@
-"""The section on traffic: what was sent, what it brought, how budgets were used, and what came in each round."""
+"""Section on traffic: bytes by kind, metric by cost, use of budgets, and models received in each round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = {"models": "models in a round", "held": "models held at once", "bytes":
 
 
 def section(series: Sequence[Series]) -> Section:
-    """Return the section; a sweep shows what results cost elsewhere."""
+    """Return the section; a sweep shows the cost of results elsewhere."""
     figures = [bytes_by_kind(series)]
     if not any(one.folder.summary.varied for one in series):
         figures += costs(series)
@@ -35,7 +35,7 @@ def section(series: Sequence[Series]) -> Section:
 
 
 def bytes_by_kind(series: Sequence[Series]) -> Figure:
-    """Return what all nodes have sent, on average over the seeds, by what it was for."""
+    """Return the bytes sent by all nodes, by kind, averaged over the seeds."""
     runs = {}
     for one in series:
         parts = [_parts(entry) for entry in one.entries]
@@ -64,7 +64,7 @@ def _parts(entry: Entry) -> dict[str, float]:
 
 
 def budgets(series: Sequence[Series]) -> list[Figure]:
-    """Return for each kind of limit which share of it the nodes have used."""
+    """Return for each kind of limit the share that the nodes have used."""
     figures = []
     for kind, what in LIMITS.items():
         shares = {one.name: one.mean(_budget_used(entry, kind) for entry in one.entries) for one in series}
@@ -91,7 +91,7 @@ def _budget_used(entry: Entry, kind: str) -> float | None:
 
 
 def _ranges(series: Sequence[Series], kind: str) -> str:
-    """Say the limits of each run."""
+    """Describe the limits of each run."""
     words = []
     for one in series:
         if found := one.shown.traffic.budget.get(kind):

@@ -1,4 +1,4 @@
-"""The commands as a user calls them: what they print, what they leave behind, how they end."""
+"""Commands as a user calls them: output, files and exit codes."""
 
 import json
 import logging

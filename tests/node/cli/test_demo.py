@@ -1,4 +1,4 @@
-"""The demo: a federation of processes that learn together and alone, and none of them outlives it."""
+"""Demo: a federation of processes that learn together and alone, none of which outlives it."""
 
 import json
 import os

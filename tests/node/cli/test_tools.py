@@ -1,4 +1,4 @@
-"""What stands around a node: its exported model, its figures."""
+"""Tools for a node: export of its model, and its metrics."""
 
 import numpy as np
 import pytest

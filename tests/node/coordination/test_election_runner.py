@@ -1,4 +1,4 @@
-"""A coordinator that nodes elect and lose: over real messages on virtual time, with faults at will."""
+"""Election and loss of a coordinator, with real messages on virtual time and injected faults."""
 
 import asyncio
 import tomllib

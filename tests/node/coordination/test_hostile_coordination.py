@@ -1,4 +1,4 @@
-"""A member that does not keep to the rules of elections and coordinated rounds: what it says is dropped and counted."""
+"""Member that breaks the rules of elections and coordinated rounds: its messages are dropped and counted."""
 
 import asyncio
 

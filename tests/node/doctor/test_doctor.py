@@ -1,4 +1,4 @@
-"""What p2pfl-node doctor finds, and how it says that it can be mended."""
+"""Findings of p2pfl-node doctor, and the repairs that it proposes."""
 
 import shutil
 import socket

@@ -1,4 +1,4 @@
-"""How long peers are waited for."""
+"""Adaptive deadlines for peers."""
 
 from math import inf
 

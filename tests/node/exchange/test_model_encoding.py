@@ -1,4 +1,4 @@
-"""Nodes that have agreed on a codec: what peers get of a model, after restarts and from those who lie too."""
+"""Model encoding of nodes with an agreed codec, also after restarts and with malicious peers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The round that follows, from the rounds that participants claim."""
+"""Choice of the next round from the rounds that participants claim."""
 
 from itertools import pairwise
 

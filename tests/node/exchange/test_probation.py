@@ -1,4 +1,4 @@
-"""Peers that do not answer, and what they cost the others. Time is virtual."""
+"""Cost of unresponsive peers to the others, on virtual time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The outbox: which models a node keeps, and what it answers to a request."""
+"""Published models: the models that a node keeps, and its answers to requests."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Who is let into a federation, by token and by hand, and what of that is kept in the folders of nodes."""
+"""Admission to a federation, by token and by hand, and its traces in the folders of nodes."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""The options of a federation are shown to a node's owner, who must agree to them."""
+"""Approval of a federation's options by a node's owner."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""The search for modules of the user's own."""
+"""Search for the user's own modules."""
 
 import subprocess
 import sys

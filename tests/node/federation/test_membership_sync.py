@@ -1,4 +1,4 @@
-"""A running node's membership log and its file: alike, as soon as the disk allows it."""
+"""Membership log of a running node and its file: equal as soon as the disk permits it."""
 
 import asyncio
 import os

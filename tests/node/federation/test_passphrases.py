@@ -1,4 +1,4 @@
-"""An admission key that is encrypted: who has the folder but not the passphrase admits no one."""
+"""Encrypted admission key: the folder without the passphrase does not allow admissions."""
 
 import asyncio
 import getpass

@@ -1,4 +1,4 @@
-"""Folders that were restored from an older copy, and two processes with one key."""
+"""Folders restored from an older copy, and two processes with one key."""
 
 import asyncio
 import shutil

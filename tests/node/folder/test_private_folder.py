@@ -1,4 +1,4 @@
-"""A node's folder is for its owner only."""
+"""Permissions of a node's folder: for its owner only."""
 
 import os
 import stat

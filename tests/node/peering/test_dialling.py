@@ -1,4 +1,4 @@
-"""Dialling that is given up half-way, and where a node says that it may be dialled."""
+"""Dialling that is cancelled half-way, and the addresses that a node announces."""
 
 import asyncio
 

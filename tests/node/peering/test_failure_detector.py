@@ -1,4 +1,4 @@
-"""Who is suspected, and who never is. Time is a number here."""
+"""Suspicion of peers, on a simulated clock."""
 
 from dataclasses import dataclass, field
 from math import inf, log10

@@ -1,4 +1,4 @@
-"""Floods and members that do not read: honest nodes go on, and what they cost is bounded."""
+"""Floods, and members that do not read: honest nodes continue, at bounded cost."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Those who have no business at a node: each is kept out for its own counted reason, changes nothing, and gets no model."""
+"""Intruders at a node: each is refused for a separately counted reason, changes nothing, and receives no model."""
 
 import asyncio
 import time

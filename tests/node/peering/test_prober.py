@@ -1,4 +1,4 @@
-"""Probes on behalf of others: who may ask for them, and whose answer counts."""
+"""Indirect probes: the peers that may request them, and the answers that count."""
 
 import asyncio
 

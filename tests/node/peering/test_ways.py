@@ -1,4 +1,4 @@
-"""By which link a peer is reached when there are several, when it is dialled again, and what is not taken for silence."""
+"""Several links to a peer: choice of the link, dialling again, and events that do not count as silence."""
 
 import asyncio
 from collections import Counter

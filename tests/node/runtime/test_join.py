@@ -1,4 +1,4 @@
-"""Nodes join one that runs: with a token that is used once, whatever happens in between."""
+"""Joining a running node with a one-time token, with interruptions at any point."""
 
 import io
 import json

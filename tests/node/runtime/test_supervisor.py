@@ -1,4 +1,4 @@
-"""Parts of a node that fail: they come back and are counted, and the node goes on."""
+"""Failures of a node's parts: they are restarted and counted, and the node continues."""
 
 import asyncio
 import gc

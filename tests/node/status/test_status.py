@@ -1,4 +1,4 @@
-"""The status of a node: from the node, from its file, and in lines; whatever the disk, the clock and its peers do."""
+"""Status of a node, from the node, from its file and as text, under faults of disk, clock and peers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The page of a node: what it shows and to whom, and the same page in a browser beside real nodes."""
+"""Status page of a node: its contents, its access control, and its display in a browser with real nodes."""
 
 import asyncio
 import json
@@ -434,7 +434,7 @@ def asked_for():
     dashboard = json.loads((GRAFANA / "p2pfl.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
-    text = "\n".join([*queries, (GRAFANA / "README.md").read_text().partition("Worth an alarm")[2]])
+    text = "\n".join([*queries, (GRAFANA / "README.md").read_text().partition("\n## Alarms\n")[2]])
     patterns = set(re.findall(r'__name__=~"([^"]+)"', text))
     return set(re.findall(r"\bp2pfl_\w+", re.sub(r'__name__=~"[^"]+"', "", text))), patterns
 

@@ -1,4 +1,4 @@
-"""GGC and BGGC: what they choose, how often they evaluate, how much they hold."""
+"""GGC and BGGC: their selections, number of evaluations, and number of models held."""
 
 import tracemalloc
 import weakref

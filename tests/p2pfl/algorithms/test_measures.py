@@ -1,4 +1,4 @@
-"""Similarity, aggregation and selection: hand-computed values, and properties."""
+"""Similarity, aggregation and selection: values computed by hand, and properties."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Codecs: how far what comes out may be from what went in, how many bytes it takes, and what is refused."""
+"""Codecs: accuracy, size in bytes, and refused inputs."""
 
 import tracemalloc
 from math import ceil, nextafter

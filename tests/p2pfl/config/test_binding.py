@@ -1,4 +1,4 @@
-"""Binding of tables to structs and to factories: the keys, words and types that both refuse alike."""
+"""Binding of tables to structs and to factories: both refuse the same keys, words and types."""
 
 from pathlib import Path
 from typing import Literal

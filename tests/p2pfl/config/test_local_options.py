@@ -1,4 +1,4 @@
-"""Options that are a node's own business are never agreed on with others."""
+"""Options of a node's own, which are never part of an agreement with others."""
 
 import inspect
 

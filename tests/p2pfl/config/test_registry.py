@@ -1,4 +1,4 @@
-"""From a name to a factory, and to modules of a scenario's author: what is imported, and what is refused before it runs."""
+"""Names of factories and of a scenario author's modules: imports, and refusals before a run."""
 
 import sys
 from importlib.metadata import EntryPoint

@@ -1,4 +1,4 @@
-"""TOML of others: what is nested too deep, too long or too large is refused in one line."""
+"""TOML from others: files that are too deep, too long or too large are refused with a one-line error."""
 
 import pytest
 

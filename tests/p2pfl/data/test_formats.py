@@ -1,4 +1,4 @@
-"""Published formats: hand-made bytes, damaged ones, real files where there are some, and the command that checks them."""
+"""Published formats: hand-made and damaged bytes, real files if present, and the command that checks them."""
 
 import gzip
 import json

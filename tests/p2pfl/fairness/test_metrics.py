@@ -1,4 +1,4 @@
-"""Fairness between groups: measures by hand, their relaxations, and the task that trains them."""
+"""Fairness between groups: measures by hand, their relaxations, and the task that trains with them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""PraFFL: its model and its losses by other ways, its two phases, its answers, and what of it is on the wire."""
+"""PraFFL: model and losses against independent computations, both phases, answers, and data on the wire."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""One suite for all ways to train: a node at a time, stacked by hand-written gradients, stacked by torch.func."""
+"""Common tests of all ways to train: one node at a time, stacked with manual gradients, stacked with torch.func."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Models as ONNX files: onnxruntime, which knows nothing of p2pfl, gets from them what the task's own module says."""
+"""Models as ONNX files: onnxruntime, without p2pfl, computes the same outputs as the task's own module."""
 
 import numpy as np
 import onnxruntime

@@ -1,4 +1,4 @@
-"""Pareto simulated annealing over preferences: each step by hand, and that it follows from the seed and the values."""
+"""Pareto simulated annealing over preferences: each step by hand, and determinism from the seed and the values."""
 
 from math import exp
 

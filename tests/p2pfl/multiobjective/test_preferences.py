@@ -1,4 +1,4 @@
-"""Preferences are points of the simplex, drawn from the seed or the node's own."""
+"""Preferences: points of the simplex, drawn from the seed or set by the node."""
 
 import numpy as np
 import pytest

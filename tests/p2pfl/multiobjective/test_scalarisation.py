@@ -1,4 +1,4 @@
-"""Several objectives of one model: scalarised alike by every way to train, and by a preference that nobody is told."""
+"""Scalarisation of several objectives: equal in all ways to train, with a preference that stays on its node."""
 
 import asyncio
 import struct

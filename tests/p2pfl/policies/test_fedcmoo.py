@@ -1,4 +1,4 @@
-"""FedCMOO with preferences: its weights and its step by hand, and its runs with tasks of several objectives."""
+"""FedCMOO with preferences: its weights and its step by hand, and runs with tasks of several objectives."""
 
 from __future__ import annotations
 

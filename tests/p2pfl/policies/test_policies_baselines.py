@@ -1,4 +1,4 @@
-"""Ditto, APFL, Per-FedAvg, pFedGraph and kNN-Per: their rules by hand, their limits, and their restarts."""
+"""Ditto, APFL, Per-FedAvg, pFedGraph and kNN-Per: rules by hand, limit cases, and restarts."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""LFT+FedAvg, LFT+Ensemble, FedFB, FairFed and AgnosticFair: their weights and steps by hand, and what leaves a node."""
+"""LFT+FedAvg, LFT+Ensemble, FedFB, FairFed and AgnosticFair: weights and steps by hand, and the data they send."""
 
 import json
 

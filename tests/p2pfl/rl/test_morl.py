@@ -1,4 +1,4 @@
-"""Deep reinforcement learning: what travels and what stays, equal bits, and that each environment can be learned."""
+"""Deep reinforcement learning: shared and private parameters, determinism, and learnability of each environment."""
 
 import random
 

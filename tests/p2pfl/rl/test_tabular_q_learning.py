@@ -1,4 +1,4 @@
-"""Deep-sea treasure and its learner: the environment by its definition, Q-learning by hand."""
+"""Deep-sea treasure and its learner: the environment by its definition, and Q-learning by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of free memory, as the system's files report it."""
+"""Free memory, as read from the system's files."""
 
 import shutil
 

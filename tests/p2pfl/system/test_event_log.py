@@ -1,4 +1,4 @@
-"""Event logs: fields of events, lines for people, objects for machines."""
+"""Event logs: fields of events, text lines for people, and JSON objects for programs."""
 
 import errno
 import io

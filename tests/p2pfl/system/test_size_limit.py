@@ -1,4 +1,4 @@
-"""A model that the machine has no room for is refused before memory is taken for it."""
+"""Models that are too large for the machine: refused before memory is allocated."""
 
 import subprocess
 import sys

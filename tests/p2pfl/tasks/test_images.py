@@ -1,4 +1,4 @@
-"""The task of real images, on scikit-learn's digits, which need no file."""
+"""Image task on scikit-learn's digits, which need no file."""
 
 import os
 import struct

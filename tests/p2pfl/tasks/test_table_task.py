@@ -1,4 +1,4 @@
-"""The task of a node's own file."""
+"""Task for a node's own data file."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""Nodes that find each other on the local network, which here is loopback; and what strangers may announce there."""
+"""Discovery of nodes on the local network, here loopback, with announcements of strangers."""
 
 import asyncio
 import contextlib

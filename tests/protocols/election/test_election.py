@@ -1,4 +1,4 @@
-"""Who coordinates: every rule by hand, then all of them in a disturbed world (see tests/support/elections.py)."""
+"""Elections: every rule by hand, then all rules in a disturbed world (see tests/support/elections.py)."""
 
 import os
 from collections import Counter

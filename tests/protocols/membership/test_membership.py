@@ -1,4 +1,4 @@
-"""A federation's signed file, the signed log of its members, and the words with which one becomes a member."""
+"""Signed file of a federation, signed log of its members, and invitations and requests to join."""
 
 import base64
 import dataclasses

@@ -1,4 +1,4 @@
-"""Two members agree on keys through somebody they do not trust; frames cross a channel that does what it likes."""
+"""Key agreement of two members through an untrusted broker, and frames over an adversarial channel."""
 
 import random
 from contextlib import suppress

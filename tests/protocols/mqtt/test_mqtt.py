@@ -1,7 +1,7 @@
-"""Links through a broker that loses, repeats, reorders, alters, makes up and reads packets; and through real ones.
+"""Links through a broker that loses, repeats, reorders, changes, invents and reads packets; and through real brokers.
 
-The parts of a transport (mqtt_acceptor, mqtt_connection, mqtt_delivery, mqtt_dialler, mqtt_limits, mqtt_link, mqtt_links,
-mqtt_packets, mqtt_presence) are tested here, together.
+The parts of a transport (mqtt_acceptor, mqtt_connection, mqtt_delivery, mqtt_dialler, mqtt_limits, mqtt_link,
+mqtt_links, mqtt_packets, mqtt_presence) are tested here together.
 """
 
 import asyncio

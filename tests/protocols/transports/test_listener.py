@@ -1,4 +1,4 @@
-"""Connections that a listener accepts, and those that it drops because their host, or all hosts, make too many."""
+"""Connections that a listener accepts, and those that it drops because one host, or all hosts, make too many."""
 
 import asyncio
 import socket

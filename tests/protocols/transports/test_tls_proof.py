@@ -1,4 +1,4 @@
-"""The steps of both proofs, frames from pieces, and timers: what a TLS link is made of (tls_proof, tls_frames, timer)."""
+"""Parts of a TLS link: the steps of both proofs, reassembly of frames, and timers (tls_proof, tls_frames, timer)."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""One contract for every transport."""
+"""Common contract of all transports."""
 
 import asyncio
 import socket

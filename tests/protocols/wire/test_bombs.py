@@ -1,4 +1,4 @@
-"""What is small on the wire and large in memory, or says that it is large: refused before the memory is taken."""
+"""Inputs that are small on the wire and large in memory, or claim a large size: refused before memory is allocated."""
 
 import asyncio
 import tracemalloc

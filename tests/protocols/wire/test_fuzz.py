@@ -1,8 +1,9 @@
-"""Whatever comes from outside, only the documented errors come out, no task dies, and no memory is kept.
+"""Fuzzing of inputs from outside: only documented errors, no dead tasks, and no memory leaks.
 
-Inputs are real ones of every kind, changed at random by a seed: bits, pieces, lengths; and, for half of them, whole fields,
-signed anew with the right key, as a member that cheats can do. The quick part runs with every test. The long one runs for 60
-seconds; this runs a million inputs, however long they take, and prints how many of each kind there were:
+Inputs are real messages of every kind, modified at random from a seed: bits, pieces and lengths. In half of them, whole
+fields are also changed and signed again with the right key, as a malicious member can do. The quick part runs with
+every test. The long one runs for 60 seconds. This command runs a million inputs without a time limit, and prints the
+number of each kind:
 
     P2PFL_FUZZ=1000000 pytest -s -m slow tests/protocols/wire/test_fuzz.py
 """

@@ -1,4 +1,4 @@
-"""What a scenario will take, worked out from trials; the trials themselves are run by test_sweep.py."""
+"""Forecasts of a scenario's cost from given trials; test_sweep.py runs the trials themselves."""
 
 import pytest
 from msgspec.structs import replace

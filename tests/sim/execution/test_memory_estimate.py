@@ -1,4 +1,4 @@
-"""A run that cannot fit into memory is refused before it begins; one that fits is not."""
+"""Memory estimate: a run that cannot fit is refused before it begins, and one that fits is not."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on where it was, and ends with the numbers of one that was not."""
+"""Resumption: an interrupted run continues, and has the same results as an uninterrupted one."""
 
 import json
 import os

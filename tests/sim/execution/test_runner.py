@@ -1,4 +1,4 @@
-"""Worker processes: for whole runs, and for the nodes of one run where these are trained one by one."""
+"""Worker processes: for whole runs, and for the nodes of one run if these are trained one by one."""
 
 import os
 import signal

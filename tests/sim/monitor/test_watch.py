@@ -1,4 +1,4 @@
-"""Watching runs while they go on: what is told of them, in the terminal and on a page; and that it changes nothing."""
+"""Monitor of runs in progress: its output in the terminal and on a page, without any effect on results."""
 
 import base64
 import io

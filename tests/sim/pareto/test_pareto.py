@@ -1,4 +1,4 @@
-"""Searches for a front: determinism over workers, interruption and resumption, what is left, and what is refused."""
+"""Searches for a front: determinism over workers, interruption and resumption, their files, and refusals."""
 
 import json
 import os

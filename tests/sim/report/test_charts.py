@@ -1,4 +1,4 @@
-"""The report's page in a browser: every kind of figure is drawn, filtered, hovered and downloaded, and nothing is loaded."""
+"""Report page in a browser: figures are drawn, filtered, hovered and downloaded, and nothing is loaded."""
 
 import csv
 

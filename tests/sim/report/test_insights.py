@@ -1,4 +1,4 @@
-"""Sentences computed from a summary: each is what the figures say, also of ties and of runs that never get there."""
+"""Sentences computed from a summary: they agree with the figures, also for ties and runs that miss the target."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The report of finished runs: its figures, its text, and what it says of folders that it cannot read."""
+"""Report of finished runs: its figures, its text, and its errors for unreadable folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that a report is: its parts, and the data packed into it."""
+"""File of a report: its parts, and the data packed into it."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The report of runs with several objectives and with clusters: its figures, computed again from what the run has left."""
+"""Report of runs with several objectives and with clusters: its figures, recomputed from the files of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`p2pfl-sim reproduce`: the list of what is reproduced, and what is asked runs again."""
+"""`p2pfl-sim reproduce`: the list of reproduced tables, and new runs of selected ones."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pools: runs whose solutions make one front, one row of the table and one mark of its own in the report."""
+"""Pools: runs whose solutions form one front, one row of the table, and one mark in the report."""
 
 from __future__ import annotations
 

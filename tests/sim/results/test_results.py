@@ -1,4 +1,4 @@
-"""What a run leaves behind: the files, that they agree with each other, and the trace."""
+"""Files of a run, their consistency, and the trace."""
 
 import json
 import math

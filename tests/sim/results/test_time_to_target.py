@@ -1,4 +1,4 @@
-"""What it took to reach a target: from the columns of rounds, and in all that a run leaves behind and prints."""
+"""Cost of reaching a target: from the columns of rounds, and in all files and output of a run."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What scenarios claim of their rows, and the source that they name."""
+"""Claims of scenarios about their rows, and the sources that they name."""
 
 import re
 

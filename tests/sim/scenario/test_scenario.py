@@ -1,4 +1,4 @@
-"""Scenarios: one file for one table, and one clear line for what is wrong in it."""
+"""Scenarios: one file for one table, and a one-line error for each mistake in it."""
 
 import gc
 import os

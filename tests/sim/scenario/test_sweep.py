@@ -1,4 +1,4 @@
-"""Every combination of keys' values: which runs there are, what they leave, and that interruptions change nothing."""
+"""Sweeps over combinations of values: their runs, their files, and resumption after interruptions."""
 
 import json
 import os

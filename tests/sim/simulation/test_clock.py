@@ -1,4 +1,4 @@
-"""The virtual loop, and work that is put off until it is due."""
+"""Virtual event loop, and deferred work."""
 
 import asyncio
 import pickle

@@ -1,4 +1,4 @@
-"""What a run notes of clusters and objectives: the tables, and the figures in its summary."""
+"""Record of clusters and objectives: the tables, and the figures in the summary."""
 
 import json
 

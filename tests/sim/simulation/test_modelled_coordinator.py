@@ -1,4 +1,4 @@
-"""Coordinated policies in the simulator: the same results as on dictionaries, whoever is late or lost."""
+"""Coordinated policies in the simulator: same results as on dictionaries, also with late or lost nodes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Simulations: determinism, and that the modelled exchange is the exchange by messages."""
+"""Simulations: determinism, and equality of the modelled exchange and the exchange by messages."""
 
 import json
 import os

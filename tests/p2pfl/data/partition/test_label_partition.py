@@ -1,4 +1,4 @@
-"""Division of samples among nodes: every sample at one node, in the sizes and mixtures asked for."""
+"""Partition of samples among nodes: every sample at one node, with the requested sizes and mixtures."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Rows that belong to groups: sensitive attributes, kinds that the data show, SYNTHETIC, and how rows are divided."""
+"""Rows with groups: sensitive attributes, inferred column kinds, SYNTHETIC, and partitions of rows."""
 
 import hashlib
 import os
