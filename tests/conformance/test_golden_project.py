@@ -32,6 +32,7 @@ def test_it_does_all_checks():
     assert set(wire_project.CHECKS) == set(wire_reader.CHECKS)
 
 
+@pytest.mark.slow
 def test_the_files_are_what_the_code_makes_now():
     made = wire_vectors.make()
     assert {path.name for path in VECTORS.iterdir()} == set(made)

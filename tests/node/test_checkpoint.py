@@ -147,6 +147,7 @@ def test_extras_that_are_a_view_come_back_as_they_look():
 # Damage
 
 
+@pytest.mark.slow
 def test_a_change_of_any_byte_is_found(store):
     store.save(checkpoint())
     whole = store.path.read_bytes()

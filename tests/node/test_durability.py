@@ -104,13 +104,13 @@ def test_starts_are_counted(tmp_path):
     assert [incarnation.count_start(path) for _ in range(4)] == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
 def test_count_start_file_of_an_earlier_version_is_named(tmp_path):
     (tmp_path / "boot").write_bytes(b"")
     with pytest.raises(ConfigurationError, match=r"boot was written by an earlier version; rename it to incarnation$"):
         incarnation.count_start(tmp_path / "incarnation")
 
 
+@pytest.mark.slow
 def test_a_damaged_count_is_noticed_whatever_bit_it_is_and_no_number_comes_twice(tmp_path):
     path, before = tmp_path / "incarnation", tmp_path / "incarnation.1"
     for _ in range(3):

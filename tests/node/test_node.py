@@ -131,6 +131,7 @@ def test_a_peer_that_never_answers_costs_one_deadline():
         assert len(slow) <= 2  # the round of the silence, and perhaps the one that waits for those who waited
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_was_there_costs_the_wait_at_the_start():
     async def test(federation):
         federation.start("a", "b", "c")
@@ -233,6 +234,7 @@ def test_a_node_that_is_killed_in_its_first_round_does_not_prepare_again(tmp_pat
         assert sorted(interrupted.watch[name].weights) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_node_resumes_from_its_last_finished_round(tmp_path):
     restored = []
 
@@ -310,6 +312,7 @@ def test_a_late_joiner_begins_with_the_common_model_where_the_others_are():
     assert federation.watch["a"].times[20] - federation.watch["a"].times[8] < 12 * 1.1 + 5
 
 
+@pytest.mark.slow
 def test_a_finished_node_that_is_started_again_has_nothing_left_to_learn(tmp_path):
     async def test(federation):
         federation.start()
@@ -863,6 +866,7 @@ def test_a_slow_peer_costs_one_deadline_and_is_waited_for_at_the_end():
         assert federation.partners("b", round) == set(quick)
 
 
+@pytest.mark.slow
 def test_more_rounds_than_before_are_done_together(tmp_path):
     async def test(federation):
         federation.start()
@@ -927,6 +931,7 @@ def test_a_node_that_is_stopped_while_it_waits_for_peers_does_not_wait_on():
     play(test, NAMES, settings())
 
 
+@pytest.mark.slow
 def test_sequential_nodes_on_a_line_do_not_wait_in_a_circle():
     edges = [("a", "b"), ("b", "c"), ("c", "d")]
     federation = play(to_the_end, NAMES, settings(rounds=8), edges=edges, policy=lambda: Random(schedule="sequential"))

@@ -276,6 +276,7 @@ def test_dpfl_keeps_to_each_nodes_budget(fidelity):
     assert found["preparation"]["bytes"] == pytest.approx(sum(prepared) * a_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
 @pytest.mark.parametrize("codec", [{"name": "int8"}, {"name": "top-k", "share": 0.2}], ids=["int8", "top-k"])
 @pytest.mark.parametrize(

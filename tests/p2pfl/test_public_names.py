@@ -34,6 +34,7 @@ def test_version_is_that_of_the_distribution():
     assert p2pfl.__version__ == version("p2pfl-node")
 
 
+@pytest.mark.slow
 def test_import_loads_neither_the_simulator_nor_the_node():
     code = "import sys, p2pfl; dir(p2pfl); sys.exit(any(name.partition('.')[0] in ('node', 'sim') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -55,6 +55,7 @@ def test_every_distribution_of_the_environment_is_pinned():
     assert sorted(name for name in missing if not name.startswith(("nvidia-", "cuda-", "triton"))) == []  # they follow torch
 
 
+@pytest.mark.slow
 def test_pins_allow_the_first_release_of_the_oldest_python():
     oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"  # Debian 12 has 3.11.2
     found = {name: metadata(name).get("Requires-Python") or "" for name in needed_distributions()}

@@ -210,6 +210,7 @@ def test_the_broker_lets_nobody_write_as_another_or_read_what_is_anothers(broker
     assert delivers(broker, topic) is False
 
 
+@pytest.mark.slow
 def test_the_broker_retains_little_for_one_account(broker):
     host, _, port = broker.partition(":")
     inside = [f"p2pfl/{FEDERATION}/{place}/{ALICE}" for place in (ALICE, BOB, "presence", "will")]

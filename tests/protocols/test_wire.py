@@ -456,6 +456,7 @@ def test_after_a_restart_old_frames_are_still_refused(pair):
     assert cause(pair.door, unseen) == "replay"
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.binary(max_size=700))
 def test_whatever_comes_only_the_documented_error_is_raised(data):

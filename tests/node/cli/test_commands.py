@@ -124,6 +124,7 @@ def test_the_scenario_left_behind_gives_the_same_run(capsys, tmp_path):
     assert traces[0] == traces[1]
 
 
+@pytest.mark.slow
 def test_json_is_one_object_and_nothing_else(capsys):
     code, out, err = sim(capsys, *SMOKE, "--json")
     assert code == 0
@@ -131,6 +132,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
     assert json.loads(out) == json.loads(next(Path("runs").glob("*/summary.json")).read_text())
 
 
+@pytest.mark.slow
 def test_a_run_is_never_overwritten(capsys, tmp_path):
     sim(capsys, *SMOKE, "--out", "here")
     before = (tmp_path / "here/summary.json").read_text()
@@ -406,6 +408,7 @@ def test_a_node_without_validation_data_does_not_say_that_a_model_was_best_on_th
     assert last.startswith("finished; the model of round 2 is the result, as there is no validation data: test loss ")
 
 
+@pytest.mark.slow
 def test_a_node_that_has_finished_has_nothing_more_to_do(capsys):
     init(capsys)
     node(capsys, "run", "alice", "--set", "rounds=2")
@@ -414,6 +417,7 @@ def test_a_node_that_has_finished_has_nothing_more_to_do(capsys):
     assert out.startswith("finished; the model of round")
 
 
+@pytest.mark.slow
 def test_run_with_json_prints_the_status_and_nothing_else(capsys):
     init(capsys)
     code, out, err = node(capsys, "run", "alice", "--set", "rounds=2", "--json")
@@ -428,6 +432,7 @@ def test_status_of_a_node_that_never_ran(capsys):
     assert node(capsys, "status", "alice") == (1, "", "this node has never run\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", '{"state": "running"}', "\xff"])
 def test_a_damaged_status_is_one_line(capsys, text):
     init(capsys)
@@ -689,6 +694,7 @@ def test_a_node_that_is_watched_before_it_runs_is_said_to_have_never_run(capsys,
     assert node(capsys, "status", "alice", "--watch") == (130, "", "this node has never run\ninterrupted\n")
 
 
+@pytest.mark.slow
 def test_a_log_for_machines(capsys):
     init(capsys)
     code, out, _ = node(capsys, "run", "alice", "--set", "rounds=1", "--log-format", "json")

@@ -181,6 +181,7 @@ def test_a_node_is_in_touch_with_all_members_whatever_the_topology_is_and_electi
     assert neighbourhood.electorate() == Electorate(4, frozenset("ab"), ("a", "b"))
 
 
+@pytest.mark.slow
 def test_only_who_may_coordinates_and_an_observer_counts_in_nobodys_model():
     async def test(federation):
         federation.start()
@@ -365,6 +366,7 @@ def test_a_coordinator_that_is_cut_off_assigns_nothing_any_more_not_even_to_itse
         assert sorted(federation.watch[name].weights) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_what_belongs_to_a_lower_term_is_refused_and_counted():
     async def test(federation):
         federation.start()
@@ -436,6 +438,7 @@ NONSENSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", NONSENSE)
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 def test_a_bad_submission_costs_the_others_nothing(cause):
@@ -563,6 +566,7 @@ def test_where_the_vote_is_damaged_a_node_votes_no_more_in_that_epoch(tmp_path):
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_others_elect_without_a_node_whose_vote_is_damaged_and_it_learns_with_them_in_the_next_epoch(tmp_path):
     (tmp_path / "a.vote").write_bytes(b"nonsense")
 
@@ -585,6 +589,7 @@ def test_others_elect_without_a_node_whose_vote_is_damaged_and_it_learns_with_th
     assert len(federation.said["a"]) == 1
 
 
+@pytest.mark.slow
 def test_a_vote_that_cannot_be_written_is_not_given(tmp_path):
     class Full(FileVotes):
         def save(self, ballot):

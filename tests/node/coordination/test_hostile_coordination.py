@@ -368,6 +368,7 @@ def test_claimed_far_term_moves_nobody(number):
     clock.run(main())
 
 
+@pytest.mark.slow
 def test_a_node_whose_vote_was_damaged_says_nothing_and_costs_the_others_nothing():
     async def main():
         async with council(CoordinatedFedAvg(), damaged=("dave",)) as (here, _):

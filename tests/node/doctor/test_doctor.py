@@ -175,6 +175,7 @@ def test_a_clock_is_asked_for_its_year_its_pace_and_its_synchronisation(tmp_path
     assert Clocks().check(tmp_path) == Finding("clock", True, "synchronised")
 
 
+@pytest.mark.slow
 def test_the_clock_of_this_machine_goes_right():
     assert check_clock().ok is not False
 

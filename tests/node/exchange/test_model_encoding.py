@@ -73,6 +73,7 @@ class Witness(Random):
         return await super().round(me, Noting(peers, self.own, self.given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", CODEC_TABLES, ids=lambda table: table["name"])
 def test_peers_get_what_the_codec_makes_of_a_model_and_the_node_goes_on_with_its_own(table):
     federation = play(to_the_end, NAMES, settings(table), policy=Witness)
@@ -88,6 +89,7 @@ def test_peers_get_what_the_codec_makes_of_a_model_and_the_node_goes_on_with_its
         assert (public == witness[name].own[5]).all() == (table["name"] == "float32")
 
 
+@pytest.mark.slow
 def test_a_difference_takes_the_bytes_of_its_entries_and_the_whole_model_all_of_them():
     exchange = play(to_the_end, NAMES, settings(TOP_K)).nodes["a"].exchange
     # Each of 3 peers sends 3 entries 6 times: the count, a bit for each of 11 values, and the values.

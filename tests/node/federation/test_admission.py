@@ -467,6 +467,7 @@ def test_refusals_of_a_used_token_are_limited_too(home, door):
     assert door.causes == ["invitation used"] * REFUSALS + ["busy"] * REFUSALS
 
 
+@pytest.mark.slow
 def test_newcomers_who_are_let_in_cost_nothing(home, door):
     for k in range(2 * REFUSALS):
         key = Identity.from_seed(bytes([100 + k]) * 32)

@@ -37,6 +37,7 @@ def alice(tmp_path, open_umask):
     return tmp_path / "deep" / "alice"
 
 
+@pytest.mark.slow
 def test_folder_and_every_file_of_a_node_are_private(alice, capsys):
     invitations.invite(alice, "bob", ["x:1"], "participant", 15, now=time.time())
     admission.request(alice, new_key=True)  # it belongs to no federation then, and runs alone
@@ -63,6 +64,7 @@ def test_folder_that_was_there_keeps_its_mode(tmp_path, open_umask):
     assert mode(tmp_path / "alice" / "node.toml") == 0o600
 
 
+@pytest.mark.slow
 def test_run_warns_of_an_open_folder_in_one_line(alice, capsys):
     config.create(alice.parent / "bob", "bob")
     bob = alice.parent / "bob"

@@ -174,6 +174,7 @@ def test_addresses_that_have_worked_leave_room_for_others():
     assert len(peer.addresses) == MOST_ADDRESSES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moving", [True, False])
 def test_a_frame_that_takes_long_is_no_silence(moving):
     async def test(federation):

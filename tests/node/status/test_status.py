@@ -265,6 +265,7 @@ class Fast(Random):
     def restore(self, state): ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2**14, 50])  # enough for the status, and not even for that
 def test_round_that_could_not_be_stored_is_shown_as_in_memory_only(tmp_path, size):
     said, shown = [], []
@@ -292,6 +293,7 @@ def test_round_that_could_not_be_stored_is_shown_as_in_memory_only(tmp_path, siz
     assert f"  round 4 is in memory, round {state['stored']} is on the disk" in lines
 
 
+@pytest.mark.slow
 def test_shown_round_is_on_the_disk_at_every_moment(tmp_path):
     """However it is ended: what was shown as done and stored is in the checkpoint."""
     seen = []
@@ -311,6 +313,7 @@ def test_shown_round_is_on_the_disk_at_every_moment(tmp_path):
     assert {shown for shown, _ in seen} >= {1, 3, 5}
 
 
+@pytest.mark.slow
 def test_checkpoints_saved_at_the_same_time_are_whole(tmp_path):
     async def main(federation):
         federation.start()

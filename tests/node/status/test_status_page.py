@@ -145,6 +145,7 @@ def test_a_fault_in_what_is_shown_is_the_asker_s_loss_only(caplog, on_loop):
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_is_shown_is_made_a_few_times_a_second_at_most(on_loop):
     made = []
 

@@ -116,6 +116,7 @@ def test_who_did_not_come_in_the_first_pass_is_not_asked_in_the_second():
     assert {id: asked.count(id) for id in ids} == {id: 1 if id in silent else 2 for id in ids}
 
 
+@pytest.mark.slow
 def test_without_a_limit_the_result_is_never_worse_than_the_mean_of_all():
     for seed in range(500):
         rng = np.random.default_rng(seed)

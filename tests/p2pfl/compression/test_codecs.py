@@ -352,6 +352,7 @@ def test_a_difference_gives_the_same_model_as_the_whole_one(published, k, data):
         assert (back == other).all()
 
 
+@pytest.mark.slow
 def test_the_last_publications_are_remembered_and_no_others():
     start = np.zeros(20, np.float32)
     public, known = Public(1, start), [start]

@@ -200,6 +200,7 @@ def test_dict_of_the_callers_own_is_trusted(study, monkeypatch):
     assert p2pfl.simulate(tables)
 
 
+@pytest.mark.slow
 def test_results_are_run_again_by_the_same_rule(capsys, study, tmp_path):
     rest = ("--engine", "local", "--no-report", "--json")
     out = tmp_path / "results"

@@ -104,6 +104,7 @@ def bomb(size):
     return b"".join([*parts, packer.flush()])
 
 
+@pytest.mark.slow
 def test_no_more_is_unpacked_than_was_announced(tmp_path):
     path = write(tmp_path / "x", bomb(2**26))
     tracemalloc.start()
@@ -118,6 +119,7 @@ def test_no_more_is_unpacked_than_was_announced(tmp_path):
     assert peak < 2**23
 
 
+@pytest.mark.slow
 def test_idx_larger_than_memory_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     values = bytes(2**26)
     path = write(tmp_path / "x", gzip.compress(b"\0\0\x08\1" + struct.pack(">I", len(values)) + values, 1))
@@ -327,6 +329,7 @@ def test_real_images(name):
     assert std == pytest.approx(known.std, abs=0.01)
 
 
+@pytest.mark.slow
 @real("qmnist_writers")
 @real("mnist")
 def test_real_writers():
@@ -534,6 +537,7 @@ def test_the_command_looks_at_tasks_without_classes_too(capsys):
     assert out.splitlines()[2].split() == ["node-0", "0", "50", "100", "1000"]
 
 
+@pytest.mark.slow
 def test_wrong_use_of_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     code, _, err = sim(capsys)

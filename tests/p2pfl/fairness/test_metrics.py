@@ -150,6 +150,7 @@ def test_gradients_are_those_of_finite_differences(measure, count):
     assert torch.equal(vmap(grad(loss))(torch.stack([logits, -logits]))[0], found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_gradients_are_finite_where_groups_are_empty(count):
     labels, groups = torch.zeros(4), torch.zeros(4)
@@ -348,6 +349,7 @@ def test_features_are_fitted_on_what_all_nodes_train_on_and_on_nothing_else(tmp_
     assert sorted(tests[:, 1:].sum(1).tolist()) == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_scenario_pools_ten_runs_in_each_row_of_the_dissertations_tables():
     file = load("fairness-adult")
     rows = file.rows()

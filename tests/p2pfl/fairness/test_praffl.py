@@ -197,6 +197,7 @@ def small(part, seed):
     return make_task("praffl", SMALL, part, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [lambda: Random(neighbours=2), CoordinatedFedAvg], ids=["gossip", "coordinated"])
 def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeypatch):
     frames, trainings = [], []
@@ -254,6 +255,7 @@ def test_any_policy_averages_psi_and_keeps_the_hypernetworks_apart(policy):
 # The report
 
 
+@pytest.mark.slow
 def test_the_report_has_the_front_of_each_nodes_answers_in_each_run(tmp_path):
     table = {"nodes": 2, "rounds": 1, "task": {"name": "praffl", **SMALL}, "policy": {"name": "local"}}
     rows = [{"name": "local"}, {"name": "all", "policy": {"name": "fedavg"}}, {"name": "plain", "task": {"model": "single"}}]

@@ -40,12 +40,14 @@ def test_preferences_come_from_the_seed_and_the_place(distribution):
     assert (alone == some[3]).all()
 
 
+@pytest.mark.slow
 def test_dirichlet_is_uniform_with_alpha_1():
     points = of_all(4000, 3, {"name": "dirichlet"})
     assert points.mean(0) == pytest.approx([1 / 3] * 3, abs=0.02)
     assert points.var(0) == pytest.approx([1 / 18] * 3, abs=0.005)  # (1/3)(2/3) / (3 + 1)
 
 
+@pytest.mark.slow
 def test_gaussian_preferences_have_the_deviation_along_the_simplex():
     points = of_all(4000, 2, {"name": "gaussian", "deviation": 0.1})
     assert points.mean(0) == pytest.approx([0.5, 0.5], abs=0.01)

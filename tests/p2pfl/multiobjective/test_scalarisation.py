@@ -134,6 +134,7 @@ def test_nodes_of_different_preferences_are_stacked_as_if_alone(kind, name):
     assert difference(alone.compute(losses), together.compute(losses)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CREWS)
 def test_objectives_may_couple_the_samples_of_a_batch(kind):
     rng = np.random.default_rng(0)
@@ -385,6 +386,7 @@ def test_where_the_same_models_are_trained_every_message_is_the_same_whatever_th
         assert len(set(one.recorder.clusters.tables()["clusters"]["cluster"])) > 1
 
 
+@pytest.mark.slow
 def test_losses_would_tell(monkeypatch):
     """The test above sees what it should: if losses were told, the messages would differ."""
     task = TASKS[0] | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": "teachers"}
@@ -434,6 +436,7 @@ def draw(part, seed):
     return make_task("teachers", {"preferences": {"name": "dirichlet"}, "test": 30, "samples": 20}, part, seed)
 
 
+@pytest.mark.slow
 def test_a_peer_that_tells_no_loss_is_left_out_in_both_fidelities():
     scenario = {"nodes": 4, "rounds": 3, "task": TASKS[0], "policy": SCORED, "trainer": "one-by-one"}
     results = [simulate(scenario | {"fidelity": fidelity})[0] for fidelity in ("modelled", "wire")]

@@ -127,6 +127,7 @@ def test_a_step_is_pure(name):
     assert (repr(state), [s.params.tobytes() for s in there], repr(policy)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COORDINATED)
 def test_who_is_missing_is_left_out_and_goes_on_with_what_it_has_trained(name):
     _, cast, history = play(COORDINATED[name], absent={1: ["node-3"], 2: ["node-0", "node-3"]})
@@ -140,6 +141,7 @@ def test_who_is_missing_is_left_out_and_goes_on_with_what_it_has_trained(name):
     assert all(np.isfinite(actor.params).all() for actor in cast.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COORDINATED)
 def test_each_has_fine_tuning_in_place_of_the_last_aggregation(name):
     _, plain, _ = play(COORDINATED[name], rounds=3)

@@ -92,6 +92,7 @@ def test_ditto_without_pull_is_local_and_shares_fedavgs_model_bit_for_bit():
         assert history[-1][name].weights == averages[-1][name].weights
 
 
+@pytest.mark.slow
 def test_a_strong_pull_holds_dittos_personal_model_at_the_shared_one():
     far = []
     for pull in (0.0, 1 / LR):  # a step of LR with a pull of 1 / LR leads to where w_t leads
@@ -241,6 +242,7 @@ def test_a_model_is_pulled_in_the_direction_of_the_one_that_was_assigned():
     assert (still == start).all()
 
 
+@pytest.mark.slow
 def test_pfedgraph_trains_towards_its_mean_from_the_second_round_on():
     _, free, _ = play(lambda: PFedGraph(weight=0.0), rounds=1)
     _, held, _ = play(lambda: PFedGraph(weight=50.0), rounds=1)
@@ -286,6 +288,7 @@ def blobs(seed, n=20):
     return classification(module, data(n), data(9), data(11))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", [True, False])
 def test_all_ways_to_evaluate_remember_the_same(dense):
     learners = [blobs(k, n).learner(RandomStreams(0, f"node-{k}")) for k, n in enumerate((20, 3, 12))]
@@ -321,6 +324,7 @@ def test_a_memory_that_does_not_count_leaves_fedavg_and_one_that_counts_changes_
             assert node.me.params.tobytes() == other.nodes[name].me.params.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "like"),
     [

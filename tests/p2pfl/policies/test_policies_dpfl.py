@@ -29,6 +29,7 @@ def loss(cast, name, params):
     return cast[name].learner.loss([params])[0]
 
 
+@pytest.mark.slow
 def test_dpfl_chooses_within_the_budget_and_stays_with_whom_it_chose():
     policies, cast, history = play(lambda: Dpfl(initial_epochs=2, epochs=1), rounds=4, budget=Budget(models=2))
     for name, actor in cast.items():
@@ -73,6 +74,7 @@ def test_dpfl_counts_itself_if_told_to():
     assert max(len(policy.omega) for policy in policies.values()) == 2
 
 
+@pytest.mark.slow
 def test_dpfl_chooses_as_many_as_its_bytes_have_room_for():
     two = Budget(bytes=2 * 4 * 11 + 40)  # a model has 11 values
     for options in ({}, {"count_self": True}):  # of the numbers of models, and of them only
@@ -106,6 +108,7 @@ def test_dpfl_whose_bytes_have_become_fewer_fetches_those_that_fit():
         assert set(asked) < set(policies[name].omega)
 
 
+@pytest.mark.slow
 def test_dpfl_with_a_period_keeps_whom_it_chose_and_fetches_only_those():
     policies, cast, history = play(lambda: Dpfl(initial_epochs=1, epochs=1, period=3), rounds=7)
     for name, actor in cast.items():

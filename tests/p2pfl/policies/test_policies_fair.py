@@ -502,6 +502,7 @@ def test_nothing_but_the_tally_that_is_told_of_leaves_a_node(name):
     assert not any(actor.published for actor in cast.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_elected_coordinators_and_messages_give_the_same_bits(name, monkeypatch):
     from p2pfl.protocols.wire import submission as wire

@@ -86,6 +86,7 @@ def test_parameters_come_back_as_they_were_given():
 # Equal bits
 
 
+@pytest.mark.slow
 def test_training_is_drawn_from_seed_round_and_purpose_and_from_nothing_else():
     task = make()
     start = task.initial(0)
@@ -101,6 +102,7 @@ def test_training_is_drawn_from_seed_round_and_purpose_and_from_nothing_else():
     assert (learner(task, "other").train(start, round=1) != trained).any()
 
 
+@pytest.mark.slow
 def test_to_be_evaluated_changes_nothing():
     task = make()
     start = task.initial(0)
@@ -116,6 +118,7 @@ def test_to_be_evaluated_changes_nothing():
 # What stays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment", ["deep-sea-treasure", pytest.param("lunar-lander-continuous", marks=pytest.mark.slow)]
 )

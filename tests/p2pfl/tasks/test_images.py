@@ -188,6 +188,7 @@ def test_nodes_of_two_domains(tmp_path):
 # Extremes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "partition",
     [
@@ -214,6 +215,7 @@ def test_a_node_with_hardly_any_image_can_be_trained_validated_and_tested(partit
     assert np.isfinite(BatchedLearner(learners).compute([NodeQuery(k, Loss([model])) for k in range(4)])).all()
 
 
+@pytest.mark.slow
 def test_where_every_image_is_trained_on_there_is_nothing_to_validate_with():
     count = len(sets.load("digits").train.y)
     task = make(3, count)

@@ -347,6 +347,7 @@ def test_npz_with_a_member_of_another_kind_is_refused(tmp_path, member, message)
     assert str(caught.value).startswith(str(path))
 
 
+@pytest.mark.slow
 def test_npz_larger_than_memory_is_refused_before_it_is_taken(tmp_path, monkeypatch):
     path = write_members(tmp_path, x=npy(says("<f4", (2**22, 2)), bytes(2**25)), y=npy(says("<i8", (2**22,)), bytes(2**25)))
     monkeypatch.setattr(available_memory, "free_memory", lambda: 2**24)

@@ -216,6 +216,7 @@ def test_closing_twice_or_before_the_start_does_nothing(on_loop):
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_an_error_of_who_is_told_is_not_swallowed(on_loop):
     def fail(key, address):
         failed.append(key)
@@ -307,6 +308,7 @@ def test_a_name_that_cannot_be_sent_again_does_not_silence_a_node(monkeypatch, o
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_so_many_services_are_kept_and_no_more(monkeypatch, on_loop):
     monkeypatch.setattr(mdns, "MAX_SERVICES", 20)
 
@@ -324,6 +326,7 @@ def test_so_many_services_are_kept_and_no_more(monkeypatch, on_loop):
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_services_of_other_federations_and_of_those_who_are_no_members_take_no_place(monkeypatch, on_loop):
     monkeypatch.setattr(mdns, "MAX_SERVICES", 1)
 
@@ -341,6 +344,7 @@ def test_services_of_other_federations_and_of_those_who_are_no_members_take_no_p
     on_loop(main())
 
 
+@pytest.mark.slow
 def test_a_node_is_believed_under_its_own_name_only(on_loop):
     async def main():
         with stranger() as announce:

@@ -54,6 +54,7 @@ def test_two_federations_of_equal_content_are_two():
     assert FILE.id != OTHER.id
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_file_is_noticed():
     for changed in flipped(FILE.data):
         with pytest.raises(FederationError):
@@ -108,6 +109,7 @@ def test_a_signed_file_that_makes_no_sense_is_refused_and_nothing_else_is_raised
         Federation.parse(signed_by(ADMISSION, content + b"\n"))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=400))
 def test_noise_is_no_federation(noise):
@@ -415,6 +417,7 @@ def test_every_flipped_bit_of_the_log_is_noticed():
             Membership(FILE, changed)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=1, max_size=400))
 def test_noise_is_no_log(noise):

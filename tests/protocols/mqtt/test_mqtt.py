@@ -933,6 +933,7 @@ def test_a_real_broker_may_be_killed_and_started_again_in_the_middle(broker):
     real(broker, test)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_is_hinted_at_by_a_real_broker(broker):
     async def test(here):
         a, b = [await here.node(who, bus=here.bus()) for who in (ALICE, BOB)]
@@ -947,6 +948,7 @@ def test_a_node_that_is_gone_is_hinted_at_by_a_real_broker(broker):
     real(broker, test)
 
 
+@pytest.mark.slow
 def test_nodes_run_on_uvloop_too():
     uvloop = pytest.importorskip("uvloop")
 
@@ -1007,6 +1009,7 @@ def test_a_broker_that_ends_in_the_middle_of_a_packet_does_no_harm(on_loop):
     assert strays == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trick", brokers.TRICKS)
 def test_a_broker_that_talks_nonsense_before_it_has_answered_is_left(monkeypatch, trick, on_loop):
     monkeypatch.setattr("p2pfl.protocols.mqtt.broker_client.CONNECTING", 0.3)
@@ -1118,6 +1121,7 @@ def certificate():
     return {"cert.pem": made.public_bytes(serialization.Encoding.PEM).decode(), "key.pem": private.decode()}
 
 
+@pytest.mark.slow
 def test_a_broker_is_reached_over_tls_if_its_certificate_is_trusted():
     files = certificate()
 
@@ -1133,6 +1137,7 @@ def test_a_broker_is_reached_over_tls_if_its_certificate_is_trusted():
         real(broker, test)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the MQTT library leaves the closing of the socket to the collector
 def test_a_broker_whose_certificate_is_not_trusted_is_told_nothing():
     async def test(here):

@@ -109,6 +109,7 @@ def test_memory_is_ignored_where_the_user_says_so(capsys, tmp_path, free):
     assert p2pfl.simulate(SMALL, ignore_memory=True)
 
 
+@pytest.mark.slow
 def test_graph_of_the_users_own_counts_with_its_own_edges(free):
     free(200 * memory_estimate.NODE)
     assert p2pfl.simulate(SMALL | {"rounds": 0}, graph=nx.path_graph(190))
@@ -178,6 +179,7 @@ def test_shipped_scenarios_fit_into_an_ordinary_machine(free):
         check_runs(file.runs, len(file.seeds), 16)
 
 
+@pytest.mark.slow
 def test_estimate_is_below_what_a_run_takes():
     tables = SMALL | {"nodes": 50, "rounds": 4}
     tracemalloc.start()

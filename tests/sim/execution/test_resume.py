@@ -118,6 +118,7 @@ def test_a_run_can_be_interrupted_again_and_go_on_elsewhere(capsys, tmp_path, mo
     assert left_behind("../here") == left_behind("../whole")
 
 
+@pytest.mark.slow
 def test_finished_runs_keep_the_time_that_they_took(capsys):
     stopped(capsys)
     kept = Path("here", PARTS, "0").read_bytes()

@@ -287,6 +287,7 @@ def test_a_run_says_where_it_can_be_watched_and_ends_as_ever(capfd, file, comman
     assert Path("out", "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_port_that_cannot_be_had_is_one_line_and_leaves_nothing(capsys, file):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

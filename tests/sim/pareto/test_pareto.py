@@ -148,6 +148,7 @@ def test_each_candidate_is_the_training_that_its_preference_stands_for():
     assert solved.values.tolist() == learners[0].returns(solved.params).tolist()
 
 
+@pytest.mark.slow
 def test_a_warm_start_is_from_the_nearest_preference_before_and_a_cold_one_from_nothing(whole):
     assert {start for (start,) in rows(whole, "started_from", "run = 'cold'")} == {-1}
     found = rows(whole, "candidate, iteration, started_from, preference_treasure", "run = 'warm/start' and seed = 0")
@@ -280,6 +281,7 @@ def test_candidates_of_another_scenario_are_trained_again(capsys):
     assert out.count("was trained again: the scenario or the program has changed\n") == 4
 
 
+@pytest.mark.slow
 def test_kept_candidates_are_taken_over(capsys, monkeypatch):
     some_kept("here", 4)
     solved = []

@@ -498,6 +498,7 @@ def sweep_of_20(tmp_path):
     return given_summary(leave(tmp_path / "run", made), change)
 
 
+@pytest.mark.slow
 def test_of_many_runs_the_best_are_shown_at_first_and_all_in_the_figures_of_the_sweep(sweep_of_20):
     text = report([sweep_of_20])
     assert payload(text)["shown"] == [f"tau={k}" for k in (5, 7, 9, 11, 13, 15, 17, 19)]
@@ -571,6 +572,7 @@ def test_what_differs_between_scenarios(pair):
     assert "Only in two: second." in text
 
 
+@pytest.mark.slow
 def test_tables_side_by_side(pair):
     text = report(pair)
     heads, line = Tables(text).tables[0]
@@ -579,6 +581,7 @@ def test_tables_side_by_side(pair):
     assert [table[1][0] for table in Tables(text).tables[1:3]] == ["both", "both"]
 
 
+@pytest.mark.slow
 def test_runs_with_another_metric_are_not_set_against_each_other(pair):
     def change(summary):
         summary["runs"][0].update(metric="mse", higher_is_better=False)
@@ -588,6 +591,7 @@ def test_runs_with_another_metric_are_not_set_against_each_other(pair):
     assert "<dd>accuracy, higher is better; mse, lower is better</dd>" in text
 
 
+@pytest.mark.slow
 def test_folders_without_a_run_in_common_are_compared_over_all_their_runs(tmp_path):
     folders = [
         leave(
@@ -603,6 +607,7 @@ def test_folders_without_a_run_in_common_are_compared_over_all_their_runs(tmp_pa
     assert "No run has the same name in all folders" in text
 
 
+@pytest.mark.slow
 def test_two_folders_of_the_same_scenario_do_not_differ(by_hand, tmp_path):
     shutil.copytree(by_hand, tmp_path / "again")
     assert "The scenarios of the runs that have the same names do not differ." in report([by_hand, tmp_path / "again"])
@@ -629,6 +634,7 @@ def test_the_report_is_written_into_the_folder(by_hand, capsys):
     assert (by_hand / "report.html").read_text() == report([by_hand])
 
 
+@pytest.mark.slow
 def test_a_comparison_is_written_into_the_current_folder(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["report", *map(str, pair)]) == 0

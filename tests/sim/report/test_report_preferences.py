@@ -187,6 +187,7 @@ def asked(words, *values):
         return connection.execute(words, values).fetchall()
 
 
+@pytest.mark.slow
 def test_what_a_run_has_left_says_who_was_in_which_cluster(ran):
     figure = figures(report([ran]))["clusters-over-rounds"]
     words = f"SELECT node, cluster, min(round), max(round) FROM '{ran}/clusters.parquet' WHERE run = ? GROUP BY ALL"
@@ -218,6 +219,7 @@ def test_how_alike_models_were(text):
     assert np.isnan(found[:2, 2:]).all()
 
 
+@pytest.mark.slow
 def test_similarities_are_those_that_the_run_has_left(ran):
     figure = figures(report([ran]))["similarity"]
     for run, frames in figure["frames"].items():

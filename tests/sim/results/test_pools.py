@@ -182,6 +182,7 @@ def test_in_a_pool_of_fronts_each_node_has_its_own():
     assert own_fronts(alone) == pytest.approx([(0.4 + 0.25) / 2, (0.36 + 0.25) / 2])
 
 
+@pytest.mark.slow
 def test_a_pool_of_fronts_has_a_row_with_its_hypervolume_and_a_report(tmp_path):
     task = {"name": "praffl", "data": "synthetic", "rows": 300, "model": "single"}
     row = {"name": "front", "each": {"policy.alpha": [0.1, 1.0]}, "pool": {"of": "fronts"}}
@@ -246,6 +247,7 @@ def test_the_table_has_a_row_for_each_pool(ran):
     assert mean == pytest.approx(np.mean(one["objectives"]["nodes"], axis=0))
 
 
+@pytest.mark.slow
 def test_the_report_has_the_front_of_each_pool(ran):
     text = report([ran])
     assert payload(text)["runs"] == ["same", "own"]

@@ -121,6 +121,7 @@ def test_all_files_are_there(folder):
     assert {path.name for path in folder.iterdir()} >= {"scenario.toml", "summary.json", "rounds.parquet", "edges.parquet"}
 
 
+@pytest.mark.slow
 def test_the_keys_of_the_summary(folder):
     found = summary(folder)
     assert list(found) == ["scenario", "version", "versions", "seeds", "runs", "table", "notes"]
@@ -625,6 +626,7 @@ def test_a_run_of_no_rounds_leaves_empty_tables(tmp_path):
     assert summary(path)["runs"][0]["traffic"]["models"] == 0
 
 
+@pytest.mark.slow
 def test_runs_with_other_metrics_are_in_one_table(tmp_path):
     runs = [{"name": name, "task": {"name": name}} for name in ("digits", "concept-shift")]
     path = leave(resolve({"nodes": 3, "rounds": 2, "run": runs}, [], "both", "."), tmp_path / "out")
@@ -773,6 +775,7 @@ def test_a_graph_of_ones_own_is_not_called_complete():
     assert found.summary["topology"] == "a graph of one's own"
 
 
+@pytest.mark.slow
 def test_types_do_not_depend_on_the_number_of_rows(tmp_path):
     full, empty = (leave(resolve(SMALL | {"rounds": r}, [], "n", "."), tmp_path / str(r)) for r in (2, 0))
     for table in ("rounds", "edges"):

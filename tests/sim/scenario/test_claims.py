@@ -108,6 +108,7 @@ def test_a_scenario_with_a_papers_figures_says_which():
         assert file.source or all(run.paper is None for run in file.runs), name
 
 
+@pytest.mark.slow
 def test_the_papers_column_says_what_it_is_of(tmp_path, capsys):
     (tmp_path / "study.toml").write_text(STUDY)
     assert main(["run", str(tmp_path / "study.toml"), "--engine", "local", "--out", str(tmp_path / "run")]) == 0

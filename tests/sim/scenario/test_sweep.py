@@ -145,6 +145,7 @@ def test_runs_that_differ_in_something_else_can_have_other_policies():
     ]
 
 
+@pytest.mark.slow
 def test_seeds_count_too():
     file = resolve({"seeds": list(range(300))}, [], "study", ".")
     with pytest.raises(ConfigurationError, match=r"with all seeds there are 119,700 runs; at most 100,000 are possible"):

@@ -44,6 +44,7 @@ def test_the_adjusted_rand_index_by_hand():
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # the first example imports scikit-learn
 @given(PARTITIONS)
 def test_the_adjusted_rand_index_is_that_of_scikit_learn(partitions):
@@ -82,6 +83,7 @@ def test_clusters_over_rounds_by_hand():
     }
 
 
+@pytest.mark.slow
 def test_a_run_notes_each_nodes_cluster_in_each_round(fedpref):
     _, result = fedpref
     table, summary = result.more["clusters"], result.summary["clusters"]
@@ -123,6 +125,7 @@ def test_matrices_are_noted_at_equal_distances_and_at_splits_as_far_as_there_is_
     assert noted(matfl) == [3, 6]
 
 
+@pytest.mark.slow
 def test_what_is_noted_changes_no_result(monkeypatch):
     entry = file({"name": "fedpref", "epsilon": 2.0}).runs[0]
     one = Simulation(entry)
@@ -146,6 +149,7 @@ def test_with_messages_and_an_elected_coordinator_the_same_is_noted():
         }
 
 
+@pytest.mark.slow
 def test_a_folder_has_the_tables_of_those_runs_that_have_any(tmp_path, fedpref):
     whole = resolve(
         {

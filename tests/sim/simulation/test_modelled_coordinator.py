@@ -116,6 +116,7 @@ def test_equal_runs_have_equal_traces_whatever_the_order_of_the_nodes():
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_submissions_and_assignments_are_counted_as_the_models_that_they_are():
     result = run(scenario("matfl"))
     size = OVERHEAD + 4 * TASKS["node-0"].layout.size
@@ -132,6 +133,7 @@ def test_submissions_and_assignments_are_counted_as_the_models_that_they_are():
     assert table["bytes_in"].sum() == table["bytes_out"].sum() == 5 * 6 * (2 * size + weights)
 
 
+@pytest.mark.slow
 def test_a_start_travels_once_and_what_was_assigned_is_said_again():
     result = run(scenario("fedpref"))
     node = result.nodes["node-1"]
@@ -201,6 +203,7 @@ def test_who_is_a_round_ahead_is_not_waited_for():
     assert params(result.nodes) == on_dictionaries("cfl", absent={2: ["node-4"]})
 
 
+@pytest.mark.slow
 def test_nobody_waits_twice_for_a_node_that_has_gone():
     simulation = Simulation(scenario(rounds=6))
     exchange = simulation.nodes["node-4"].exchange
@@ -224,6 +227,7 @@ def test_nobody_waits_twice_for_a_node_that_has_gone():
     assert {node.round for node in others} == {6}
 
 
+@pytest.mark.slow
 def test_nodes_that_stop_early_are_not_waited_for():
     result = run(scenario("coordinated-fedavg", rounds=40, patience=2, network={"latency": 0.01}))
     rounds = {node.round for node in result.nodes.values()}
@@ -232,6 +236,7 @@ def test_nodes_that_stop_early_are_not_waited_for():
     assert result.virtual_s < 1.03 * max(rounds) + 1  # a second and two latencies for each round, and no deadline of 4
 
 
+@pytest.mark.slow
 def test_where_frames_are_lost_the_run_ends_and_learns():
     result = run(scenario("fedpref", rounds=12, network={"latency": 0.01, "loss": 0.1}))
     assert result.expired > 0
@@ -242,6 +247,7 @@ def test_where_frames_are_lost_the_run_ends_and_learns():
 # A change of coordinator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_successor_goes_on_from_what_the_participants_hold(policy):
     simulation = Simulation(scenario(policy))
@@ -263,6 +269,7 @@ def test_without_a_coordinator_every_node_trains_alone():
     assert params(simulation.run().nodes) == params(alone.nodes)
 
 
+@pytest.mark.slow
 def test_a_submission_of_an_older_term_is_refused():
     simulation = Simulation(scenario(network={"latency": 0.5}))
     coordination = coordination_of(simulation)

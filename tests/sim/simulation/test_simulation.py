@@ -210,6 +210,7 @@ def test_no_policy_has_models_of_those_that_the_topology_forbids(fidelity):
     assert all(node.exchange.expired == 0 for node in result.nodes.values())
 
 
+@pytest.mark.slow
 def test_a_directed_topology_by_messages():
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 0)])
     modelled, wire = (
@@ -310,6 +311,7 @@ def test_asynchronous_nodes_of_very_different_speeds_still_train_in_batches():
     assert models == jobs + len(result.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 @pytest.mark.parametrize("task", [{"name": "concept-shift"}, {"name": "digits", "labels": 3}])
 def test_stacked_runs_equal_one_by_one_runs(mode, task):
@@ -334,11 +336,13 @@ def test_lost_frames_are_survived():
     assert trace(result) == trace(again)
 
 
+@pytest.mark.slow
 def test_messages_end_a_run_although_word_of_its_end_is_lost():
     result = run(scenario(rounds=2, fidelity="wire", network={"latency": 0.1, "loss": 0.2}))
     assert all(node.round == 2 for node in result.nodes.values())
 
 
+@pytest.mark.slow
 def test_a_node_that_is_too_slow_is_left_behind_and_taken_along():
     result = run(scenario(rounds=12, deadline=1.5, compute={"seconds": 1.0, "slowdown": [1.0, 40.0]}))
     assert result.expired > 0
@@ -465,6 +469,7 @@ def test_summaries_are_json_even_of_nothing():
     assert result.summary["collaboration"] == {"edges": 0, "within_group": None}
 
 
+@pytest.mark.slow
 def test_it_is_said_when_there_are_fewer_samples_than_were_asked_for():
     task = {"name": "images", "samples": 40}
     many, few = (

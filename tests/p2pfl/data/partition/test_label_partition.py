@@ -261,6 +261,7 @@ SHIFTS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     shift=st.sampled_from(SHIFTS),
