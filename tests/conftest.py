@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(items):
-    """Those that must run alone come last: then workers wait for each other as seldom as can be."""
+    """Sort tests that must run alone to the end, so that workers rarely wait for each other."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from scripts.tools import retired_names
-from scripts.tools.findings import ROOT, TESTS, Finding, find_files, report
+from scripts.tools.findings import ROOT, Finding, find_files, report
 from scripts.tools.markdown import count_words, prose_lines, sentences, without_targets
 
 EXCEPTIONS = Path(__file__).with_name("prose-exceptions.txt")
@@ -28,25 +28,13 @@ _CLAUSE = re.compile(
 
 
 def check_docstrings(path: str, text: str) -> Iterator[Finding]:
-    """Find docstrings whose first line is a clause instead of an imperative or a noun phrase.
-
-    In tests only the docstrings of modules count; elsewhere also those of classes and of public functions and methods.
-    """
-    module = ast.parse(text)
-    for element in [module] if path.startswith(f"{TESTS}/") else [module, *_public(module)]:
+    """Find docstrings whose first line is a clause instead of an imperative or a noun phrase."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for element in (each for each in ast.walk(ast.parse(text)) if isinstance(each, documented)):
         first, _, _ = (ast.get_docstring(element) or "").partition("\n")
         if clause := _CLAUSE.match(first):
             line = element.body[0].lineno
             yield Finding(path, line, f"docstring begins with {clause[0]!r}, not with an imperative or a noun phrase")
-
-
-def _public(element: ast.Module | ast.ClassDef) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    for child in element.body:
-        if isinstance(child, ast.ClassDef):
-            yield child
-            yield from _public(child)
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
-            yield child
 
 
 def check_markdown(path: str, text: str) -> Iterator[Finding]:

@@ -146,7 +146,7 @@ def expect_small(values, given):
 
 
 def check_submit(given):
-    """What a node does with a submission of alice's before it keeps it for its step."""
+    """Check a submission of alice's as a node does before it keeps it for its step."""
     said = given["message"]
     term = [said["membership_version"], said["term"]]
     expect(term >= given["term"], "lower term")
@@ -161,7 +161,7 @@ def check_submit(given):
 
 
 def check_assigned(given):
-    """What a participant does with an answer of alice's."""
+    """Handle an answer of alice's as a participant does."""
     said, asked = given["message"], given["asked"]
     term = [said["membership_version"], said["term"]]
     expect(term >= given["term"], "lower term")

@@ -118,14 +118,14 @@ class Home(Processes):
         return self.log(name).read_text()
 
     def links(self):
-        """How each node reaches each other one."""
+        """Return the way in which each node reaches each other node."""
         return {(name, peer["name"]): peer["link"] for name in self.names for peer in self.status(name)["peers"]}
 
     def last(self, name):
         return (self.status(name)["history"] or [{"round": 0, "models": 0, "weights": {}}])[-1]
 
     def together(self, after=0):
-        """Whether the last round of each was of all of them, and later than a given one."""
+        """Return whether each node's last round is later than a given one and had models of all."""
         return all(
             set(self.last(name)["weights"]) == set(self.names) and self.last(name)["round"] > after for name in self.names
         )

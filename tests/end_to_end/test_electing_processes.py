@@ -116,7 +116,7 @@ def test_it_does_so_through_a_broker_alone(tmp_path):
 
 @pytest.mark.slow
 def test_the_coordinator_may_be_killed_three_times(tmp_path):
-    """Who was killed misses rounds until it is back, no other loses one; the clusters are those of the undisturbed run."""
+    """A killed node misses rounds until it is back, and no other node does; the clusters equal those without a kill."""
     rounds, killed = 24, []
     (tmp_path / "traced.py").write_text(TRACED)
     (tmp_path / "allowed").write_text("0")

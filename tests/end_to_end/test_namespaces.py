@@ -118,7 +118,7 @@ class Homes:
         return {peer["name"]: peer for peer in self.status(name)["peers"]}
 
     def partners(self, name):
-        """Whose models counted in a node's last round, its own included."""
+        """Return the nodes whose models counted in a node's last round, itself included."""
         history = self.status(name)["history"]
         return set(history[-1]["weights"]) if history else set()
 

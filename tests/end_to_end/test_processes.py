@@ -109,7 +109,8 @@ def test_a_killed_process_resumes_from_its_last_round_while_the_others_go_on(tmp
         federation.wait()
         assert [p.returncode for p in federation.running.values()] == [130, 130, 130]
         assert federation.checkpoint("carol").round >= back > gone + 10
-        assert [status["rejected"] for status in map(federation.status, ABC)] == [{}, {}, {}]
+        refused = [status["rejected"] for status in map(federation.status, ABC)]
+        assert all(causes.keys() <= {"link lost"} for causes in refused), refused  # a frame may be on its way at the kill
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def sent(done):
 
 
 def heads(nodes):
-    """What each node keeps private."""
+    """Return each node's private values."""
     return [node.me.whole[SHARED:] for _, node in sorted(nodes.items())]
 
 

@@ -15,7 +15,7 @@ ROW = re.compile(r"  (\w+) +([\d,]+) +([\d.]+) x loop \(([\d.]+) to ([\d.]+)\)(?
 
 
 def printed(text):
-    """What was printed: by workload and system, the speed, and its ratios to that of the loop and of the stack."""
+    """Parse the output: by workload and system, the speed and its ratios to the loop and the stacked program."""
     found = {}
     for line in text.splitlines():
         if match := re.fullmatch(r"(\w+): node-rounds per second", line):

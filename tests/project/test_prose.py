@@ -57,13 +57,9 @@ def test_imperative_or_noun_phrase_is_no_fault(first):
     assert docstrings(f'"""{first}"""') == []
 
 
-def test_private_functions_need_no_rule():
-    assert docstrings('def _a():\n    """What it is."""\n    def b():\n        """What it is."""') == []
-
-
-def test_of_tests_only_the_docstring_of_the_module_counts():
-    text = '"""What is tested."""\ndef a():\n    """What it is."""'
-    assert docstrings(text, "tests/test_a.py") == [1]
+def test_docstrings_of_private_functions_and_tests_count():
+    assert docstrings('def _a():\n    """What it is."""\n    def b():\n        """What it is."""') == [2, 4]
+    assert docstrings('"""What is tested."""\ndef a():\n    """What it is."""', "tests/test_a.py") == [1, 3]
 
 
 def test_long_line_is_found():

@@ -20,7 +20,7 @@ LONG = 200  # seconds of real time after which something has gone wrong
 
 
 def test_every_block_is_run_by_a_test():
-    """Those before the broker by tests/end_to_end/test_namespaces.py, the last one here."""
+    """Name the test of each block: test_namespaces runs those before the broker, this file the last one."""
     words = ("federation create laptop", "invite laptop", "join pi-1", "join pi-2", "status pi-1", "broker=")
     assert [block(PAGE, word) for word in words] == [text for _, text in blocks(PAGE)]
 
@@ -29,7 +29,7 @@ MACHINES = {1: "laptop", 2: "pi-1", 3: "pi-2"}
 
 
 class Homes:
-    """What is typed on three machines at one switch. Files of tokens are carried from one to the other."""
+    """Run the page's commands on three machines at one switch, and copy the files of tokens between them."""
 
     def __init__(self, net, root):
         self.net, self.root, self.running = net, root, []

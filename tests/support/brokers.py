@@ -258,7 +258,7 @@ class MemoryBus:
 
 
 def matches(topic, pattern):
-    """Whether a subscription takes a topic in; of wildcards there is only +."""
+    """Return whether a subscription matches a topic; the only wildcard is +."""
     parts, wanted = topic.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(
         fnmatchcase(a, "*" if b == "+" else b) for a, b in zip(parts, wanted, strict=True)

@@ -26,7 +26,7 @@ def needs_chromium(test):
 
 @dataclass
 class Seen:
-    """What a page did: the addresses that it asked for, and what it wrote to the console as a warning or an error."""
+    """Record of a page: the addresses that it requested, and the warnings and errors on its console."""
 
     requests: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

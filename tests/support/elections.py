@@ -254,7 +254,7 @@ class DisturbedWorld:
                 self.at(self.now + delay, self.deliver, (sender, recipient, message))
 
     def act(self):
-        """Whoever may act as the coordinator tells the others what to do."""
+        """Send orders from every member that may act as the coordinator."""
         for name in sorted(self.leading):
             if self.frozen[name] <= self.now and self.members[name].leads(self.clock(name)):
                 for other in sorted(self.members[name].electorate.members):

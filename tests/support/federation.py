@@ -46,7 +46,7 @@ class Cable:
 
 
 class Watch:
-    """What a node has done, round by round.
+    """Record of a node's rounds.
 
     Attributes:
         weights: by round, who counted how much.

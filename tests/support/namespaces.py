@@ -91,7 +91,7 @@ class Machines:
         self._switch(f"ip -n m{i} route add default dev eth0")  # by which multicast is sent
 
     def _tentative(self, i):
-        """Whether a machine still asks if anybody has its IPv6 address."""
+        """Return whether a machine still checks that its IPv6 address is unique."""
         said = self._switch(f"ip -n m{i} -json -6 addr show dev eth0").stdout
         return any(address.get("tentative") for link in json.loads(said) for address in link.get("addr_info", []))
 
@@ -121,7 +121,7 @@ class Machines:
         return _check_all(self._on(i, command), **options)
 
     def listens(self, i, port):
-        """Whether a process on a machine accepts connections at a port, without making one."""
+        """Return whether a process on a machine listens on a port, without connecting to it."""
         lines = self.run(i, ["cat", "/proc/net/tcp"]).stdout.splitlines()
         return any(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A" for line in lines[1:])
 

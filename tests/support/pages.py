@@ -14,7 +14,7 @@ BLOCK = re.compile(r"^( *)```(\S*)(?: [^\n]*)?\n(.*?)^\1```$", re.M | re.S)
 
 
 class Block(NamedTuple):
-    """What stands between two fences, and the word behind the first."""
+    """Code block: the text between two fences, and its language."""
 
     kind: str
     text: str

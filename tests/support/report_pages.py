@@ -31,7 +31,7 @@ def unpack(value):
 
 
 def payload(text):
-    """What the figures of a page are drawn from."""
+    """Return the data of a page's figures."""
     (found,) = re.findall(r'id="payload">([^<]*)<', text)
     return unpack(json.loads(zlib.decompress(base64.b64decode(found))))
 

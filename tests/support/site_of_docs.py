@@ -26,7 +26,7 @@ def build(folder: Path) -> str:
 
 
 class Page(HTMLParser):
-    """What a page refers to, and what of it can be referred to."""
+    """Links and anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def edges(graph):
 
 
 def refusal(name, n, options):
-    """What a scenario's user reads, without the word before it; the builder itself says the same."""
+    """Return the error that a user of a scenario reads, without its prefix; the builder raises the same."""
     with pytest.raises(ConfigurationError) as refused:
         binding.build("topology", BUILDERS[name], options, n=n, seed=0)
     text = str(refused.value)

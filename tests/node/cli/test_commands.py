@@ -571,7 +571,7 @@ def test_two_processes_do_not_run_one_node(capsys):
 
 @pytest.mark.slow
 def test_help_is_quick_because_nothing_heavy_is_imported():
-    """What takes time to import is torch; that it is absent is tested in test_imports."""
+    """Measure without torch, whose import takes most of the time; test_imports checks that it is absent."""
     for module in ("node", "sim"):
         done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True)
         assert done.returncode == 0

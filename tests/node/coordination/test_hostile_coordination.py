@@ -157,7 +157,7 @@ def test_submissions_for_many_rounds_take_bounded_memory():
 
 
 class CoordinatorBackend:
-    """Where a coordinator works whose participants are a, b and c; steps are made at once."""
+    """Backend of a coordinator with the participants a, b and c, which makes steps at once."""
 
     def __init__(self):
         self.timers, self.here = [], 0

@@ -45,7 +45,7 @@ async def to_the_end(federation):
 
 
 class Noting:
-    """What a policy does with its peers, written down."""
+    """Record of a policy's calls to its peers."""
 
     def __init__(self, peers, own, given):
         self.peers, self.own, self.given = peers, own, given

@@ -124,7 +124,7 @@ def mode(path):
 
 
 def everything(folder):
-    """What is in a folder, as one string of bytes: names and contents."""
+    """Return the names and contents of a folder's files as one string of bytes."""
     return b"\n".join(
         str(path.relative_to(folder)).encode() + b"\n" + (path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))

@@ -24,7 +24,7 @@ def mode(path):
 
 @pytest.fixture
 def open_umask():
-    """Whatever the user's umask allows."""
+    """Run with a umask of 0, which restricts no file."""
     before = os.umask(0)
     yield
     os.umask(before)

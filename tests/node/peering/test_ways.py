@@ -35,7 +35,7 @@ class Way:
 
 
 class Pair:
-    """What a knows of b, to which b can say something over any link."""
+    """Peer b as node a knows it; b can send to a over any link."""
 
     def __init__(self, federation):
         self.a, self.b = (federation.make(name).exchange.contacts for name in "ab")

@@ -201,7 +201,7 @@ def test_a_candidate_is_taken_as_often_as_its_case_says(a, b, share):
 
 
 def test_two_who_help_only_together_are_found():
-    """What pairwise comparisons miss (appendix A of the paper): each alone makes it worse, both together right."""
+    """Find a pair that pairwise comparisons miss (appendix A of the paper): each alone is worse, both together are best."""
     own, others = model("a", [0.0, 0.0]), [model("b", [9.0, 0.0]), model("c", [-9.0, 3.0])]
 
     async def loss(stack):

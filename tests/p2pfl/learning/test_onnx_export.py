@@ -20,7 +20,7 @@ ABOUT = {"name": "alice", "round": "2", "federation": "", "fingerprint": "00ff"}
 
 
 def outputs(content, x):
-    """What onnxruntime makes of inputs, all at once and one by one: any number is a batch."""
+    """Return onnxruntime's outputs, for all inputs at once and one by one: a batch may have any size."""
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     (whole,) = session.run(["output"], {"input": x.numpy()})
     single = [session.run(["output"], {"input": x[k : k + 1].numpy()})[0] for k in range(3)]
@@ -113,7 +113,7 @@ def test_a_task_without_a_module_is_refused():
 
 
 class TwoFaced(nn.Module):
-    """What it does depends on its inputs in Python: no graph can say that."""
+    """Module whose Python code branches on its inputs, which no graph can express."""
 
     def __init__(self):
         super().__init__()

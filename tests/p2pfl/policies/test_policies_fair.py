@@ -477,7 +477,7 @@ def test_who_is_missing_goes_on_with_what_it_has_trained(name):
 
 @pytest.mark.parametrize("name", COORDINATED)
 def test_nothing_but_the_tally_that_is_told_of_leaves_a_node(name):
-    """What travels with the models: nothing, or counts by label and group, and the sums that docs/security.md names."""
+    """Only counts by label and group travel with models, or nothing, and the sums that docs/security.md names."""
     seen = []
 
     def watched():

@@ -219,7 +219,7 @@ def archive():
 
 
 def refusal(path):
-    """What is said of a file; "" where it is read, as a flipped bit in a time stamp does no harm."""
+    """Return the error for a file; "" if it is read, as a flipped bit in a time stamp does no harm."""
     try:
         make(path)
     except ConfigurationError as error:

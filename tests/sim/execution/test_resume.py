@@ -230,7 +230,7 @@ def test_two_processes_do_not_work_on_one_run(capsys):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What a run that nobody interrupts leaves behind."""
+    """Files of a run without interruption."""
     folder = tmp_path_factory.mktemp("undisturbed") / "whole"
     assert cli.main(["run", *LONG, "--engine", "local", "--no-report", "--out", str(folder)]) == 0
     return left_behind(folder)

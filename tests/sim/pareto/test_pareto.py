@@ -63,7 +63,7 @@ def pareto(capsys, *arguments):
 
 
 def front_files(folder):
-    """What says which front was found: all but what tells times."""
+    """Return the fields of a result that describe the front, without its times."""
     paths = [path for path in Path(folder).rglob("*") if path.suffix in (".parquet", ".safetensors", ".toml")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 

@@ -433,7 +433,7 @@ def test_bytes_add_up_to_the_traffic(folder, seed):
 
 
 def test_bytes_are_those_of_one_round(folder):
-    """What comes in are the models that a node asked for, and the requests of those who asked for its own."""
+    """Compare received bytes: the models that a node requested, and the requests for its own models."""
     rows = sql(
         folder,
         "SELECT bytes_in, bytes_out, models_in, (SELECT count(*) FROM edges AS e WHERE e.run = r.run AND e.seed = r.seed"
@@ -682,7 +682,7 @@ def test_the_same_events_give_the_same_digest():
 
 @given(st.data())
 def test_the_order_of_nodes_within_an_instant_does_not_show(data):
-    """Whoever runs first; the order of one node's own events is kept."""
+    """Events of one node keep their order, and nodes may run in any order."""
     order = data.draw(st.lists(st.sampled_from("abc"), max_size=12))
     other = data.draw(st.permutations(order))
 

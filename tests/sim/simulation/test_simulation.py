@@ -39,7 +39,7 @@ def trace(result):
 
 
 def bytes_by_kind(result):
-    """What each node has sent and received, but for control messages."""
+    """Return the bytes that each node has sent and received, without control messages."""
     counts = {name: node.exchange.traffic.as_dict() for name, node in result.nodes.items()}
     for name, ways in counts.items():
         traffic = result.nodes[name].exchange.traffic
