@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 
 _LINK = re.compile(r"!?\[([^\]]*)\](?:\([^()\s]*(?:\s+\"[^\"]*\")?\)|\[[^\]]*\])")
-_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
+CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
 _URL = re.compile(r"<?\bhttps?://[^\s>)]+>?")
 _MATH = re.compile(r"\$\$?[^$]+\$\$?")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+")
 _NO_PROSE = re.compile(r"\s*(?:\||#|<|:::|\[[^\]]+\]:|\([\w-]+\)=$|(?:[-*_] ?){3,}$|={3,}$)")
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|cf|vs|et al|Fig|Eq|Sec|No|[A-Z])\.(?=\s)")
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_\]]*\s+(?=[\"'(*_\[]*[A-Z0-9`])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_\]]*\s+(?=[\"'(*_\[]*(?:[A-Z0-9`]|p2pfl\b))")
 
 
 def text_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -58,14 +58,16 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 
 def _split(paragraph: str) -> list[str]:
     plain = _URL.sub(
-        "link", _LINK.sub(r"\1", _MATH.sub("formula", _CODE.sub(lambda code: code[0].replace(" ", "_"), paragraph)))
+        "link", _LINK.sub(r"\1", _MATH.sub("formula", CODE.sub(lambda code: code[0].replace(" ", "_"), paragraph)))
     )
     return _SENTENCE_END.split(_ABBREVIATION.sub(r"\1", plain))
 
 
-def without_targets(line: str) -> str:
-    """Return a line without the targets of its links."""
-    return _LINK.sub(r"\1", _URL.sub("", line))
+def count_columns(line: str) -> int:
+    """Return the length of a line without the target of its longest link: a line cannot be broken in a target."""
+    targets = [len(link[0]) - len(link[1]) for link in _LINK.finditer(line)]
+    targets += [len(url[0]) for url in _URL.finditer(line)]
+    return len(line) - max(targets, default=0)
 
 
 def count_words(sentence: str) -> int:

@@ -1,4 +1,4 @@
-"""Checks of the prose: first lines of docstrings, and lines and sentences of Markdown.
+"""Checks of the prose: first lines of docstrings, lines and sentences of Markdown, and banned phrases.
 
 `python -m scripts.tools.prose` prints findings; `--all` includes files on the list of exceptions.
 `prose-exceptions.txt` lists files that are not clean yet. The list only shrinks: a listed file that is clean is a
@@ -11,20 +11,21 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scripts.tools import retired_names
+from scripts.tools.banned_phrases import check_document, check_strings
 from scripts.tools.findings import ROOT, Finding, find_files, report
-from scripts.tools.markdown import count_words, prose_lines, sentences, without_targets
+from scripts.tools.markdown import count_columns, count_words, sentences, text_lines
 
 EXCEPTIONS = Path(__file__).with_name("prose-exceptions.txt")
-LINE_LIMIT = 200  # characters; one sentence a line, or lines wrapped at 100
+LINE_LIMIT = 100  # columns
 SENTENCE_LIMIT = 35  # words
+MEAN_LIMIT = 18  # words a sentence, on average over a document
+FEW = 5  # sentences; a document with fewer has no average
 
-_CLAUSE = re.compile(
-    r"(What(ever)?|Who(m|se|ever)?|How|Where|When(ever)?|Which(ever)?|Whether|With (what|whom|which)|That|Those)\b"
-)
+_CLAUSE = re.compile(r"(What(ever)?|Who(m|se|ever)?|How|Where|When(ever)?|Which(ever)?|Whether|With|Of|That|Those)\b")
 
 
 def check_docstrings(path: str, text: str) -> Iterator[Finding]:
@@ -37,28 +38,39 @@ def check_docstrings(path: str, text: str) -> Iterator[Finding]:
             yield Finding(path, line, f"docstring begins with {clause[0]!r}, not with an imperative or a noun phrase")
 
 
-def check_markdown(path: str, text: str) -> Iterator[Finding]:
-    """Find lines and sentences of Markdown that are too long, except in code, tables, headings and link targets."""
-    for line, content in prose_lines(text):
-        if (length := len(without_targets(content))) > LINE_LIMIT:
-            yield Finding(
-                path, line, f"line of {length} characters, at most {LINE_LIMIT}: one sentence a line, or wrap at 100"
-            )
-    for line, sentence in sentences(text):
-        if (words := count_words(sentence)) > SENTENCE_LIMIT:
+def check_lines(path: str, text: str) -> Iterator[Finding]:
+    """Find lines of Markdown that are too long, headings included, except in code and tables."""
+    for line, content in text_lines(text):
+        if not content.lstrip().startswith("|") and (columns := count_columns(content)) > LINE_LIMIT:
+            yield Finding(path, line, f"line of {columns} columns, at most {LINE_LIMIT}: break it after a clause")
+
+
+def check_sentences(path: str, text: str) -> Iterator[Finding]:
+    """Find sentences of Markdown that are too long, each by itself and on average over the document."""
+    found = [(line, sentence, count_words(sentence)) for line, sentence in sentences(text)]
+    for line, sentence, words in found:
+        if words > SENTENCE_LIMIT:
             yield Finding(path, line, f"sentence of {words} words, at most {SENTENCE_LIMIT}: {sentence[:60].strip()}...")
+    if len(found) >= FEW and (mean := sum(words for _, _, words in found) / len(found)) > MEAN_LIMIT:
+        yield Finding(path, 0, f"sentences of {mean:.1f} words on average, at most {MEAN_LIMIT}")
 
 
-CHECKS: Mapping[str, Callable[[str, str], Iterator[Finding]]] = {".py": check_docstrings, ".md": check_markdown}
+Check = Callable[[str, str], Iterator[Finding]]
+CHECKS: Mapping[str, Sequence[Check]] = {
+    ".py": (check_docstrings, check_strings),
+    ".md": (check_lines, check_sentences, check_document),
+}
+
+
+def check_file(name: str, text: str) -> Iterator[Finding]:
+    """Run the checks of a file's kind."""
+    for check in CHECKS[Path(name).suffix]:
+        yield from check(name, text)
 
 
 def check_tree(root: Path) -> list[Finding]:
     """Check every file below a root."""
-    return [
-        finding
-        for name in find_files(root)
-        for finding in CHECKS[Path(name).suffix](name, (root / name).read_text(encoding="utf-8"))
-    ]
+    return [finding for name in find_files(root) for finding in check_file(name, (root / name).read_text(encoding="utf-8"))]
 
 
 def apply_exceptions(findings: Iterable[Finding], listed: Collection[str]) -> list[Finding]:

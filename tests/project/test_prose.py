@@ -3,13 +3,14 @@
 import pytest
 
 from scripts.tools.findings import ROOT, Finding, find_files, report
-from scripts.tools.prose import apply_exceptions, check_docstrings, check_markdown, check_tree, read_exceptions
+from scripts.tools.prose import apply_exceptions, check_docstrings, check_file, check_tree, read_exceptions
 
 WORDS = " ".join(["we"] * 40)
+LONG = "Words. " * 20
 
 
 def markdown(text):
-    return [(finding.line, finding.text.split(",")[0]) for finding in check_markdown("page.md", text)]
+    return [(finding.line, finding.text.split(",")[0]) for finding in check_file("page.md", text)]
 
 
 def docstrings(text, path="node/a.py"):
@@ -43,6 +44,8 @@ def test_list_of_exceptions_is_sorted_and_names_files():
         "With what it is mixed.",
         "Those that are.",
         "Whose it is.",
+        "With a budget.",
+        "Of a node, its peers.",
     ],
 )
 def test_docstring_that_begins_with_a_clause_is_found(first):
@@ -51,7 +54,17 @@ def test_docstring_that_begins_with_a_clause_is_found(first):
 
 
 @pytest.mark.parametrize(
-    "first", ["Return what is left.", "Budget of a node.", "Whatsoever.", "Wholesale trade.", "Thatch.", ""]
+    "first",
+    [
+        "Return what is left.",
+        "Budget of a node.",
+        "Whatsoever.",
+        "Wholesale trade.",
+        "Thatch.",
+        "Without one.",
+        "Offset.",
+        "",
+    ],
 )
 def test_imperative_or_noun_phrase_is_no_fault(first):
     assert docstrings(f'"""{first}"""') == []
@@ -63,11 +76,33 @@ def test_docstrings_of_private_functions_and_tests_count():
 
 
 def test_long_line_is_found():
-    assert markdown(f"A line.\n\n{'Words. ' * 40}") == [(3, "line of 280 characters")]
+    assert markdown(f"A line.\n\n{LONG}") == [(3, "line of 140 columns")]
 
 
-def test_targets_of_links_do_not_count_to_a_line():
-    assert markdown(f"A [page](https://example.org/{'a' * 200}) and https://example.org/{'b' * 200}.") == []
+@pytest.mark.parametrize("text", [f"# {LONG}", f"- {LONG}", f"A paragraph.\n{LONG}", f"<b>{LONG}</b>"])
+def test_long_line_of_any_kind_is_found(text):
+    assert any(about.startswith("line of ") for _, about in markdown(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"A [page](https://example.org/{'a' * 200}).",
+        f"See https://example.org/{'b' * 200}.",
+        f"![A picture](pictures/{'c' * 200}.svg)",
+        f"[page]: https://example.org/{'d' * 200}",
+        f"| {LONG} |",
+        f"```text\n{LONG}\n```",
+    ],
+)
+def test_line_that_cannot_be_broken_is_no_fault(text):
+    assert markdown(text) == []
+
+
+def test_second_link_of_a_long_line_counts():
+    assert markdown(f"A [page](https://example.org/{'a' * 200}) and https://example.org/{'b' * 200}.") == [
+        (1, "line of 232 columns")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +114,11 @@ def test_targets_of_links_do_not_count_to_a_line():
         f"````\n```\n{WORDS} {WORDS}\n```\n````",
         f"<!-- {WORDS}\n{WORDS} -->",
         f"---\ntitle: {WORDS}\n---\n\nText.",
-        f"# {WORDS}",
-        f"Use `{WORDS}` here.",
-        f"- {WORDS[:99]}\n- {WORDS[:99]}",
-        f"{WORDS[:99]}.\n{WORDS[:99].capitalize()}.",
-        f"As Smith et al. (2021) say, e.g. {WORDS[:60]}. The next.",
+        f"# {WORDS[:90]}",
+        f"Use `{WORDS[:60]}\n{WORDS[:60]}` here.",
+        f"- {WORDS[:95]}\n- {WORDS[:95]}",
+        f"{WORDS[:95]}.\n{WORDS[:95].capitalize()}.",
+        f"As Smith et al. (2021) say, e.g. {WORDS[:50]}. The next.",
     ],
 )
 def test_code_and_tables_and_short_sentences_are_no_fault(text):
@@ -92,12 +127,23 @@ def test_code_and_tables_and_short_sentences_are_no_fault(text):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [(f"Short.\n\nA {WORDS}.", 3), (f"- {WORDS[:99]}\n  {WORDS[:99]}", 1), (f"```\ncode\n```\n\n{WORDS}", 5)],
+    [
+        (f"Short.\n\nA {WORDS[:60]}\n{WORDS[:60]}.", 3),
+        (f"- {WORDS[:95]}\n  {WORDS[:95]}", 1),
+        (f"```\ncode\n```\n\n{WORDS[:60]}\n{WORDS[:60]}", 5),
+    ],
 )
 def test_long_sentence_is_found(text, line):
     ((found, about),) = markdown(text)
     assert found == line
     assert about.startswith("sentence of ")
+
+
+def test_long_average_is_found():
+    sentence = f"{' '.join(['We'] * 10)}\n{' '.join(['we'] * 10)}."
+    assert markdown("\n".join([sentence] * 5)) == [(0, "sentences of 20.0 words on average")]
+    assert markdown("\n".join([sentence] * 5 + ["Short."])) == []
+    assert markdown("\n".join([sentence] * 4)) == []
 
 
 def test_exceptions_pass_over_listed_files_and_must_be_needed():
