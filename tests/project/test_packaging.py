@@ -108,9 +108,15 @@ def test_commands_run_beside_modules_of_the_same_names(installed, folder):
     assert (folder / "alice" / "node.toml").exists()
 
 
-def test_mypy_knows_the_types_of_the_public_api(installed, folder):
+@pytest.fixture(scope="module")
+def mypy_cache(tmp_path_factory):
+    """Folder of types that mypy has read; torch's take most of the time, and are the same for each installation."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def test_mypy_knows_the_types_of_the_public_api(installed, folder, mypy_cache):
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "bin" / "python", "script.py"]
-    printed = call(*command, "--cache-dir", os.devnull, cwd=folder, env=ENVIRONMENT)
+    printed = call(*command, "--cache-dir", mypy_cache, cwd=folder, env=ENVIRONMENT)
     revealed = [line for line in printed.splitlines() if "Revealed type" in line]
     assert "list[p2pfl.sim.results.results.Result]" in revealed[0]
     assert "p2pfl.node.node.Node" in revealed[1]

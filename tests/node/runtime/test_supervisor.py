@@ -87,7 +87,7 @@ def test_a_part_that_fails_as_it_is_ended_ends():
 TOML = """
 rounds = 1000000
 members = 1
-deadline = 5.0
+deadline = 0.5
 status_port = 0
 broker = "mqtt://127.0.0.1:{port}"
 task = {{ name = "concept-shift" }}
