@@ -12,7 +12,6 @@ from p2pfl.node.folder.settings import Settings
 from p2pfl.node.trainer import ThreadTrainer
 from p2pfl.policies.local import Local
 from p2pfl.random_streams import RandomStreams
-from p2pfl.rl.morl_learner import exploration_rate
 from p2pfl.sim.api import simulate
 from p2pfl.sim.execution.runner import run_all
 from p2pfl.sim.scenario.scenario import load
@@ -208,6 +207,8 @@ def test_a_proximal_term_holds_the_model_back():
 
 
 def test_exploration_falls_over_a_share_of_the_rounds():
+    from p2pfl.rl.morl_learner import exploration_rate  # imports the extra morl
+
     settings = make(settings={"exploration_fraction": 0.5, "exploration_final_eps": 0.1}).settings
     chances = [exploration_rate(settings, 10, round, within=0.0) for round in (1, 2, 4, 6, 10)]
     assert chances == pytest.approx([1.0, 0.82, 0.46, 0.1, 0.1])
