@@ -36,7 +36,7 @@ def find_files(root: Path) -> Iterator[str]:
     for top in sorted(root.iterdir()):
         if top.suffix == ".md" and top.is_file():
             yield top.name
-        elif top.is_dir() and top.name not in SKIPPED and not top.name.startswith("."):
+        elif top.is_dir() and top.name not in SKIPPED and (not top.name.startswith(".") or top.name == ".github"):
             for path in sorted(top.rglob("*")):
                 parts = path.relative_to(root).parts
                 linked = any(root.joinpath(*parts[:k]).is_symlink() for k in range(1, len(parts)))

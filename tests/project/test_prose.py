@@ -155,12 +155,13 @@ def test_exceptions_pass_over_listed_files_and_must_be_needed():
 
 
 def test_tree_is_searched_once_and_without_build_outputs(tmp_path):
-    for name in ("README.md", "node/a.py", "docs/a.md", "docs/_build/b.md", ".venv/c.md", "other/d.py", "tests/e.py"):
+    found = [".github/f.md", "README.md", "docs/a.md", "node/a.py", "tests/e.py"]
+    for name in (*found, "docs/_build/b.md", ".venv/c.md", ".ci/g.md", "other/d.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('"""What."""')
     (tmp_path / "p2pfl").mkdir()
     (tmp_path / "p2pfl/node").symlink_to("../node")
-    assert sorted(find_files(tmp_path)) == ["README.md", "docs/a.md", "node/a.py", "tests/e.py"]
+    assert sorted(find_files(tmp_path)) == found
     assert [finding.path for finding in check_tree(tmp_path)] == ["node/a.py", "tests/e.py"]
 
 
