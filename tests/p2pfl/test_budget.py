@@ -47,10 +47,10 @@ def receive(ledger, *names, size=100):
     return ledger.take(updates)
 
 
-# The ledger
+# The tracker
 
 
-def test_models_are_counted_over_a_round():
+def test_tracker_counts_models_over_a_round():
     ledger = in_a_round(Budget(models=3))
     receive(ledger, "a", "b")
     receive(ledger, "c")
@@ -61,7 +61,7 @@ def test_models_are_counted_over_a_round():
     assert (ledger.models, ledger.round_models) == (3, 6)
 
 
-def test_in_the_preparation_each_step_may_bring_as_many_as_a_round():
+def test_tracker_in_preparation_limits_each_step():
     ledger = BudgetTracker(Budget(models=2, bytes=250))
     for _ in range(5):
         receive(ledger, "a", "b")
@@ -74,16 +74,16 @@ def test_in_the_preparation_each_step_may_bring_as_many_as_a_round():
 
 
 @pytest.mark.parametrize("preparing", [True, False])
-def test_what_was_asked_for_and_has_not_come_yet_takes_its_place(preparing):
+def test_tracker_counts_reserved_models(preparing):
     ledger = BudgetTracker(Budget(models=3)) if preparing else in_a_round(Budget(models=3))
     places = ledger.reserve(["a", "b"], len)
     with pytest.raises(BudgetExceededError, match="4 models"):
         ledger.reserve(["c", "d"], len)
-    ledger.release(places)  # they did not come
+    ledger.release(places)  # they did not arrive
     assert ledger.reserve(["d", "c"], len).ids == ["c", "d"]
 
 
-def test_a_model_is_held_for_as_long_as_its_array_is_kept():
+def test_tracker_counts_held_models_while_array_is_alive():
     ledger = in_a_round(Budget(held=2))
     first = receive(ledger, "a", "b")
     assert (ledger.held, ledger.most_held) == (2, 2)
@@ -99,7 +99,7 @@ def test_a_model_is_held_for_as_long_as_its_array_is_kept():
     assert ledger.most_held == 2
 
 
-def test_the_same_array_at_two_nodes_is_held_by_each():
+def test_tracker_counts_shared_array_at_each_node():
     (update,) = models("a")
     ledgers = [in_a_round(Budget(models=9)) for _ in range(2)]
     taken = [ledger.take([update])[0] for ledger in ledgers]
@@ -109,7 +109,7 @@ def test_the_same_array_at_two_nodes_is_held_by_each():
     assert [ledger.held for ledger in ledgers] == [0, 1]
 
 
-def test_bytes_are_those_that_came_and_what_is_asked_for_is_estimated():
+def test_tracker_counts_received_and_estimated_bytes():
     ledger = in_a_round(Budget(bytes=1000))
     receive(ledger, "a", "b", size=400)
     with pytest.raises(BudgetExceededError, match="1 more models after 800 bytes, the budget is 1000 bytes a round"):
@@ -120,7 +120,7 @@ def test_bytes_are_those_that_came_and_what_is_asked_for_is_estimated():
 
 
 @pytest.mark.parametrize("limit", [{"models": 3}, {"held": 3}, {"bytes": 399}])
-def test_who_refuses_lets_in_the_first_ids_that_fit(limit):
+def test_refusing_tracker_admits_first_ids_that_fit(limit):
     ledger = in_a_round(Budget(**limit), refuse=True)
     updates = receive(ledger, "d", "b", "a", "c")
     assert [update.sender for update in updates] == ["a", "b", "c"]
@@ -130,7 +130,7 @@ def test_who_refuses_lets_in_the_first_ids_that_fit(limit):
     assert ledger.refused == 2
 
 
-def test_without_a_budget_updates_pass_as_they_are():
+def test_tracker_without_limits_returns_same_updates():
     ledger = in_a_round(Budget())
     updates = models("a", "b")
     ledger.release(ledger.reserve(("b", "a"), len))
@@ -138,14 +138,14 @@ def test_without_a_budget_updates_pass_as_they_are():
     assert (ledger.models, ledger.most_held) == (2, 0)
 
 
-def test_models_of_different_sizes_are_let_in_in_order_as_far_as_they_fit():
+def test_tracker_reserves_models_of_different_sizes_in_order():
     sizes = {"a": 300, "b": 500, "c": 400, "d": 100}
     ledger = in_a_round(Budget(bytes=900), refuse=True)
     assert ledger.reserve(["d", "c", "b", "a"], sizes.__getitem__).ids == ["a", "b"]
-    assert ledger.reserve(["d"], sizes.__getitem__).ids == ["d"]  # beside the 800 that have not come yet
+    assert ledger.reserve(["d"], sizes.__getitem__).ids == ["d"]  # in addition to the 800 reserved bytes
 
 
-def test_ledger_leaves_out_models_that_are_larger_than_what_is_left():
+def test_tracker_leaves_out_oversized_models():
     ledger = in_a_round(Budget(bytes=1000), refuse=True)
     ledger.release(ledger.reserve(["a", "b", "c"], lambda name: 300))
     (small,), (large,) = models("a", size=400), models("b", size=1_000_000)
@@ -157,11 +157,11 @@ def test_ledger_leaves_out_models_that_are_larger_than_what_is_left():
     assert "a model of b of 1000000 bytes" in ledger.refusal
 
 
-# On dictionaries
+# In memory
 
 
 class Greedy(Random):
-    """Asks for everyone at once, whatever the budget."""
+    """Policy that requests all models at once and ignores the budget."""
 
     async def round(self, me, peers):
         await peers.publish(await me.train())
@@ -170,7 +170,7 @@ class Greedy(Random):
 
 
 class Hoarder(Random):
-    """Keeps the arrays of all models that it was ever sent."""
+    """Policy that keeps the arrays of all models that it receives."""
 
     def __post_init__(self):
         self.hoard = []
@@ -193,18 +193,18 @@ TASKS = {name: make_task("concept-shift", {}, Part(k, 4), 0) for k, name in enum
         (Budget(bytes=100), "3 more models after 0 bytes, the budget is 100 bytes a round"),
     ],
 )
-def test_a_rehearsal_ends_where_a_policy_asks_for_too_much(budget, message):
+def test_run_in_memory_beyond_budget_raises(budget, message):
     with pytest.raises(BudgetExceededError, match=message):
         run_in_memory({name: Greedy() for name in NAMES}, TASKS, 1, budget=budget)
     run_in_memory({name: Greedy() for name in NAMES}, TASKS, 1, budget=Budget(models=3, held=3, bytes=1000))
 
 
-def test_each_node_of_a_rehearsal_may_have_a_budget_of_its_own():
+def test_run_in_memory_applies_budget_of_each_node():
     cast, _ = run_in_memory({n: Random(5) for n in NAMES}, TASKS, 3, budget={"a": Budget(models=1), "b": Budget(held=2)})
     assert [[len(cast[name].asked[round]) for round in (1, 2, 3)] for name in NAMES] == [[1] * 3, [2] * 3, [3] * 3, [3] * 3]
 
 
-# In the simulator, modelled and by messages
+# In the simulator, modelled and with messages
 
 SMALL = {"nodes": 6, "rounds": 3, "task": {"name": "concept-shift"}}
 
@@ -222,13 +222,13 @@ def scenario(**changes):
         ("Hoarder", {"held": 8}, "9 models held at once, the budget is 8"),
     ],
 )
-def test_a_run_ends_where_a_policy_asks_for_too_much(fidelity, policy, budget, message):
+def test_simulation_beyond_budget_raises(fidelity, policy, budget, message):
     with pytest.raises(BudgetExceededError, match=message):
         run(scenario(fidelity=fidelity, policy={"name": f"tests.p2pfl.test_budget:{policy}"}, budget=budget))
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_who_has_no_room_for_what_a_coordinator_assigns_learns_alone(fidelity):
+def test_node_without_room_for_assignment_learns_alone(fidelity):
     budget = {"bytes": 100}
     result = run(scenario(fidelity=fidelity, policy={"name": "coordinated-fedavg"}, budget=budget))
     alone = run(scenario(policy={"name": "local"}))
@@ -244,7 +244,7 @@ def dpfl(**changes):
     return scenario(**options | changes)
 
 
-def test_without_a_budget_a_step_of_the_preparation_may_hold_more_than_a_round():
+def test_preparation_without_budget_may_hold_all_models():
     found = summary_metrics.traffic(run(dpfl(rounds=1)))
     assert found["max_models_in_round"] < 9
     assert found["max_models_held"] == 1 + 9
@@ -252,7 +252,7 @@ def test_without_a_budget_a_step_of_the_preparation_may_hold_more_than_a_round()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_dpfl_keeps_to_each_nodes_budget(fidelity):
+def test_dpfl_stays_within_budget_of_each_node(fidelity):
     result = run(dpfl(fidelity=fidelity, budget={"models": [1, 5], "held": 5}, trainer="one-by-one"))
     limits = {name: node.me.budget.models for name, node in result.nodes.items()}
     assert len(set(limits.values())) > 2
@@ -272,7 +272,7 @@ def test_dpfl_keeps_to_each_nodes_budget(fidelity):
     assert found["bytes"] == rounds["bytes_out"].sum() == rounds["bytes_in"].sum()
     prepared = [node.peers.ledger.preparation_models for node in result.nodes.values()]
     assert found["preparation"]["models"] == sum(prepared)
-    a_model = found["bytes"] / found["models"]  # and the request for it
+    a_model = found["bytes"] / found["models"]  # including its request
     assert found["preparation"]["bytes"] == pytest.approx(sum(prepared) * a_model)
 
 
@@ -282,7 +282,7 @@ def test_dpfl_keeps_to_each_nodes_budget(fidelity):
 @pytest.mark.parametrize(
     "policy", [{"name": "dpfl", "initial_epochs": 1, "epochs": 1}, {"name": "fedavg"}], ids=["dpfl", "fedavg"]
 )
-def test_a_budget_of_bytes_holds_in_every_round_and_step(monkeypatch, fidelity, codec, policy):
+def test_byte_budget_holds_in_every_round_and_step(monkeypatch, fidelity, codec, policy):
     steps = []
 
     def take(ledger, updates):
@@ -300,7 +300,7 @@ def test_a_budget_of_bytes_holds_in_every_round_and_step(monkeypatch, fidelity, 
     assert 0 < max(received) < 9 * 4
 
 
-def test_whoever_gives_bytes_for_no_model_is_told():
+def test_byte_budget_below_one_model_adds_a_note():
     size = OVERHEAD + 4 * 11
     limits = (size - 5, size + 5)
     small = [Budgets(bytes=limits).of(0, f"node-{k}", 6).bytes < size for k in range(6)]
@@ -310,7 +310,7 @@ def test_whoever_gives_bytes_for_no_model_is_told():
     assert not run(scenario(policy={"name": "fedavg"}, budget={"bytes": size})).notes
 
 
-def test_the_use_of_a_budget_is_its_share_on_average():
+def test_summary_reports_mean_use_of_budget():
     result = run(scenario(policy={"name": "random", "neighbours": 2}, budget={"models": 4, "bytes": 10_000, "held": 3}))
     found = summary_metrics.traffic(result)["budget"]
     size = result.nodes["node-0"].exchange.outbox.models[3, "trained"].update.size
@@ -319,17 +319,17 @@ def test_the_use_of_a_budget_is_its_share_on_average():
     assert found["bytes"] == {"least": 10_000, "greatest": 10_000, "used": pytest.approx(2 * size / 10_000)}
 
 
-def test_the_loss_calls_of_all_nodes_are_computed_together():
+def test_loss_queries_of_all_nodes_are_batched():
     result = run(dpfl(nodes=24))
     count, jobs = result.batches["loss"]
     assert jobs / count > 12
     assert (
         count <= 24 + 4 * 24
-    )  # as many as the longest preparation and the longest rounds have steps, and not for each node
+    )  # the steps of the longest preparation and rounds, not one call for each node
 
 
 @pytest.mark.slow
-def test_a_budget_of_a_pair_is_drawn_for_each_node_from_the_seed():
+def test_budget_of_a_pair_is_drawn_per_node_from_seed():
     def draw(**changes):
         return [node.me.budget for node in run(dpfl(budget={"models": [2, 4]}, **changes)).nodes.values()]
 
@@ -350,12 +350,12 @@ def test_a_budget_of_a_pair_is_drawn_for_each_node_from_the_seed():
         ({"modles": 1}, "unknown key 'budget.modles'; did you mean 'budget.models'"),
     ],
 )
-def test_a_budget_that_makes_no_sense_is_refused(budget, message):
+def test_invalid_budget_is_refused(budget, message):
     with pytest.raises(ConfigurationError, match=message):
         scenario(budget=budget)
 
 
-# At real nodes
+# On real nodes
 
 
 async def to_the_end(federation):
@@ -363,7 +363,7 @@ async def to_the_end(federation):
     await federation.done()
 
 
-def test_a_real_node_gets_what_fits_and_goes_on():
+def test_real_node_receives_models_within_budget():
     settings = Settings(rounds=3, deadline=10.0)
     federation = play(to_the_end, NAMES, settings, policy=Greedy, budget=Budget(models=2), lenient=True)
     assert federation.partners("a", 3) == {"b", "c"}
@@ -374,26 +374,26 @@ def test_a_real_node_gets_what_fits_and_goes_on():
         assert node.exchange.traffic.received_models == 6
 
 
-def test_a_real_node_says_what_its_budget_has_kept_out(tmp_path):
-    said = []
+def test_real_node_logs_models_refused_by_budget(tmp_path):
+    logged = []
 
     async def test(federation):
         federation.start("b", "c", "d")
         exchange = federation.exchange("a")
-        board = StatusObserver(tmp_path / "status.json", exchange, log_to(said))
+        board = StatusObserver(tmp_path / "status.json", exchange, log_to(logged))
         node = federation.make("a", exchange=exchange, observer=board)
         board.begin(node)
         federation.running["a"] = asyncio.create_task(node.run(node.exchange.others_done))
         await federation.done()
 
     play(test, NAMES, Settings(rounds=2, deadline=10.0), policy=Greedy, budget=Budget(models=1), lenient=True)
-    assert said.count("2 models left out by the budget: 3 models in a round, the budget is 1") == 2
+    assert logged.count("2 models left out by the budget: 3 models in a round, the budget is 1") == 2
     state = json.loads((tmp_path / "status.json").read_text())
     assert state["refused_by_budget"] == 4
     assert "  left out by the budget: 4 models" in describe(state)
 
 
-def test_a_budget_is_each_nodes_own_and_not_the_federations():
+def test_budget_is_not_part_of_the_agreement():
     ours, theirs = (NodeConfig(name=name, listen=":0", budget=Budget(models=k)) for k, name in enumerate(("a", "b"), 2))
     agreed = msgspec.convert(agreement.draft("f", ours, TASKS["a"]), agreement.Agreement)
     assert agreement.apply_agreement(theirs, agreed).budget == Budget(models=3)
@@ -404,7 +404,7 @@ def test_a_budget_is_each_nodes_own_and_not_the_federations():
 # Options for a group
 
 
-def test_the_nodes_of_a_group_can_have_other_options():
+def test_policy_by_group_changes_options_of_group():
     entry = scenario(
         policy={"name": "dpfl", "initial_epochs": 1, "epochs": 1}, policy_by_group={"1": {"select": "none", "epochs": 2}}
     )
@@ -428,6 +428,6 @@ def test_the_nodes_of_a_group_can_have_other_options():
         ({"1": {"epoch": 2}}, "unknown key 'policy.epoch'; did you mean 'policy.epochs'"),
     ],
 )
-def test_wrong_options_for_a_group_are_refused(changes, message):
+def test_invalid_policy_by_group_is_refused(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         run(scenario(policy={"name": "random"}, policy_by_group=changes))

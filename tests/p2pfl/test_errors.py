@@ -23,7 +23,7 @@ def exceptions():
 
 
 @pytest.mark.parametrize(("module", "name"), list(exceptions()))
-def test_exception_has_the_base_of_the_project(module, name):
+def test_exception_derives_from_p2pfl_error(module, name):
     assert issubclass(getattr(import_module(module), name), errors.P2pflError)
 
 

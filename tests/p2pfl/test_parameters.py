@@ -29,7 +29,7 @@ def test_unflatten_keeps_leading_dimensions():
         Layout((("weight", (2, 3)), ("bias", (2,)), ("mean", (1,))), 9),
     ],
 )
-def test_fingerprint_tells_layouts_apart(other):
+def test_fingerprint_differs_between_layouts(other):
     assert len(LAYOUT.fingerprint) == 16
     assert other.fingerprint != LAYOUT.fingerprint
 
@@ -38,19 +38,19 @@ def test_fingerprint_is_the_same_on_every_machine():
     assert LAYOUT.fingerprint.hex() == "cb114355abf1f68cac18f8d51c052758"
 
 
-def test_weighted_mean():
+def test_weighted_mean_by_hand():
     models = [np.array([1, 2], np.float32), np.array([3, 6], np.float32)]
     assert weighted_mean(models, [0.25, 0.75]).tolist() == [2.5, 5.0]
     assert weighted_mean(models, [0.25, 0.75]).dtype == np.float32
 
 
 @given(st.integers(1, 8), st.integers(1, 50), st.integers(0, 2**32 - 1))
-def test_mean_of_equal_models_is_that_model(k, p, seed):
+def test_weighted_mean_of_equal_models_is_that_model(k, p, seed):
     model = np.random.default_rng(seed).normal(size=p).astype(np.float32)
     assert np.allclose(weighted_mean([model] * k, [1 / k] * k), model, rtol=1e-6)
 
 
-def test_problem_says_what_is_wrong():
+def test_problem_names_wrong_shape_type_or_value():
     good = np.zeros(3, np.float32)
     assert problem(good, 3) is None
     assert "shape [4]" in problem(good, 4)
@@ -59,5 +59,5 @@ def test_problem_says_what_is_wrong():
     assert "finite" in problem(np.array([1, np.inf, -np.inf], np.float32), 3)
 
 
-def test_values_whose_sum_overflows_are_no_problem():
+def test_problem_accepts_values_whose_sum_overflows():
     assert problem(np.full(3, 3e38, np.float32), 3) is None

@@ -21,17 +21,17 @@ from p2pfl.tasks.deep_sea_treasure import FRONT
 STAIRS = np.array([[1.0, 3.0], [2.0, 2.0], [3.0, 1.0]])
 
 
-def test_what_another_beats_or_repeats_is_not_on_the_front():
+def test_non_dominated_drops_dominated_and_repeated_points():
     points = np.array([[2.0, 2.0], [1.0, 3.0], [2.0, 2.0], [1.0, 2.0], [0.0, 0.0], [3.0, 1.0]])
     assert non_dominated(points).tolist() == STAIRS.tolist()
     assert cardinality(points) == 3
 
 
-def test_equal_in_one_and_better_in_another_beats():
+def test_non_dominated_drops_weakly_dominated_point():
     assert non_dominated(np.array([[1.0, 1.0, 1.0], [1.0, 1.0, 2.0]])).tolist() == [[1, 1, 2]]
 
 
-def test_the_hypervolume_of_stairs():
+def test_hypervolume_of_stairs_by_hand():
     assert hypervolume(STAIRS, [0, 0]) == 6  # 3 + 2 + 1 squares
     assert hypervolume(STAIRS, [0, 1]) == 3  # the last step adds nothing
     assert hypervolume(STAIRS, [3, 3]) == 0
@@ -39,19 +39,19 @@ def test_the_hypervolume_of_stairs():
     assert hypervolume(np.array([[4.0], [2.0]]), [1]) == 3
 
 
-def test_the_hypervolume_of_deep_sea_treasure():
-    # By hand, over time: from -50 each second has the most valuable treasure that can be had by then.
+def test_hypervolume_of_deep_sea_treasure_by_hand():
+    # By hand, over time: from -50, each second counts the most valuable treasure reachable by then.
     best = [max((value for value, time in FRONT if -time <= spent), default=0.0) for spent in range(50)]
     assert hypervolume(np.array(FRONT), [0, -50]) == pytest.approx(sum(best))
 
 
-def test_the_hypervolume_of_two_boxes():
+def test_hypervolume_of_two_boxes_by_hand():
     pytest.importorskip("moocore")
     points = np.array([[2.0, 1.0, 1.0], [1.0, 2.0, 1.0]])
-    assert hypervolume(points, [0, 0, 0]) == pytest.approx(3)  # 2 + 2, of which 1 is common
+    assert hypervolume(points, [0, 0, 0]) == pytest.approx(3)  # 2 + 2, less the common 1
 
 
-def test_the_distance_to_the_true_front():
+def test_inverted_generational_distance_by_hand():
     points = np.array([[1.0, 3.0], [3.0, 1.0]])
     assert inverted_generational_distance(points, STAIRS) == pytest.approx(np.sqrt(2) / 3)
     assert inverted_generational_distance(STAIRS, STAIRS) == 0
@@ -64,17 +64,17 @@ def test_sparsity_is_the_mean_squared_gap():
     assert sparsity(np.array([[1.0, 3.0], [1.0, 3.0], [0.0, 0.0]])) == 0  # one different point on the front
 
 
-def test_losses_are_negated():
+def test_to_maximisation_negates_losses():
     figures = [{"test_mse_0": 2.0, "test_gain": 3.0, "test_loss": 9.0}, {"test_mse_0": 1.0, "test_gain": 0.0}]
     assert to_maximisation(figures, {"mse_0": False, "gain": True}).tolist() == [[-2, 3], [-1, 0]]
     assert to_maximisation([], {"gain": True}).shape == (0, 1)
 
 
-def test_each_nodes_reward_has_its_own_weights():
+def test_mean_reward_uses_weights_of_each_node():
     assert mean_reward(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 0.0], [0.5, 0.5]])) == 2.25
 
 
-def test_all_measures_together():
+def test_measures_returns_all_measures():
     assert measures(STAIRS, [0, 0]) == {"hypervolume": 6, "sparsity": 2, "cardinality": 3}
     assert measures(STAIRS, [0, 0], STAIRS)["igd"] == 0
 
@@ -85,7 +85,7 @@ def sets(objectives):
 
 @pytest.mark.slow
 @given(st.integers(1, 4).flatmap(sets))
-def test_measures_are_moocores(points):
+def test_measures_equal_moocore(points):
     moocore = pytest.importorskip("moocore")
     objectives = points.shape[1]
     reference = [-1.0] * objectives
@@ -99,7 +99,7 @@ def test_measures_are_moocores(points):
 
 
 @given(sets(2))
-def test_a_dominated_point_changes_nothing(points):
+def test_measures_ignore_dominated_point(points):
     more = np.vstack([points, points[:1] - 1])
     assert hypervolume(more, [-5, -5]) == hypervolume(points, [-5, -5])
     assert sparsity(more) == sparsity(points)

@@ -41,7 +41,7 @@ def module(classes=CLASSES):
 
 
 def headed(part, seed, private=("2",), classes=CLASSES, **options):
-    """Samples whose labels every node names in its own way, for a body that is shared and a head that is not."""
+    """Samples with labels permuted by each node, for a shared body and a private head."""
     rng = RandomStreams(seed, f"headed {part.index}").generator(0, "data")
     names = rng.permutation(CLASSES)
 
@@ -69,7 +69,7 @@ def scenario(**changes):
 
 
 def sent(done):
-    """By kind, the bytes that all nodes have sent. (Where messages are sent, any may be elected to coordinate.)"""
+    """Return the bytes that all nodes have sent, by kind. With messages, any node may be elected."""
     kinds = ("get", "update", "score", "scored", "submit", "assigned")
     ways = [node.exchange.traffic.as_dict()["sent"] for node in done.nodes.values()]
     return {kind: sum(way[kind] for way in ways) for kind in kinds}
@@ -90,7 +90,7 @@ SHAPES = (("first", (2, 3)), ("scale", ()), ("second", (3,)), ("head", (4, 2)), 
 
 
 @given(st.sets(st.sampled_from([name for name, _ in SHAPES]), max_size=len(SHAPES) - 1))
-def test_what_is_cut_and_filled_again_is_what_it_was(private):
+def test_layout_splits_and_joins_private_part(private):
     layout = Layout(SHAPES, 18, tuple(sorted(private)))
     params, others = np.arange(layout.size, dtype=np.float32), -np.arange(layout.size, dtype=np.float32)
     shared = layout.shared_of(params)
@@ -113,7 +113,7 @@ def test_what_is_cut_and_filled_again_is_what_it_was(private):
         assert layout.with_private(shared, others) is shared
 
 
-def test_the_shared_layout_says_nothing_of_the_private_part():
+def test_shared_layout_does_not_depend_on_private_part():
     tasks = [wide(Part(k, 3), 0) for k in range(3)]
     assert len({task.layout.fingerprint for task in tasks}) == 3
     assert len({task.layout.shared.fingerprint for task in tasks}) == 1
@@ -123,7 +123,7 @@ def test_the_shared_layout_says_nothing_of_the_private_part():
     assert all_shared.layout == layout_of(module())
 
 
-def test_a_private_part_that_does_not_exist_or_is_all_there_is():
+def test_layout_refuses_unknown_or_complete_private_part():
     with pytest.raises(ConfigurationError, match=r"no '3' to be kept private; the tensors are: 0.weight, 0.bias, 2.weight"):
         _ = headed(Part(0, 1), 0, private=("3",)).layout
     with pytest.raises(ConfigurationError, match="nothing left to be shared"):
@@ -133,13 +133,13 @@ def test_a_private_part_that_does_not_exist_or_is_all_there_is():
 
 
 @pytest.mark.parametrize("name", ["digits", "images"])
-def test_tasks_keep_their_last_layer(name):
+def test_tasks_with_private_head_keep_last_layer_private(name):
     task, whole = (make_task(name, options, Part(0, 5), 0) for options in ({"private": "head"}, {}))
     assert task.layout.private == tuple(key for key, _ in whole.layout.shapes[-2:])
     assert task.initial(3).tobytes() == whole.initial(3).tobytes()
 
 
-def test_what_a_task_can_keep_is_said_also_where_it_is_nothing():
+def test_invalid_private_option_lists_valid_values():
     with pytest.raises(ConfigurationError, match=r'task.private must be one of "", head, got \'body\''):
         make_task("digits", {"private": "body"}, Part(0, 5), 0)
 
@@ -158,7 +158,7 @@ TRAININGS = {
     "only private": {"rule": TrainSubset("private"), "epochs": 2},
     "only shared": {"rule": TrainSubset("shared"), "proximal": (0.5, ANCHOR)},
 }
-DECAYING = p2pfl.SGD(0.1, momentum=0.9, weight_decay=0.1)  # which would move what has no gradient, too
+DECAYING = p2pfl.SGD(0.1, momentum=0.9, weight_decay=0.1)  # weight decay would also move values without gradients
 
 
 def trained(kind, options, **task):
@@ -170,14 +170,14 @@ def trained(kind, options, **task):
 
 @pytest.mark.parametrize("kind", ["dense", "vmap"])
 @pytest.mark.parametrize("options", TRAININGS.values(), ids=TRAININGS)
-def test_a_stack_trains_a_private_part_as_one_by_one(kind, options):
+def test_private_part_stacked_equals_one_by_one(kind, options):
     expected = trained("one by one", options)
     assert np.abs(trained(kind, options) - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("kind", ["one by one", "dense"])
 @pytest.mark.parametrize("part", ["private", "shared"])
-def test_one_part_alone_is_trained(kind, part):
+def test_train_subset_trains_one_part_only(kind, part):
     before = np.array([headed(Part(k, NODES), 0).initial(k) for k in range(NODES)])
     after = trained(kind, {"rule": TrainSubset(part), "epochs": 2})
     moved = np.split(after != before, [SHARED], axis=1)
@@ -188,22 +188,22 @@ def test_one_part_alone_is_trained(kind, part):
 @pytest.mark.parametrize(
     "options", [{"proximal": (0.5, ANCHOR)}, {"rule": Aligned(0.5, ANCHOR)}], ids=["proximal", "aligned"]
 )
-def test_a_pull_to_another_model_does_not_reach_the_private_part(options):
+def test_proximal_and_aligned_terms_ignore_private_part(options):
     elsewhere = ANCHOR + np.where(np.arange(ALL) < SHARED, 0, 7).astype(np.float32)
     changed = {"proximal": (0.5, elsewhere)} if "proximal" in options else {"rule": Aligned(0.5, elsewhere)}
     assert (trained("one by one", options) == trained("one by one", changed)).all()
     assert (trained("one by one", options) != trained("one by one", {})).any()
 
 
-def test_a_mixture_has_the_private_part_of_the_model_that_is_trained():
-    """At alpha 0 all of the mixture's shared part is the other model's: then the own one has no gradient there."""
+def test_mixture_uses_private_part_of_trained_model():
+    """At alpha 0 the shared part of the mixture is the other model's, so the own one has no gradient there."""
     task = headed(Part(0, 1), 0, optimizer=p2pfl.SGD(0.1))
     before = task.initial(0)
     after = task.learner(RandomStreams(0, "a")).train(before, round=1, rule=Mixture(0.0, ANCHOR))
     assert (after != before).tolist() == [False] * SHARED + [True] * (ALL - SHARED)
 
 
-def test_parts_are_not_trained_apart_where_nothing_is_private():
+def test_train_subset_without_private_part_is_refused():
     task = headed(Part(0, 1), 0, private=())
     with pytest.raises(ConfigurationError, match="trains the private and the shared part apart"):
         task.learner(RandomStreams(0, "a")).train(task.initial(0), round=1, rule=TrainSubset("private"))
@@ -233,7 +233,7 @@ POLICIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_runs_on_a_shared_body_and_sends_nothing_else(policy):
+def test_policies_exchange_only_the_shared_part(policy):
     options = {"policy": {"name": policy.partition(",")[0]} | POLICIES[policy]}
     modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
     assert wholes(modelled.nodes) == wholes(wire.nodes)
@@ -249,8 +249,8 @@ def test_every_policy_runs_on_a_shared_body_and_sends_nothing_else(policy):
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_a_model_takes_its_shared_values_on_the_wire_to_the_byte(fidelity):
-    """Four for each shared value, and the envelope."""
+def test_model_on_the_wire_has_size_of_shared_values(fidelity):
+    """Four bytes for each shared value, and the envelope."""
     done = run(scenario(fidelity=fidelity, policy={"name": "random", "neighbours": 3}))
     edges = done.recorder.edges_table()
     assert set(edges["bytes"].tolist()) == {OVERHEAD + 4 * SHARED}
@@ -260,31 +260,31 @@ def test_a_model_takes_its_shared_values_on_the_wire_to_the_byte(fidelity):
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_a_coordinator_gets_and_gives_shared_values_alone(fidelity):
+def test_coordinator_exchanges_only_shared_values(fidelity):
     size = {}
     for private in (["2"], []):
         task = {**HEADED, "private": private}
         done = run(scenario(fidelity=fidelity, task=task, nodes=3, rounds=2, policy={"name": "coordinated-fedavg"}))
         size[len(private)] = sent(done)["submit"] + sent(done)["assigned"]
-    assert size[0] - size[1] == 2 * 2 * 2 * 4 * (ALL - SHARED)  # two nodes, two rounds, there and back
+    assert size[0] - size[1] == 2 * 2 * 2 * 4 * (ALL - SHARED)  # two nodes, two rounds, both directions
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", [{"name": "int8"}, {"name": "top-k", "share": 0.2}])
-def test_codecs_put_the_shared_part(codec):
+def test_codecs_encode_only_the_shared_part(codec):
     modelled, wire = (run(scenario(fidelity=fidelity, codec=codec)) for fidelity in ("modelled", "wire"))
     assert wholes(modelled.nodes) == wholes(wire.nodes)
     assert bytes_by_kind(modelled) == bytes_by_kind(wire)
 
 
-def test_everyone_ends_with_the_same_body_and_its_own_head():
+def test_fedavg_ends_with_equal_bodies_and_own_heads():
     done = run(scenario(policy={"name": "fedavg"}))
     assert len({node.me.params.tobytes() for node in done.nodes.values()}) == 1
     assert len({head.tobytes() for head in heads(done.nodes)}) == 6
 
 
-def test_what_is_learned_shows_that_heads_are_kept():
-    """Each node names the classes its own way, so that one head for all is no better than to guess."""
+def test_private_heads_improve_accuracy():
+    """Each node permutes the classes, so one head for all is no better than a guess."""
     options = {"rounds": 15, "policy": {"name": "fedavg"}, "trainer": "stacked"}
     shared, private = (
         np.mean([result["test_accuracy"] for result in done.recorder.results.values()])
@@ -294,7 +294,7 @@ def test_what_is_learned_shows_that_heads_are_kept():
 
 
 @pytest.mark.slow
-def test_heads_may_be_of_different_sizes():
+def test_private_heads_may_have_different_sizes():
     options = {
         "task": {"name": "tests.p2pfl.test_private_parameters:wide"},
         "trainer": "stacked",
@@ -311,13 +311,13 @@ def other_bodies(part, seed):
     return headed(part, seed, private=["2"] if part.index else ["0"])
 
 
-def test_other_shared_parts_are_refused():
+def test_simulation_refuses_different_shared_layouts():
     with pytest.raises(ConfigurationError, match=r"node-1 has another layout than that of node-0: 35 values .* against 18"):
         Simulation(scenario(task={"name": "tests.p2pfl.test_private_parameters:other_bodies"}))
 
 
 class HeadFirst(nn.Module):
-    """Draws its head before its body: bodies before which heads of other sizes were drawn are others."""
+    """Module that draws its head first, so that the size of the head changes the draws of the body."""
 
     def __init__(self, classes):
         super().__init__()
@@ -333,18 +333,18 @@ def other_starts(part, seed):
     return p2pfl.classification(lambda: HeadFirst(CLASSES + part.index), (x, y), private=["head"])
 
 
-def test_shared_parts_that_start_from_other_values_are_refused():
+def test_simulation_refuses_different_shared_start():
     with pytest.raises(ConfigurationError, match="shared part of node-1 does not start as that of node-0 does"):
         Simulation(scenario(task={"name": "tests.p2pfl.test_private_parameters:other_starts"}))
 
 
-def test_a_stack_makes_the_same_trace_whatever_the_order_of_nodes():
+def test_stacked_trace_ignores_order_of_nodes():
     made = [Simulation(scenario(trainer="stacked"), order=order).run() for order in (None, [3, 1, 5, 0, 2, 4])]
     assert trace(made[0]) == trace(made[1])
     assert wholes(made[0].nodes) == wholes(made[1].nodes)
 
 
-def test_on_dictionaries_and_by_messages_it_is_the_same():
+def test_run_in_memory_equals_simulation():
     tasks = {name: headed(Part(k, 6), 0) for k, name in enumerate(f"node-{k}" for k in range(6))}
     policies = {name: make_policy("coordinated-fedavg", {}) for name in tasks}
     cast, _ = run_in_memory(policies, tasks, rounds=3)
@@ -355,7 +355,7 @@ def test_on_dictionaries_and_by_messages_it_is_the_same():
 # FedRep
 
 
-def test_fedrep_trains_the_head_then_the_body_and_averages_the_bodies():
+def test_fedrep_trains_head_then_body_and_averages_bodies():
     tasks = {name: headed(Part(k, 4), 0) for k, name in enumerate(NAMES)}
     policies = {name: make_policy("fedrep", {"head_epochs": 3, "epochs": 2}) for name in NAMES}
     cast, history = run_in_memory(policies, tasks, rounds=2)
@@ -376,7 +376,7 @@ def test_fedrep_trains_the_head_then_the_body_and_averages_the_bodies():
         assert set(history[1][name].weights) == set(NAMES)
 
 
-def test_who_is_missing_goes_on_with_its_own_body():
+def test_fedrep_absent_node_keeps_its_body():
     tasks = {name: headed(Part(k, 4), 0) for k, name in enumerate(NAMES)}
     policies = {name: make_policy("fedrep", {"head_epochs": 1}) for name in NAMES}
     cast, history = run_in_memory(policies, tasks, rounds=1, absent={1: ["b"]})
@@ -391,7 +391,7 @@ def test_fedrep_needs_a_private_part():
         make_policy("fedrep", {"head_epochs": 0})
 
 
-# Nodes that end and come back
+# Restarted nodes
 
 
 def settings(**options):
@@ -399,11 +399,11 @@ def settings(**options):
 
 
 @pytest.mark.slow
-def test_a_killed_node_comes_back_with_its_private_part(tmp_path):
+def test_killed_node_restarts_with_its_private_part(tmp_path):
     async def killed(federation):
         federation.start()
         await federation.round("d", 3)
-        await asyncio.sleep(0.5)  # it trains in round 4
+        await asyncio.sleep(0.5)  # the node trains in round 4
         await federation.kill("d")
         federation.start("d")
         await federation.done()
@@ -417,7 +417,7 @@ def test_a_killed_node_comes_back_with_its_private_part(tmp_path):
         assert restarted.watch[name].metrics[4] == whole.watch[name].metrics[4]
 
 
-def test_a_checkpoint_of_another_private_part_is_refused(tmp_path):
+def test_checkpoint_of_other_private_part_is_refused(tmp_path):
     async def test(federation):
         federation.start()
         await federation.done()
@@ -431,7 +431,7 @@ def test_a_checkpoint_of_another_private_part_is_refused(tmp_path):
 # The handshake
 
 
-def test_nodes_whose_shared_parts_differ_refuse_each_other_with_both_fingerprints():
+def test_handshake_refuses_different_shared_layouts():
     tasks = headed(Part(0, 2), 0), headed(Part(1, 2), 0, private=["2.bias"])
     ours, theirs = (task.layout.shared.fingerprint.hex() for task in tasks)
 
@@ -446,7 +446,7 @@ def test_nodes_whose_shared_parts_differ_refuse_each_other_with_both_fingerprint
     assert theirs in str(refused.value)
 
 
-def test_members_agree_on_the_shared_part_alone(tmp_path):
+def test_agreement_covers_only_the_shared_part(tmp_path):
     folders.create(tmp_path / "a", "a", "127.0.0.1:0")
     mine, wider, other = wide(Part(0, 3), 0), wide(Part(1, 3), 0), headed(Part(0, 3), 0, private=["2.bias"])
     tables = agreement.draft("home", folders.load(tmp_path / "a"), mine)
@@ -458,7 +458,7 @@ def test_members_agree_on_the_shared_part_alone(tmp_path):
     assert f"(layouts {other.layout.shared.fingerprint.hex()} and {agreed.model.layout})" in str(refused.value)
 
 
-def test_nodes_whose_private_parts_differ_learn_together():
+def test_nodes_with_different_private_parts_learn_together():
     federation = play(to_the_end, NAMES, settings(), task="tests.p2pfl.test_private_parameters:wide")
     assert all(federation.partners(name, 5) for name in NAMES)
     assert len({node.task.layout.fingerprint for node in federation.nodes.values()}) == 4

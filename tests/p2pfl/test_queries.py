@@ -1,4 +1,4 @@
-"""Custom queries: they reach the learner wherever the policy runs, and no layer between knows them."""
+"""Custom queries: they reach the learner in every runtime, and no layer between knows them."""
 
 import asyncio
 import os
@@ -132,7 +132,7 @@ def test_query_in_a_thread_gets_the_answer():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_query_that_the_learner_does_not_answer_names_both(workers):
+def test_unanswered_query_names_learner_and_query(workers):
     with pytest.raises(ConfigurationError, match="TorchLearner does not answer Inspect"):
         run_all(scenario("plain"), "process", workers=workers)
 
@@ -149,7 +149,7 @@ def test_query_that_the_learner_does_not_answer_names_both(workers):
         (DifferentiateObjectives(MODEL), "DifferentiateObjectives; the policy needs a task of several objectives"),
     ],
 )
-def test_variant_that_the_learner_does_not_answer_names_what_is_needed(query, text):
+def test_unanswered_query_variant_names_the_requirement(query, text):
     task = make_task("deep-sea-treasure", {}, Part(0, 1), 0)
     with pytest.raises(ConfigurationError, match=f"^QLearner does not answer {text}"):
         task.learner(RandomStreams(0, "a"), "cpu").compute(query)
@@ -183,7 +183,7 @@ def test_learner_inherits_answers_and_may_override_them():
         First().compute(Inspect(model))
 
 
-def test_border_completes_every_model_of_a_query_and_keeps_the_private_part():
+def test_query_complete_fills_private_part_of_every_model():
     task = plain(Part(0, 1), 0, private=("bias",))
     whole = np.array([1, 2, 3], np.float32)
     border = PrivateParameters(task.layout, whole)

@@ -7,10 +7,10 @@ def first(draws, round, purpose):
     return draws.generator(round, purpose).random()
 
 
-def test_a_draw_depends_on_seed_name_round_and_purpose_alone():
+def test_draw_depends_on_seed_name_round_and_purpose_only():
     draws = RandomStreams(1, "a")
     one = first(draws, 3, "peers")
-    first(draws, 4, "other")  # what was drawn before changes nothing
+    first(draws, 4, "other")  # earlier draws have no effect
     assert first(draws, 3, "peers") == one == first(RandomStreams(1, "a"), 3, "peers")
     others = [
         (RandomStreams(2, "a"), 3, "peers"),
@@ -21,7 +21,7 @@ def test_a_draw_depends_on_seed_name_round_and_purpose_alone():
     assert len({one, *(first(*other) for other in others)}) == 5
 
 
-def test_names_and_purposes_do_not_run_together():
+def test_streams_separate_names_rounds_and_purposes():
     assert first(RandomStreams(1, "a1"), 1, "x") != first(RandomStreams(1, "a"), 11, "x")
     assert first(RandomStreams(1, "a"), 1, "1x") != first(RandomStreams(1, "a"), 11, "x")
 
@@ -42,11 +42,11 @@ def test_generators_are_uniform():
     assert counts.max() < 250
 
 
-def test_torch_seed_is_one_that_torch_takes():
+def test_torch_seed_is_within_range():
     assert 0 <= federation_draws(5).torch_seed(7, "x") < 2**63
 
 
-def test_two_nodes_have_the_same_order_whoever_else_is_known():
+def test_common_order_ignores_other_known_nodes():
     everyone = tuple(f"node-{k}" for k in range(9))
     for round in range(20):
         order = common_order(3, round, everyone)
@@ -56,7 +56,7 @@ def test_two_nodes_have_the_same_order_whoever_else_is_known():
     assert len({tuple(common_order(0, round, everyone)) for round in range(50)}) > 40
 
 
-def test_everyone_is_first_about_as_often():
+def test_common_order_puts_each_node_first_equally_often():
     names = ("a", "b", "c")
     firsts = [min(order, key=order.get) for order in (common_order(0, round, names) for round in range(3000))]
     assert all(900 < firsts.count(name) < 1100 for name in names)

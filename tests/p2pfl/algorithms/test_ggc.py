@@ -14,7 +14,7 @@ from p2pfl.policy import Update
 
 
 def play(coroutine):
-    """Run what never has to wait."""
+    """Run a coroutine that never waits."""
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
     return done.value.value
@@ -25,7 +25,7 @@ def model(name, params, samples=10):
 
 
 def some_models(rng, count, size=7, alike=False):
-    """The own model and those of peers, near a common optimum to different degrees; all the same if `alike`."""
+    """The own model and models of peers, at different distances from a common optimum; all equal if `alike`."""
     first = rng.normal(size=size)
     rows = [first if alike else first + rng.normal(size=size) * rng.uniform(0, 2) for _ in range(count + 1)]
     own, *others = [model(f"n{k:02d}", row, int(rng.integers(1, 200))) for k, row in enumerate(rows)]
@@ -33,10 +33,10 @@ def some_models(rng, count, size=7, alike=False):
 
 
 class Validation:
-    """The loss of a linear model on a few points, and how often it was asked for.
+    """Loss of a linear model on a few points, and the number of its calls.
 
     Attributes:
-        losses: by evaluation, in order.
+        losses: one value for each evaluation, in order.
     """
 
     def __init__(self, rng, size=7, points=5):
@@ -55,7 +55,7 @@ def fetching(models, watch=lambda ids, models: None):
     async def fetch(ids):
         found = [Update(m.sender, 0, "prepared", m.params.copy(), m.n_samples) for m in models if m.sender in ids]
         watch(ids, found)
-        return found  # sorted by id, whatever order was asked for
+        return found  # sorted by id, in any order of the request
 
     return fetch
 
@@ -70,7 +70,7 @@ cases = {
 
 
 @given(**cases)
-def test_ggc_and_bggc_choose_the_same_to_the_last_bit(seed, count, limit, batch, alike):
+def test_bggc_equals_ggc_bit_for_bit(seed, count, limit, batch, alike):
     rng = np.random.default_rng(seed)
     own, others = some_models(rng, count, alike=alike)
     loss = Validation(rng)
@@ -86,7 +86,7 @@ def test_ggc_and_bggc_choose_the_same_to_the_last_bit(seed, count, limit, batch,
 
 
 @given(**cases)
-def test_there_are_two_evaluations_and_two_for_each_candidate_at_most_and_no_more_are_chosen_than_allowed(
+def test_bggc_stays_within_evaluation_fetch_and_selection_limits(
     seed, count, limit, batch, alike
 ):
     rng = np.random.default_rng(seed)
@@ -106,7 +106,7 @@ def test_there_are_two_evaluations_and_two_for_each_candidate_at_most_and_no_mor
     assert selection.mean == pytest.approx(mean, rel=1e-3, abs=1e-4)
 
 
-def test_who_did_not_come_in_the_first_pass_is_not_asked_in_the_second():
+def test_bggc_skips_silent_peers_in_the_second_pass():
     rng = np.random.default_rng(0)
     own, others = some_models(rng, 8)
     silent, asked = {"n02", "n05", "n06"}, []
@@ -117,19 +117,19 @@ def test_who_did_not_come_in_the_first_pass_is_not_asked_in_the_second():
 
 
 @pytest.mark.slow
-def test_without_a_limit_the_result_is_never_worse_than_the_mean_of_all():
+def test_ggc_without_limit_is_no_worse_than_mean_of_all():
     for seed in range(500):
         rng = np.random.default_rng(seed)
         own, others = some_models(rng, int(rng.integers(1, 12)))
         loss = Validation(rng)
         selection = play(ggc(own, others, loss=loss, rng=rng))
-        everyone = loss.losses[1]  # the second of the first pair: that of Y, which begins as all
+        everyone = loss.losses[1]  # the second of the first pair: the loss of Y, which starts with all models
         (found,) = play(loss([selection.mean]))
         assert found <= everyone * (1 + 1e-4) + 1e-6, seed
 
 
-def test_the_result_may_be_worse_than_the_own_model():
-    """So the paper's remark of the contrary is not claimed: a candidate that neither helps X nor, by leaving, Y is taken."""
+def test_ggc_result_may_be_worse_than_own_model():
+    """The paper claims the contrary, but GGC accepts a candidate that helps neither X nor, by its removal, Y."""
     worse = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -141,14 +141,14 @@ def test_the_result_may_be_worse_than_the_own_model():
     assert worse
 
 
-def test_a_batch_and_three_models_are_held():
+def test_bggc_holds_one_batch_and_three_models():
     size, batch, count = 250_000, 4, 17
     rng = np.random.default_rng(0)
     own, others = some_models(rng, count, size)
     alive, most = [], []
 
     async def fetch(ids):
-        assert all(reference() is None for reference in alive)  # the batch before was let go
+        assert all(reference() is None for reference in alive)  # the previous batch was released
         alive.clear()
         found = []
         for other in others:
@@ -170,7 +170,7 @@ def test_a_batch_and_three_models_are_held():
     peak = play(measure()) / own.params.nbytes
     tracemalloc.stop()
     assert max(most) == batch
-    # The own model was there before. Two sums, and for a moment the means under evaluation and what they are made of.
+    # The own model existed before. Two sums, and briefly the means under evaluation and their inputs.
     assert batch + 2 < peak < batch + 2 + 3.5
 
 
@@ -178,18 +178,18 @@ def test_a_batch_and_three_models_are_held():
     ("a", "b", "p"),
     [(1, 3, 0.25), (2, 0, 1), (0, 2, 0), (0, 0, 1), (inf, 3, 1), (3, inf, 0), (inf, inf, 0.5), (inf, 0, 1), (0, inf, 0)],
 )
-def test_the_probability_of_each_case(a, b, p):
+def test_acceptance_probability_of_each_case(a, b, p):
     assert acceptance(a, b) == p
 
 
-def test_a_gain_is_how_much_a_loss_falls():
+def test_gain_is_the_decrease_of_the_loss():
     assert (gain(3.0, 1.0), gain(1.0, 3.0), gain(inf, inf), gain(inf, 1.0), gain(1.0, inf)) == (2.0, 0.0, 0.0, inf, 0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("a", "b", "share"), [(1.0, 3.0, 0.25), (2.0, 0.0, 1.0), (0.0, 2.0, 0.0), (0.0, 0.0, 1.0)])
-def test_a_candidate_is_taken_as_often_as_its_case_says(a, b, share):
-    async def loss(stack):  # of X and Y at the start, then of X with the candidate and Y without it
+def test_ggc_accepts_candidate_with_expected_frequency(a, b, share):
+    async def loss(stack):  # losses of X and Y at the start, then of X with the candidate and Y without it
         return next(answers)
 
     taken = 0
@@ -200,7 +200,7 @@ def test_a_candidate_is_taken_as_often_as_its_case_says(a, b, share):
     assert taken / 2000 == pytest.approx(share, abs=0.04)
 
 
-def test_two_who_help_only_together_are_found():
+def test_ggc_finds_pair_that_helps_only_together():
     """Find a pair that pairwise comparisons miss (appendix A of the paper): each alone is worse, both together are best."""
     own, others = model("a", [0.0, 0.0]), [model("b", [9.0, 0.0]), model("c", [-9.0, 3.0])]
 
@@ -213,7 +213,7 @@ def test_two_who_help_only_together_are_found():
     assert play(loss([own.params])) < min(play(loss([(own.params + other.params) / 2]))[0] for other in others)
 
 
-def test_without_validation_data_the_first_in_the_drawn_order_are_taken():
+def test_ggc_without_validation_data_takes_first_drawn():
     async def loss(stack):
         return np.full(len(stack), nan)
 
@@ -223,7 +223,7 @@ def test_without_validation_data_the_first_in_the_drawn_order_are_taken():
     assert len(chosen) > 10
 
 
-def test_a_model_whose_loss_is_no_number_is_not_chosen():
+def test_ggc_rejects_model_with_nan_loss():
     async def loss(stack):
         return np.array([nan if abs(params[0]) > 100 else 1.0 for params in stack])
 
@@ -232,15 +232,15 @@ def test_a_model_whose_loss_is_no_number_is_not_chosen():
         assert play(ggc(own, others, loss=loss, rng=np.random.default_rng(seed))).ids == ("b", "d")
 
 
-def test_a_peer_that_disappears_between_the_passes_is_not_chosen():
+def test_bggc_rejects_peer_that_leaves_between_passes():
     rng = np.random.default_rng(1)
     own, others = some_models(rng, 6, alike=True)
-    there = list(others)
+    available = list(others)
 
     async def fetch(ids):
-        found = [other for other in there if other.sender in ids]
+        found = [other for other in available if other.sender in ids]
         if len(asked := [*seen, *ids]) >= len(others):
-            there[:] = [other for other in there if other.sender != "n03"]
+            available[:] = [other for other in available if other.sender != "n03"]
         seen[:] = asked
         return found
 
@@ -250,7 +250,7 @@ def test_a_peer_that_disappears_between_the_passes_is_not_chosen():
     assert "n03" not in selection.ids
 
 
-def test_a_limit_of_nobody_fetches_nothing():
+def test_bggc_with_limit_zero_fetches_nothing():
     async def fetch(ids):
         raise AssertionError("nothing is to be fetched")
 
@@ -261,7 +261,7 @@ def test_a_limit_of_nobody_fetches_nothing():
     assert selection.weights == {"a": 1.0}
 
 
-def test_a_node_without_samples_counts_as_one_with_one():
+def test_ggc_counts_node_without_samples_as_one_sample():
     async def loss(stack):
         return np.zeros(len(stack))
 

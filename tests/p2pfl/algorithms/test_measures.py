@@ -14,12 +14,12 @@ def floats(*values):
     return np.array(values, np.float32)
 
 
-def test_inverse_loss():
+def test_inverse_loss_by_hand():
     assert similarity.inverse_loss([0.5, 4.0]).tolist() == pytest.approx([2.0, 0.25], rel=1e-5)
     assert similarity.inverse_loss([0.0]).tolist() == pytest.approx([1e6])
 
 
-def test_what_has_no_finite_similarity_is_unknown():
+def test_similarity_that_is_not_finite_is_zero():
     infinite = floats(np.inf, 1)
     assert similarity.inverse_loss([np.nan, np.inf, -1e-6, -3.0, 1.0]).tolist() == pytest.approx([0, 0, 0, 0, 1], rel=1e-5)
     assert similarity.inverse_l2(OWN, [infinite, floats(np.nan, 0)]).tolist() == [0, 0]
@@ -28,23 +28,23 @@ def test_what_has_no_finite_similarity_is_unknown():
     assert similarity.inverse_loss([]).tolist() == []
 
 
-def test_inverse_l2():
+def test_inverse_l2_by_hand():
     assert similarity.inverse_l2(OWN, [floats(0, 0), floats(3, 2)]).tolist() == pytest.approx([0.2, 0.5], rel=1e-5)
     assert similarity.inverse_l2(OWN, [OWN]).tolist() == pytest.approx([1e6])
 
 
-def test_cosine_of_weights():
+def test_cosine_weights_by_hand():
     others = [floats(6, 8), floats(-3, -4), floats(4, -3), floats(0, 0)]
     assert similarity.cosine_weights(OWN, others).tolist() == pytest.approx([1, -1, 0, 0], abs=1e-6)
 
 
-def test_cosine_of_gradients_looks_at_the_way_from_the_initial_model():
+def test_cosine_gradients_compares_changes_from_initial_model():
     initial = floats(3, 3)
     assert similarity.cosine_gradients(OWN, [floats(3, 9), floats(9, 3)], initial).tolist() == pytest.approx([1, 0])
     assert similarity.cosine_gradients(initial, [OWN], initial).tolist() == [0]
 
 
-def test_the_greatest_models_that_there_are_can_be_compared():
+def test_similarity_of_largest_float32_values_is_finite():
     huge = np.full(1000, 3e38, np.float32)
     assert similarity.cosine_weights(huge, [huge, -huge]).tolist() == pytest.approx([1, -1])
     assert similarity.cosine_gradients(huge, [-huge], np.zeros(1000, np.float32)).tolist() == pytest.approx([-1])
@@ -56,11 +56,11 @@ def test_fedavg_weighs_by_samples():
     assert aggregation.fedavg({"a": 0, "b": 0}) == {"a": 0.5, "b": 0.5}
 
 
-def test_fedsim_gives_the_own_model_the_greatest_weight():
+def test_fedsim_gives_own_model_the_greatest_weight():
     assert aggregation.fedsim("me", {"a": 1.0, "b": 3.0}) == pytest.approx({"me": 3 / 7, "a": 1 / 7, "b": 3 / 7})
 
 
-def test_fedsim_counts_negative_similarities_as_nothing():
+def test_fedsim_counts_negative_similarities_as_zero():
     assert aggregation.fedsim("me", {"a": -1.0, "b": 2.0}) == {"me": 0.5, "a": 0.0, "b": 0.5}
     assert aggregation.fedsim("me", {"a": -1.0, "b": 0.0}) == {"me": 1.0, "a": 0.0, "b": 0.0}
     assert aggregation.fedsim("me", {}) == {"me": 1.0}
@@ -75,33 +75,33 @@ def test_fedsim_weights_sum_to_one(similarities):
     assert weights["me"] == max(weights.values())
 
 
-def test_probabilities_are_a_softmax_of_the_known():
+def test_probabilities_are_a_softmax_of_known_similarities():
     p = selection.probabilities(np.array([0.0, 1.0, 2.0]), tau=1.0)
     ratio = p[2] / p[1]
     assert ratio == pytest.approx(np.e)
     assert p[0] == pytest.approx(1e-6, rel=0.01)
 
 
-def test_probabilities_survive_any_temperature():
+def test_probabilities_with_large_tau_are_finite():
     p = selection.probabilities(np.array([0.1, 5.0, 0.0]), tau=10_000.0)
     assert p.sum() == pytest.approx(1)
     assert p[1] == pytest.approx(1, abs=1e-5)
-    assert p[0] == pytest.approx(p[2])  # known to be worse, and unknown: the floor
+    assert p[0] == pytest.approx(p[2])  # known to be worse, or unknown: the minimum
 
 
-def test_a_peer_of_negative_similarity_is_drawn_after_all_others():
+def test_sample_draws_peer_of_negative_similarity_last():
     p = selection.probabilities(np.array([-0.9, 0.0, 0.9]), tau=100.0)
     assert p[0] < p[1] / 1e6
     drawn = selection.sample(np.random.default_rng(0), ["foe", "stranger", "friend"], p, 2)
     assert drawn == ["stranger", "friend"]
 
 
-def test_probabilities_of_nobody():
+def test_probabilities_of_no_peers_are_empty():
     assert selection.probabilities(np.array([]), tau=1.0).tolist() == []
     assert selection.sample(np.random.default_rng(0), [], np.array([]), 3) == []
 
 
-def test_without_knowledge_all_are_equally_likely():
+def test_probabilities_without_knowledge_are_uniform():
     assert selection.probabilities(np.zeros(4), tau=7.0).tolist() == [0.25] * 4
 
 
@@ -139,10 +139,10 @@ LENT = [(0.9, {"x": 0.5, "y": 0.1}), (0.2, {"x": -0.4, "z": 0.3})]
     ("lender", "expected"),
     [("most", {"x": 0.5, "y": 0.1, "z": 0.3}), ("least", {"x": -0.4, "y": 0.1, "z": 0.3})],
 )
-def test_the_most_or_the_least_similar_peer_lends(lender, expected):
+def test_two_hop_borrows_from_most_or_least_similar_peer(lender, expected):
     assert selection.two_hop(LENT, ["x", "y", "z", "w"], lender) == expected
 
 
-def test_only_unmet_peers_are_estimated():
+def test_two_hop_estimates_only_unmet_peers():
     assert selection.two_hop(LENT, ["z"], "most") == {"z": 0.3}
     assert selection.two_hop([], ["z"], "most") == {}

@@ -48,20 +48,20 @@ def vector(*values):
 
 
 @given(models)
-def test_float32_loses_nothing(params):
+def test_float32_and_full_top_k_are_lossless(params):
     assert through(Float32(), params).tobytes() == params.tobytes()
     assert through(TopK(), params).tobytes() == params.tobytes()
 
 
 @given(models)
-def test_float16_is_off_by_at_most_a_2048th_of_a_value_in_its_range(params):
+def test_float16_error_is_at_most_a_2048th_of_a_value(params):
     inside = np.clip(params, -65504, 65504).astype(np.float64)
     error = np.abs(through(Float16(), params) - inside)
     assert (error <= np.maximum(np.abs(inside) * 2.0**-11, 2.0**-25)).all()
 
 
 @given(models)
-def test_bfloat16_is_off_by_at_most_a_256th_of_a_value(params):
+def test_bfloat16_error_is_at_most_a_256th_of_a_value(params):
     exact = params.astype(np.float64)
     error = np.abs(through(BFloat16(), params) - exact)
     assert (error <= np.maximum(np.abs(exact) * 2.0**-8, 2.0**-134)).all()
@@ -69,7 +69,7 @@ def test_bfloat16_is_off_by_at_most_a_256th_of_a_value(params):
 
 @pytest.mark.slow
 @given(st.lists(models, min_size=1, max_size=4))
-def test_int8_is_off_by_at_most_half_a_scale_of_the_tensor(tensors):
+def test_int8_error_is_at_most_half_the_scale_of_a_tensor(tensors):
     shapes = layout(*map(len, tensors))
     back = through(Int8(), np.concatenate(tensors), shapes)
     for tensor, (_, start, stop, _) in zip(tensors, shapes.places, strict=True):
@@ -80,13 +80,13 @@ def test_int8_is_off_by_at_most_half_a_scale_of_the_tensor(tensors):
 
 @given(models)
 @pytest.mark.parametrize("name", DENSE)
-def test_what_came_out_is_encoded_again_without_further_loss(name, params):
+def test_codec_encodes_decoded_model_to_same_bytes(name, params):
     codec, shapes = DENSE[name], layout(len(params))
     once = bytes(codec.encode(params, shapes))
     assert bytes(codec.encode(codec.decode(once, shapes), shapes)) == once
 
 
-def test_values_that_halves_cannot_hold_are_cut_or_rounded_to_even():
+def test_16_bit_codecs_clip_and_round_half_to_even():
     big = vector(1e6, -7e4, 65504, 65519.996)
     assert through(Float16(), big).tolist() == [65504, -65504, 65504, 65504]
     assert through(Float16(), vector(1 + 2**-11, 1 + 3 * 2**-11)).tolist() == [1, 1 + 2**-9]
@@ -95,17 +95,17 @@ def test_values_that_halves_cannot_hold_are_cut_or_rounded_to_even():
     assert through(BFloat16(), vector(1 + 2**-8, 1 + 3 * 2**-8)).tolist() == [1, 1 + 2**-6]
 
 
-def test_int8_takes_each_tensor_by_itself_and_rounds_half_to_even():
+def test_int8_scales_each_tensor_and_rounds_half_to_even():
     back = through(Int8(), vector(127, 0.5, 1.5, -126.5, 0, 0, 1e-3, -1e-3), layout(4, 2, 2))
     assert back.tolist() == vector(127, 0, 2, -126, 0, 0, 1e-3, -1e-3).tolist()
 
 
-def test_int8_keeps_the_greatest_value_of_a_tensor_down_to_the_smallest_that_there_are():
+def test_int8_keeps_greatest_value_of_a_tensor_exactly():
     for greatest in (GREATEST, 1.0, 1e-40, 1e-45, nextafter(0.1, 1)):
         assert through(Int8(), vector(greatest, -greatest, 0)).tolist() == vector(greatest, -greatest, 0).tolist()
 
 
-def test_a_tensor_without_values_and_a_model_without_tensors():
+def test_codecs_accept_empty_tensors_and_empty_models():
     for codec in DENSE.values():
         assert through(codec, vector(-2, 2), layout(0, 2, 0)).tolist() == [-2, 2]
         assert through(codec, vector(), layout()).tolist() == []
@@ -114,7 +114,7 @@ def test_a_tensor_without_values_and_a_model_without_tensors():
 # The same bits on every platform
 
 
-def test_the_bytes_of_a_model_are_these():
+def test_codecs_encode_known_model_to_known_bytes():
     params = vector(0, 1, 0.1, -65535.99, 2.0**-125, 192.125)
     shapes = layout(2, 4)
     assert bytes(Float32().encode(params, shapes)).hex() == "000000000000803fcdcccc3dfdff7fc70000000100204043"
@@ -128,13 +128,13 @@ def test_the_bytes_of_a_model_are_these():
 
 @given(st.lists(st.integers(0, 20), max_size=5))
 @pytest.mark.parametrize("name", DENSE)
-def test_the_size_is_known_before(name, sizes):
+def test_codec_size_equals_length_of_encoding(name, sizes):
     codec, shapes = DENSE[name], layout(*sizes)
     data = memoryview(codec.encode(np.ones(sum(sizes), np.float32), shapes))
     assert data.nbytes == codec.size(shapes)
 
 
-def test_the_sizes_of_a_model_of_1000_values_in_two_tensors():
+def test_codec_sizes_of_1000_values_in_two_tensors():
     shapes = layout(900, 100)
     sizes = {name: codec.size(shapes) for name, codec in DENSE.items()}
     assert sizes == {"float32": 4000, "float16": 2000, "bfloat16": 2000, "int8": 1008, "top-k": 4000}
@@ -146,7 +146,7 @@ def test_the_sizes_of_a_model_of_1000_values_in_two_tensors():
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_another_length_is_refused(name):
+def test_codec_refuses_wrong_length(name):
     codec, shapes = DENSE[name], layout(3, 2)
     data = bytes(codec.encode(np.ones(5, np.float32), shapes))
     for wrong in (data[:-1], data + b"\0", b""):
@@ -168,14 +168,14 @@ def test_another_length_is_refused(name):
         (Int8(), vector(np.nan).tobytes() + b"\1\1"),
     ],
 )
-def test_what_is_not_finite_is_refused(codec, data):
+def test_codec_refuses_values_that_are_not_finite(codec, data):
     with pytest.raises(DecodeError) as refused:
         codec.decode(data, layout(2))
     assert refused.value.cause == "not finite"
 
 
 @pytest.mark.parametrize("data", [vector(-1).tobytes() + b"\1\1", vector(1).tobytes() + b"\x80\1"])
-def test_a_scale_and_a_number_that_int8_never_has_are_refused(data):
+def test_int8_refuses_negative_scale_and_value_minus_128(data):
     with pytest.raises(DecodeError) as refused:
         Int8().decode(data, layout(2))
     assert refused.value.cause == "malformed"
@@ -183,7 +183,7 @@ def test_a_scale_and_a_number_that_int8_never_has_are_refused(data):
 
 @given(st.binary(max_size=40))
 @pytest.mark.parametrize("name", DENSE)
-def test_any_bytes_are_a_finite_model_or_refused(name, data):
+def test_codec_decodes_any_bytes_to_finite_model_or_refuses(name, data):
     try:
         params = DENSE[name].decode(data, layout(3, 2))
     except DecodeError:
@@ -203,7 +203,7 @@ def test_any_bytes_are_a_finite_model_or_refused(name, data):
         ({"name": "int8", "share": 0.1}, "unknown key 'codec.share'; known: none"),
     ],
 )
-def test_a_codec_that_there_is_not_is_said_in_a_line(options, message):
+def test_make_codec_with_invalid_options_reports_one_line(options, message):
     options = dict(options)
     with pytest.raises(ConfigurationError) as refused:
         make_codec(options.pop("name"), options)
@@ -213,7 +213,7 @@ def test_a_codec_that_there_is_not_is_said_in_a_line(options, message):
 # Entries
 
 
-def test_the_largest_differences_of_equal_ones_the_first():
+def test_largest_returns_largest_and_first_of_ties():
     assert largest(vector(1, -3, 2, 3, 0, -2), 3).tolist() == [1, 2, 3]
     assert largest(vector(1, 1, 1, 1), 2).tolist() == [0, 1]
     assert largest(vector(0, -5, 0), 2).tolist() == [1]
@@ -222,7 +222,7 @@ def test_the_largest_differences_of_equal_ones_the_first():
 
 
 @given(models, st.data())
-def test_the_largest_are_no_smaller_than_the_others(difference, data):
+def test_largest_equals_a_stable_sort(difference, data):
     k = data.draw(st.integers(1, len(difference)))
     chosen = largest(difference, k)
     order = sorted(range(len(difference)), key=lambda i: (-abs(float(difference[i])), i))[:k]
@@ -230,7 +230,7 @@ def test_the_largest_are_no_smaller_than_the_others(difference, data):
 
 
 @given(models, st.data())
-def test_entries_come_back_at_their_places(params, data):
+def test_entries_round_trip_keeps_positions(params, data):
     places = data.draw(st.sets(st.integers(0, len(params) - 1)))
     base = np.full(len(params), 7, np.float32)
     encoded = encode_entries(params, np.array(sorted(places), np.uint32))
@@ -274,19 +274,19 @@ def marked(count, bits):
         (marked(40, bytes(125)), "malformed"),
     ],
 )
-def test_entries_that_cannot_be_are_refused(data, cause):
+def test_decode_entries_refuses_invalid_entries(data, cause):
     with pytest.raises(DecodeError) as refused:
         decode_entries(memoryview(data), np.zeros(P, np.float32))
     assert refused.value.cause == cause
 
 
-def test_a_mark_beyond_the_model_is_refused():
+def test_decode_entries_refuses_mark_beyond_the_model():
     with pytest.raises(DecodeError, match="beyond the model"):
         decode_entries(memoryview(marked(1, b"\x80")), np.zeros(3, np.float32))
 
 
 @given(st.binary(max_size=60), st.integers(1, 20))
-def test_any_bytes_are_finite_entries_or_refused(data, size):
+def test_decode_entries_of_any_bytes_is_finite_or_refused(data, size):
     try:
         params, end = decode_entries(memoryview(data), np.zeros(size, np.float32))
     except DecodeError:
@@ -296,10 +296,10 @@ def test_any_bytes_are_finite_entries_or_refused(data, size):
     assert np.isfinite(params).all()
 
 
-# What has changed most
+# Largest changes
 
 
-def test_what_was_left_out_is_sent_when_it_is_the_largest():
+def test_public_sends_omitted_entry_when_it_is_largest():
     public = Public(1, vector(0, 0, 0))
     wanted = vector(3, -5, 1)
     seen = []
@@ -311,7 +311,7 @@ def test_what_was_left_out_is_sent_when_it_is_the_largest():
 
 
 @given(models, st.floats(0.01, 1))
-def test_a_model_that_stays_is_public_after_as_many_publications_as_its_share_takes(params, share):
+def test_public_of_constant_model_converges_in_expected_steps(params, share):
     codec, shapes = TopK(share), layout(len(params))
     public = Public(codec.count(shapes), np.zeros(len(params), np.float32))
     for _ in range(ceil(1 / share)):
@@ -319,7 +319,7 @@ def test_a_model_that_stays_is_public_after_as_many_publications_as_its_share_ta
     assert (public.params == params).all()
 
 
-def test_over_many_rounds_the_mean_of_what_is_public_is_the_mean_of_what_was_published():
+def test_public_mean_over_rounds_equals_published_mean():
     rng = np.random.default_rng(0)
     centre = rng.standard_normal(50).astype(np.float32)
     public = Public(5, np.zeros(50, np.float32))
@@ -339,7 +339,7 @@ def test_over_many_rounds_the_mean_of_what_is_public_is_the_mean_of_what_was_pub
     st.integers(1, 12),
     st.data(),
 )
-def test_a_difference_gives_the_same_model_as_the_whole_one(published, k, data):
+def test_public_difference_reproduces_the_whole_model(published, k, data):
     start = np.zeros(12, np.float32)
     public, known = Public(k, start), [start]
     for params in published:
@@ -353,7 +353,7 @@ def test_a_difference_gives_the_same_model_as_the_whole_one(published, k, data):
 
 
 @pytest.mark.slow
-def test_the_last_publications_are_remembered_and_no_others():
+def test_public_remembers_only_the_last_publications():
     start = np.zeros(20, np.float32)
     public, known = Public(1, start), [start]
     for _ in range(12):
@@ -368,10 +368,10 @@ def test_the_last_publications_are_remembered_and_no_others():
         public.between(k.to_bytes(8, "big"), tag(known[-1]))
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert taken < 10_000  # nothing is kept of them
+    assert taken < 10_000  # unknown tags leave nothing in memory
 
 
-def test_a_public_model_is_taken_up_where_it_was_left():
+def test_public_restored_from_state_continues_identically():
     first = Public(2, np.zeros(9, np.float32))
     for k in range(5):
         first.publish(np.arange(9, dtype=np.float32) * k)
@@ -383,14 +383,14 @@ def test_a_public_model_is_taken_up_where_it_was_left():
     assert [step.tag for step in first.steps] == [step.tag for step in second.steps]
 
 
-# What is kept of peers
+# Copies of peers' models
 
 
 def copy(number):
     return Copy(bytes([number]) * 8, vector(number), number)
 
 
-def test_who_was_not_asked_for_longest_is_given_up():
+def test_copies_drop_least_recently_requested_peer():
     copies = Copies(2, vector(0))
     common = copies.of("a")
     assert common.tag == tag(vector(0))
@@ -400,11 +400,11 @@ def test_who_was_not_asked_for_longest_is_given_up():
     assert [copies.of(id) for id in "abc"] == [copy(3), common, copy(4)]
     copies.ask(["a", "b", "c"])  # more than are kept
     assert [copies.of(id) for id in "abc"] == [common, common, copy(4)]
-    copies.keep("a", copy(5))  # it was given up before the answer came
+    copies.keep("a", copy(5))  # it was dropped before the answer arrived
     assert copies.of("a") == common
 
 
-def test_nothing_is_kept_where_nothing_may_be():
+def test_copies_with_limit_zero_keep_nothing():
     copies = Copies(0, vector(0))
     copies.ask(["a"])
     copies.keep("a", copy(1))

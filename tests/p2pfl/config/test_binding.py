@@ -1,4 +1,4 @@
-"""Binding of tables to structs and to factories: both refuse the same keys, words and types."""
+"""Binding of tables to structs and to factories: both refuse the same keys, values and types."""
 
 from pathlib import Path
 from typing import Literal
@@ -55,7 +55,7 @@ class TestEither:
         assert error in str(caught.value)
 
 
-def test_build_passes_on_what_the_factory_refuses():
+def test_build_reports_error_of_the_factory():
     with pytest.raises(ConfigurationError, match="clock: rate must be above 0"):
         build("clock", clock, {"rate": 0.0})
 
@@ -74,12 +74,12 @@ def test_build_with_given_argument_refuses_its_key():
         ({"labels": {"a": "b"}}, "file.toml: Expected `int`, got `str`"),
     ],
 )
-def test_bind_value_that_is_no_table_says_what_was_expected(table, error):
+def test_bind_value_that_is_no_table_reports_expected_type(table, error):
     with pytest.raises(ConfigurationError, match=error):
         bind("file.toml", table, Device)
 
 
-def test_convert_type_that_msgspec_does_not_know_returns_the_value():
+def test_convert_to_type_unknown_to_msgspec_returns_value():
     assert convert("task.own", "3", Path | int) == "3"
 
 

@@ -1,4 +1,4 @@
-"""Options of a node's own, which are never part of an agreement with others."""
+"""Local options of a node, which are never part of the shared rules."""
 
 import inspect
 
@@ -37,27 +37,27 @@ ALLOWED = [
 ]
 
 
-@pytest.mark.parametrize(("task", "said"), REFUSED)
-def test_options_of_the_own_machine_are_refused(task, said):
+@pytest.mark.parametrize(("task", "message"), REFUSED)
+def test_check_shared_refuses_local_options(task, message):
     options = {key: value for key, value in task.items() if key != "name"}
     with pytest.raises(ConfigurationError) as caught:
         check_shared("task", task["name"], options)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "a node's own business" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("task", ALLOWED)
-def test_options_that_all_nodes_share_are_allowed(task):
+def test_check_shared_allows_shared_options(task):
     check_shared("task", task["name"], {key: value for key, value in task.items() if key != "name"})
 
 
-def test_policy_option_that_is_a_path_is_refused():
+def test_check_shared_refuses_path_in_policy_option():
     with pytest.raises(ConfigurationError, match=r"policy\.start = '/tmp/x'"):
         check_shared("policy", "", {"start": "/tmp/x"})
 
 
-def test_tasks_that_come_with_p2pfl_declare_all_their_own_options():
+def test_built_in_tasks_declare_all_local_options():
     assert set(LOCAL_OPTIONS) == set(TASKS)
     for name, declared in LOCAL_OPTIONS.items():
         parameters = set(inspect.signature(resolve("task", name, TASKS, "p2pfl.tasks")).parameters)
@@ -66,7 +66,7 @@ def test_tasks_that_come_with_p2pfl_declare_all_their_own_options():
 
 @pytest.fixture
 def member(tmp_path):
-    """A node that is to join, and a maker of federations that ask for anything."""
+    """A node that will join, and a function that makes federations with any task and lets it join."""
     config.create(tmp_path / "maker", "maker")
     config.create(tmp_path / "victim", "victim")
     tables = agreement.draft("home", config.load(tmp_path / "maker"), make_task("digits", {}, Part(0, 1), 0))
@@ -85,17 +85,17 @@ def member(tmp_path):
     return tmp_path, joins
 
 
-@pytest.mark.parametrize(("task", "said"), REFUSED)
-def test_join_of_a_federation_that_names_files_is_refused(member, task, said):
+@pytest.mark.parametrize(("task", "message"), REFUSED)
+def test_join_refuses_federation_that_names_files(member, task, message):
     root, joins = member
     with pytest.raises(ConfigurationError) as caught:
         joins(task)
-    assert str(caught.value).startswith(f"the federation home: {said}")
+    assert str(caught.value).startswith(f"the federation home: {message}")
     assert load_federation(root / "victim") is None
 
 
-def test_node_of_a_federation_that_names_files_does_not_load(member):
-    """Its folder is of a version that let this pass."""
+def test_load_refuses_node_of_federation_that_names_files(member):
+    """The folder was made by a version without this check."""
     root, joins = member
     task = {"name": "images", "data": "/home/alice/photos"}
     with pytest.raises(ConfigurationError):
@@ -106,14 +106,14 @@ def test_node_of_a_federation_that_names_files_does_not_load(member):
         loading.load(root / "victim")
 
 
-def test_federation_that_names_files_is_not_made(tmp_path):
+def test_draft_refuses_federation_that_names_files(tmp_path):
     config.create(tmp_path / "alice", "alice", task="images")
     own = config.load(tmp_path / "alice", ["task.data=/home/alice/photos"])
     with pytest.raises(ConfigurationError, match=r"task\.data.*above the tables"):
         agreement.draft("home", own, make_task("digits", {}, Part(0, 1), 0))
 
 
-def test_own_files_and_preference_come_from_the_top_of_node_toml(tmp_path):
+def test_local_options_are_read_from_top_of_node_toml(tmp_path):
     config.create(tmp_path / "alice", "alice", task="images")
     changes = ["initial=w.safetensors", "root=/data", "preference=[0.5,0.5]", "data=mine", "task.samples=7"]
     own = config.load(tmp_path / "alice", changes)
@@ -122,6 +122,6 @@ def test_own_files_and_preference_come_from_the_top_of_node_toml(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/etc", "../etc", "a/b", "..", "", "a\\b"])
-def test_data_set_is_named_and_no_path(tmp_path, name):
+def test_load_data_set_refuses_paths(tmp_path, name):
     with pytest.raises(ConfigurationError, match="is named by its folder in the data root, not by a path"):
         sets.load(name, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Names of factories and of a scenario author's modules: imports, and refusals before a run."""
+"""Names of factories and modules in scenarios: imports, and refusals before a run."""
 
 import sys
 from importlib.metadata import EntryPoint
@@ -36,7 +36,7 @@ SCENARIO = 'nodes = 3\nrounds = 1\ntask = {{ name = "concept-shift" }}\npolicy =
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """A folder with a module of its own, which leaves a trace when it is imported; another folder is the current one."""
+    """A folder with a module that leaves a trace when it is imported; the current folder is another one."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "authored.py").write_text(MODULE.format(trace=home / "imported"))
@@ -60,11 +60,11 @@ def sim(capsys, *arguments):
     return code, out, err
 
 
-# What is found is checked before it is called
+# Checks before a call
 
 
 @pytest.mark.parametrize("trust", [(), ("--trust",)])
-def test_scenario_that_names_a_command_runs_nothing(capsys, tmp_path, study, trust):
+def test_scenario_that_names_a_command_does_not_run_it(capsys, tmp_path, study, trust):
     file = scenario(study, f'{{ name = "subprocess:run", args = ["touch", "{tmp_path / "ran"}"] }}')
     code, out, err = sim(capsys, "run", file, "--engine", "local", *trust)
     assert (code, out) == (2, "")
@@ -84,27 +84,27 @@ def test_scenario_that_names_a_command_runs_nothing(capsys, tmp_path, study, tru
         ("authored:Half", "it lacks prepare, state, restore"),
     ],
 )
-def test_policy_of_another_kind_is_not_called(study, monkeypatch, name, reason):
+def test_make_policy_refuses_object_that_is_no_policy(study, monkeypatch, name, reason):
     monkeypatch.syspath_prepend(study)
     with pytest.raises(ConfigurationError, match=reason):
         make_policy(name, {})
     assert not (study / "imported.made").exists()
 
 
-def test_task_of_the_standard_library_is_not_called():
+def test_make_task_refuses_standard_library():
     with pytest.raises(ConfigurationError, match="os is a module of Python's standard library"):
         make_task("os:system", {"command": "true"}, Part(0, 1), 0)
 
 
-def test_policy_from_a_wrapped_class_is_made(study, monkeypatch):
+def test_make_policy_accepts_wrapped_class(study, monkeypatch):
     monkeypatch.syspath_prepend(study)
     assert isinstance(make_policy("authored:kept", {}), Random)
 
 
-# Which modules a scenario may import
+# Permitted imports
 
 
-def test_module_beside_the_scenario_is_imported(study):
+def test_module_in_the_scenario_folder_is_imported(study):
     file = load(scenario(study, '{ name = "authored:Random" }'))
     assert file.path == (str(study),)
     (run,) = p2pfl.simulate(scenario(study, '{ name = "authored:Random" }'))
@@ -112,7 +112,7 @@ def test_module_beside_the_scenario_is_imported(study):
     assert (study / "imported").exists()
 
 
-def test_scenario_without_modules_adds_nothing_to_the_path(study):
+def test_scenario_without_modules_leaves_path_unchanged(study):
     assert load(scenario(study, '{ name = "random" }')).path == ()
     before = [*sys.path]
     assert cli.main(["run", scenario(study, '{ name = "local" }'), "--engine", "local", "--no-report", "--json"]) == 0
@@ -120,7 +120,7 @@ def test_scenario_without_modules_adds_nothing_to_the_path(study):
 
 
 @pytest.mark.parametrize("place", ["current", "elsewhere"])
-def test_module_outside_the_scenarios_folder_needs_trust(capsys, monkeypatch, study, tmp_path, place):
+def test_module_outside_the_scenario_folder_needs_trust(capsys, monkeypatch, study, tmp_path, place):
     (tmp_path / place).mkdir(exist_ok=True)
     (study / "authored.py").rename(tmp_path / place / "authored.py")
     monkeypatch.syspath_prepend(tmp_path / place)
@@ -140,7 +140,7 @@ def test_module_outside_the_scenarios_folder_needs_trust(capsys, monkeypatch, st
     assert p2pfl.simulate(file, trust=True)
 
 
-def test_module_of_a_folder_that_the_scenario_names_needs_trust(study, tmp_path):
+def test_module_in_named_folder_elsewhere_needs_trust(study, tmp_path):
     away = tmp_path / "away"
     away.mkdir()
     file = away / "shared.toml"
@@ -148,11 +148,11 @@ def test_module_of_a_folder_that_the_scenario_names_needs_trust(study, tmp_path)
     with pytest.raises(ConfigurationError, match="needs the module authored"):
         load(str(file))
     assert load(str(file), trust=True).path[0] == str(study)
-    (study / "authored.py").rename(away / "authored.py")  # as those do who are given both files
+    (study / "authored.py").rename(away / "authored.py")  # as for recipients of both files
     assert load(str(file)).path == (str(away),)
 
 
-def test_module_below_the_scenarios_folder_is_imported(study):
+def test_module_below_the_scenario_folder_is_imported(study):
     (study / "code").mkdir()
     (study / "authored.py").rename(study / "code" / "authored.py")
     file = study / "shared.toml"
@@ -160,7 +160,7 @@ def test_module_below_the_scenarios_folder_is_imported(study):
     assert load(str(file)).path == (str(study / "code"),)
 
 
-def test_module_of_the_folder_never_hides_an_installed_one(study):
+def test_module_of_the_folder_never_hides_installed_module(study):
     (study / "numpy.py").write_text("raise AssertionError")
     with pytest.raises(ConfigurationError, match="needs the module numpy, which is not in the scenario's folder"):
         load(scenario(study, '{ name = "numpy:load" }'))
@@ -170,12 +170,12 @@ def test_module_of_the_folder_never_hides_an_installed_one(study):
 
 
 @pytest.mark.parametrize("name", ["__main__:main", "p2pfl.node.cli.main:main", "authored:main"])
-def test_module_that_the_scenario_does_not_bring_needs_trust(tmp_path, name):
+def test_module_not_in_the_scenario_folder_needs_trust(tmp_path, name):
     with pytest.raises(ConfigurationError, match="needs the module"):
         load(scenario(tmp_path, f'{{ name = "{name}" }}'))
 
 
-def test_factory_that_a_distribution_registers_needs_no_trust(monkeypatch, tmp_path):
+def test_registered_entry_point_needs_no_trust(monkeypatch, tmp_path):
     point = EntryPoint("heed", "installed_heed:Heed", "p2pfl.policies")
     monkeypatch.setattr(imports, "entry_points", lambda group: [point] if group == point.group else [])
     load(scenario(tmp_path, '{ name = "installed_heed:Heed" }'))
@@ -185,7 +185,7 @@ def test_factory_that_a_distribution_registers_needs_no_trust(monkeypatch, tmp_p
 
 
 @pytest.mark.slow
-def test_name_that_the_user_gives_needs_no_trust(capsys, study, tmp_path):
+def test_name_on_the_command_line_needs_no_trust(capsys, study, tmp_path):
     (study / "authored.py").rename(tmp_path / "current" / "authored.py")
     file = scenario(study, '{ name = "local" }')
     rest = ("--engine", "local", "--no-report", "--json")
@@ -194,14 +194,14 @@ def test_name_that_the_user_gives_needs_no_trust(capsys, study, tmp_path):
     assert sim(capsys, *vary)[2] == ""
 
 
-def test_dict_of_the_callers_own_is_trusted(study, monkeypatch):
+def test_simulate_trusts_names_in_a_dict(study, monkeypatch):
     monkeypatch.chdir(study)
     tables = {"nodes": 2, "rounds": 1, "task": {"name": "concept-shift"}, "policy": {"name": "authored:Random"}}
     assert p2pfl.simulate(tables)
 
 
 @pytest.mark.slow
-def test_results_are_run_again_by_the_same_rule(capsys, study, tmp_path):
+def test_scenario_of_results_needs_trust_again(capsys, study, tmp_path):
     rest = ("--engine", "local", "--no-report", "--json")
     out = tmp_path / "results"
     assert sim(capsys, "run", scenario(study, '{ name = "authored:Random" }'), "--out", str(out), *rest)[0] == 0
@@ -213,7 +213,7 @@ def test_results_are_run_again_by_the_same_rule(capsys, study, tmp_path):
     assert sim(capsys, *again, str(tmp_path / "again"), "--trust")[0] == 0
 
 
-def test_data_check_imports_by_the_same_rule(capsys, study):
+def test_data_check_applies_the_same_trust_rule(capsys, study):
     (study / "shared.toml").write_text('nodes = 2\nrounds = 1\ntask = { name = "yaml:load", s = "1" }\n')
     code, _, err = sim(capsys, "data", "check", str(study / "shared.toml"))
     assert (code, "needs the module yaml" in err) == (2, True)

@@ -19,7 +19,7 @@ DEEP = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
-def test_toml_that_is_nested_deep_is_refused(tmp_path, text):
+def test_toml_nested_too_deep_is_refused(tmp_path, text):
     path = tmp_path / "deep.toml"
     path.write_text(text)
     for read in (toml_reader.read, read_schema, lambda path: load(str(path))):
@@ -28,7 +28,7 @@ def test_toml_that_is_nested_deep_is_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "9" * 20, "0x" + "f" * 20_000, "-9223372036854775809"])
-def test_toml_with_an_integer_of_many_digits_is_refused(tmp_path, number):
+def test_toml_integer_beyond_64_bits_is_refused(tmp_path, number):
     path = tmp_path / "many.toml"
     path.write_text(f"a = [{{ b = {number} }}]")
     with pytest.raises(ConfigurationError, match=r"more than 64 bits|Exceeds the limit") as caught:
@@ -41,7 +41,7 @@ def test_toml_of_ordinary_depth_is_read():
     assert toml_reader.parse(text.encode()).keys() == {"a"}
 
 
-def test_toml_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
+def test_toml_file_that_is_too_long_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "long.toml"
     path.write_bytes(b"#" * 101)
     monkeypatch.setattr(toml_reader, "LONGEST", 100)
@@ -50,7 +50,7 @@ def test_toml_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["nodes=" + "[" * 100_000, "nodes=" + "9" * 20])
-def test_change_on_the_command_line_is_held_to_the_same(capsys, change):
+def test_set_option_has_the_limits_of_toml(capsys, change):
     code = cli.main(["run", "digits-gossip", "--set", change])
     err = capsys.readouterr().err
     assert code == 2

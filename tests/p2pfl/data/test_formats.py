@@ -50,7 +50,7 @@ def write(path, content, packed=False):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 4), (0,)])
-def test_idx_of_every_type(tmp_path, kind, shape, packed):
+def test_idx_read_of_every_type_returns_array(tmp_path, kind, shape, packed):
     array = (np.arange(np.prod(shape)).reshape(shape) * 3 - (5 if kind[0] != "u" else 0)).astype(kind)
     found = idx.read(write(tmp_path / "x", idx_bytes(array), packed))
     assert found.dtype == array.dtype
@@ -77,19 +77,19 @@ GOOD = idx_bytes(np.arange(6, dtype=np.int16).reshape(2, 3))
         (b"\0\0\x08\2" + struct.pack(">II", 30_000, 60_000) + bytes(9), "too short for its header"),
     ],
 )
-def test_what_is_no_idx_file_is_refused(tmp_path, content, message, packed):
+def test_idx_read_of_invalid_file_is_refused(tmp_path, content, message, packed):
     with pytest.raises(ConfigurationError, match=message):
         idx.read(write(tmp_path / "x", content, packed))
 
 
-def test_damaged_gzip_is_refused(tmp_path):
+def test_idx_read_of_damaged_gzip_is_refused(tmp_path):
     packed = gzip.compress(GOOD)
     for content in (packed[:-9], packed[:-5] + b"\0" + packed[-4:], packed[:12] + b"\xff\xff" + packed[14:]):
         with pytest.raises(ConfigurationError, match="is damaged"):
             idx.read(write(tmp_path / "x", content))
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+def test_idx_read_of_missing_file_or_folder_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="No such file"):
         idx.read(tmp_path / "x")
     with pytest.raises(ConfigurationError, match="directory"):
@@ -97,7 +97,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 
 def bomb(size):
-    """`size` zero bytes, packed a thousand times smaller, after a header that announces six."""
+    """`size` zero bytes, compressed a thousandfold, after a header that announces six."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     parts = [packer.compress(idx_bytes(np.zeros(6, np.uint8)))]
     parts += [packer.compress(bytes(2**20)) for _ in range(size // 2**20)]
@@ -105,7 +105,7 @@ def bomb(size):
 
 
 @pytest.mark.slow
-def test_no_more_is_unpacked_than_was_announced(tmp_path):
+def test_read_of_gzip_bomb_unpacks_only_announced_size(tmp_path):
     path = write(tmp_path / "x", bomb(2**26))
     tracemalloc.start()
     try:
@@ -120,7 +120,7 @@ def test_no_more_is_unpacked_than_was_announced(tmp_path):
 
 
 @pytest.mark.slow
-def test_idx_larger_than_memory_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+def test_idx_read_larger_than_memory_is_refused_early(tmp_path, monkeypatch):
     values = bytes(2**26)
     path = write(tmp_path / "x", gzip.compress(b"\0\0\x08\1" + struct.pack(">I", len(values)) + values, 1))
     monkeypatch.setattr(available_memory, "free_memory", lambda: 2**20)
@@ -136,7 +136,7 @@ def test_idx_larger_than_memory_is_refused_before_it_is_unpacked(tmp_path, monke
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(content=st.one_of(st.binary(max_size=40), st.binary(max_size=20).map(lambda end: b"\0\0\x08\1\0\0\0" + end)))
-def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
+def test_idx_read_of_any_bytes_succeeds_or_refuses(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(content)
     with suppress(ConfigurationError):
@@ -155,7 +155,7 @@ def cifar_bytes(n, label_bytes=1, seed=0):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("label_bytes", [1, 2])
-def test_cifar_records(tmp_path, label_bytes, packed):
+def test_cifar_read_returns_images_and_labels(tmp_path, label_bytes, packed):
     content = cifar_bytes(5, label_bytes)
     x, y = cifar.read(write(tmp_path / "x.bin", content, packed), label_bytes)
     assert x.shape == (5, 3, 32, 32)
@@ -175,7 +175,7 @@ def test_cifar_records(tmp_path, label_bytes, packed):
         (cifar_bytes(4), "more than 3 records"),
     ],
 )
-def test_what_is_no_cifar_file_is_refused(tmp_path, content, message):
+def test_cifar_read_of_invalid_file_is_refused(tmp_path, content, message):
     with pytest.raises(ConfigurationError, match=message):
         cifar.read(write(tmp_path / "x.bin", content), limit=3)
 
@@ -200,7 +200,7 @@ def make_idx(folder, n=12, test="t10k", prefix="", packed=True, changes=()):
 
 
 @pytest.mark.parametrize("options", [{}, {"test": "test", "prefix": "emnist-letters-"}, {"packed": False}])
-def test_any_folder_of_idx_files(tmp_path, options):
+def test_load_folder_of_idx_files_returns_image_set(tmp_path, options):
     make_idx(tmp_path / "own", **options)
     data = sets.load("own", str(tmp_path))
     assert data.train.x.shape == (12, 1, 4, 4)
@@ -212,7 +212,7 @@ def test_any_folder_of_idx_files(tmp_path, options):
     assert sets.load("own", str(tmp_path)) is data
 
 
-def test_image_set_is_a_folder_of_the_root_and_no_path(tmp_path, monkeypatch):
+def test_load_finds_folder_in_root_and_refuses_paths(tmp_path, monkeypatch):
     make_idx(tmp_path / "own")
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
     assert len(sets.load("own").train.y) == 12
@@ -221,7 +221,7 @@ def test_image_set_is_a_folder_of_the_root_and_no_path(tmp_path, monkeypatch):
             sets.load(path)
 
 
-def test_without_a_root_it_is_said_how_to_name_one(monkeypatch):
+def test_load_without_root_explains_how_to_set_it(monkeypatch):
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     with pytest.raises(
         ConfigurationError, match=r"'mnist' needs the folder .* environment variable P2PFL_DATA, or the option"
@@ -244,13 +244,13 @@ def test_without_a_root_it_is_said_how_to_name_one(monkeypatch):
         ({"train-images-idx3-ubyte": images(0), "train-labels-idx1-ubyte": np.zeros(0, np.uint8)}, "training part is empty"),
     ],
 )
-def test_folders_that_do_not_fit_together_are_refused(tmp_path, changes, message):
+def test_load_idx_folder_with_mismatched_files_is_refused(tmp_path, changes, message):
     make_idx(tmp_path / "own", changes=changes)
     with pytest.raises(ConfigurationError, match=message):
         sets.load("own", str(tmp_path))
 
 
-def test_what_is_missing_or_not_the_official_set_is_said_with_its_home(tmp_path):
+def test_load_of_missing_or_wrong_set_names_its_source(tmp_path):
     with pytest.raises(
         MissingRequirementError, match=r"there is no .*mnist; MNIST comes from yann.lecun.com/exdb/mnist: train-images"
     ):
@@ -269,7 +269,7 @@ def test_what_is_missing_or_not_the_official_set_is_said_with_its_home(tmp_path)
         sets.load("empty", str(tmp_path))
 
 
-def test_cifar_from_as_many_batches_as_there_are(tmp_path):
+def test_load_cifar10_joins_available_batches(tmp_path):
     for name, n, packed in (
         ("data_batch_1.bin", 6, False),
         ("data_batch_3.bin.gz", 4, True),
@@ -282,7 +282,7 @@ def test_cifar_from_as_many_batches_as_there_are(tmp_path):
     assert (len(data.test.y), data.classes) == (2, 10)
 
 
-def test_cifar100_has_its_fine_labels_and_its_official_folder(tmp_path):
+def test_load_cifar100_uses_fine_labels_and_official_folder(tmp_path):
     content = cifar_bytes(7, 2)
     write(tmp_path / "cifar-100-binary" / "train.bin", content)
     write(tmp_path / "cifar-100-binary" / "test.bin", content)
@@ -302,14 +302,14 @@ def test_cifar100_has_its_fine_labels_and_its_official_folder(tmp_path):
         ),
     ],
 )
-def test_cifar_folders_that_do_not_fit_are_refused(tmp_path, files, message):
+def test_load_cifar_folder_with_invalid_files_is_refused(tmp_path, files, message):
     for name, content in files.items():
         write(tmp_path / "cifar10" / name, content)
     with pytest.raises(ConfigurationError, match=message):
         sets.load("cifar10", str(tmp_path))
 
 
-def test_digits_need_no_file(monkeypatch):
+def test_load_digits_needs_no_file(monkeypatch):
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     data = sets.load("digits")
     assert (len(data.train.y), len(data.test.y), data.train.x.max()) == (1438, 359, 16)
@@ -320,19 +320,19 @@ def test_digits_need_no_file(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=real(name)) for name in ("mnist", "fashion-mnist", "cifar10")])
-def test_real_images(name):
+def test_load_real_images_matches_known_moments(name):
     data, known = sets.load(name, REAL), KNOWN[name]
     assert data.train.x.shape[1:] == known.shape
     assert set(data.train.y.tolist()) == set(range(10))
     mean, std = sets.moments(data.train.x)
-    assert mean == pytest.approx(known.mean, abs=0.01)  # of CIFAR-10 there may be a part only
+    assert mean == pytest.approx(known.mean, abs=0.01)  # CIFAR-10 may be incomplete
     assert std == pytest.approx(known.std, abs=0.01)
 
 
 @pytest.mark.slow
 @real("qmnist_writers")
 @real("mnist")
-def test_real_writers():
+def test_load_real_qmnist_has_writers():
     data = sets.load("qmnist", REAL)
     assert len(set(data.train.writers.tolist())) == 539
     sizes = np.bincount(np.unique(data.train.writers, return_inverse=True)[1])
@@ -365,7 +365,7 @@ def schema_in(folder, schema=SCHEMA, **files):
     return str(folder / "own.toml")
 
 
-def test_a_table_of_ones_own(tmp_path):
+def test_load_own_table_returns_columns(tmp_path):
     table = tables.load(schema_in(tmp_path))
     assert table.test is None
     assert table.train.labels.tolist() == [1, 0, 0]
@@ -374,7 +374,7 @@ def test_a_table_of_ones_own(tmp_path):
     assert table.schema.sensitive == ("sex",)
 
 
-def test_features_are_learned_from_training_rows_alone(tmp_path):
+def test_encoder_learns_from_training_rows_only(tmp_path):
     test = "y,sex,age,code\nyes,d,1000,1\nno,m,40,2\nno,,,3\n"
     path = schema_in(tmp_path, schema='test = "test.csv"\n' + SCHEMA, test=test)
     table = tables.load(path)
@@ -384,7 +384,7 @@ def test_features_are_learned_from_training_rows_alone(tmp_path):
     assert encoder.transform(table.test).tolist() == [[96, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0]]
 
 
-def test_a_column_that_says_nothing_is_zero(tmp_path):
+def test_encoder_maps_empty_column_to_zero(tmp_path):
     rows = "y,sex,age,code\nyes,f,?,1\nno,f,?,2\n"
     table = tables.load(schema_in(tmp_path, rows=rows))
     assert tables.Encoder(table.train).transform(table.train).tolist() == [[0, 1], [0, 1]]
@@ -403,7 +403,7 @@ def test_a_column_that_says_nothing_is_zero(tmp_path):
         ('y,sex,age,code\nyes,"f"f,1,1\n', "line 2: ',' expected after '\"'"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(tmp_path, rows, message):
+def test_load_table_with_invalid_rows_is_refused(tmp_path, rows, message):
     with pytest.raises(ConfigurationError, match=message):
         tables.load(schema_in(tmp_path, rows=rows))
 
@@ -422,12 +422,12 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, rows, message):
         ("rows", "own.toml: "),
     ],
 )
-def test_schemas_that_make_no_sense_are_refused(tmp_path, schema, message):
+def test_load_table_with_invalid_schema_is_refused(tmp_path, schema, message):
     with pytest.raises(ConfigurationError, match=message):
         tables.load(schema_in(tmp_path, schema))
 
 
-def test_tables_that_are_not_there(tmp_path):
+def test_load_of_missing_table_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match=r"no schema 'law': name one of adult, bank, compas, or a \.toml file"):
         tables.load("law", str(tmp_path))
     with pytest.raises(
@@ -445,7 +445,7 @@ def test_tables_that_are_not_there(tmp_path):
         pytest.param("compas", 7_214, 0, 3_251, 19, marks=real("compas")),
     ],
 )
-def test_real_tables(name, train, test, positive, features):
+def test_load_real_tables_have_known_counts(name, train, test, positive, features):
     table = tables.load(name, REAL)
     assert (len(table.train), len(table.test or ())) == (train, test)
     assert table.train.labels.sum() == positive
@@ -471,13 +471,13 @@ def sim(capsys, *arguments):
     return code, out, err
 
 
-def test_the_command_says_which_sets_are_there(tmp_path, capsys):
+def test_data_check_lists_state_of_each_set(tmp_path, capsys):
     make_idx(tmp_path / "mnist")
     write(tmp_path / "cifar10" / "data_batch_1.bin", cifar_bytes(3))
     write(tmp_path / "cifar10" / "test_batch.bin", cifar_bytes(2))
     code, out, _ = sim(capsys, "--root", str(tmp_path), "--json")
     found = {about["name"]: about for about in json.loads(out)["sets"]}
-    assert code == 1  # what is there must be right
+    assert code == 1  # a present set must be valid
     assert {name: about["state"] for name, about in found.items()} == {
         "digits": "complete",
         "mnist": "wrong",
@@ -508,7 +508,7 @@ task = { shift = { name = "rotation", angles = [0, 90], sizes = [3, 2] } }
 """
 
 
-def test_the_command_says_what_each_node_gets(tmp_path, capsys):
+def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(SCENARIO)
     code, out, _ = sim(capsys, str(path), "--json", "--set", "seed=3")
@@ -531,14 +531,14 @@ def test_the_command_says_what_each_node_gets(tmp_path, capsys):
     assert lines[-1].split()[:5] == ["node-4", "1", "100", "40", "30"]
 
 
-def test_the_command_looks_at_tasks_without_classes_too(capsys):
+def test_data_check_accepts_tasks_without_classes(capsys):
     code, out, _ = sim(capsys, "dac-synthetic", "--set", "nodes=3")
     assert code == 0
     assert out.splitlines()[2].split() == ["node-0", "0", "50", "100", "1000"]
 
 
 @pytest.mark.slow
-def test_wrong_use_of_the_command(tmp_path, capsys, monkeypatch):
+def test_data_check_with_invalid_arguments_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     code, _, err = sim(capsys)
     assert code == 2
@@ -546,7 +546,7 @@ def test_wrong_use_of_the_command(tmp_path, capsys, monkeypatch):
     assert sim(capsys, "--only", "x")[0] == 2
     code, _, err = sim(capsys, "fairness-adult", "--root", str(tmp_path))
     assert code == 2
-    assert f"there is no {tmp_path / 'adult' / 'adult.data'}" in err  # and with a scenario it is read from there
+    assert f"there is no {tmp_path / 'adult' / 'adult.data'}" in err  # a scenario reads from the given root, too
     assert "P2PFL_DATA" not in os.environ
     code, _, err = sim(capsys, "digits-gossip", "--set", "nodes=2000", "--set", "task.labels=10")
     assert code == 2

@@ -42,9 +42,9 @@ def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-# Measures by hand: eight people of two groups
-#   group 0: labels 1 1 0 0, decisions 1 0 0 0: rate 1/4, of the positive ones 1/2, of the negative ones 0
-#   group 1: labels 1 0 0 0, decisions 1 1 1 0: rate 3/4, of the positive ones 1, of the negative ones 2/3
+# Measures by hand: eight people in two groups
+#   group 0: labels 1 1 0 0, decisions 1 0 0 0: rate 1/4, true positive rate 1/2, false positive rate 0
+#   group 1: labels 1 0 0 0, decisions 1 1 1 0: rate 3/4, true positive rate 1, false positive rate 2/3
 
 GROUPS = tensor(0, 0, 0, 0, 1, 1, 1, 1)
 LABELS = tensor(1, 1, 0, 0, 1, 0, 0, 0)
@@ -55,23 +55,23 @@ DECISIONS = tensor(1, 0, 0, 0, 1, 1, 1, 0)
     ("measure", "between", "from_mean"),
     [
         (demographic_parity, 1 / 2, 1 / 4),
-        (equal_opportunity, 1 / 2, 1 / 3),  # 2 of 3 positive ones are found: 1/2 and 1 against 2/3
-        (equalised_odds, 2 / 3, 2 / 5),  # 2 of 5 negative ones are taken: 0 and 2/3 against 2/5
+        (equal_opportunity, 1 / 2, 1 / 3),  # 2 of 3 positives are found: 1/2 and 1 against 2/3
+        (equalised_odds, 2 / 3, 2 / 5),  # 2 of 5 negatives are accepted: 0 and 2/3 against 2/5
     ],
 )
-def test_differences_of_two_groups_by_hand(measure, between, from_mean):
+def test_measures_of_two_groups_by_hand(measure, between, from_mean):
     assert measure(DECISIONS, LABELS, GROUPS, 2).item() == pytest.approx(between)
     assert measure(DECISIONS, LABELS, GROUPS, 2, "mean").item() == pytest.approx(from_mean)
 
 
-def test_of_more_groups_the_greatest_difference_counts():
-    groups, values = tensor(0, 0, 1, 1, 2, 2, 2, 2), tensor(1, 0, 1, 1, 0, 0, 0, 1)  # rates 1/2, 1, 1/4; 1/2 of all
+def test_measure_of_three_groups_is_greatest_difference():
+    groups, values = tensor(0, 0, 1, 1, 2, 2, 2, 2), tensor(1, 0, 1, 1, 0, 0, 0, 1)  # rates 1/2, 1, 1/4; overall 1/2
     assert demographic_parity(values, LABELS, groups, 3).item() == 0.75
     assert demographic_parity(values, LABELS, groups, 3, "mean").item() == 0.5
 
 
 @pytest.mark.parametrize("against", ["groups", "mean"])
-def test_a_group_without_samples_takes_no_part(against):
+def test_measure_ignores_group_without_samples(against):
     groups, values = tensor(0, 0, 0, 0, 2, 2, 2, 2), DECISIONS
     expected = demographic_parity(DECISIONS, LABELS, GROUPS, 2, against)
     assert demographic_parity(values, LABELS, groups, 5, against) == expected
@@ -81,14 +81,14 @@ def test_a_group_without_samples_takes_no_part(against):
             assert measure(values, LABELS, alone, count).item() == 0
 
 
-def test_without_positive_samples_opportunities_are_equal():
+def test_equal_opportunity_without_positives_is_zero():
     none = torch.zeros(8, dtype=torch.float64)
     for count in (2, 3):
         for against in ("groups", "mean"):
             assert equal_opportunity(DECISIONS, none, GROUPS, count, against).item() == 0
 
 
-def test_the_relaxation_by_hand():
+def test_relax_and_decide_by_hand():
     found = relax(tensor(0.0, 0.5, 0.75, 1.0), 2.0)
     assert found.tolist() == pytest.approx([0.5, 0.5, np.tanh(1) / 2 + 0.5, np.tanh(2) / 2 + 0.5])
     assert decide(tensor(0.0, 0.5, 0.51, 1.0)).tolist() == [0, 0, 1, 1]
@@ -96,26 +96,26 @@ def test_the_relaxation_by_hand():
     assert sharp.tolist() == pytest.approx([0.5, 1, 0.5, 1])
 
 
-def test_the_relaxed_difference_is_half_of_the_exact_one_where_it_is_sharp():
+def test_sharp_relaxed_difference_is_half_of_exact_one():
     probabilities = 0.2 + 0.6 * DECISIONS
     for measure in MEASURES.values():
         half = measure(DECISIONS, LABELS, GROUPS, 2) / 2
         assert measure(relax(probabilities, 1e4), LABELS, GROUPS, 2).item() == pytest.approx(half.item())
 
 
-def test_praffls_loss_by_hand():
+def test_covariance_loss_by_hand():
     """a = (0, 0, 1), mean 1/3; f = (.1, .4, .7), mean .4: squares of 1/3 .3, 0, 2/3 .3."""
     found = covariance_loss(tensor(0.1, 0.4, 0.7), tensor(0, 0, 1), 2)
     assert found.item() == pytest.approx((0.1**2 + 0.2**2) / 3)
     assert covariance_loss(tensor(0.4, 0.4, 0.4), tensor(0, 1, 1), 2).item() == pytest.approx(0, abs=1e-20)
-    # Three groups: each against the others. Of the first (1, 0, 0), mean 1/3: 2/3 .3, 0, 1/3 .3; and so on.
+    # Three groups, each against the others. For the first (1, 0, 0), mean 1/3: 2/3 .3, 0, 1/3 .3; and so on.
     third = covariance_loss(tensor(0.1, 0.4, 0.7), tensor(0, 1, 2), 3)
     assert third.item() == pytest.approx((2 * (0.2**2 + 0.1**2) + 2 * 0.1**2) / 9)
 
 
 @pytest.mark.slow
 @given(st.integers(2, 5), st.integers(0, 2**31))
-def test_differences_are_between_0_and_1_and_do_not_depend_on_numbers_of_groups(count, seed):
+def test_measure_is_bounded_and_ignores_group_numbering(count, seed):
     rng = np.random.default_rng(seed)
     values, labels = torch.tensor(rng.random(12)), torch.tensor(rng.integers(0, 2, 12))
     groups = rng.integers(0, count, 12)
@@ -133,7 +133,7 @@ def test_differences_are_between_0_and_1_and_do_not_depend_on_numbers_of_groups(
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("measure", MEASURES)
-def test_gradients_are_those_of_finite_differences(measure, count):
+def test_measure_gradients_equal_finite_differences(measure, count):
     rng = np.random.default_rng(3)
     logits, labels = torch.tensor(rng.normal(0.5, 1, 30)), torch.tensor(rng.integers(0, 2, 30))
     groups = torch.tensor(rng.integers(0, count, 30))
@@ -152,7 +152,7 @@ def test_gradients_are_those_of_finite_differences(measure, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
-def test_gradients_are_finite_where_groups_are_empty(count):
+def test_measure_gradients_of_empty_groups_are_finite(count):
     labels, groups = torch.zeros(4), torch.zeros(4)
     for measure in MEASURES.values():
         for against in ("groups", "mean"):
@@ -160,7 +160,7 @@ def test_gradients_are_finite_where_groups_are_empty(count):
             assert found.isfinite().all()
 
 
-def test_models_that_learned_nothing_are_left_out():
+def test_has_converged_rejects_trivially_fair_models():
     assert has_converged(np.array([0.5, 0.999, 0.9991, 1.0])).tolist() == [True, True, False, False]
     assert has_converged(np.array([[1.0, 0.9], [1.0, 1.0]])).tolist() == [True, False]
 
@@ -185,7 +185,7 @@ def difference(some, others):
     return max(np.abs(a - b).max() / np.abs(a).max() for a, b in zip(some, others, strict=True))
 
 
-def test_a_node_has_its_part_of_the_rows_and_says_what_it_wants():
+def test_fairness_task_has_own_rows_and_goals():
     tasks = [node(k) for k in range(NODES)]
     assert goals_of(tasks[0]) == {"accuracy": True, "parity_z": True}
     assert [len(task.data["test"].x) for task in tasks] == [45] * 4
@@ -198,7 +198,7 @@ def test_a_node_has_its_part_of_the_rows_and_says_what_it_wants():
     assert len(seen) == 600
 
 
-def test_all_nodes_may_be_judged_on_the_same_samples():
+def test_fairness_task_judged_on_all_shares_test_samples():
     first, second = node(0, judged_on="all"), node(1, judged_on="all")
     assert first.data["test"].x is second.data["test"].x
     assert len(first.data["test"].x) == 180
@@ -206,7 +206,7 @@ def test_all_nodes_may_be_judged_on_the_same_samples():
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_losses_are_one_before_training(measure):
+def test_normalised_losses_are_one_before_training(measure):
     tasks = [node(k, measure=measure) for k in range(NODES)]
     x, y = (torch.cat([task.data["train"][part] for task in tasks]) for part in (0, 1))
     module = tasks[0].module()
@@ -215,7 +215,7 @@ def test_losses_are_one_before_training(measure):
     assert all(task.objectives == tasks[0].objectives for task in tasks)
 
 
-def test_the_objectives_by_hand():
+def test_fairness_objectives_by_hand():
     task = node(normalise=False, share=0.5, sharpness=2.0)
     outputs, targets = torch.tensor([[2.0], [-1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     entropy = (np.log1p(np.exp(-2)) + np.log1p(np.exp(-1))) / 2
@@ -226,7 +226,7 @@ def test_the_objectives_by_hand():
     assert praffl.objectives.losses(outputs, targets).tolist() == pytest.approx([entropy, away**2])
 
 
-def test_what_is_reported_is_exact():
+def test_fairness_figures_use_exact_decisions():
     task = node(share=0.0, normalise=False, preference=[1.0, 0.0], against="mean")
     outputs = torch.tensor([[2.0], [0.1], [-1.0], [-3.0]])
     targets = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
@@ -241,7 +241,7 @@ def test_what_is_reported_is_exact():
 
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("options", [{}, {"kind": "covariance"}, {"measure": "equalised-odds"}])
-def test_nodes_are_stacked_as_if_alone(kind, options):
+def test_fairness_stacked_equals_one_by_one(kind, options):
     tasks = [node(k, **options) for k in range(NODES)]
     alone, together = crew("one by one", tasks), crew(kind, tasks)
     assert isinstance(together.kernel, DenseKernel) == (kind == "dense")
@@ -257,13 +257,13 @@ def test_nodes_are_stacked_as_if_alone(kind, options):
 
 
 @pytest.mark.slow
-def test_who_wants_fairness_gets_it_and_pays_with_accuracy():
+def test_fairness_preference_trades_accuracy_for_parity():
     scenario = {"nodes": 3, "rounds": 8, "task": {"name": "fairness"} | SMALL | {"rows": 3000}, "policy": {"name": "fedavg"}}
     found = []
     for weight in (1.0, 0.1):
         scenario["task"]["preference"] = [weight, 1 - weight]
         (run,) = simulate(scenario)
-        assert not run.notes  # they were trained as one stack
+        assert not run.notes  # all nodes were trained as one stack
         found.append(np.mean(run.summary["objectives"]["nodes"], axis=0))
     accurate, fair = found
     assert accurate[0] > 0.82
@@ -272,8 +272,8 @@ def test_who_wants_fairness_gets_it_and_pays_with_accuracy():
     assert fair[1] > 0.85
 
 
-def test_a_front_has_no_model_that_learned_nothing():
-    """Nodes that want fairness alone take nobody, or everybody: that is fair, and no solution."""
+def test_front_leaves_out_trivially_fair_models():
+    """Nodes that prefer only fairness accept no one or everyone: that is fair, but no solution."""
     groups = {"name": "groups", "weights": [[1.0, 0.0], [0.0, 1.0]]}
     task = {"name": "fairness", "share": 0.0, "normalise": False, "preferences": groups} | SMALL
     (run,) = simulate({"nodes": 4, "rounds": 2, "task": task, "policy": {"name": "local"}})
@@ -287,13 +287,13 @@ def test_a_front_has_no_model_that_learned_nothing():
     assert found["hypervolume"] == pytest.approx(hypervolume(points[:2], [0, 0]))
 
 
-def test_columns_say_what_was_measured():
+def test_goal_names_contain_the_measure():
     assert list(goals_of(node(measure="equalised-odds"))) == ["accuracy", "odds_z"]
     assert list(goals_of(node(measure="equal-opportunity"))) == ["accuracy", "opportunity_z"]
 
 
 @pytest.mark.slow
-def test_a_table_that_nobody_knew_runs_without_code(tmp_path):
+def test_unknown_table_with_schema_runs_without_code(tmp_path):
     rng = np.random.default_rng(0)
     born, paid = rng.integers(1950, 2005, 400), rng.normal(30, 5, 400)
     good = rng.random(400) < 1 / (1 + np.exp(-(paid - 30 + (born < 1980) * 4)))
@@ -328,7 +328,7 @@ def test_a_table_that_nobody_knew_runs_without_code(tmp_path):
     assert 0.4 < run["objectives"]["hypervolume"] < 1
 
 
-def test_features_are_fitted_on_what_all_nodes_train_on_and_on_nothing_else(tmp_path):
+def test_features_are_fitted_on_training_rows_of_all_nodes(tmp_path):
     rng = np.random.default_rng(1)
     rows = [f"{rng.normal(5, 2):.3f},{'ab'[k % 2]},{k % 3 % 2}" for k in range(90)]
     (tmp_path / "train.csv").write_text("\n".join(["x,g,y", *rows]))
@@ -340,7 +340,7 @@ def test_features_are_fitted_on_what_all_nodes_train_on_and_on_nothing_else(tmp_
     options = {"data": str(tmp_path / "own.toml"), "validation": 0.2}
     tasks = [make_task("fairness", options, Part(k, 3), 0) for k in range(3)]
     trained = torch.cat([task.data["train"].x for task in tasks])
-    assert trained.shape == (72, 3)  # a number, and the categories a and b; c is nobody's that trains
+    assert trained.shape == (72, 3)  # a number, and the categories a and b; c is in no training row
     assert trained[:, 0].mean().item() == pytest.approx(0, abs=1e-6)
     assert trained[:, 0].std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
     held = torch.cat([task.data["validation"].x for task in tasks])
@@ -350,11 +350,11 @@ def test_features_are_fitted_on_what_all_nodes_train_on_and_on_nothing_else(tmp_
 
 
 @pytest.mark.slow
-def test_the_scenario_pools_ten_runs_in_each_row_of_the_dissertations_tables():
+def test_fairness_adult_scenario_pools_ten_runs_per_row():
     file = load("fairness-adult")
     rows = file.rows()
     figures = {name: runs[0].paper for name, runs in rows.items()}
-    # Of tables 5.2, 5.3, 5.4 and 5.5 one figure each.
+    # One figure from each of the tables 5.2, 5.3, 5.4 and 5.5.
     assert figures["DEO sex homogeneous/cfl"] == 0.687
     assert figures["DDP race homogeneous/fedprox"] == 0.799
     assert figures["DEO race heterogeneous/local"] == 0.802
@@ -386,13 +386,13 @@ def test_the_scenario_pools_ten_runs_in_each_row_of_the_dissertations_tables():
         ({"batch_size": 0}, "batch_size must be 1 or more"),
     ],
 )
-def test_options_that_make_no_sense_say_so(options, words):
+def test_fairness_task_refuses_invalid_options(options, words):
     with pytest.raises(ConfigurationError, match=words):
         node(**options | ({"rows": 0} if "data" in options else {}))
 
 
-def test_an_objective_of_nothing_cannot_be_divided_by():
-    """The initial model takes nobody of this seed: the relaxed difference is exactly 0."""
+def test_fairness_task_with_zero_initial_objective_is_refused():
+    """The initial model of this seed accepts no one: the relaxed difference is exactly 0."""
     with pytest.raises(ConfigurationError, match="an objective is 0 before training"):
         make_task("fairness", SMALL | {"share": 0.0, "rows": 2, "test": 0.0, "validation": 0.0}, Part(0, 1), 0)
 
@@ -420,7 +420,7 @@ y = "label"
         ("x,g,y", "{k},{k},{y}", "'g' is of numbers: say groups.g in the schema file"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said(tmp_path, header, row, words):
+def test_fairness_task_with_invalid_table_reports_reason(tmp_path, header, row, words):
     rows = [row.format(k=k, g="ab"[k % 2], y=k % 3 % 2) for k in range(30)]
     (tmp_path / "odd.csv").write_text("\n".join([header, *(each for each in rows if each)]))
     (tmp_path / "odd.toml").write_text(ODD)
@@ -439,7 +439,7 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path, header, row, words):
         "{k},{h},{y}",  # some groups are missing, or not at the node
     ],
 )
-def test_odd_tables_are_learned(tmp_path, row):
+def test_fairness_task_learns_from_unusual_tables(tmp_path, row):
     rows = [
         row.format(k=k, g="ab"[k % 2], h="c" if k == 7 else "ab"[k % 2] if k % 5 else "", y=k % 3 % 2) for k in range(40)
     ]
@@ -464,7 +464,7 @@ def test_odd_tables_are_learned(tmp_path, row):
         ("compas", "sex+race", "older", [[0, 1], [1, 0]], 7_214),
     ],
 )
-def test_the_tables_of_praffl_are_divided_as_by_its_authors(data, sensitive, by, shares, rows):
+def test_real_tables_are_divided_as_in_praffl(data, sensitive, by, shares, rows):
     if not (Path(REAL) / data).is_dir():
         pytest.skip(f"P2PFL_DATA has no {data}")
     options = {"data": data, "sensitive": [sensitive], "official": False, "kind": "covariance", "normalise": False}
@@ -481,7 +481,7 @@ def test_the_tables_of_praffl_are_divided_as_by_its_authors(data, sensitive, by,
 
 @pytest.mark.slow
 @ADULT
-def test_adult_with_two_attributes():
+def test_real_adult_with_two_attributes_is_learned():
     tasks = [make_task("fairness", {"data": "adult", "preference": [0.6, 0.2, 0.2]}, Part(k, 10), 0) for k in (0, 9)]
     assert goals_of(tasks[0]) == {"accuracy": True, "parity_sex": True, "parity_race": True}
     assert sum(len(split.x) for split in tasks[0].data.values()) == 3257 + 1629  # tenths of 32,561 and of 16,281

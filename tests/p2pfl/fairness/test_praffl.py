@@ -53,7 +53,7 @@ def trained(task, rounds=1, **changes):
 # The model and its losses
 
 
-def test_a_head_that_is_computed_as_one_affine_map_is_the_module_that_answers():
+def test_head_as_affine_map_equals_module_for_preference():
     task = task_of()
     params, x = trained(task), task.data["test"].x
     tensors = {name: torch.from_numpy(array) for name, array in task.layout.unflatten(params).items()}
@@ -67,7 +67,7 @@ def test_a_head_that_is_computed_as_one_affine_map_is_the_module_that_answers():
             torch.testing.assert_close(module.get_submodule("head").get_parameter(name), part)
 
 
-def test_psi_has_relu_after_both_layers_and_a_head_has_none():
+def test_body_has_relu_after_both_layers_and_head_has_none():
     module = task_of().model_for(trained(task_of()), [0.5, 0.5])
     assert [type(part) for part in module.get_submodule("body")] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]
     assert [(part.in_features, part.out_features) for part in module.get_submodule("head")] == [
@@ -80,7 +80,7 @@ def test_psi_has_relu_after_both_layers_and_a_head_has_none():
 
 @given(st.integers(2, 4), st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
-def test_losses_and_measures_of_many_models_are_those_of_each(groups, seed):
+def test_batched_losses_and_measures_equal_single_ones(groups, seed):
     rng = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(12, 5, generator=rng)
     labels = torch.randint(2, (12,), generator=rng).float()
@@ -97,7 +97,7 @@ def test_losses_and_measures_of_many_models_are_those_of_each(groups, seed):
         torch.testing.assert_close(found[k], torch.stack([(decisions != labels).float().mean(), disparity]))
 
 
-def test_preferences_are_equally_spaced():
+def test_spread_preferences_are_equally_spaced():
     assert spread(3).tolist() == [[0, 1], [0.5, 0.5], [1, 0]]
     assert spread(1).tolist() == [[0.5, 0.5]]
 
@@ -106,19 +106,19 @@ def test_preferences_are_equally_spaced():
 
 
 def parts_of(task, params):
-    """psi, and the hypernetwork."""
+    """The body psi and the hypernetwork."""
     shared = task.layout.shared.size
     return params[:shared], params[shared:]
 
 
-def test_each_phase_trains_one_part():
+def test_each_training_phase_changes_one_part():
     for options, changed in (({"personal": 0}, (True, False)), ({"communicated": 0}, (False, True))):
         task = task_of(**options)
         before, after = parts_of(task, task.initial(0)), parts_of(task, trained(task))
         assert tuple(not np.array_equal(old, new) for old, new in zip(before, after, strict=True)) == changed
 
 
-def test_training_is_pure_and_its_draws_are_of_the_round():
+def test_praffl_training_is_pure_and_seeded_by_round():
     task = task_of()
     learner, params = task.learner(RandomStreams(0, "a")), task.initial(0)
     kept = params.copy()
@@ -128,7 +128,7 @@ def test_training_is_pure_and_its_draws_are_of_the_round():
     assert params.tobytes() == kept.tobytes()
 
 
-def test_the_proximal_term_draws_psi_to_the_anchor():
+def test_proximal_term_pulls_body_to_the_anchor():
     task = task_of(optimizer={"name": "sgd", "lr": 0.1}, personal=0)
     anchor = np.zeros_like(task.initial(0))
     free, held = (parts_of(task, trained(task, proximal=term)) for term in (None, (10.0, anchor)))
@@ -137,7 +137,7 @@ def test_the_proximal_term_draws_psi_to_the_anchor():
 
 
 @pytest.mark.slow
-def test_after_training_a_preference_decides_between_performance_and_fairness():
+def test_trained_preference_trades_accuracy_for_fairness():
     task = make_task("praffl", {"communicated": 10, "personal": 10, "measured": 100}, Part(0, 3), 0)
     params = trained(task, rounds=3)
     x, labels, groups = task.data["test"]
@@ -163,7 +163,7 @@ def test_after_training_a_preference_decides_between_performance_and_fairness():
     assert learner.loss([params], split="test").tolist() == [figures["test_loss"]]
 
 
-def test_a_plain_classifier_is_measured_by_the_one_point_that_it_has():
+def test_single_model_is_measured_by_one_point():
     task = task_of(model="single")
     params = task.learner(RandomStreams(0, "a")).train(task.initial(0), round=1, epochs=30)
     (figures,) = task.learner(RandomStreams(0, "a")).evaluate([params], ["test"])
@@ -185,7 +185,7 @@ def test_a_plain_classifier_is_measured_by_the_one_point_that_it_has():
         ({"sensitive": "age"}, "unknown sensitive attribute 'age'"),
     ],
 )
-def test_options_that_make_no_sense_say_so(options, message):
+def test_praffl_task_refuses_invalid_options(options, message):
     with pytest.raises(ConfigurationError, match=message):
         task_of(**options)
 
@@ -199,7 +199,7 @@ def small(part, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [lambda: Random(neighbours=2), CoordinatedFedAvg], ids=["gossip", "coordinated"])
-def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeypatch):
+def test_frames_contain_no_hypernetwork_or_preference(policy, monkeypatch):
     frames, trainings = [], []
     compute = PrafflLearner.compute
 
@@ -228,7 +228,7 @@ def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeyp
     run_virtually(scenario())
     wire = b"\0".join(frames)
     assert len(trainings) == 6
-    # What was trained is seen, but for what a coordinator submits to itself.
+    # Frames contain the trained bodies, except those that a coordinator submits to itself.
     assert sum(parts_of(learner.task, params)[0].tobytes() in wire for learner, _, params in trainings) >= 4
     for learner, round, params in trainings:
         private = np.concatenate([parts_of(learner.task, model)[1] for model in (learner.task.initial(0), params)])
@@ -242,7 +242,7 @@ def test_no_frame_has_anything_of_a_hypernetwork_or_a_preference(policy, monkeyp
 
 
 @pytest.mark.parametrize("policy", ["fedavg", "coordinated-fedavg", "dac", "matfl"])
-def test_any_policy_averages_psi_and_keeps_the_hypernetworks_apart(policy):
+def test_policies_average_body_and_keep_hypernetworks_private(policy):
     table = {"nodes": 3, "rounds": 2, "task": {"name": "praffl", **SMALL}, "policy": {"name": policy}}
     done = run(resolve(table, [], "test", ".").runs[0])
     shared = {node.me.params.tobytes() for node in done.nodes.values()}
@@ -256,7 +256,7 @@ def test_any_policy_averages_psi_and_keeps_the_hypernetworks_apart(policy):
 
 
 @pytest.mark.slow
-def test_the_report_has_the_front_of_each_nodes_answers_in_each_run(tmp_path):
+def test_report_shows_front_of_each_node_in_each_run(tmp_path):
     table = {"nodes": 2, "rounds": 1, "task": {"name": "praffl", **SMALL}, "policy": {"name": "local"}}
     rows = [{"name": "local"}, {"name": "all", "policy": {"name": "fedavg"}}, {"name": "plain", "task": {"model": "single"}}]
     file = resolve(table | {"run": rows}, [], "test", ".")
@@ -287,7 +287,7 @@ def test_the_report_has_the_front_of_each_nodes_answers_in_each_run(tmp_path):
 
 
 @pytest.mark.parametrize("weights", [[0.3], [0.3, 0.3, 0.4], [-0.5, 1.5], [0.5, 0.6], [float("nan"), 1.0]])
-def test_what_is_no_preference_has_no_answer(weights):
+def test_model_for_invalid_preference_is_refused(weights):
     task = task_of()
     with pytest.raises(ConfigurationError, match="the preference must"):
         task.model_for(task.initial(0), weights)
@@ -295,7 +295,7 @@ def test_what_is_no_preference_has_no_answer(weights):
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    """The folder of a node that has learned for a round."""
+    """Folder of a node after one round."""
     folder = tmp_path_factory.mktemp("node") / "alice"
     assert main(["init", str(folder), "--task", "praffl", "--policy", "local", "--listen", "127.0.0.1:0"]) == 0
     given = [item for key, value in SMALL.items() for item in ("--set", f"task.{key}={value}")]
@@ -303,7 +303,7 @@ def node(tmp_path_factory):
     return folder
 
 
-def test_a_node_writes_the_model_for_a_preference(node, tmp_path):
+def test_export_with_preference_writes_its_model(node, tmp_path):
     task = make_task("praffl", {}, Part(0, 1), 0)
     assert main(["export", str(node), str(tmp_path / "all.safetensors")]) == 0
     params = task.layout.flatten(load_file(tmp_path / "all.safetensors"))
@@ -317,7 +317,7 @@ def test_a_node_writes_the_model_for_a_preference(node, tmp_path):
 
 
 @pytest.mark.slow
-def test_onnxruntime_runs_the_model_for_a_preference(node, tmp_path):
+def test_onnx_export_with_preference_equals_module(node, tmp_path):
     task = make_task("praffl", {}, Part(0, 1), 0)
     assert main(["export", str(node), str(tmp_path / "all.safetensors")]) == 0
     assert main(["export", str(node), str(tmp_path / "one.onnx"), "--preference", "0.3,0.7"]) == 0
@@ -338,13 +338,13 @@ def test_onnxruntime_runs_the_model_for_a_preference(node, tmp_path):
         ("model.onnx", [], "the node has a model for each preference: say which with --preference, such as 0.3,0.7"),
     ],
 )
-def test_a_preference_that_cannot_be_met_is_refused(node, tmp_path, file, options, message, capsys):
+def test_export_with_invalid_preference_is_refused(node, tmp_path, file, options, message, capsys):
     assert main(["export", str(node), str(tmp_path / file), *options]) == 2
     assert capsys.readouterr().err == f"{message}\n"
     assert not list(tmp_path.iterdir())
 
 
-def test_a_task_with_one_model_has_no_preference():
+def test_export_preference_of_single_model_task_is_refused():
     with pytest.raises(ConfigurationError, match="has one model, and none for each preference: leave --preference out"):
         encoder_for(make_task("digits", {}, Part(0, 1), 0), False, [0.3, 0.7])
 
@@ -353,11 +353,11 @@ def test_a_task_with_one_model_has_no_preference():
 
 
 @pytest.mark.slow
-def test_on_synthetic_a_training_covers_the_front_that_a_classifier_misses():
-    """Row 3 of table 3, of which the paper has .763; with one seed."""
+def test_praffl_on_synthetic_beats_fedavg_front():
+    """Row 3 of table 3 with one seed; the paper reports 0.763."""
     file = load("praffl-synthetic", ["form=short"])
     rows = {name: next(each for each in file.runs if each.name == name) for name in ("3 clients/praffl", "3 clients/fedavg")}
-    rows["3 clients/fedavg"] = replace(rows["3 clients/fedavg"], rounds=2)  # which is as good as 10
+    rows["3 clients/fedavg"] = replace(rows["3 clients/fedavg"], rounds=2)  # as good as 10 rounds
     results = {name: run(scenario).recorder.results.values() for name, scenario in rows.items()}
 
     def mean(name, figure):

@@ -25,7 +25,7 @@ CREWS = ("one by one", "dense", "vmap")
 
 @pytest.mark.parametrize("classes", [2, 15, 16])
 @pytest.mark.parametrize("n", [1, 255, 256, 700])
-def test_the_cross_entropy_is_torchs_at_every_size(n, classes):
+def test_cross_entropy_equals_torch_at_every_size(n, classes):
     rng = torch.Generator().manual_seed(n)
     outputs = (20 * torch.randn(n, classes, generator=rng)).requires_grad_()
     targets = torch.randint(0, classes, (n,), generator=rng)
@@ -35,7 +35,7 @@ def test_the_cross_entropy_is_torchs_at_every_size(n, classes):
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
 
 
-def test_what_a_module_does_not_use_is_not_trained():
+def test_training_leaves_unused_parameters_unchanged():
     class Half(nn.Module):
         def __init__(self):
             super().__init__()
@@ -127,19 +127,19 @@ OPTIONS = [
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, 0.9, 0.01), Adam(0.01), Adam(0.01, weight_decay=0.1)])
-def test_stacked_equals_one_by_one(kind, options, optimizer):
+def test_stacked_training_equals_one_by_one(kind, options, optimizer):
     expected = crew("one by one", optimizer=optimizer).compute(jobs(**options))
     assert difference(expected, crew(kind, optimizer=optimizer).compute(jobs(**options))) < 1e-5
 
 
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("module", [linear, tanh_chain])
-def test_other_chains_equal_one_by_one(kind, module):
+def test_stacked_training_of_other_chains_equals_one_by_one(kind, module):
     expected = crew("one by one", module).compute(jobs(module))
     assert difference(expected, crew(kind, module).compute(jobs(module))) < 1e-5
 
 
-def test_a_module_of_the_users_own_equals_one_by_one():
+def test_stacked_training_of_custom_module_equals_one_by_one():
     expected = crew("one by one", Own).compute(jobs(Own))
     stacked = crew("dense", Own)
     assert isinstance(stacked.kernel, VmapKernel)
@@ -149,35 +149,35 @@ def test_a_module_of_the_users_own_equals_one_by_one():
 
 
 @pytest.mark.parametrize("rule", [Lookahead(0.05), Mixture(0.3, models(1, Own, 9)[0]), Aligned(0.5, models(1, Own, 9)[0])])
-def test_by_rules_too_and_what_is_frozen_stays(rule):
+def test_vmap_training_with_rules_keeps_frozen_parameters(rule):
     expected = crew("one by one", Own).compute(jobs(Own, rule=rule))
     assert difference(expected, crew("vmap", Own).compute(jobs(Own, rule=rule))) < 1e-5
     assert all((after[-3:] == job.query.params[-3:]).all() for after, job in zip(expected, jobs(Own), strict=True))
     assert all((after != job.query.params).any() for after, job in zip(expected, jobs(Own), strict=True))
 
 
-def test_nodes_of_a_stack_may_follow_different_rules():
+def test_stacked_training_allows_different_rules():
     rules = [None, Lookahead(0.05), Lookahead(0.5), Mixture(0.3, models(seed=9)[0]), Mixture(0.9, models(seed=8)[0])]
     rules += [Descent(0.1), Descent(0.2)]
     asked = [NodeQuery(k, Train(model, 1, rule=rule)) for k, (model, rule) in enumerate(zip(models(), rules, strict=True))]
     assert difference(crew("one by one").compute(asked), crew("dense").compute(asked)) < 1e-5
 
 
-def test_chains_of_linear_layers_have_their_own_gradient():
+def test_chains_of_linear_layers_use_the_dense_kernel():
     assert isinstance(crew("dense", mlp).kernel, DenseKernel)
     assert isinstance(crew("dense", tanh_chain).kernel, DenseKernel)
     assert isinstance(crew("dense", linear).kernel, DenseKernel)
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_a_subset_trains_as_the_whole(kind):
+def test_training_of_a_subset_equals_the_whole(kind):
     some = [jobs()[k] for k in (6, 2, 4)]
     whole, part = crew(kind).compute(jobs()), crew(kind).compute(some)
     assert difference([whole[6], whole[2], whole[4]], part) < 1e-6
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_the_order_of_jobs_changes_nothing(kind):
+def test_training_ignores_order_of_jobs(kind):
     forward, backward = crew(kind).compute(jobs()), crew(kind).compute(jobs()[::-1])
     assert all((a == b).all() for a, b in zip(forward, backward[::-1], strict=True))
 
@@ -194,7 +194,7 @@ def test_training_is_pure(kind):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_what_training_returned_is_not_written_later(kind):
+def test_trained_models_are_not_overwritten_later(kind):
     team = crew(kind)
     first = team.compute(jobs())
     kept = [params.copy() for params in first]
@@ -204,7 +204,7 @@ def test_what_training_returned_is_not_written_later(kind):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_round_and_purpose_name_the_draws(kind):
+def test_training_draws_depend_on_round_and_purpose(kind):
     model = models()[0]
     trained = [
         crew(kind).compute([NodeQuery(5, Train(model, r, purpose=p))])[0]
@@ -215,7 +215,7 @@ def test_round_and_purpose_name_the_draws(kind):
     assert (trained[0] != trained[2]).any()
 
 
-def test_one_by_one_is_what_pytorch_does():
+def test_training_one_by_one_equals_pytorch():
     this = task(mlp, 16, 3)
     model = models(1)[0]
     (trained,) = SequentialLearner([this.learner(RandomStreams(0, "a"))]).compute([NodeQuery(0, Train(model, 1, epochs=3))])
@@ -230,7 +230,7 @@ def test_one_by_one_is_what_pytorch_does():
     assert np.abs(trained - expected).max() < 1e-6
 
 
-def test_adam_is_pytorchs_adam():
+def test_adam_equals_pytorch_adam():
     torch.manual_seed(0)
     ours, theirs = torch.randn(4), None
     theirs = ours.clone().requires_grad_()
@@ -249,7 +249,7 @@ def test_adam_is_pytorchs_adam():
 
 @pytest.mark.parametrize("kind", CREWS)
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_losses_of_several_models(kind, split):
+def test_losses_of_several_models_equal_one_by_one(kind, split):
     stacks = [models(1 + k % 3, seed=k) for k in range(NODES)]
     asked = [NodeQuery(k, Loss(stack, split)) for k, stack in enumerate(stacks)]
     expected = crew("one by one").compute(asked)
@@ -259,7 +259,7 @@ def test_losses_of_several_models(kind, split):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_metrics_of_several_models(kind):
+def test_metrics_of_several_models_equal_one_by_one(kind):
     asked = [NodeQuery(k, Evaluate(models(2, seed=k), ("validation", "test"))) for k in range(NODES)]
     expected, found = crew("one by one").compute(asked), crew(kind).compute(asked)
     for a, b in zip(expected, found, strict=True):
@@ -269,7 +269,7 @@ def test_metrics_of_several_models(kind):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_data_that_nodes_share_is_evaluated_for_each(kind):
+def test_evaluation_of_shared_data_equals_one_by_one(kind):
     shared = task(mlp, 8, 0)
     learners = [shared.learner(RandomStreams(0, f"node-{k}")) for k in range(5)]
     for other in learners[1:]:
@@ -283,7 +283,7 @@ def test_data_that_nodes_share_is_evaluated_for_each(kind):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_a_split_that_is_missing_gives_no_metrics(kind):
+def test_evaluation_of_missing_split_gives_no_metrics(kind):
     data = (np.zeros((4, 6), np.float32), np.zeros(4))
     learners = [classification(mlp, data).learner(RandomStreams(0, f"node-{k}")) for k in range(3)]
     team = SequentialLearner(learners) if kind == "one by one" else BatchedLearner(learners, dense=kind == "dense")
@@ -292,17 +292,17 @@ def test_a_split_that_is_missing_gives_no_metrics(kind):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_means(kind):
+def test_mean_query_returns_weighted_means(kind):
     team = crew(kind)
     trained = team.compute(jobs())
-    for stock in (trained, models(seed=9)):  # models that were made together, and others
+    for stock in (trained, models(seed=9)):  # models of one stack, and separate ones
         asked = [NodeQuery(k, Mean([stock[k], stock[(k + 1) % 7]], [0.25, 0.75])) for k in range(7)]
         expected = [0.25 * stock[k] + 0.75 * stock[(k + 1) % 7] for k in range(7)]
         assert difference(expected, team.compute(asked)) < 1e-6
         assert difference(expected[:1], team.compute(asked[:1])) < 1e-6
 
 
-# What cannot be stacked, and what cannot be trained
+# Modules that cannot be stacked, and training that fails
 
 
 class Dropping(nn.Sequential):
@@ -316,7 +316,7 @@ class Normed(nn.Sequential):
 
 
 @pytest.mark.parametrize("module", [Dropping, Normed])
-def test_modules_that_cannot_be_stacked_say_so(module):
+def test_stacking_of_unsuitable_modules_is_refused(module):
     with pytest.raises(ConfigurationError, match=r"cannot be stacked|changes its buffers"):
         crew("dense", module)
 
@@ -328,7 +328,7 @@ def test_random_layers_are_seeded_by_round_and_purpose():
     assert (learner.train(model, round=1) != learner.train(model, round=2)).any()
 
 
-def test_running_statistics_are_part_of_the_model_and_counts_are_not():
+def test_model_contains_running_statistics_but_no_counts():
     this = task(partial(Normed, momentum=None), 16, 0)  # statistics are the means of all batches, by their count
     learner = this.learner(RandomStreams(0, "a"))
     before = this.initial(0)
@@ -338,21 +338,21 @@ def test_running_statistics_are_part_of_the_model_and_counts_are_not():
     assert second["1.running_mean"] == pytest.approx(first["1.running_mean"] / 2, rel=1e-5)  # of its second batch
 
 
-def test_tasks_that_differ_cannot_be_stacked():
+def test_stacking_of_different_tasks_is_refused():
     learners = [task(mlp, 8, k, batch_size=4 + k).learner(RandomStreams(0, f"node-{k}")) for k in range(2)]
     with pytest.raises(ConfigurationError, match="differ in batch size"):
         BatchedLearner(learners)
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_training_that_diverges_names_the_node(kind):
+def test_diverging_training_names_the_node(kind):
     given = jobs()
     broken = NodeQuery(3, Train(np.full_like(given[3].query.params, 1e38), 4))
     with pytest.raises(DivergenceError, match="node-3 diverged in round 4"):
         crew(kind).compute([*given[:3], broken])
 
 
-def test_devices():
+def test_choose_device_refuses_unknown_device():
     assert choose_device("cpu").type == "cpu"
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
     with pytest.raises(ConfigurationError, match="known: auto, cpu, cuda, mps"):
@@ -363,7 +363,7 @@ def test_devices():
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_nodes_may_share_inputs_and_have_targets_of_their_own(kind):
+def test_nodes_may_share_inputs_but_not_targets(kind):
     x = torch.tensor(np.random.default_rng(0).normal(size=(8, 6)), dtype=torch.float32)
     tasks = [classification(mlp, (x, [k] * 8), (x, [k] * 8)) for k in range(3)]
     learners = [made.learner(RandomStreams(0, str(k))) for k, made in enumerate(tasks)]

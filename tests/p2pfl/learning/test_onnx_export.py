@@ -35,7 +35,7 @@ def expected(task, params, x):
 
 
 @pytest.mark.slow
-def test_a_node_writes_what_onnxruntime_runs(tmp_path, monkeypatch, capsys):
+def test_exported_onnx_model_runs_in_onnxruntime(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "alice", "--listen", "127.0.0.1:0"]) == 0
     assert main(["run", "alice", "--set", "rounds=2", "--set", "mdns=false"]) == 0
@@ -43,9 +43,9 @@ def test_a_node_writes_what_onnxruntime_runs(tmp_path, monkeypatch, capsys):
     assert main(["export", "alice", "model.onnx"]) == 0
     assert main(["export", "alice", "model.bin", "--format", "onnx"]) == 0
     assert main(["export", "alice", "model.onnx"]) == 2
-    said = capsys.readouterr()
-    assert said.err.endswith("model.onnx exists; --force overwrites it\n")
-    assert "to model.onnx" in said.out
+    printed = capsys.readouterr()
+    assert printed.err.endswith("model.onnx exists; --force overwrites it\n")
+    assert "to model.onnx" in printed.out
     assert (tmp_path / "model.bin").read_bytes() == (tmp_path / "model.onnx").read_bytes()
     task = make_task("digits", {}, Part(0, 1), 0)
     with safe_open("model.safetensors", "numpy") as file:
@@ -60,7 +60,7 @@ def test_a_node_writes_what_onnxruntime_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_module_with_batch_norm_has_what_it_has_learned_of_its_inputs():
+def test_onnx_of_batch_norm_contains_running_statistics():
     rng = np.random.default_rng(0)
     x, y = (5 + 3 * rng.normal(size=(40, 4))).astype(np.float32), rng.integers(3, size=40)
 
@@ -77,7 +77,7 @@ def test_a_module_with_batch_norm_has_what_it_has_learned_of_its_inputs():
 
 
 class Centred(nn.Module):
-    """It subtracts a mean that it has learned, and that its state_dict leaves out."""
+    """Module that subtracts a learned mean, which its state_dict omits."""
 
     def __init__(self):
         super().__init__()
@@ -89,7 +89,7 @@ class Centred(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_buffer_that_is_not_stored_with_a_module_is_exported():
+def test_onnx_contains_non_persistent_buffer():
     x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     task = classification(Centred, (x, np.arange(20) % 3))
     params = np.arange(task.layout.size, dtype=np.float32)
@@ -98,7 +98,7 @@ def test_a_buffer_that_is_not_stored_with_a_module_is_exported():
 
 
 @pytest.mark.slow
-def test_a_model_that_is_fair_is_a_module_as_any_other():
+def test_onnx_of_fairness_model_equals_module():
     task = make_task("fairness", {"data": "synthetic"}, Part(0, 2), 0)
     params = task.initial(0)
     x = task.data["test"].x[:50]
@@ -106,7 +106,7 @@ def test_a_model_that_is_fair_is_a_module_as_any_other():
     np.testing.assert_allclose(found, expected(task, params, x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_task_without_a_module_is_refused():
+def test_onnx_of_task_without_module_is_refused():
     task = make_task("deep-sea-treasure", {}, Part(0, 1), 0)
     with pytest.raises(ConfigurationError, match=r"has no torch module that ONNX could hold; export a \.safetensors file"):
         to_onnx(task, task.initial(0), ABOUT)
@@ -124,7 +124,7 @@ class TwoFaced(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_module_that_cannot_be_exported_is_refused_in_one_line(capfd):
+def test_onnx_of_unexportable_module_reports_one_line(capfd):
     task = classification(TwoFaced, (np.zeros((4, 4), np.float32), np.zeros(4, int)))
     with pytest.raises(ConfigurationError, match="the module TwoFaced cannot be exported to ONNX: ") as refused:
         to_onnx(task, task.initial(0), ABOUT)
@@ -132,7 +132,7 @@ def test_a_module_that_cannot_be_exported_is_refused_in_one_line(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_without_the_extra_it_is_named(monkeypatch):
+def test_onnx_without_the_extra_names_the_extra(monkeypatch):
     task = classification(lambda: nn.Linear(4, 2), (np.zeros((4, 4), np.float32), np.zeros(4, int)))
     monkeypatch.setattr(onnx_export, "NEEDED", ("a_package_that_nobody_has",))
     with pytest.raises(
@@ -141,7 +141,7 @@ def test_without_the_extra_it_is_named(monkeypatch):
         to_onnx(task, task.initial(0), ABOUT)
 
 
-def test_a_model_that_no_file_can_hold_is_refused(monkeypatch):
+def test_onnx_of_too_large_model_is_refused(monkeypatch):
     task = classification(lambda: nn.Linear(4, 2), (np.zeros((4, 4), np.float32), np.zeros(4, int)))
     monkeypatch.setattr(onnx_export, "MOST_BYTES", 39)
     with pytest.raises(ConfigurationError, match=r"a model of 10 values is too large for ONNX; export a \.safetensors file"):

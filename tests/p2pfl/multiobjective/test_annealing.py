@@ -22,7 +22,7 @@ def annealing(seed=0, **schedule):
 # The steps, by hand
 
 
-def test_a_step_to_what_is_better_is_always_taken_and_to_what_is_worse_by_the_temperature_once_in_e():
+def test_acceptance_of_better_and_worse_values():
     weights = array(0.5, 0.5)
     assert acceptance(array(0, 0), array(0.2, 0), weights, 0.1) == 1.0
     assert acceptance(array(0, 0), array(-0.2, 0), weights, 0.1) == pytest.approx(exp(-1))
@@ -30,26 +30,26 @@ def test_a_step_to_what_is_better_is_always_taken_and_to_what_is_worse_by_the_te
     assert acceptance(array(0, 0), array(-1e6, 0), weights, 1e-6) == 0.0
 
 
-def test_weights_grow_where_a_solution_is_as_good_as_its_neighbour_and_sum_to_one():
+def test_spread_weights_grow_where_solution_is_no_worse():
     moved = spread_weights(array(0.5, 0.3, 0.2), array(1, 2, 3), array(1, 1, 4), alpha=2.0)
     assert moved.tolist() == pytest.approx([1.0 / 1.7, 0.6 / 1.7, 0.1 / 1.7])
 
 
-def test_the_closest_is_looked_for_among_those_that_are_neither_better_nor_worse():
+def test_closest_considers_only_non_dominated_neighbours():
     values = array([0, 0], [0.1, 0.1], [-0.1, -0.1], [0, 0], [1, -1], [-0.5, 0.5])
     assert closest(values, 0) == 5
     assert closest(values[:4], 0) is None
-    assert closest(array([0, 0], [1, -1], [-1, 1]), 0) == 1  # of several the first
+    assert closest(array([0, 0], [1, -1], [-1, 1]), 0) == 1  # the first of several
 
 
-def test_an_objective_without_a_range_is_not_scaled():
+def test_ranges_of_constant_objective_is_one():
     assert ranges(array([1, 5], [3, 5])).tolist() == [2.0, 1.0]
 
 
-# The whole
+# The search
 
 
-def test_the_first_iteration_is_the_starting_sample():
+def test_search_first_iteration_is_the_starting_sample():
     search = annealing(samples=4)
     first = search.propose()
     assert first.shape == (4, 2)
@@ -59,7 +59,7 @@ def test_the_first_iteration_is_the_starting_sample():
     assert search.values.tolist() == (first * 3).tolist()
 
 
-def test_neighbours_lie_a_step_away_on_the_simplex():
+def test_search_neighbours_lie_one_step_away_on_the_simplex():
     search = annealing(samples=500, step=0.01)
     search.tell(first := search.propose(), first)
     second = search.propose()
@@ -70,7 +70,7 @@ def test_neighbours_lie_a_step_away_on_the_simplex():
     assert np.std((second - first)[inside, 0]) == pytest.approx(0.01 / np.sqrt(2), rel=0.15)  # along the simplex
 
 
-def test_a_solution_moves_to_a_better_neighbour_and_stays_where_the_neighbour_is_much_worse():
+def test_search_accepts_better_and_rejects_much_worse():
     search = annealing(samples=2, temperature=1e-6)
     search.tell(first := search.propose(), array([0, 1], [1, 0]))
     second = search.propose()
@@ -79,7 +79,7 @@ def test_a_solution_moves_to_a_better_neighbour_and_stays_where_the_neighbour_is
     assert search.values.tolist() == [[0.1, 1.1], [1, 0]]
 
 
-def test_the_weights_are_drawn_at_the_first_step_and_then_moved_apart():
+def test_search_draws_weights_once_and_moves_them_apart():
     search = annealing(samples=2, temperature=1e-9, alpha=2.0)
     values = array([0, 1], [1, 0])
     search.tell(search.propose(), values)
@@ -91,7 +91,7 @@ def test_the_weights_are_drawn_at_the_first_step_and_then_moved_apart():
         assert search.weights[k].tolist() == pytest.approx(drawn[k] * signs / (drawn[k] * signs).sum())
 
 
-def test_a_solution_without_a_neighbour_to_move_from_draws_its_weights_anew():
+def test_search_without_neighbour_redraws_weights():
     search = annealing(samples=2, temperature=1e-9)
     values = array([1, 1], [0, 0])
     search.tell(search.propose(), values)
@@ -102,7 +102,7 @@ def test_a_solution_without_a_neighbour_to_move_from_draws_its_weights_anew():
     assert seen[0] != seen[1] != seen[2]
 
 
-def test_the_temperature_falls_with_each_step():
+def test_search_temperature_falls_with_each_step():
     search = annealing(samples=1, temperature=0.4, cooling=0.5)
     seen = []
     for _ in range(4):
@@ -112,7 +112,7 @@ def test_the_temperature_falls_with_each_step():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 4))
-def test_the_same_seed_and_values_give_the_same_search_whatever_was_proposed_in_between(seed, samples, objectives):
+def test_search_depends_only_on_seed_and_values(seed, samples, objectives):
     def proposals(asked):
         search = Annealing(objectives, Schedule(samples=samples), seed)
         seen = []
@@ -137,7 +137,7 @@ def test_the_same_seed_and_values_give_the_same_search_whatever_was_proposed_in_
         ({"alpha": 1.0}, "search.alpha must be more than 1, and finite, got 1.0"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused(given, words):
+def test_invalid_schedule_is_refused(given, words):
     with pytest.raises(ConfigurationError) as error:
         Schedule(**given).check()
     assert str(error.value) == words

@@ -32,7 +32,7 @@ def test_preferences_lie_on_the_simplex(distribution, objectives):
 
 
 @pytest.mark.parametrize("distribution", DRAWN[:3])
-def test_preferences_come_from_the_seed_and_the_place(distribution):
+def test_preferences_depend_on_seed_and_part(distribution):
     some, again, other = (of_all(5, 3, distribution, seed) for seed in (0, 0, 1))
     assert (some == again).all()
     assert (some != other).any(1).all()
@@ -48,24 +48,24 @@ def test_dirichlet_is_uniform_with_alpha_1():
 
 
 @pytest.mark.slow
-def test_gaussian_preferences_have_the_deviation_along_the_simplex():
+def test_gaussian_preferences_have_deviation_along_simplex():
     points = of_all(4000, 2, {"name": "gaussian", "deviation": 0.1})
     assert points.mean(0) == pytest.approx([0.5, 0.5], abs=0.01)
-    assert points.std(0) == pytest.approx([0.1 / np.sqrt(2)] * 2, abs=0.005)  # what lies across it is projected away
+    assert points.std(0) == pytest.approx([0.1 / np.sqrt(2)] * 2, abs=0.005)  # components across it are removed
     assert (of_all(3, 4, {"name": "gaussian", "deviation": 0.0}) == 0.25).all()
 
 
-def test_equidistant_preferences_of_two_objectives_are_a_ruler():
+def test_equidistant_preferences_of_two_are_evenly_spaced():
     assert of_all(5, 2, {"name": "equidistant"})[:, 0] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
 
 
-def test_equidistant_preferences_fill_the_lattice_where_its_size_fits():
+def test_equidistant_preferences_fill_a_lattice_of_equal_size():
     points = of_all(20, 4, {"name": "equidistant"})
     assert sorted(map(tuple, points)) == sorted(map(tuple, lattice(3, 4)))
 
 
 def test_equidistant_preferences_take_the_corners_first():
-    points = of_all(8, 3, {"name": "equidistant"})  # of a lattice of ten
+    points = of_all(8, 3, {"name": "equidistant"})  # from a lattice of ten
     assert {(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)} <= set(map(tuple, points))
     assert len(np.unique(points, axis=0)) == 8
 
@@ -85,7 +85,7 @@ def test_groups_are_blocks():
     assert [point[0] for point, _ in found] == pytest.approx([0.9, 0.9, 0.9, 0.5, 0.5, 0.2, 0.2])
 
 
-def test_a_nodes_own_preference_counts_before_any_distribution():
+def test_own_preference_overrides_distribution():
     point, group = preference_of(Part(0, 3), 0, 2, [0.7, 0.3], {"name": "dirichlet"})
     assert point.tolist() == [0.7, 0.3]
     assert group is None
@@ -112,18 +112,18 @@ def test_weights_off_the_simplex_are_refused(weights):
         ({"name": "groups"}, "missing a required argument: 'weights'"),
     ],
 )
-def test_distributions_that_make_no_sense_say_so(distribution, words):
+def test_invalid_distributions_are_refused(distribution, words):
     with pytest.raises(ConfigurationError, match=words):
         preference_of(Part(0, 3), 0, 2, (), distribution)
 
 
-def test_a_lattice_that_would_be_huge_is_refused_before_it_is_made():
+def test_huge_lattice_is_refused_before_allocation():
     with pytest.raises(ConfigurationError, match="too many for equidistant preferences"):
         preference_of(Part(0, 600), 0, 500, (), {"name": "equidistant"})
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=6))
-def test_the_nearest_point_of_the_simplex_is_nearest(values):
+def test_nearest_point_of_the_simplex_is_nearest(values):
     point = np.array(values)
     found = nearest(point)
     assert (found >= 0).all()
@@ -132,7 +132,7 @@ def test_the_nearest_point_of_the_simplex_is_nearest(values):
     assert (np.linalg.norm(others - point, axis=1) >= np.linalg.norm(found - point) - 1e-9).all()
 
 
-def test_what_is_on_the_simplex_is_nearest_to_itself_and_large_values_lose_no_sum():
+def test_nearest_keeps_simplex_points_and_large_sums():
     assert nearest(np.array([0.2, 0.0, 0.8])) == pytest.approx([0.2, 0.0, 0.8])
     assert nearest(np.array([7.0])) == pytest.approx([1.0])
     assert nearest(np.array([3e19, 1.0, 3e19])) == pytest.approx([0.5, 0.0, 0.5])

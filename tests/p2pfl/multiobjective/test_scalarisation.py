@@ -60,14 +60,14 @@ def test_smooth_tchebycheff_by_hand():
     assert quotient(losses, weights).item() == pytest.approx(np.log(np.exp(1.25) + np.exp(10)), rel=1e-6)
 
 
-def test_smooth_tchebycheff_comes_near_the_maximum():
+def test_smooth_tchebycheff_approaches_the_maximum():
     losses, weights = tensor(3.0, 1.0, 2.0), tensor(0.2, 0.5, 0.3)
     for gamma in (1.0, 10.0, 1000.0):
         excess = SmoothTchebycheff(gamma)(losses, weights).item() - 0.6
         assert -1e-6 <= excess <= np.log(3) / gamma + 1e-6
 
 
-def test_a_weight_of_zero_divides_nothing_to_pieces():
+def test_divided_tchebycheff_with_zero_weight_is_finite():
     losses = torch.tensor([0.5, 0.0], requires_grad=True)
     SmoothTchebycheff(1.0, divide=True)(losses, tensor(1.0, 0.0)).backward()
     assert losses.grad.isfinite().all()
@@ -81,7 +81,7 @@ def test_a_weight_of_zero_divides_nothing_to_pieces():
         ({"name": "linear", "gamma": 1.0}, "unknown key 'task.scalarisation.gamma'"),
     ],
 )
-def test_scalarisations_that_make_no_sense_say_so(table, words):
+def test_invalid_scalarisations_are_refused(table, words):
     with pytest.raises(ConfigurationError, match=words):
         scalarisation(table)
 
@@ -92,7 +92,7 @@ def test_scalarisations_that_make_no_sense_say_so(table, words):
 def gap(outputs, targets):
     """An objective that couples the samples of a batch: the squared difference of two groups' means."""
     first = (targets[:, 0] > 0).float().unsqueeze(1)
-    means = [(outputs * who).sum() / who.sum().clamp_min(1) for who in (first, 1 - first)]
+    means = [(outputs * group).sum() / group.sum().clamp_min(1) for group in (first, 1 - first)]
     return torch.stack([(outputs - targets[:, :1]).square().mean(), (means[0] - means[1]).square()])
 
 
@@ -117,7 +117,7 @@ def difference(some, others):
 
 @pytest.mark.parametrize("kind", CREWS[1:])
 @pytest.mark.parametrize("name", SCALARISATIONS)
-def test_nodes_of_different_preferences_are_stacked_as_if_alone(kind, name):
+def test_stacked_nodes_with_own_preferences_equal_one_by_one(kind, name):
     tasks = [
         teachers(k, scalarisation=SCALARISATIONS[name], preferences={"name": "gaussian"}, lr=0.01) for k in range(NODES)
     ]
@@ -136,7 +136,7 @@ def test_nodes_of_different_preferences_are_stacked_as_if_alone(kind, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CREWS)
-def test_objectives_may_couple_the_samples_of_a_batch(kind):
+def test_objectives_may_couple_samples_of_a_batch(kind):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 1))
     goals = Objectives(("error", "gap"), gap)
@@ -154,7 +154,7 @@ def test_objectives_may_couple_the_samples_of_a_batch(kind):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_one_step_follows_the_weighted_sum_of_gradients(kind):
+def test_training_step_follows_weighted_sum_of_gradients(kind):
     task = teachers(0, lr=0.1, batch_size=100)
     start = jobs([task])[0].query.params
     (found,) = crew(kind, [task, teachers(2, lr=0.1, batch_size=100)]).compute([NodeQuery(0, Train(start, 1))])
@@ -168,7 +168,7 @@ def test_one_step_follows_the_weighted_sum_of_gradients(kind):
 
 
 @pytest.mark.parametrize("kind", CREWS)
-def test_what_is_reported_is_each_objective_and_what_the_preference_makes_of_them(kind):
+def test_metrics_contain_objectives_and_weighted_reward(kind):
     tasks = [teachers(k) for k in range(NODES)]
     model = jobs(tasks)[0].query.params
     found = [row[0] for row in crew(kind, tasks).compute([NodeQuery(k, Evaluate([model], ("test",))) for k in range(NODES)])]
@@ -182,20 +182,20 @@ def test_what_is_reported_is_each_objective_and_what_the_preference_makes_of_the
     ).all()
 
 
-def test_a_single_objective_is_what_it_was():
+def test_single_objective_task_has_no_goals_and_weights():
     task = classification(lambda: nn.Linear(2, 2), (np.ones((4, 2)), np.zeros(4)))
     assert goals_of(task) == {}
     assert task.weights(torch.device("cpu")) is None
 
 
-def test_nodes_of_different_objectives_are_not_stacked():
+def test_stacking_of_different_objectives_is_refused():
     tasks = [teachers(0), teachers(1, scalarisation=SCALARISATIONS["tchebycheff"])]
     with pytest.raises(ConfigurationError, match="differ in objectives"):
         crew("dense", tasks)
 
 
 @pytest.mark.parametrize("weights", [[0.5, 0.4], [1.0], [2.0, -1.0]])
-def test_a_task_checks_its_preference(weights):
+def test_multi_objective_task_refuses_invalid_preference(weights):
     with pytest.raises(ConfigurationError, match="preference must"):
         multi_objective(
             lambda: nn.Linear(1, 1),
@@ -205,7 +205,7 @@ def test_a_task_checks_its_preference(weights):
         )
 
 
-def test_objectives_come_with_a_preference():
+def test_objectives_without_preference_are_refused():
     data = classification(lambda: nn.Linear(1, 2), ([[0.0]], [0])).data
     with pytest.raises(ConfigurationError, match="objectives and a preference, or neither"):
         TorchTask(lambda: nn.Linear(1, 2), data, objectives=Objectives(("a",), squared_errors))
@@ -214,7 +214,7 @@ def test_objectives_come_with_a_preference():
 # Teachers
 
 
-def test_a_teacher_reads_its_own_inputs_only():
+def test_teacher_depends_on_its_own_inputs_only():
     task = teachers(0, noise=0.0, samples=400)
     x, y = (part.numpy() for part in task.data["train"])
     for j in range(4):
@@ -229,7 +229,7 @@ def test_a_teacher_reads_its_own_inputs_only():
         assert abs(np.corrcoef(y[:, j], y[near, (j + 1) % 4])[0, 1]) < 0.35
 
 
-def test_nodes_share_teachers_and_the_test_set_and_nothing_else():
+def test_teachers_nodes_share_only_teachers_and_test_set():
     first, second, other = teachers(0), teachers(1), make_task("teachers", {"test": 30}, Part(0, NODES), 1)
     assert first.data["test"].x is second.data["test"].x
     assert not torch.equal(first.data["train"].x[:20], second.data["train"].x[:20])
@@ -237,13 +237,13 @@ def test_nodes_share_teachers_and_the_test_set_and_nothing_else():
     assert first.layout == second.layout
 
 
-def test_noise_is_added_to_the_targets_and_changes_nothing_else():
+def test_teachers_noise_changes_only_targets():
     quiet, loud = teachers(0, noise=0.0, samples=2000), teachers(0, noise=0.3, samples=2000)
     assert torch.equal(quiet.data["train"].x, loud.data["train"].x)
     assert (quiet.data["train"].y - loud.data["train"].y).std().item() == pytest.approx(0.3, abs=0.01)
 
 
-def test_by_default_each_group_has_a_favourite():
+def test_teachers_default_preferences_favour_one_per_group():
     tasks = [teachers(k) for k in range(NODES)]
     assert favourites(4)[1] == pytest.approx([0.05, 0.85, 0.05, 0.05])
     assert [group_of(task) for task in tasks] == [0, 0, 1, 2, 2, 3]
@@ -260,13 +260,13 @@ def test_by_default_each_group_has_a_favourite():
         ({"preference": [0.25, 0.25, 0.25, "x"]}, "task.preference is"),
     ],
 )
-def test_options_that_make_no_sense_say_so(options, words):
+def test_teachers_task_refuses_invalid_options(options, words):
     with pytest.raises(ConfigurationError, match=words):
         teachers(0, **options)
 
 
 @pytest.mark.slow
-def test_a_common_model_serves_each_preference_worse_than_training_alone():
+def test_common_model_serves_preferences_worse_than_local():
     scenario = {
         "nodes": 8,
         "rounds": 15,
@@ -279,13 +279,13 @@ def test_a_common_model_serves_each_preference_worse_than_training_alone():
     shown = alone.summary["objectives"]
     assert shown["higher_is_better"] == dict.fromkeys(("mse_0", "mse_1", "mse_2", "mse_3"), False)
     assert np.array(shown["nodes"]).shape == (8, 4)
-    assert together.summary["objectives"]["cardinality"] == 1  # of one common model
+    assert together.summary["objectives"]["cardinality"] == 1  # one common model
     assert alone.summary["objectives"]["cardinality"] > 1
     assert alone.summary["groups"] == [str(k) for k in (0, 0, 1, 1, 2, 2, 3, 3)]
-    assert not alone.notes  # they were trained as one stack
+    assert not alone.notes  # all nodes were trained as one stack
 
 
-# Preferences stay where they are
+# Preferences stay on their nodes
 
 SCORED = {"name": "dac", "neighbours": 2, "similarity": "inverse-loss", "score_on": "peer", "tau": 1.0}
 COORDINATED = [
@@ -317,15 +317,15 @@ def frames_of(monkeypatch, task, policy):
 
 
 def forms(number):
-    """Return how a number may be written: as msgpack and payloads have it, or in digits."""
+    """Return the forms of a number: as in msgpack and payloads, or in digits."""
     packed = [struct.pack(kind, number) for kind in ("<d", ">d", "<f", ">f")]
     return [*packed, repr(number).encode(), f"{number:.6f}".encode(), f"{number:.4e}".encode()]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
-def test_no_message_holds_a_preference(monkeypatch, task, policy):
-    """Nor a loss or a reward by which it could be computed. Messages are looked at before a transport may encrypt them."""
+def test_messages_contain_no_preference(monkeypatch, task, policy):
+    """Nor a loss or reward that reveals it. The test reads messages before a transport encrypts them."""
     frames, simulation = frames_of(monkeypatch, task | {"preferences": {"name": "dirichlet"}}, policy)
     sent = b"\0".join(frames)
     for task in simulation.plan.tasks:
@@ -338,11 +338,11 @@ def test_no_message_holds_a_preference(monkeypatch, task, policy):
     assert not any(form in sent for figure in figures for form in forms(figure))
     node = simulation.nodes["node-0"]
     models = [node.me.params, *(made.update.params for made in node.exchange.outbox.models.values())]
-    assert any(model.tobytes() in sent for model in models)  # so payloads are looked at as they are
+    assert any(model.tobytes() in sent for model in models)  # payloads are not encrypted here
 
 
 class Blind:
-    """A task whose training does not depend on the node's preference, as its losses, its reward and its evaluation do."""
+    """Task whose losses, reward and evaluation depend on the node's preference, but not its training."""
 
     def __init__(self, reported, trained):
         self.reported_stage, self.trained = reported, trained
@@ -364,7 +364,7 @@ def blind(part, seed, *, base, preferences, **options):
 
 
 def blindly(monkeypatch, task, policy):
-    """Return the frames and the simulations of two runs whose nodes train the same models, and differ in preferences."""
+    """Return the frames and simulations of two runs with equal models and different preferences."""
     task = task | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": task["name"]}
     return [
         frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, policy)
@@ -374,31 +374,31 @@ def blindly(monkeypatch, task, policy):
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["name"])
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task["name"])
-def test_where_the_same_models_are_trained_every_message_is_the_same_whatever_the_preferences(monkeypatch, task, policy):
+def test_messages_do_not_depend_on_preferences(monkeypatch, task, policy):
     (some, one), (others, other) = blindly(monkeypatch, task, policy)
     assert some == others
     for a, b in zip(one.nodes.values(), other.nodes.values(), strict=True):
         assert a.task.preference.tolist() != b.task.preference.tolist()
         assert a.me.params.tobytes() == b.me.params.tobytes() != a.me.initial.tobytes()
     rewards = [simulation.recorder.rounds_table()["merged_test_reward"].tolist() for simulation in (one, other)]
-    assert rewards[0] != rewards[1]  # so what must not be told is there
+    assert rewards[0] != rewards[1]  # there is something to hide
     if policy["name"] in ("fedpref", "cfl"):
         assert len(set(one.recorder.clusters.tables()["clusters"]["cluster"])) > 1
 
 
 @pytest.mark.slow
-def test_losses_would_tell(monkeypatch):
-    """The test above sees what it should: if losses were told, the messages would differ."""
+def test_messages_with_losses_would_depend_on_preferences(monkeypatch):
+    """Control of the test above: if losses were sent, the messages would differ."""
     task = TASKS[0] | {"name": "tests.p2pfl.multiobjective.test_scalarisation:blind", "base": "teachers"}
-    told = []
+    sent = []
     for distribution in ("dirichlet", "equidistant"):
         monkeypatch.setattr(factory, "goals_of", lambda task: {})  # which frames_of undoes
-        told.append(frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, SCORED)[0])
-    assert told[0] != told[1]
+        sent.append(frames_of(monkeypatch, task | {"preferences": {"name": distribution}}, SCORED)[0])
+    assert sent[0] != sent[1]
 
 
 class Forwarded:
-    """An observer that passes everything on to another one, which is set later."""
+    """Observer that forwards everything to another one, which is set later."""
 
     to = None
 
@@ -408,14 +408,14 @@ class Forwarded:
         return lambda *given: getattr(self.to, name)(*given)
 
 
-def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
-    said, shown, names = [], [], [f"n{k}" for k in range(4)]
+def test_status_and_log_contain_no_preference(tmp_path):
+    logged, shown, names = [], [], [f"n{k}" for k in range(4)]
 
     async def watched(federation):
         for name in names:
             federation.watch[name] = Forwarded()
             federation.nodes[name] = made = federation.make(name)
-            board = federation.watch[name].to = StatusObserver(tmp_path / name, made.exchange, log_to(said))
+            board = federation.watch[name].to = StatusObserver(tmp_path / name, made.exchange, log_to(logged))
             board.begin(made)
             federation.running[name] = asyncio.create_task(made.run(made.exchange.others_done))
         await federation.done()
@@ -425,7 +425,7 @@ def test_what_a_node_shows_and_says_holds_no_preference_of_anyone(tmp_path):
     federation = play(
         watched, names, Settings(rounds=3, deadline=10.0), task="tests.p2pfl.multiobjective.test_scalarisation:draw"
     )
-    everything = b"\n".join([*shown, *(line.encode() for line in said)])
+    everything = b"\n".join([*shown, *(line.encode() for line in logged)])
     assert b"finished" in everything
     for task in federation.tasks.values():
         for weight in task.preference.tolist():
@@ -437,32 +437,32 @@ def draw(part, seed):
 
 
 @pytest.mark.slow
-def test_a_peer_that_tells_no_loss_is_left_out_in_both_fidelities():
+def test_peer_without_loss_is_left_out_in_both_fidelities():
     scenario = {"nodes": 4, "rounds": 3, "task": TASKS[0], "policy": SCORED, "trainer": "one-by-one"}
     results = [simulate(scenario | {"fidelity": fidelity})[0] for fidelity in ("modelled", "wire")]
     assert results[0].summary["test"] == results[1].summary["test"]
     assert results[0].summary["deadlines_expired"] == results[1].summary["deadlines_expired"] == 0
 
 
-def test_a_preference_is_not_shown_with_its_task():
+def test_repr_of_task_contains_no_preference():
     for task in (teachers(0), make_task("deep-sea-treasure", {}, Part(0, 4), 0)):
         assert "preference=" not in repr(task)
         assert "group=" not in repr(task)
 
 
-def test_a_nodes_preference_is_no_part_of_what_is_agreed_on():
+def test_preference_is_not_part_of_the_shared_task():
     config = NodeConfig(name="a", listen=":0", task={"name": "teachers"}, preference=(0.7, 0.1, 0.1, 0.1))
     config.check()
     assert config.task == {"name": "teachers"}
     task = make_task("teachers", config.task_options(), Part(0, 2), 0)
     assert task.preference == pytest.approx([0.7, 0.1, 0.1, 0.1])
-    told = NodeConfig(name="a", listen=":0", task={"name": "teachers", "preference": [0.7, 0.1, 0.1, 0.1]})
+    shared = NodeConfig(name="a", listen=":0", task={"name": "teachers", "preference": [0.7, 0.1, 0.1, 0.1]})
     with pytest.raises(ConfigurationError, match=r"task.preference would be told to the other members"):
-        told.check()
+        shared.check()
 
 
-def test_sgd_steps_of_zero_leave_models_as_they_are():
-    """As the tests of messages above assume."""
+def test_sgd_with_zero_rate_leaves_models_unchanged():
+    """The tests of messages above assume this."""
     task = teachers(0, lr=0.0)
     assert task.optimizer == SGD(0.0)
     (trained,) = crew("one by one", [task]).compute(jobs([task]))

@@ -23,7 +23,7 @@ from p2pfl.task import Part, make_task
 from p2pfl.testing import run_in_memory
 
 FLAT = Layout((("w", (2,)),), 2)
-NAMES = [f"node-{k}" for k in range(6)]  # of concept-shift's three clusters: 0 and 1, 2 and 3, 4 and 5
+NAMES = [f"node-{k}" for k in range(6)]  # three clusters of concept-shift: 0 and 1, 2 and 3, 4 and 5
 TASKS = {name: make_task("concept-shift", {}, Part(k, 6), 0) for k, name in enumerate(NAMES)}
 COORDINATED = {
     "coordinated-fedavg": CoordinatedFedAvg,
@@ -55,7 +55,7 @@ def bits(assignments):
 
 
 def as_text(state):
-    """A state in a form that can be compared."""
+    """Return a state in a comparable form."""
     return {
         "members": {id: (member.cluster, member.start.tobytes()) for id, member in state["members"].items()},
         "clusters": state["clusters"],
@@ -72,7 +72,7 @@ def clusters(state):
 # FedAvg and FedProx
 
 
-def test_the_mean_is_weighted_by_samples_and_summed_by_id():
+def test_fedavg_step_weights_by_samples_in_order_of_ids():
     there = [submission("b", [3, 0], n=3), submission("a", [1, 4], n=1)]
     assignments, state = CoordinatedFedAvg().step(there, {}, FLAT)
     assert list(assignments) == ["a", "b"]
@@ -85,7 +85,7 @@ def test_the_mean_is_weighted_by_samples_and_summed_by_id():
 @pytest.mark.slow
 @pytest.mark.parametrize("ft", ["", "replace-last", "from-best"])
 @pytest.mark.parametrize(("gossip", "coordinated"), [(FedAvg, CoordinatedFedAvg), (FedProx, CoordinatedFedProx)])
-def test_fedavg_through_a_coordinator_is_that_of_the_complete_graph_bit_for_bit(gossip, coordinated, ft):
+def test_coordinated_fedavg_equals_gossip_bit_for_bit(gossip, coordinated, ft):
     _, one, history = play(lambda: gossip(ft=ft))
     _, other, others = play(lambda: coordinated(ft=ft))
     for name in NAMES:
@@ -94,17 +94,17 @@ def test_fedavg_through_a_coordinator_is_that_of_the_complete_graph_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
+def test_cfl_without_splits_equals_fedavg_bit_for_bit():
     _, one, _ = play(CoordinatedFedAvg)
     _, other, _ = play(lambda: Cfl(epsilon_1=0.0))
     assert all(one[name].params.tobytes() == other[name].params.tobytes() for name in NAMES)
 
 
-# All of them
+# All policies
 
 
 @pytest.mark.parametrize("name", COORDINATED)
-def test_the_order_of_submissions_changes_nothing(name):
+def test_step_ignores_order_of_submissions(name):
     policy, rng = COORDINATED[name](), np.random.default_rng(1)
     there = [submission(f"n{k}", rng.normal(size=2), rng.normal(size=2), n=k + 1) for k in range(7)]
     first, state = policy.step(there, {}, FLAT)
@@ -116,7 +116,7 @@ def test_the_order_of_submissions_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", COORDINATED)
-def test_a_step_is_pure(name):
+def test_step_is_pure(name):
     policy, rng = COORDINATED[name](), np.random.default_rng(2)
     there = [submission(f"n{k}", rng.normal(size=2)) for k in range(5)]
     _, state = policy.step(there, {}, FLAT)
@@ -129,7 +129,7 @@ def test_a_step_is_pure(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COORDINATED)
-def test_who_is_missing_is_left_out_and_goes_on_with_what_it_has_trained(name):
+def test_absent_participant_is_left_out_and_keeps_own_model(name):
     _, cast, history = play(COORDINATED[name], absent={1: ["node-3"], 2: ["node-0", "node-3"]})
     assert history[0]["node-3"].weights == {"node-3": 1.0}
     assert history[1]["node-0"].weights == {"node-0": 1.0}
@@ -137,13 +137,13 @@ def test_who_is_missing_is_left_out_and_goes_on_with_what_it_has_trained(name):
         for id in set(NAMES) - gone:
             assert not gone & {other for other, weight in history[round][id].weights.items() if weight}
             assert sum(history[round][id].weights.values()) == pytest.approx(1)
-    assert any("node-3" in history[2][id].weights for id in NAMES if id != "node-3")  # back in the next round
+    assert any("node-3" in history[2][id].weights for id in NAMES if id != "node-3")  # present again in the next round
     assert all(np.isfinite(actor.params).all() for actor in cast.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COORDINATED)
-def test_each_has_fine_tuning_in_place_of_the_last_aggregation(name):
+def test_fine_tuning_replaces_the_last_aggregation(name):
     _, plain, _ = play(COORDINATED[name], rounds=3)
     _, tuned, history = play(lambda: COORDINATED[name](ft="replace-last"), rounds=3)
     assert all(merge.weights == {id: 1.0} for id, merge in history[-1].items())
@@ -152,7 +152,7 @@ def test_each_has_fine_tuning_in_place_of_the_last_aggregation(name):
 
 
 @pytest.mark.parametrize("name", COORDINATED)
-def test_policies_go_on_where_they_were(name):
+def test_restored_policy_has_same_previous_extras(name):
     policies, *_ = play(COORDINATED[name], rounds=4)
     restored = COORDINATED[name]()
     restored.restore(json.loads(json.dumps(policies["node-2"].state() | {"best": ""})) | {"best": b""})
@@ -163,21 +163,21 @@ def test_policies_go_on_where_they_were(name):
 
 
 @pytest.mark.parametrize("name", COORDINATED)
-def test_an_assignment_is_charged_as_one_model(name):
+def test_assignment_counts_as_one_model_in_the_budget(name):
     _, cast, _ = play(COORDINATED[name], rounds=3, budget=Budget(models=1))
     assert [cast[id].ledger.round_models for id in NAMES] == [0, 3, 3, 3, 3, 3]  # the first one coordinates
 
 
-def test_their_names_make_coordinated_policies_and_others_are_none():
+def test_make_policy_returns_coordinated_policies():
     for name in COORDINATED:
         assert isinstance(make_policy(name, {}), Coordinated)
     assert not isinstance(Local(), Coordinated)
     assert not isinstance(FedAvg(), Coordinated)
 
 
-def test_what_a_policy_says_with_its_model_reaches_the_step():
+def test_extras_of_a_submission_reach_the_step():
     class ByWish(CoordinatedFedAvg):
-        """Everyone gets the model of whom it asks for."""
+        """Every node gets the model of the node that it asks for."""
 
         async def aggregate(self, me, peers, trained):
             wish = (NAMES.index(me.id) + me.round) % len(NAMES)
@@ -196,8 +196,8 @@ def test_what_a_policy_says_with_its_model_reaches_the_step():
 # FedPref
 
 
-def test_a_round_of_fedpref_by_hand():
-    """Updates from the mean of the starts, which is 0: a and b are alike by .6, c is like nobody."""
+def test_fedpref_step_by_hand():
+    """Updates from the mean of the starts, 0: a and b have similarity 0.6, c has none."""
     there = [submission("a", [1, 0]), submission("b", [1.2, 1.6]), submission("c", [-5, 0])]
     assignments, state = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, FLAT)
     assert assignments["a"].weights == pytest.approx({"a": 1 / 1.6, "b": 0.6 / 1.6, "c": 0.0})
@@ -206,12 +206,12 @@ def test_a_round_of_fedpref_by_hand():
     assert clusters(state) == {"": ["a", "b", "c"]}
     figures = state["clusters"][""]
     assert (figures.round, figures.streak) == (1, 0)
-    assert figures.change == pytest.approx(np.hypot(2.8, 1.6) / 3)  # of the mean, from (0, 0) to (-2.8, 1.6) / 3
+    assert figures.change == pytest.approx(np.hypot(2.8, 1.6) / 3)  # the mean moves from (0, 0) to (-2.8, 1.6) / 3
     assert figures.update == pytest.approx(5)
 
 
-def test_a_bias_of_one_value_is_compared_with_its_weights():
-    """Of (1, 0 | .1) and (0, 1 | .1): by hand .01 / 1.01, where a bias of its own would make it (0 + 1) / 2."""
+def test_fedpref_compares_bias_with_its_weights():
+    """(1, 0 | .1) and (0, 1 | .1) have 0.01 / 1.01; a separate layer for the bias would give (0 + 1) / 2."""
     layout = Layout((("a.weight", (1, 2)), ("a.bias", (1,))), 3)
     there = [submission("a", [1, 0, 0.1], [0, 0, 0]), submission("b", [0, 1, 0.1], [0, 0, 0])]
     assignments, _ = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, layout)
@@ -219,7 +219,7 @@ def test_a_bias_of_one_value_is_compared_with_its_weights():
     assert assignments["a"].weights == pytest.approx({"a": 1 / (1 + alike), "b": alike / (1 + alike)})
 
 
-def test_members_that_have_not_moved_keep_their_models_and_do_not_hinder_others():
+def test_fedpref_zero_updates_keep_models_and_affect_no_others():
     there = [submission("a", [0, 0]), submission("b", [0, 0]), submission("c", [1, 0]), submission("d", [2, 0])]
     assignments, _ = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, FLAT)
     assert assignments["a"].weights == {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
@@ -227,7 +227,7 @@ def test_members_that_have_not_moved_keep_their_models_and_do_not_hinder_others(
     assert assignments["d"].params.tolist() == [1.5, 0]
 
 
-def test_where_all_weights_are_clipped_everyone_keeps_its_own_model():
+def test_fedpref_with_all_weights_clipped_keeps_own_models():
     there = [submission("a", [1, 0]), submission("b", [1.2, 1.6]), submission("c", [-5, 0])]
     assignments, _ = FedPref(ratio=1.0, epsilon=0.0, min_similarity=0.6001).step(there, {}, FLAT)
     for s in there:
@@ -235,30 +235,30 @@ def test_where_all_weights_are_clipped_everyone_keeps_its_own_model():
         assert assignments[s.sender].params.tolist() == s.params.tolist()
 
 
-def test_two_members_part_and_one_is_never_split():
+def test_fedpref_splits_two_members_but_never_one():
     policy = FedPref(ratio=1.0, epsilon=100.0, patience=1)
-    there = [submission("a", [1, 0]), submission("b", [1, 0])]  # not even if they are the same
+    there = [submission("a", [1, 0]), submission("b", [1, 0])]  # even if they are equal
     assignments, state = policy.step(there, {}, FLAT)
     assert clusters(state) == {"0": ["a"], "1": ["b"]}
     assert assignments["a"].weights == {"a": 1.0}
     for _ in range(3):
         assignments, state = policy.step([submission("a", [2, 2])], state, FLAT)
-        assert clusters(state) == {"0": ["a"], "1": ["b"]}  # who is away stays where it was
+        assert clusters(state) == {"0": ["a"], "1": ["b"]}  # an absent member keeps its cluster
         assert assignments["a"].params.tolist() == [2, 2]
     alone, state = policy.step([submission("a", [3, 4])], {}, FLAT)
     assert (alone["a"].params.tolist(), alone["a"].weights, clusters(state)) == ([3, 4], {"a": 1.0}, {"": ["a"]})
 
 
-def test_updates_are_taken_from_the_mean_of_the_starts():
+def test_fedpref_measures_updates_from_mean_start():
     there = [submission("a", [1, 1], start=(0, 2)), submission("b", [3, 1], start=(4, 0))]
-    assignments, _ = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, FLAT)  # the mean is (2, 1): opposite ways
+    assignments, _ = FedPref(ratio=1.0, epsilon=0.0).step(there, {}, FLAT)  # the mean is (2, 1): opposite directions
     assert assignments["a"].weights == {"a": 1.0, "b": 0.0}
     together, _ = FedPref(ratio=1.0, epsilon=0.0, min_similarity=-1.0, weighting=False).step(there, {}, FLAT)
     assert together["a"].params.tolist() == together["b"].params.tolist() == [2, 1]
 
 
 def rest(policy, rounds, state=None):
-    """Steps in which a, b and c, d pull in opposite ways, by as much each time, so that the mean stays at 0."""
+    """Steps in which a, b and c, d pull equally in opposite directions, so that the mean stays at 0."""
     states, state = [], state or {}
     for round in range(1, rounds + 1):
         there = [
@@ -270,14 +270,14 @@ def rest(policy, rounds, state=None):
     return assignments, states
 
 
-def test_a_cluster_is_split_after_as_many_quiet_rounds_as_patience_says():
+def test_fedpref_splits_cluster_after_patience_rounds():
     for patience in (1, 2, 3):
         _, states = rest(FedPref(epsilon=0.01, patience=patience), 4)
         assert [len(clusters(state)) for state in states[:patience]] == [1] * (patience - 1) + [2]
         assert clusters(states[patience - 1]) == {"0": ["a", "b"], "1": ["c", "d"]}
 
 
-def test_a_loud_round_starts_patience_anew():
+def test_fedpref_large_change_resets_patience():
     policy = FedPref(epsilon=0.01, patience=2)
     _, (quiet,) = rest(policy, 1)
     assert quiet["clusters"][""].streak == 1
@@ -287,14 +287,14 @@ def test_a_loud_round_starts_patience_anew():
     assert [len(clusters(state)) for state in states] == [1, 2]
 
 
-def test_after_a_split_nobody_learns_from_the_other_part():
+def test_fedpref_split_separates_aggregation():
     assignments, _ = rest(FedPref(epsilon=0.01, patience=1, min_similarity=-1.0), 1)
     assert set(assignments["a"].weights) == {"a", "b"}
     assert assignments["a"].params[0] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("patience", [1, 2])
-def test_clusters_are_split_down_to_single_members_each_after_as_much_patience(patience):
+def test_fedpref_splits_down_to_single_members(patience):
     policy, state = FedPref(epsilon=100.0, patience=patience), {}
     sizes_by_round = [[4]] * (patience - 1) + [[2, 2]] * patience + [[1, 1, 1, 1]] * 3
     for sizes in sizes_by_round:
@@ -304,7 +304,7 @@ def test_clusters_are_split_down_to_single_members_each_after_as_much_patience(p
     assert all(assignments[s.sender].params.tolist() == s.params.tolist() for s in there)
 
 
-def test_with_min_progress_clusters_whose_members_have_come_to_rest_are_kept():
+def test_fedpref_min_progress_keeps_converged_clusters():
     policy, state = FedPref(epsilon=100.0, patience=2, min_progress=0.5), {}
     for round, far in ((1, 1.0), (2, 0.4), (3, 0.4), (4, 0.6)):
         there = [submission(id, [far * pull, 0], round=round) for id, pull in zip("abcd", [1, 1, -1, -1], strict=True)]
@@ -312,7 +312,7 @@ def test_with_min_progress_clusters_whose_members_have_come_to_rest_are_kept():
         assert len(clusters(state)) == (2 if round == 4 else 1), round
 
 
-def test_epsilon_may_be_a_share_of_the_greatest_change_so_far():
+def test_fedpref_relative_epsilon_scales_with_greatest_change():
     policy, state, streaks = FedPref(epsilon=0.5, relative=True, patience=9), {}, []
     for round, change in enumerate((1.0, 4.0, 2.1, 2.0, 0.1, 3.0), 1):
         _, state = policy.step([submission(id, [change, 0], round=round) for id in "ab"], state, FLAT)
@@ -320,7 +320,7 @@ def test_epsilon_may_be_a_share_of_the_greatest_change_so_far():
     assert streaks == [0, 0, 0, 1, 2, 0]
 
 
-def test_the_components_can_be_switched_off():
+def test_fedpref_components_can_be_switched_off():
     pulls = dict(zip("abcd", [[1, 0.1], [1, -0.1], [-1, 0.1], [-1, -0.1]], strict=True))
     there = [submission(id, pull) for id, pull in pulls.items()]
     weighted, state = FedPref(ratio=1.0, epsilon=100.0, patience=1, clustering=False).step(there, {}, FLAT)
@@ -344,14 +344,14 @@ def test_fedpref_recovers_the_groups_of_concept_shift(seed):
     assert all((found[a] == found[b]) == (groups[a] == groups[b]) for a, b in pairs), found
 
 
-# The state, handed on and rebuilt
+# The state, kept and rebuilt
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedpref", "cfl"])
 @pytest.mark.parametrize("absent", [{}, {3: ["node-1"], 4: ["node-1", "node-4"], 6: ["node-0"]}])
-def test_a_state_rebuilt_from_submissions_gives_what_the_one_handed_on_gives(name, absent):
-    """Every coordinator but the first forgets all, and the run is the same, bit for bit."""
+def test_state_rebuilt_from_submissions_equals_kept_state(name, absent):
+    """A run whose coordinators forget their state after every step is the same, bit for bit."""
 
     class Forgetful:
         def __init__(self):
@@ -376,19 +376,19 @@ def test_a_state_rebuilt_from_submissions_gives_what_the_one_handed_on_gives(nam
     assert len(clusters(rebuilt)) > 1  # there was something to rebuild
 
 
-def test_a_start_is_not_needed_where_the_state_knows_it():
+def test_fedpref_needs_start_only_without_state():
     there = [submission("a", [1, 0]), submission("b", [0, 1])]
     policy = FedPref(ratio=1.0)
     first, state = policy.step(there, {}, FLAT)
     again = [Submission(id, 2, params(2, 2), 1, {}, first[id].extras, None) for id in "ab"]
-    told = [replace(s, start=first[s.sender].params) for s in again]
-    assert bits(policy.step(again, state, FLAT)[0]) == bits(policy.step(told, {}, FLAT)[0])
+    complete = [replace(s, start=first[s.sender].params) for s in again]
+    assert bits(policy.step(again, state, FLAT)[0]) == bits(policy.step(complete, {}, FLAT)[0])
     with pytest.raises(ValueError, match="the submission of a lacks the model that it began from"):
         policy.step(again, {}, FLAT)
 
 
 def split_without(missing):
-    """The submissions after a split into a, b and c, d whose news some have not heard."""
+    """The policy and the submissions after a split into a, b and c, d that some members have missed."""
     policy = FedPref(epsilon=0.01, patience=1)
     before = {"cluster": np.zeros(0, np.int64), "figures": np.array([0, 0, 0, 0], np.float64)}
     assignments, _ = rest(policy, 1)
@@ -403,20 +403,20 @@ def split_without(missing):
 
 
 @pytest.mark.parametrize("missing", ["b", "bd", "ad", "c"])
-def test_a_split_that_not_all_have_heard_of_is_completed_by_the_successor(missing):
+def test_successor_completes_split_that_some_members_missed(missing):
     policy, there = split_without(missing)
     _, state = policy.step(there, {}, FLAT)
     assert {name[:1]: members for name, members in clusters(state).items()} == {"0": ["a", "b"], "1": ["c", "d"]}
 
 
-def test_a_newcomer_joins_the_cluster_that_it_is_like():
+def test_newcomer_joins_the_most_similar_cluster():
     policy, there = split_without("")
     assignments, state = policy.step([*there, submission("e", [-1, 0], round=2)], {}, FLAT)
     assert clusters(state) == {"0": ["a", "b"], "1": ["c", "d", "e"]}
     assert set(assignments["e"].weights) == {"c", "d", "e"}
 
 
-def test_what_a_participant_says_of_its_cluster_is_checked():
+def test_cluster_extras_of_participants_are_validated():
     good = {"cluster": np.array([0, 1]), "figures": np.array([3.0, 1.0, 0.5, 2.0])}
     assert read(good)[0] == "01"
     (cluster,) = gather([submission("a", [1, 1], previous=good, round=4)], {}, [slice(None)], 1.0)
@@ -433,8 +433,8 @@ def test_what_a_participant_says_of_its_cluster_is_checked():
 
 
 @pytest.mark.parametrize("policy", [Cfl, FedPref])
-def test_what_no_step_assigns_is_not_said_again(policy):
-    """A coordinator that lies can assign anything. Said again by its successor, that would end the successor's node."""
+def test_participant_ignores_invalid_assigned_extras(policy):
+    """A lying coordinator can assign anything. Invalid extras sent back would end the node of its successor."""
 
     def lying():
         made = policy()
@@ -449,24 +449,24 @@ def test_what_no_step_assigns_is_not_said_again(policy):
     assert all(made.previous == {} for made in policies.values())
 
 
-def test_of_what_members_say_of_their_cluster_the_newest_counts():
-    told = [{"cluster": np.zeros(0, np.int64), "figures": np.array([round, round, 0.0, 0.0])} for round in (1, 3, 2)]
-    there = [submission(id, [1, 1], previous=previous, round=4) for id, previous in zip("abc", told, strict=True)]
+def test_gather_uses_the_newest_cluster_figures():
+    extras = [{"cluster": np.zeros(0, np.int64), "figures": np.array([round, round, 0.0, 0.0])} for round in (1, 3, 2)]
+    there = [submission(id, [1, 1], previous=previous, round=4) for id, previous in zip("abc", extras, strict=True)]
     (cluster,) = gather(there, {}, [slice(None)], 1.0)
     assert (cluster.figures.round, cluster.figures.streak) == (3, 3)
 
 
-def test_whatever_was_assigned_is_said_again_after_a_restart():
-    said = {
+def test_assigned_extras_survive_a_restart():
+    assigned = {
         "floats": np.array([[0.5, np.nan]], np.float32),
         "numbers": np.array([2**64 - 1], np.uint64),
         "none": np.zeros((0, 2), np.int64),
         "one": np.array(3.0),
     }
     policy, again = CoordinatedFedAvg(), CoordinatedFedAvg()
-    policy.previous = said
+    policy.previous = assigned
     again.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(policy.state())))
-    for name, array in said.items():
+    for name, array in assigned.items():
         assert (again.previous[name].dtype, again.previous[name].shape) == (array.dtype, array.shape)
         np.testing.assert_array_equal(again.previous[name], array)
 
@@ -474,7 +474,7 @@ def test_whatever_was_assigned_is_said_again_after_a_restart():
 # CFL
 
 
-def test_cfl_splits_where_the_mean_rests_and_members_do_not():
+def test_cfl_splits_when_mean_is_small_and_members_are_not():
     pulls = dict(zip("abcd", [[1, 0.1], [1, -0.1], [-1, 0.1], [-1, -0.1]], strict=True))
     there = [submission(id, pull) for id, pull in pulls.items()]
     assignments, state = Cfl(epsilon_1=0.1, epsilon_2=0.5).step(there, {}, FLAT)
@@ -487,13 +487,13 @@ def test_cfl_splits_where_the_mean_rests_and_members_do_not():
 # MaTFL
 
 
-def test_votes_by_hand():
+def test_matfl_votes_by_hand():
     layer_1 = np.array([[1, 0.9, 0.1, 0.0], [0.9, 1, 0.2, 0.3], [0.1, 0.2, 1, 0.8], [0.0, 0.3, 0.8, 1]])
     layer_2 = np.array([[1, 0.5, 0.6, 0.1], [0.5, 1, 0.4, -0.9], [0.6, 0.4, 1, 0.2], [0.1, -0.9, 0.2, 1]])
     weights = votes([layer_1, layer_2], 1)
-    assert weights[0] == pytest.approx(np.array([1, 0.7, 0, 0]) / 1.7)  # one vote each for 1 and 2; 1 is more alike
+    assert weights[0] == pytest.approx(np.array([1, 0.7, 0, 0]) / 1.7)  # one vote each for 1 and 2; 1 is more similar
     assert weights[2] == pytest.approx(np.array([0, 0, 1, 0.5]) / 1.5)  # one each for 3 and 0
-    assert votes([-layer_1], 3)[0].tolist() == [1, 0, 0, 0]  # who is like nobody keeps its own
+    assert votes([-layer_1], 3)[0].tolist() == [1, 0, 0, 0]  # a node without similar nodes keeps its own model
     assert votes([np.eye(1)], 5).tolist() == [[1]]
 
 
@@ -501,7 +501,7 @@ def test_votes_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("fedpref", {"ratio": 0.0}, "ratio must be above 0 and at most 1"),
         ("fedpref", {"min_similarity": 1.0}, "min_similarity must be from -1 to below 1"),
@@ -513,6 +513,6 @@ def test_votes_by_hand():
         ("matfl", {"neighbours": 0}, "neighbours must be 1 or more"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(name, options, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_coordinated_policies_refuse_invalid_options(name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
         make_policy(name, options)

@@ -36,13 +36,13 @@ def vector(*values):
 # Weights
 
 
-def test_the_shortest_combination_of_two_gradients_by_hand():
+def test_least_combination_of_two_gradients_by_hand():
     assert least(DIAGONAL, vector(0, 0)) == pytest.approx([0.2, 0.8])  # 4 w^2 + (1 - w)^2
-    assert least(np.array([[4.0, 2.0], [2.0, 1.0]]), vector(0, 0)) == pytest.approx([0, 1])  # along each other
+    assert least(np.array([[4.0, 2.0], [2.0, 1.0]]), vector(0, 0)) == pytest.approx([0, 1])  # parallel gradients
     assert least(np.zeros((3, 3)), vector(0, 0, 0)) == pytest.approx([1 / 3] * 3)
 
 
-def test_no_objective_gets_worse_along_the_shortest_combination():
+def test_least_combination_worsens_no_objective():
     rng = np.random.default_rng(0)
     for _ in range(20):
         gradients = rng.normal(size=(3, 5))
@@ -50,7 +50,7 @@ def test_no_objective_gets_worse_along_the_shortest_combination():
         assert (gradients @ direction >= direction @ direction - 1e-3).all()
 
 
-def test_what_is_to_blame_by_hand():
+def test_balancing_by_hand():
     """Parts of 2/3 and 1/3: KL = 2/3 log 4/3 + 1/3 log 2/3; the first is above it, the second below."""
     uneven, blame = balancing(vector(2, 1), vector(0.5, 0.5))
     assert uneven == pytest.approx(2 / 3 * np.log(4 / 3) + 1 / 3 * np.log(2 / 3))
@@ -59,7 +59,7 @@ def test_what_is_to_blame_by_hand():
     assert balancing(vector(0, 0), vector(0.5, 0.5))[0] == 0
 
 
-def test_an_objective_that_is_too_great_gets_the_weight_and_equal_ones_come_down_together():
+def test_weigh_favours_excessive_objective_or_balances():
     plain = np.eye(2)
     assert weigh(vector(2, 1), plain, vector(0.5, 0.5), 0.01, 0.0) == pytest.approx([1, 0])
     assert weigh(vector(2, 1), plain, vector(0.5, 0.5), 0.01, 0.2) == pytest.approx([0.9, 0.1])
@@ -67,7 +67,7 @@ def test_an_objective_that_is_too_great_gets_the_weight_and_equal_ones_come_down
     assert weigh(vector(1, 4), plain, vector(0.0, 1.0), 0.01, 0.2) == pytest.approx([0.1, 0.9])
 
 
-def test_a_sketch_has_about_the_same_inner_products_and_sums_of_sketches_are_sketches_of_sums():
+def test_sketch_is_linear_and_keeps_inner_products():
     rng = np.random.default_rng(1)
     one, other = rng.normal(size=(2, 3, 5000)).astype(np.float32)
     made = [sketch(each, 1024, np.random.default_rng(7)) for each in (one, other, one + other)]
@@ -83,7 +83,7 @@ def submission(id, model, losses=(1.0, 2.0), gradients=((1.0, 0.0), (0.0, 1.0)),
     return Submission(id, 1, np.array(model, np.float32), n, extras, {}, np.array(start, np.float32))
 
 
-def test_the_step_by_hand():
+def test_fedcmoo_step_by_hand():
     there = [submission("b", [4, 0], (3.0, 2.0), ((1.0, 0.0), (0.0, 3.0)), n=3), submission("a", [0, 4], n=1)]
     assignments, state = FedCmoo(global_lr=2.0).step(there, {}, FLAT)
     assert list(assignments) == ["a", "b"]
@@ -91,9 +91,9 @@ def test_the_step_by_hand():
         assert assignment.params.tolist() == [6, 2]  # twice the mean (3, 1)
         assert assignment.weights == {"a": 0.25, "b": 0.75}
         assert assignment.extras["losses"].tolist() == [2.5, 2]
-        assert assignment.extras["gram"].tolist() == [[1, 0], [0, 6.25]]  # of the mean gradients (1, 0) and (0, 2.5)
+        assert assignment.extras["gram"].tolist() == [[1, 0], [0, 6.25]]  # from the mean gradients (1, 0) and (0, 2.5)
     again, _ = FedCmoo(global_lr=2.0).step(there, state, FLAT)
-    assert again["a"].params.tolist() == [0, 0]  # from (6, 2) twice as far as to (3, 1)
+    assert again["a"].params.tolist() == [0, 0]  # from (6, 2) twice the way to (3, 1)
     one, _ = FedCmoo().step(there, state, FLAT)
     assert one["a"].params.tolist() == [3, 1]
 
@@ -106,17 +106,17 @@ def test_the_step_by_hand():
         ({"losses": (-1.0, 2.0)}, "cannot be"),
         ({"gradients": ((np.nan, 0.0), (0.0, 1.0))}, "cannot be"),
         ({"losses": (np.inf, 2.0)}, "cannot be"),
-        ({"gradients": ((1e200, 0.0), (0.0, 1.0))}, "cannot be"),  # whose inner products are not finite
+        ({"gradients": ((1e200, 0.0), (0.0, 1.0))}, "cannot be"),  # its inner products are not finite
         ({"gradients": (1.0, 2.0)}, "lacks its losses and gradients"),
     ],
 )
-def test_a_submission_that_cannot_be_is_refused(other, words):
+def test_fedcmoo_step_refuses_invalid_submission(other, words):
     with pytest.raises(ValueError, match=words):
         FedCmoo().step([submission("a", [0, 0]), submission("b", [0, 0], **other)], {}, FLAT)
 
 
 @pytest.mark.parametrize("options", [{"global_lr": 0.0}, {"size": 0}, {"tolerance": -1.0}, {"floor": 1.5}])
-def test_options_that_make_no_sense_say_so(options):
+def test_fedcmoo_refuses_invalid_options(options):
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         make_policy("fedcmoo", options)
 
@@ -131,12 +131,12 @@ def test_options_that_make_no_sense_say_so(options):
         ((1.0, 2.0), ((-1e100, 0.0), (0.0, 1e-300))),
     ],
 )
-def test_a_node_trains_on_whatever_a_coordinator_assigns(losses, gram):
+def test_fedcmoo_node_tolerates_invalid_assignment(losses, gram):
     def lying():
         policy = FedCmoo(size=16)
-        honest, told = policy.step, {"losses": np.array(losses), "gram": np.array(gram)}
+        honest, extras = policy.step, {"losses": np.array(losses), "gram": np.array(gram)}
         policy.step = lambda *given: (
-            {id: replace(assignment, extras=told) for id, assignment in honest(*given)[0].items()},
+            {id: replace(assignment, extras=extras) for id, assignment in honest(*given)[0].items()},
             {},
         )
         return policy
@@ -155,7 +155,7 @@ def fair(k=0, nodes=3, **options):
     return make_task("fairness", FAIR | options, Part(k, nodes), 0)
 
 
-def test_slopes_are_losses_and_gradients_of_each_objective():
+def test_objective_gradients_equal_torch():
     task = fair(preference=[0.3, 0.7])
     start = task.initial(0)
     found = task.learner(RandomStreams(0, "a")).compute(DifferentiateObjectives(start))
@@ -170,7 +170,7 @@ def test_slopes_are_losses_and_gradients_of_each_objective():
 
 
 @pytest.mark.slow
-def test_weights_take_the_place_of_the_preference_in_every_way_to_train():
+def test_scalarised_rule_replaces_preference_in_all_learners():
     tasks = [fair(k) for k in range(3)]
     learners = [task.learner(RandomStreams(0, f"n{k}")) for k, task in enumerate(tasks)]
     start = tasks[0].initial(0)
@@ -186,7 +186,7 @@ def test_weights_take_the_place_of_the_preference_in_every_way_to_train():
 
 
 @pytest.mark.slow
-def test_a_preference_moves_the_common_model():
+def test_fedcmoo_preference_moves_the_common_model():
     def trained(weight):
         task = {"name": "fairness"} | FAIR | {"rows": 1200, "preference": [weight, 1 - weight]}
         (run,) = simulate({"nodes": 3, "rounds": 5, "task": task, "policy": {"name": "fedcmoo"}})
@@ -197,7 +197,7 @@ def test_a_preference_moves_the_common_model():
     assert evenly[1] > accurate[1] + 0.2
 
 
-def test_nothing_that_is_submitted_tells_the_preference(monkeypatch):
+def test_fedcmoo_submissions_do_not_reveal_the_preference(monkeypatch):
     sent = []
     step = FedCmoo.step
 
@@ -212,11 +212,11 @@ def test_nothing_that_is_submitted_tells_the_preference(monkeypatch):
         run_in_memory(policies, tasks, 3)
         assert policies["n0"].state()["previous"]["gram"][1] == [2, 2]
     first, other = sent[0], sent[3]
-    assert first == other  # of the first model all nodes say the same, whatever they want
-    assert all(np.float64(0.123456).tobytes() not in said for each in sent for said in each.values())
+    assert first == other  # for the first model all nodes send the same, with any preference
+    assert all(np.float64(0.123456).tobytes() not in data for each in sent for data in each.values())
 
 
-def test_a_task_without_several_objectives_is_refused():
+def test_fedcmoo_refuses_single_objective_task():
     task = make_task("concept-shift", {}, Part(0, 1), 0)
     with pytest.raises(ConfigurationError, match="a task of several objectives"):
         run_in_memory({"a": FedCmoo()}, {"a": task}, 1)

@@ -26,13 +26,13 @@ def play(make, rounds=2, **options):
     return run_in_memory({name: make() for name in NAMES}, TASKS, rounds, **options)
 
 
-def test_local_asks_nobody():
+def test_local_requests_no_models():
     cast, history = play(Local)
     assert all(not actor.asked for actor in cast.values())
     assert history[-1]["node-3"].weights == {"node-3": 1.0}
 
 
-def test_random_averages_with_so_many_peers():
+def test_random_averages_with_given_number_of_peers():
     cast, history = play(lambda: Random(neighbours=2))
     for name, actor in cast.items():
         assert all(len(asked) == 2 for asked in actor.asked.values())
@@ -43,34 +43,34 @@ def test_random_averages_with_so_many_peers():
         assert np.allclose(merged.params, np.mean(models, axis=0), rtol=1e-5)
 
 
-def test_a_node_with_fewer_peers_takes_all():
+def test_random_with_few_peers_takes_all():
     cast, _ = play(lambda: Random(neighbours=50))
     assert sorted(cast["node-0"].asked[1]) == NAMES[1:]
 
 
-def test_policies_keep_to_the_budget():
+def test_policies_keep_within_the_budget():
     for make in (lambda: Random(neighbours=5), lambda: Dac(neighbours=5), lambda: Oracle(neighbours=5)):
         cast, _ = play(make, budget=Budget(models=1))
         assert all(len(asked) == 1 for actor in cast.values() for asked in actor.asked.values())
 
 
-def test_oracle_is_refused_where_there_are_no_groups():
+def test_oracle_refuses_task_without_groups():
     tasks = {name: make_task("digits", {}, Part(k, 2), 0) for k, name in enumerate("ab")}
     with pytest.raises(ConfigurationError, match="the policy oracle needs a task whose nodes have groups"):
         run_in_memory({name: Oracle() for name in tasks}, tasks, 1)
 
 
-def test_oracle_asks_its_own_group():
+def test_oracle_requests_only_its_group():
     cast, _ = play(lambda: Oracle(neighbours=3))
     assert cast["node-2"].asked == {1: ["node-3"], 2: ["node-3"]}
 
 
-def test_sequential_nodes_read_the_merged_models_of_those_before_them():
+def test_sequential_nodes_use_merged_models_of_predecessors():
     cast, history = play(lambda: Random(neighbours=5, schedule="sequential"), rounds=1)
     order = cast["node-0"].round_order(1)
     names = sorted(NAMES, key=order.get)
     models = {name: cast[name].published[1, "trained"].params for name in NAMES}
-    for name in names:  # by hand: one after another, each from the newest models
+    for name in names:  # by hand: each in turn, from the newest models
         models[name] = np.mean(list(models.values()), axis=0)
         assert np.allclose(history[0][name].params, models[name], rtol=1e-4)
 
@@ -85,7 +85,7 @@ def test_dac_finds_its_cluster(similarity, score_on):
     assert np.mean([asked == [partner[name]] for name, asked in late]) > 0.7
 
 
-def test_dac_with_fedavg_weighs_by_samples_and_with_fedsim_by_similarity():
+def test_dac_aggregation_weights_by_samples_or_similarity():
     for aggregation in ("fedavg", "fedsim"):
         policies = {name: Dac(neighbours=2, aggregation=aggregation, similarity="l2") for name in NAMES}
         cast, history = run_in_memory(policies, TASKS, 1)
@@ -100,19 +100,19 @@ def test_dac_with_fedavg_weighs_by_samples_and_with_fedsim_by_similarity():
             assert weights == pytest.approx(expected)
 
 
-def test_dac_can_weigh_by_the_probability_of_before():
+def test_dac_probability_weights_are_uniform_at_first():
     policies = {name: Dac(neighbours=2, weights="probability", similarity="l2") for name in NAMES}
     _, history = run_in_memory(policies, TASKS, 1)
-    assert list(history[0]["node-0"].weights.values()) == pytest.approx([1 / 3] * 3)  # nothing was known: all alike
+    assert list(history[0]["node-0"].weights.values()) == pytest.approx([1 / 3] * 3)  # nothing was known: all are equal
 
 
-def test_dac_borrows_what_a_sampled_peer_has_measured():
+def test_dac_borrows_similarities_of_sampled_peer():
     lender, borrower = Dac(), Dac()
     lender.met = {"c": 0.5, "me": 0.9, "d": -0.25, "stranger": 1.0}
     borrower.met = {"b": 0.7, "d": 0.1}
     update = Update("b", 1, "trained", np.zeros(1, np.float32), 1, similarity_extras(lender.met))
     borrower.estimate(("b", "c", "d", "e"), [update])
-    assert borrower.estimated == {"c": 0.5}  # "d" was met, "e" is unknown to both, the others are out of reach
+    assert borrower.estimated == {"c": 0.5}  # "d" was met, "e" is unknown to both, the others are not peers
 
 
 def test_dac_without_two_hop_borrows_nothing():
@@ -123,7 +123,7 @@ def test_dac_without_two_hop_borrows_nothing():
 
 @pytest.mark.parametrize("score_on", ["own", "peer"])
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -1e-6])
-def test_dac_does_not_know_a_peer_of_which_there_is_no_proper_loss(monkeypatch, loss, score_on):
+def test_dac_treats_peer_with_invalid_loss_as_unknown(monkeypatch, loss, score_on):
     compute = TorchLearner.compute
 
     def improper(self, query):
@@ -147,13 +147,13 @@ def test_dac_does_not_know_a_peer_of_which_there_is_no_proper_loss(monkeypatch, 
         {"peers": np.array([short_id("b")], np.uint64), "similarities": np.array([np.nan], np.float32)},
     ],
 )
-def test_dac_does_not_trust_what_peers_lend(extras):
+def test_dac_ignores_invalid_borrowed_similarities(extras):
     policy = Dac()
     policy.estimate(("b",), [Update("a", 1, "trained", np.zeros(1, np.float32), 1, extras)])
     assert policy.estimated == {}
 
 
-def test_dac_goes_on_where_it_was():
+def test_dac_restored_from_state_is_equal():
     half = {name: Dac(neighbours=2) for name in NAMES}
     run_in_memory(half, TASKS, 2)
     restored = Dac(neighbours=2)
@@ -161,11 +161,11 @@ def test_dac_goes_on_where_it_was():
     assert (restored.met, restored.estimated) == (half["node-0"].met, half["node-0"].estimated)
 
 
-FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # for samples of sensitive groups
+FAIR = ("lft-fedavg", "lft-ensemble", "agnostic-fair", "fairfed", "fedfb")  # they need sensitive groups
 
 
 @pytest.mark.slow
-def test_alone_every_policy_trains():
+def test_every_policy_trains_without_peers():
     headed = replace(TASKS["node-0"], private=["bias"])
     grouped = make_task("fairness", {"data": "synthetic", "hidden": []}, Part(0, 30), 0)
     for name in POLICIES:
@@ -175,7 +175,7 @@ def test_alone_every_policy_trains():
         assert (cast["a"].params != cast["a"].initial).any()
 
 
-def test_policies_that_wait_for_each_other_for_ever_are_found():
+def test_run_in_memory_detects_deadlock():
     class Waiting(Local):
         async def round(self, me, peers):
             await peers.models(peers.ids)
@@ -184,7 +184,7 @@ def test_policies_that_wait_for_each_other_for_ever_are_found():
         play(Waiting)
 
 
-def test_merge_sums_in_the_order_of_ids():
+def test_merge_weights_by_samples():
     cast, _ = play(Local, rounds=1)
     me = cast["node-3"]
     updates = [Update(id, 1, "trained", np.full(11, k, np.float32), 10 * k) for k, id in ((5, "node-5"), (1, "node-1"))]
@@ -218,22 +218,22 @@ def test_merge_sums_in_the_order_of_ids():
         ("p2pfl:RandomStreams", {"seed": 0, "name": ""}, "no policy: it lacks prepare, round, state, restore"),
     ],
 )
-def test_wrong_policies_are_refused_with_a_reason(name, options, message):
+def test_make_policy_refuses_invalid_policies(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_policy(name, options)
 
 
-def test_policy_class_that_is_none_is_not_made(tmp_path, monkeypatch):
+def test_make_policy_checks_class_before_instantiation(tmp_path, monkeypatch):
     (tmp_path / "careless.py").write_text("class Thing:\n    def __init__(self):\n        raise SystemExit('made')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match="is no policy: it lacks prepare, round, state, restore"):
         make_policy("careless:Thing", {})
 
 
-def test_a_whole_number_is_taken_for_a_float():
+def test_make_policy_accepts_whole_number_for_float():
     assert make_policy("dac", {"tau": 3}).tau == 3.0
 
 
-def test_a_negative_budget_is_refused():
+def test_negative_budget_is_refused():
     with pytest.raises(ValueError, match="negative"):
         Budget(models=-1)

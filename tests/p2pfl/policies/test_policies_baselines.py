@@ -49,7 +49,7 @@ MADE = {
 
 
 def number(*targets):
-    """A task whose model is one number w and whose loss is the mean of (w - y)^2: the gradient is 2 (w - mean of y)."""
+    """Task with one weight w and the loss mean (w - y)^2: its gradient is 2 (w - mean of y)."""
     ones = np.ones((len(targets), 1), np.float32)
     y = np.array(targets, np.float32)[:, None]
     return regression(lambda: nn.Linear(1, 1, bias=False), (ones, y), optimizer=SGD(LR))
@@ -67,7 +67,7 @@ def down(w, y):
 # Ditto
 
 
-def test_two_rounds_of_ditto_by_hand():
+def test_ditto_two_rounds_by_hand():
     targets, pull = {"a": 0.0, "b": 3.0}, 0.5
     policies, cast, _ = play(lambda: Ditto(weight=pull), {id: number(y) for id, y in targets.items()}, rounds=2)
     shared = float(cast["a"].initial[0])
@@ -82,7 +82,7 @@ def test_two_rounds_of_ditto_by_hand():
 
 
 @pytest.mark.slow
-def test_ditto_without_pull_is_local_and_shares_fedavgs_model_bit_for_bit():
+def test_ditto_without_pull_equals_local_and_shares_fedavg():
     policies, cast, history = play(lambda: Ditto(weight=0.0, epochs=2))
     _, alone, _ = play(lambda: Local(epochs=2))
     _, together, averages = play(lambda: CoordinatedFedAvg(epochs=2))
@@ -93,20 +93,20 @@ def test_ditto_without_pull_is_local_and_shares_fedavgs_model_bit_for_bit():
 
 
 @pytest.mark.slow
-def test_a_strong_pull_holds_dittos_personal_model_at_the_shared_one():
+def test_ditto_strong_pull_holds_model_near_shared_one():
     far = []
-    for pull in (0.0, 1 / LR):  # a step of LR with a pull of 1 / LR leads to where w_t leads
+    for pull in (0.0, 1 / LR):  # with a pull of 1 / LR a step starts from the shared model
         policies, cast, _ = play(lambda: Ditto(weight=pull), {"a": number(0), "b": number(3)}, rounds=30)  # noqa: B023
         far.append(abs(float(cast["a"].params[0] - policies["a"].shared[0])))
     assert far[0] == pytest.approx(1.5, abs=0.01)
-    assert far[1] == pytest.approx(1.5 - 1.5 / 1.2, abs=0.01)  # where v = 1.5 - 2 LR v
+    assert far[1] == pytest.approx(1.5 - 1.5 / 1.2, abs=0.01)  # the solution of v = 1.5 - 2 LR v
 
 
 # APFL
 
 
 @pytest.mark.parametrize("alpha_lr", [0.0, 0.05])
-def test_three_rounds_of_apfl_by_hand(alpha_lr):
+def test_apfl_three_rounds_by_hand(alpha_lr):
     targets = {"a": 0.0, "b": 3.0}
     policies, cast, _ = play(
         lambda: Apfl(epochs=2, alpha=0.25, alpha_lr=alpha_lr), {id: number(y) for id, y in targets.items()}
@@ -132,7 +132,7 @@ def test_three_rounds_of_apfl_by_hand(alpha_lr):
 
 
 @pytest.mark.slow
-def test_apfl_is_local_at_alpha_1_and_fedavg_at_alpha_0():
+def test_apfl_equals_local_at_alpha_1_and_fedavg_at_alpha_0():
     _, alone, _ = play(Local)
     _, together, _ = play(CoordinatedFedAvg)
     for alpha, like in ((1.0, alone), (0.0, together)):
@@ -142,7 +142,7 @@ def test_apfl_is_local_at_alpha_1_and_fedavg_at_alpha_0():
             assert policies[name].shared.tobytes() == together[name].params.tobytes()
 
 
-def test_alpha_stays_from_0_to_1():
+def test_apfl_alpha_stays_between_0_and_1():
     policies, *_ = play(lambda: Apfl(alpha=0.5, alpha_lr=100.0), {"a": number(0), "b": number(3)}, rounds=5)
     assert {policy.mixed for policy in policies.values()} <= {0.0, 1.0}
 
@@ -150,8 +150,8 @@ def test_alpha_stays_from_0_to_1():
 # Per-FedAvg
 
 
-def test_a_round_of_per_fedavg_by_hand():
-    samples, ahead = {"a": (0.0, 1.0, 5.0), "b": (3.0, 3.0)}, 0.2  # of three samples, the middle one is in both halves
+def test_per_fedavg_one_round_by_hand():
+    samples, ahead = {"a": (0.0, 1.0, 5.0), "b": (3.0, 3.0)}, 0.2  # the middle one of three samples is in both halves
     policies, cast, _ = play(lambda: PerFedAvg(lr=ahead), {id: number(*y) for id, y in samples.items()}, rounds=1)
     w = float(cast["a"].initial[0])
     halves = {"a": (0.5, 3.0), "b": (3.0, 3.0)}
@@ -159,16 +159,16 @@ def test_a_round_of_per_fedavg_by_hand():
     shared = (3 * sent["a"] + 2 * sent["b"]) / 5
     for id, y in samples.items():
         assert policies[id].shared[0] == pytest.approx(shared)
-        assert cast[id].published == {}  # nothing but what is submitted leaves the node
+        assert cast[id].published == {}  # only submissions leave the node
         assert cast[id].params[0] == pytest.approx(shared - ahead * down(shared, np.mean(y)))
 
 
-def test_per_fedavg_without_a_step_ahead_shares_one_model():
+def test_per_fedavg_with_zero_rate_shares_one_model():
     _, cast, _ = play(lambda: PerFedAvg(lr=0.0))
     assert len({cast[name].params.tobytes() for name in NAMES}) == 1
 
 
-def test_a_step_ahead_is_one_of_gradient_descent_on_all_samples_whatever_the_batches_are():
+def test_descent_rule_takes_one_step_on_all_samples():
     learner = TASKS["node-1"].learner(RandomStreams(0, "a"), "cpu")
     start = TASKS["node-1"].initial(0)
     slope = [
@@ -182,25 +182,25 @@ def test_a_step_ahead_is_one_of_gradient_descent_on_all_samples_whatever_the_bat
 # pFedGraph
 
 
-def test_the_graph_by_hand():
+def test_pfedgraph_weights_by_hand():
     alike = np.array([[1.0, -0.2], [-0.2, 1.0]])
     weights = graph(alike, np.array([0.5, 0.5]), 0.8)  # the nearest of (.5 + 1 / 1.6, .5 - .2 / 1.6) = (1.125, .375)
     assert weights == pytest.approx(np.array([[0.875, 0.125], [0.125, 0.875]]))
     assert graph(alike, np.array([0.5, 0.5]), 0.1) == pytest.approx(np.eye(2))
 
 
-def test_models_that_have_learned_the_same_are_weighted_by_their_samples():
+def test_pfedgraph_weights_equal_updates_by_samples():
     there = [Submission(id, 1, np.array([2.0, 1.0], np.float32), n, start=np.zeros(2, np.float32)) for id, n in
              (("a", 1), ("b", 3), ("c", 6))]  # fmt: skip
     assignments, _ = PFedGraph().step(there, {}, Layout((("w", (2,)),), 2))
     assert all(a.weights == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.6}) for a in assignments.values())
-    nearly = np.array([[1.0, 0.91], [0.91, 1.0]])  # counts as the same, as in the authors' program
+    nearly = np.array([[1.0, 0.91], [0.91, 1.0]])  # counts as equal, as in the authors' program
     assert graph(nearly, np.array([0.5, 0.5]), 0.8) == pytest.approx(np.full((2, 2), 0.5))
 
 
 @given(st.lists(st.floats(-2, 2), min_size=3, max_size=3), st.lists(st.floats(0.01, 1), min_size=3, max_size=3),
        st.floats(0.05, 5))  # fmt: skip
-def test_no_weights_are_better_than_those_of_the_graph(alike, samples, alpha):
+def test_pfedgraph_weights_are_optimal(alike, samples, alpha):
     similar = np.clip(np.array(alike), -1, 0.9)
     shares = np.array(samples) / sum(samples)
 
@@ -214,12 +214,12 @@ def test_no_weights_are_better_than_those_of_the_graph(alike, samples, alpha):
     assert cost(found) <= cost(grid).min() + 1e-9
 
 
-def test_a_graph_that_hardly_minds_the_samples_has_the_most_alike_only():
+def test_pfedgraph_with_tiny_alpha_uses_most_similar_only():
     alike = np.array([[1.0, 0.5, 0.2], [0.5, 1.0, 0.2], [0.2, 0.2, 1.0]])
     assert graph(alike, np.full(3, 1 / 3), 1e-20) == pytest.approx(np.eye(3))
 
 
-def test_the_successor_of_a_coordinator_of_pfedgraph_needs_the_initial_model_once():
+def test_pfedgraph_successor_needs_the_initial_model_once():
     layout = Layout((("w", (2,)),), 2)
     rng = np.random.default_rng(0)
     there = [Submission(id, 1, rng.normal(size=2).astype(np.float32), 1, start=np.ones(2, np.float32)) for id in "abc"]
@@ -230,8 +230,8 @@ def test_the_successor_of_a_coordinator_of_pfedgraph_needs_the_initial_model_onc
         PFedGraph().step([msgspec.structs.replace(s, start=None) for s in there], {}, layout)
 
 
-def test_a_model_is_pulled_in_the_direction_of_the_one_that_was_assigned():
-    """With inputs and targets of 0 the loss has no gradient: the step is that of the cosine alone, as torch has it."""
+def test_aligned_rule_pulls_model_towards_the_assigned_one():
+    """With inputs and targets of 0 the loss has no gradient: only the cosine, as in torch, makes the step."""
     task = regression(lambda: nn.Linear(3, 1, bias=False), (np.zeros((2, 3)), np.zeros((2, 1))), optimizer=SGD(LR))
     start, anchor = np.array([1.0, 2.0, -1.0], np.float32), np.array([0.5, -1.0, 3.0], np.float32)
     w = torch.tensor(start, requires_grad=True)
@@ -243,7 +243,7 @@ def test_a_model_is_pulled_in_the_direction_of_the_one_that_was_assigned():
 
 
 @pytest.mark.slow
-def test_pfedgraph_trains_towards_its_mean_from_the_second_round_on():
+def test_pfedgraph_pull_starts_in_the_second_round():
     _, free, _ = play(lambda: PFedGraph(weight=0.0), rounds=1)
     _, held, _ = play(lambda: PFedGraph(weight=50.0), rounds=1)
     assert all(free[name].params.tobytes() == held[name].params.tobytes() for name in NAMES)
@@ -252,7 +252,7 @@ def test_pfedgraph_trains_towards_its_mean_from_the_second_round_on():
     assert any(free[name].params.tobytes() != held[name].params.tobytes() for name in NAMES)
 
 
-def test_pfedgraph_links_those_that_learn_the_same():
+def test_pfedgraph_gives_partner_the_greatest_weight():
     _, _, history = play(PFedGraph, rounds=5)
     for k, name in enumerate(NAMES):
         partner = NAMES[k ^ 1]
@@ -263,7 +263,7 @@ def test_pfedgraph_links_those_that_learn_the_same():
 # kNN-Per
 
 
-def test_neighbours_vote_by_how_near_they_are():
+def test_knn_mixed_logits_weight_votes_by_distance():
     known, labels = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0], [50.0, 50.0]]), torch.tensor([0, 1, 1, 2])
     features, outputs = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0, 0.0]])
     near = np.exp([0, -4 / 4, -9 / 4])  # squared distances over scale 2 times 2 features
@@ -290,7 +290,7 @@ def blobs(seed, n=20):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dense", [True, False])
-def test_all_ways_to_evaluate_remember_the_same(dense):
+def test_knn_evaluation_stacked_equals_one_by_one(dense):
     learners = [blobs(k, n).learner(RandomStreams(0, f"node-{k}")) for k, n in enumerate((20, 3, 12))]
     models = [[blobs(k).initial(k), blobs(k).initial(k + 9)] for k in range(3)]
     memory = KnnDatastore(5, 0.5, 1.0)
@@ -313,7 +313,7 @@ def digits(policy, **changes):
 
 
 @pytest.mark.slow
-def test_a_memory_that_does_not_count_leaves_fedavg_and_one_that_counts_changes_what_is_judged_and_not_the_model():
+def test_knn_per_weight_changes_metrics_but_not_models():
     plain, fedavg = digits({"name": "coordinated-fedavg"})
     nothing, forgetful = digits({"name": "knn-per", "weight": 0.0})
     assert nothing == pytest.approx(plain)
@@ -333,18 +333,18 @@ def test_a_memory_that_does_not_count_leaves_fedavg_and_one_that_counts_changes_
         ({"name": "apfl", "alpha": 0.0, "alpha_lr": 0.0}, {"name": "coordinated-fedavg"}),
     ],
 )
-def test_what_is_judged_is_the_personal_model(policy, like):
+def test_personal_model_is_evaluated(policy, like):
     (found, personal), (expected, _) = digits(policy), digits(like)
     assert found == pytest.approx(expected)
     assert traffic(personal)["bytes"] > 0
 
 
-# All of them
+# All policies
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
-def test_a_restart_changes_nothing(name):
+def test_baseline_run_after_restart_is_identical(name):
     absent = {2: ["node-3"]}
     _, through, _ = play(MADE[name], absent=absent, rounds=4)
     _, again, _ = play(lambda: Restarted(MADE[name]), absent=absent, rounds=4)
@@ -352,7 +352,7 @@ def test_a_restart_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_who_is_missing_goes_on_with_what_it_has_trained(name):
+def test_absent_node_keeps_its_trained_model(name):
     _, cast, history = play(MADE[name], absent={1: ["node-0"], 2: ["node-3"]})
     assert isinstance(make_policy(name, {}), Coordinated)
     assert history[1]["node-3"].weights == {"node-3": 1.0}
@@ -363,8 +363,8 @@ def test_who_is_missing_goes_on_with_what_it_has_trained(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
-def test_elected_coordinators_and_messages_give_the_same_bits(name):
-    """Also: what travels is enough for the step of pFedGraph, which needs the common initial model."""
+def test_baselines_modelled_equals_wire_bit_for_bit(name):
+    """The messages also suffice for the step of pFedGraph, which needs the common initial model."""
     options = {"pfedgraph": {"weight": 0.5}, "ditto": {"weight": 0.01}, "apfl": {"alpha_lr": 1e-5}}
     policy = {"name": name, **options.get(name, {})}
     small = {"nodes": 4, "rounds": 4, "task": {"name": "digits"}, "policy": policy, "trainer": "one-by-one"}
@@ -399,7 +399,7 @@ def test_personal_models_stay_on_their_nodes(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
-def test_all_learn(name):
+def test_baselines_reduce_the_loss(name):
     _, cast, _ = play(MADE[name], rounds=8)
     before, after = np.transpose([actor.learner.loss([actor.initial, actor.params]) for actor in cast.values()])
     assert after.mean() < before.mean()
@@ -421,12 +421,12 @@ def test_all_learn(name):
         ("ditto", {"shared": 1}, "unknown key 'policy.shared'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(name, options, message):
+def test_baselines_refuse_invalid_options(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_policy(name, options)
 
 
-def test_a_task_without_gradients_or_features_is_refused():
+def test_baselines_refuse_task_without_gradients_or_features():
     table = make_task("deep-sea-treasure", {"preference": [0.5, 0.5]}, Part(0, 1), 0)
     with pytest.raises(ConfigurationError, match="needs a task that is trained along gradients"):
         run_in_memory({"a": Apfl(alpha_lr=0.0)}, {"a": table}, 1)
@@ -435,10 +435,10 @@ def test_a_task_without_gradients_or_features_is_refused():
     linear = TASKS["node-0"]
     with pytest.raises(ConfigurationError, match="needs a classification with cross-entropy"):
         linear.learner(RandomStreams(0, "a"), "cpu").evaluate([linear.initial(0)], ("test",), KnnPer().memory)
-    run_in_memory({"a": PFedGraph(weight=0.0)}, {"a": table}, 2)  # without the cosine it is a mean only
+    run_in_memory({"a": PFedGraph(weight=0.0)}, {"a": table}, 2)  # without the cosine it only averages
 
 
-def test_a_step_ahead_of_one_sample_sees_it_twice():
+def test_lookahead_with_one_sample_uses_it_twice():
     learner, w = number(3.0).learner(RandomStreams(0, "a")), np.array([1.0], np.float32)
     stepped = learner.train(w, round=1, rule=Lookahead(0.2))
     assert stepped[0] == pytest.approx(1 - LR * down(1 - 0.2 * down(1, 3), 3))

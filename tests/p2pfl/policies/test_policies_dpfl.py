@@ -30,7 +30,7 @@ def loss(cast, name, params):
 
 
 @pytest.mark.slow
-def test_dpfl_chooses_within_the_budget_and_stays_with_whom_it_chose():
+def test_dpfl_chooses_within_budget_and_keeps_its_choice():
     policies, cast, history = play(lambda: Dpfl(initial_epochs=2, epochs=1), rounds=4, budget=Budget(models=2))
     for name, actor in cast.items():
         omega = set(policies[name].omega)
@@ -40,12 +40,12 @@ def test_dpfl_chooses_within_the_budget_and_stays_with_whom_it_chose():
         assert sum(history[-1][name].weights.values()) == pytest.approx(1)
 
 
-def test_dpfl_asks_for_every_prepared_model_twice():
+def test_dpfl_requests_each_prepared_model_at_most_twice():
     _, cast, _ = play(lambda: Dpfl(initial_epochs=1, epochs=1), rounds=1, budget=Budget(models=2))
     for name, actor in cast.items():
         assert sorted(set(actor.asked[0])) == sorted(set(NAMES) - {name})
         assert all(actor.asked[0].count(id) <= 2 for id in NAMES)
-        first = actor.asked[0][:5]  # the first pass is over all, before the second begins
+        first = actor.asked[0][:5]  # the first pass covers all peers before the second begins
         assert sorted(first) == sorted(set(NAMES) - {name})
 
 
@@ -57,7 +57,7 @@ def test_dpfl_learns_with_its_own_cluster():
     assert np.mean([chosen == partner for chosen, partner in zip(late, partners, strict=True)]) > 0.5
 
 
-def test_dpfl_prepares_by_training_from_the_common_model_and_publishes_that():
+def test_dpfl_prepares_by_training_from_the_initial_model():
     policies, cast, _ = play(lambda: Dpfl(initial_epochs=3, epochs=1), rounds=1)
     actor = cast["node-4"]
     trained = actor.learner.train(actor.initial, round=0, epochs=3)
@@ -66,7 +66,7 @@ def test_dpfl_prepares_by_training_from_the_common_model_and_publishes_that():
 
 
 @pytest.mark.slow
-def test_dpfl_counts_itself_if_told_to():
+def test_dpfl_with_count_self_counts_its_own_model():
     policies, cast, _ = play(lambda: Dpfl(epochs=1, count_self=True), rounds=1, budget=Budget(models=1))
     assert all(policy.omega == () for policy in policies.values())
     assert all(not any(actor.asked.values()) for actor in cast.values())
@@ -75,30 +75,30 @@ def test_dpfl_counts_itself_if_told_to():
 
 
 @pytest.mark.slow
-def test_dpfl_chooses_as_many_as_its_bytes_have_room_for():
+def test_dpfl_chooses_as_many_as_fit_in_bytes():
     two = Budget(bytes=2 * 4 * 11 + 40)  # a model has 11 values
-    for options in ({}, {"count_self": True}):  # of the numbers of models, and of them only
+    for options in ({}, {"count_self": True}):  # with and without counting the own model
         policies, cast, _ = play(lambda: Dpfl(initial_epochs=1, epochs=1, **options), rounds=3, budget=two)  # noqa: B023
         assert max(len(policy.omega) for policy in policies.values()) == 2
         assert all(set(actor.asked.get(3, ())) == set(policies[name].omega) for name, actor in cast.items())
-        assert all(len(set(actor.asked[0])) == 5 for actor in cast.values())  # all were looked at
+        assert all(len(set(actor.asked[0])) == 5 for actor in cast.values())  # all were evaluated
         assert max(actor.ledger.most_held for actor in cast.values()) == 2
 
 
 @pytest.mark.parametrize("make", [lambda: Dpfl(initial_epochs=1, epochs=1), FedAvg, FedProx])
-def test_who_has_bytes_for_no_model_trains_alone(make):
+def test_budget_below_one_model_trains_alone(make):
     _, cast, history = play(make, budget=Budget(bytes=43))
     assert all(merges[name].weights == {name: 1.0} for merges in history for name in NAMES)
     assert not any(any(actor.asked.values()) for actor in cast.values())
 
 
-def test_dpfl_whose_bytes_have_become_fewer_fetches_those_that_fit():
+def test_dpfl_with_reduced_bytes_fetches_fewer_models():
     policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
     cast, _ = run_in_memory(policies, TASKS, 1, budget=Budget(bytes=4 * 4 * 11))
     name, actor = next((name, actor) for name, actor in cast.items() if len(policies[name].omega) > 2)
     actor.ledger = BudgetTracker(Budget(bytes=2 * 4 * 11))
     asked = actor.asked[1]
-    for due in (1, 9):  # with GGC, and between two runs of it
+    for due in (1, 9):  # in a round with GGC, and between two of them
         asked.clear()
         policies[name].due, policies[name].chosen = due, policies[name].omega
         actor.ledger.begin_round()
@@ -109,7 +109,7 @@ def test_dpfl_whose_bytes_have_become_fewer_fetches_those_that_fit():
 
 
 @pytest.mark.slow
-def test_dpfl_with_a_period_keeps_whom_it_chose_and_fetches_only_those():
+def test_dpfl_with_period_fetches_only_chosen_peers():
     policies, cast, history = play(lambda: Dpfl(initial_epochs=1, epochs=1, period=3), rounds=7)
     for name, actor in cast.items():
         omega = policies[name].omega
@@ -122,7 +122,7 @@ def test_dpfl_with_a_period_keeps_whom_it_chose_and_fetches_only_those():
         assert set(actor.asked.get(7, ())) == set(omega)
 
 
-def test_dpfl_without_selection_trains_alone_and_lets_others_have_its_models():
+def test_dpfl_without_selection_trains_alone_but_publishes():
     policies, cast, history = play(lambda: Dpfl(initial_epochs=2, epochs=2, select="none"), rounds=2)
     assert all(not any(actor.asked.values()) for actor in cast.values())
     assert all(policy.omega == () for policy in policies.values())
@@ -130,11 +130,11 @@ def test_dpfl_without_selection_trains_alone_and_lets_others_have_its_models():
     assert history[-1]["node-0"].weights == {"node-0": 1.0}
 
 
-def test_dpfl_judges_the_snapshot_that_it_is_told_to():
+def test_dpfl_snapshot_option_sets_reported_stage():
     assert (Dpfl().reported_stage, Dpfl(snapshot="trained").reported_stage) == ("merged", "trained")
 
 
-def test_dpfl_goes_on_where_it_was():
+def test_dpfl_restored_from_state_is_equal():
     policies, *_ = play(lambda: Dpfl(initial_epochs=1, epochs=1, period=5), rounds=2)
     for policy in policies.values():
         restored = Dpfl(initial_epochs=1, epochs=1, period=5)
@@ -143,7 +143,7 @@ def test_dpfl_goes_on_where_it_was():
         assert restored.due == 6
 
 
-def test_dpfl_goes_on_without_a_peer_that_is_not_there_and_takes_it_back():
+def test_dpfl_skips_missing_peer_and_accepts_it_again():
     policies = {name: Dpfl(initial_epochs=1, epochs=1) for name in NAMES}
     cast, _ = run_in_memory(policies, TASKS, 1)
     me = cast["node-0"]
@@ -168,7 +168,7 @@ def test_dpfl_goes_on_without_a_peer_that_is_not_there_and_takes_it_back():
 # FedAvg and FedProx
 
 
-def test_fedavg_gives_all_the_same_mean():
+def test_fedavg_gives_all_nodes_the_same_mean():
     _, cast, history = play(lambda: FedAvg(epochs=2))
     params = [actor.params for actor in cast.values()]
     assert all((p == params[0]).all() for p in params)
@@ -179,7 +179,7 @@ def test_fedavg_gives_all_the_same_mean():
 
 @pytest.mark.parametrize("budget", [Budget(models=2), Budget(held=2), Budget(bytes=2 * 4 * 11)])
 @pytest.mark.parametrize("make", [FedAvg, FedProx])
-def test_fedavg_under_a_budget_averages_with_peers_drawn_each_round(make, budget):
+def test_fedavg_with_budget_draws_peers_each_round(make, budget):
     _, cast, history = play(make, rounds=8, budget=budget)
     for name, actor in cast.items():
         assert all(len(actor.asked[round]) == 2 for round in range(1, 9))
@@ -187,7 +187,7 @@ def test_fedavg_under_a_budget_averages_with_peers_drawn_each_round(make, budget
         assert set(history[-1][name].weights) == {name, *actor.asked[8]}
 
 
-def test_fedprox_holds_nodes_near_the_model_of_the_round_before():
+def test_fedprox_holds_model_near_previous_round():
     def move_weights(make):
         _, cast, _ = play(make, rounds=1)
         return np.linalg.norm(cast["node-0"].published[1, "trained"].params - cast["node-0"].initial)
@@ -197,7 +197,7 @@ def test_fedprox_holds_nodes_near_the_model_of_the_round_before():
 
 
 @pytest.mark.parametrize("make", [FedAvg, FedProx])
-def test_fine_tuning_can_replace_the_last_aggregation(make):
+def test_fedavg_fine_tuning_replaces_the_last_aggregation(make):
     _, cast, history = play(lambda: make(ft="replace-last"), rounds=3)
     assert set(history[1]["node-0"].weights) == set(NAMES)
     assert history[2]["node-0"].weights == {"node-0": 1.0}
@@ -207,7 +207,7 @@ def test_fine_tuning_can_replace_the_last_aggregation(make):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [FedAvg, FedProx])
-def test_fine_tuning_can_go_on_from_the_best_aggregated_model(make):
+def test_fine_tuning_starts_from_best_aggregated_model(make):
     policies, cast, history = play(lambda: make(ft="from-best", epochs=3), rounds=4)
     _, _, without = play(lambda: make(epochs=3), rounds=4)
     for name in NAMES:
@@ -218,7 +218,7 @@ def test_fine_tuning_can_go_on_from_the_best_aggregated_model(make):
         assert (history[3][name].params == tuned).all()
 
 
-def test_fedavg_remembers_its_best_model_over_a_restart():
+def test_fedavg_restored_from_state_keeps_best_model():
     policies, *_ = play(lambda: FedAvg(ft="from-best"), rounds=3)
     restored = FedAvg(ft="from-best")
     restored.restore(policies["node-1"].state())
@@ -226,11 +226,11 @@ def test_fedavg_remembers_its_best_model_over_a_restart():
     assert restored.loss == policies["node-1"].loss
 
 
-# Options that others have too
+# Options of other policies
 
 
 @pytest.mark.parametrize("name", ["local", "random", "oracle", "dac", "fedavg", "fedprox"])
-def test_every_policy_trains_as_many_epochs_as_it_is_told_to(name):
+def test_policies_train_the_given_number_of_epochs(name):
     policies = {id: make_policy(name, {"epochs": 3}) for id in NAMES}
     cast, history = run_in_memory(policies, TASKS, 1)
     actor = cast["node-2"]
@@ -240,7 +240,7 @@ def test_every_policy_trains_as_many_epochs_as_it_is_told_to(name):
     assert (found == trained).all()
 
 
-def test_a_fixed_random_graph_is_drawn_once():
+def test_random_with_fixed_graph_draws_once():
     policies, cast, _ = play(lambda: Random(neighbours=2, graph="fixed"), rounds=4)
     for name, actor in cast.items():
         asked = {tuple(sorted(actor.asked[round])) for round in range(1, 5)}
@@ -267,10 +267,10 @@ def test_a_fixed_random_graph_is_drawn_once():
         ("dac", {"epochs": -1}, "epochs must be 1 or more, got -1"),
     ],
 )
-def test_wrong_options_are_refused_with_a_reason(name, options, message):
+def test_make_policy_refuses_invalid_options(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_policy(name, options)
 
 
-def test_local_still_needs_no_options():
+def test_local_needs_no_options():
     assert Local() == make_policy("local", {})

@@ -54,7 +54,7 @@ COORDINATED = {
     "agnostic-fair": lambda **options: AgnosticFair(**{"rate": 0.5} | options),
 }
 MADE = COORDINATED | {"lft-ensemble": lambda **options: LftEnsemble(**{"alpha": 0.5} | options)}
-SAID = {
+EXTRAS = {
     "lft-fedavg": set(),
     "fedfb": {"counts", "losses"},
     "fairfed": {"counts", "positive"},
@@ -83,7 +83,7 @@ def submission(id, seen, names, trained=(0, 0), previous=None, round=1):
 # Tallies
 
 
-def test_a_tally_by_hand():
+def test_tally_by_hand():
     """Five people of two groups: labels 1 0 0 1 1, groups 0 0 1 1 1, probabilities 3/4 1/4 3/4 1/4 3/4."""
     third = np.log(3)  # the logit of 3/4
     logits = torch.tensor([third, -third, third, -third, third], dtype=torch.float64)
@@ -93,13 +93,13 @@ def test_a_tally_by_hand():
     right, wrong = -np.log(3 / 4), -np.log(1 / 4)
     assert found.losses == pytest.approx(np.array([[right, wrong], [right, wrong + right]]))
     assert found.right == 3
-    assert disparity(found) == pytest.approx(1 / 10)  # 1/2 and 2/3 against 3/5
+    assert disparity(found) == pytest.approx(1 / 10)  # 1/2 and 2/3 compared with 3/5
     both = total([found, found])
     assert both.counts.tolist() == [[2, 2], [2, 4]]
     assert both.right == 6
 
 
-def test_all_ways_to_compute_tally_the_same():
+def test_tally_stacked_equals_one_by_one():
     learners = [TASKS[name].learner(RandomStreams(0, name)) for name in NAMES]
     jobs = [NodeQuery(k, CountGroups(TASKS[name].initial(k))) for k, name in enumerate(NAMES)]
     for one, other, task in zip(
@@ -129,7 +129,7 @@ def test_all_ways_to_compute_tally_the_same():
         ({"counts": np.array([[6], [0]]), "losses": np.array([[1.0], [1.0]])}, "those of no samples are 0"),
     ],
 )
-def test_a_tally_that_cannot_be_is_refused(extras, message):
+def test_from_extras_refuses_invalid_tally(extras, message):
     with pytest.raises(ValueError, match=message):
         from_extras(extras, 6)
 
@@ -137,9 +137,11 @@ def test_a_tally_that_cannot_be_is_refused(extras, message):
 # Weights of samples
 
 
-def test_a_step_of_balanced_weights_by_hand():
-    """Group 0: 4 samples, losses .8 and 1.2, 2 of label 1: rate (.8 - 1.2 + 2) / 4 = .4. Group 1: (1.5 - .1 + 1) / 6 = .4;
-    with .7 in place of .1 it is .3: then the first group has .1 more, and the second one .1 less."""
+def test_fedfb_weight_step_by_hand():
+    """Group 0 has 4 samples, losses .8 and 1.2, 2 of label 1: rate (.8 - 1.2 + 2) / 4 = .4.
+
+    Group 1 has (1.5 - .1 + 1) / 6 = .4. With .7 instead of .1 it has .3: the first group has .1 more, the second .1 less.
+    """
     same = tally([[2, 5], [2, 1]], losses=[[0.8, 1.5], [1.2, 0.1]])
     assert fedfb_step(even(2), same, 1.0) == pytest.approx(np.ones((2, 2)))
     found = fedfb_step(even(2), tally([[2, 5], [2, 1]], losses=[[0.8, 1.5], [1.2, 0.7]]), 0.6)
@@ -147,7 +149,7 @@ def test_a_step_of_balanced_weights_by_hand():
     assert found == pytest.approx(np.array([[1 + first, 1 + second], [1 - first, 1 - second]]))
 
 
-def test_the_first_of_more_groups_moves_against_all_others_and_a_group_that_is_not_there_stays():
+def test_fedfb_weight_step_of_several_groups_by_hand():
     seen = tally([[0, 2, 2, 2], [0, 2, 2, 2]], losses=[[0, 1, 2, 1], [0, 1, 1, 2]])  # rates 1/2, 3/4, 1/4
     found = fedfb_step(even(4), seen, 0.1)
     assert found[0] == pytest.approx([1, 1 - 0, 1 + 0.1 * 0.25 * 3, 1 - 0.1 * 0.25 * 3])
@@ -156,7 +158,7 @@ def test_the_first_of_more_groups_moves_against_all_others_and_a_group_that_is_n
 
 
 @given(st.integers(1, 4), st.integers(0, 2**31), st.floats(0, 1e6))
-def test_balanced_weights_stay_from_0_to_2_and_those_of_a_group_sum_to_2(groups, seed, step):
+def test_fedfb_weights_are_not_negative_and_sum_to_2(groups, seed, step):
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 5, (2, groups))
     counts[0, 0] += 1
@@ -165,7 +167,7 @@ def test_balanced_weights_stay_from_0_to_2_and_those_of_a_group_sum_to_2(groups,
     assert found.sum(0) == pytest.approx(np.full(groups, 2.0))
 
 
-def test_a_step_towards_the_worst_by_hand():
+def test_agnostic_weight_step_by_hand():
     seen = tally([[1, 0], [1, 2]], losses=[[0.1, 0], [0.3, 0.4]])  # means .1, .3, .2
     found = agnostic_step(even(2), seen, 2.0)
     raised = np.exp([0.2, 0.6, 0.4])
@@ -188,7 +190,7 @@ def by_hand(task, params, weights, rate):
     return params - rate * vector.grad.numpy()
 
 
-def test_a_step_by_weights_is_that_of_the_weighted_loss():
+def test_weighted_rule_equals_step_on_weighted_loss():
     sgd = {"batch_size": 1000, "optimizer": {"name": "sgd", "lr": 0.5}}
     task = make_task("fairness", TABLE | sgd, Part(0, 3), 0)
     start, weights = task.initial(0), np.array([[0.5, 1.5], [1.5, 0.25]])
@@ -200,7 +202,7 @@ def test_a_step_by_weights_is_that_of_the_weighted_loss():
 
 
 @pytest.mark.parametrize("dense", [True, False])
-def test_weights_in_a_stack_are_those_of_one_by_one(dense):
+def test_weighted_rule_stacked_equals_one_by_one(dense):
     rng = np.random.default_rng(0)
     tasks = [
         make_task("fairness", TABLE | {"partition": {"name": "dirichlet", "alpha": 1.0}}, Part(k, 4), 0) for k in range(4)
@@ -214,7 +216,7 @@ def test_weights_in_a_stack_are_those_of_one_by_one(dense):
         assert np.abs(one - other).max() < 1e-5 * np.abs(one).max()
 
 
-def test_a_task_without_groups_says_so():
+def test_group_queries_refuse_task_without_groups():
     task = make_task("concept-shift", {}, Part(0, 3), 0)
     learner = task.learner(RandomStreams(0, "a"))
     for ask in (
@@ -229,7 +231,7 @@ def test_a_task_without_groups_says_so():
 # Local fair training
 
 
-def test_the_weights_move_by_how_the_models_of_the_round_treat_the_groups():
+def test_lft_fedavg_updates_weights_from_group_losses():
     policies, *_ = play(lambda: LftFedAvg(epochs=2, alpha=0.5, updates=2), rounds=1)
     for name, task in TASKS.items():
         learner, start = task.learner(RandomStreams(0, name)), task.initial(0)
@@ -241,7 +243,7 @@ def test_the_weights_move_by_how_the_models_of_the_round_treat_the_groups():
 
 
 @pytest.mark.parametrize("name", ["lft-fedavg", "fedfb", "fairfed", "agnostic-fair"])
-def test_without_their_hyperparameters_they_are_fedavg(name):
+def test_fair_policies_with_neutral_options_equal_fedavg(name):
     plain = {
         "lft-fedavg": {"alpha": 0.0, "updates": 1, "epochs": 1},
         "fedfb": {"alpha": 0.0},
@@ -254,7 +256,7 @@ def test_without_their_hyperparameters_they_are_fedavg(name):
         assert one[id].params == pytest.approx(other[id].params, abs=1e-6)
 
 
-def test_an_ensemble_trains_alone_and_predicts_together():
+def test_lft_ensemble_trains_alone_and_predicts_jointly():
     policies, cast, history = play(lambda: LftEnsemble(alpha=0.0), rounds=2)
     _, alone, _ = play(Local, rounds=2)
     shares = np.array([task.n_samples for task in TASKS.values()]) / sum(task.n_samples for task in TASKS.values())
@@ -274,17 +276,17 @@ def test_an_ensemble_trains_alone_and_predicts_together():
     assert BatchedLearner([learner]).compute([job]) == [[pytest.approx(found)]]
 
 
-def test_probabilities_are_averaged_and_not_logits():
+def test_mix_logits_averages_probabilities():
     logits = [torch.tensor([[0.0], [100.0]]), torch.tensor([[float(np.log(3))], [-100.0]])]
     assert torch.sigmoid(mix_logits(logits, [0.25, 0.75])).flatten().tolist() == pytest.approx([0.125 + 0.5625, 0.25])
 
 
-# The classifier that PraFFL is compared with
+# The baseline classifier of PraFFL
 
 SINGLE = {"data": "synthetic", "rows": 400, "model": "single", "batch_size": 32}
 
 
-def test_the_loss_of_the_plain_classifier_by_hand():
+def test_fair_classifier_loss_by_hand():
     logits, targets = torch.tensor([[0.0], [np.log(3)], [0.0]]).double(), torch.tensor([[1.0, 0], [1, 0], [0, 1]]).double()
     each = -np.log([1 / 2, 3 / 4, 1 / 2])
     assert fair_classifier.Loss(2)(logits, targets).tolist() == pytest.approx([each.mean()])
@@ -297,7 +299,7 @@ def test_the_loss_of_the_plain_classifier_by_hand():
     assert penalty > 0
 
 
-def test_which_model_is_kept_can_depend_on_its_fairness():
+def test_kept_option_selects_validation_loss():
     found = {}
     for kept in ("loss", "hypervolume"):
         task = make_task("praffl", SINGLE | {"kept": kept}, Part(0, 3), 0)
@@ -307,7 +309,7 @@ def test_which_model_is_kept_can_depend_on_its_fairness():
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_they_train_the_plain_classifier_too(name):
+def test_fair_policies_train_the_single_classifier(name):
     tasks = {id: make_task("praffl", SINGLE | {"penalty": 1.0}, Part(k, 3), 0) for k, id in enumerate(NAMES)}
     policies, cast, _ = play(MADE[name], tasks, rounds=2)
     for id, task in tasks.items():
@@ -324,12 +326,12 @@ def test_they_train_the_plain_classifier_too(name):
 # The coordinator's steps
 
 
-def test_a_step_of_fedfb_by_hand():
+def test_fedfb_step_by_hand():
     one = tally([[2, 1], [2, 0]], losses=[[0.8, 0.5], [1.2, 0.0]])
     other = tally([[0, 4], [0, 1]], losses=[[0.0, 1.0], [0.0, 0.7]])
     there = [submission("b", other, ["losses"], (3, 0)), submission("a", one, ["losses"], (0, 0))]
     assignments, state = FedFB(alpha=0.6).step(there, {}, FLAT)
-    weights = fedfb_step(even(2), total([one, other]), 0.6)  # as in the first test of it by hand
+    weights = fedfb_step(even(2), total([one, other]), 0.6)  # as in test_fedfb_weight_step_by_hand
     assert state == {"number": 1, "weights": pytest.approx(weights)}
     for assignment in assignments.values():
         assert assignment.weights == {"a": 0.5, "b": 0.5}
@@ -344,7 +346,7 @@ def test_a_step_of_fedfb_by_hand():
     assert state["weights"] == pytest.approx(fedfb_step(weights, total([one, other]), 0.6 / np.sqrt(2)))
 
 
-def test_a_step_of_agnosticfair_by_hand():
+def test_agnostic_fair_step_by_hand():
     one, other = tally([[2], [2]], losses=[[0.2], [2.0]]), tally([[4], [0]], losses=[[1.0], [0.0]])
     there = [submission("a", one, ["losses"]), submission("b", other, ["losses"], (8, 0))]
     assignments, _ = AgnosticFair(rate=1.0).step(there, {}, FLAT)
@@ -353,13 +355,13 @@ def test_a_step_of_agnosticfair_by_hand():
     assert assignments["b"].params.tolist() == [4, 0]
 
 
-def test_a_step_of_fairfed_by_hand():
-    """Of a, 3 of 4 and 1 of 4 are decided positive: disparity 1/4; of b 2 of 4 each: 0. Of both, 5 of 8 and 3 of 8: 1/8."""
+def test_fairfed_step_by_hand():
+    """Node a decides 3 of 4 and 1 of 4 positive: disparity 1/4; b 2 of 4 each: 0; both 5 of 8 and 3 of 8: 1/8."""
     a = tally([[2, 2], [2, 2]], positive=[[1, 0], [2, 1]])
     b = tally([[2, 2], [2, 2]], positive=[[1, 1], [1, 1]])
     assert gaps_of([a, b]) == pytest.approx([1 / 8, 1 / 8])
-    c = tally([[4, 0], [4, 0]], positive=[[4, 0], [0, 0]])  # one group, of which all are decided wrongly
-    everyone = total([a, b, c])  # positive 9 of 16 and 3 of 8, of 24: 12; right 6 + 4 + 0 of 24
+    c = tally([[4, 0], [4, 0]], positive=[[4, 0], [0, 0]])  # one group, all decided wrongly
+    everyone = total([a, b, c])  # positive 9 of 16 and 3 of 8, in total 12 of 24; correct 6 + 4 + 0 of 24
     assert disparity(everyone) == pytest.approx(1 / 8)
     gaps = np.array([1 / 8, 1 / 8, 10 / 24])
     assert gaps_of([a, b, c]) == pytest.approx(gaps)
@@ -376,22 +378,22 @@ def test_a_step_of_fairfed_by_hand():
 
 
 @pytest.mark.parametrize("name", ["fedfb", "agnostic-fair", "fairfed"])
-def test_a_successor_goes_on_where_the_coordinator_was(name):
-    """From what the participants say again, whatever order they come in, and without having changed anything itself."""
+def test_successor_rebuilds_state_from_submissions(name):
+    """From the extras that participants send back, in any order, and without side effects."""
     rng, policy, previous, state = np.random.default_rng(1), COORDINATED[name](), {id: {} for id in "abc"}, {}
     for round in range(1, 5):
         seen = [tally(c := rng.integers(1, 9, (2, 3)), rng.integers(0, c + 1), rng.random((2, 3))) for _ in "abc"]
         there = [
-            submission(id, each, SAID[name] - {"counts"}, rng.normal(size=2), previous[id], round)
+            submission(id, each, EXTRAS[name] - {"counts"}, rng.normal(size=2), previous[id], round)
             for id, each in zip("abc", seen, strict=True)
         ]
         before = repr(state), repr(policy)
-        anew, _ = policy.step([there[2], there[0], there[1]], {}, FLAT)
+        rebuilt, _ = policy.step([there[2], there[0], there[1]], {}, FLAT)
         made, after = policy.step(there, state, FLAT)
         assert (repr(state), repr(policy)) == before
         for id in "abc":
-            assert anew[id].params == pytest.approx(made[id].params, abs=1e-12)
-            assert all((anew[id].extras[key] == array).all() for key, array in made[id].extras.items())
+            assert rebuilt[id].params == pytest.approx(made[id].params, abs=1e-12)
+            assert all((rebuilt[id].extras[key] == array).all() for key, array in made[id].extras.items())
         previous, state = {id: each.extras for id, each in made.items()}, after
 
 
@@ -410,8 +412,8 @@ def test_a_successor_goes_on_where_the_coordinator_was(name):
         ("fairfed", {"other": np.array([0.5])}, "no weight from 0 to 1e"),
     ],
 )
-def test_what_cannot_have_been_assigned_is_refused_and_never_said(name, previous, message):
-    there = [submission("a", tally([[1, 1], [1, 1]]), SAID[name] - {"counts"}, previous=previous, round=4)]
+def test_invalid_previous_extras_are_refused_and_never_sent(name, previous, message):
+    there = [submission("a", tally([[1, 1], [1, 1]]), EXTRAS[name] - {"counts"}, previous=previous, round=4)]
     with pytest.raises(ValueError, match=message):
         COORDINATED[name]().step(there, {}, FLAT)
 
@@ -428,8 +430,8 @@ def test_what_cannot_have_been_assigned_is_refused_and_never_said(name, previous
     assert all(policy.previous == {} for policy in policies.values())
 
 
-def test_a_weight_of_a_node_above_1_can_be_said_to_a_successor():
-    """The step of FairFed leaves a sum above 1 where it holds a weight at 0."""
+def test_fairfed_weight_above_1_reaches_the_successor():
+    """The step of FairFed leaves a sum above 1 if it holds a weight at 0."""
     fair, unfair = tally([[2, 2], [2, 2]], [[1, 1], [1, 1]]), tally([[2, 2], [2, 2]], [[2, 0], [2, 0]])
     policy, seen, state = FairFed(beta=5.0), dict(zip("abc", (fair, unfair, unfair), strict=True)), {}
     previous = {id: {} for id in seen}
@@ -441,7 +443,7 @@ def test_a_weight_of_a_node_above_1_can_be_said_to_a_successor():
     assert max(state.values()) > 1
 
 
-def test_submissions_of_other_groups_are_refused():
+def test_submissions_of_different_groups_are_refused():
     there = [submission("a", tally([[1, 1], [1, 1]]), ["losses"]), submission("b", tally([[1], [1]]), ["losses"])]
     with pytest.raises(ValueError, match="not of the same groups"):
         FedFB().step(there, {}, FLAT)
@@ -450,11 +452,11 @@ def test_submissions_of_other_groups_are_refused():
         FairFed().step(there, {}, FLAT)
 
 
-# All of them
+# All policies
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_restart_changes_nothing(name):
+def test_fair_policy_run_after_restart_is_identical(name):
     options = {} if name == "lft-ensemble" else {"absent": {2: ["node-1"]}}
     policies, through, _ = play(MADE[name], rounds=4, **options)
     others, again, _ = play(lambda: Restarted(MADE[name]), rounds=4, **options)
@@ -466,7 +468,7 @@ def test_a_restart_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", COORDINATED)
-def test_who_is_missing_goes_on_with_what_it_has_trained(name):
+def test_absent_node_keeps_its_trained_model(name):
     assert isinstance(make_policy(name, {}), Coordinated)
     _, cast, history = play(COORDINATED[name], rounds=4, absent={1: ["node-0"], 2: ["node-2"]})
     assert history[1]["node-2"].weights == {"node-2": 1.0}
@@ -476,8 +478,8 @@ def test_who_is_missing_goes_on_with_what_it_has_trained(name):
 
 
 @pytest.mark.parametrize("name", COORDINATED)
-def test_nothing_but_the_tally_that_is_told_of_leaves_a_node(name):
-    """Only counts by label and group travel with models, or nothing, and the sums that docs/security.md names."""
+def test_submissions_contain_only_the_documented_tally(name):
+    """Models travel with counts by label and group and the sums listed in docs/security.md, or with nothing."""
     seen = []
 
     def watched():
@@ -495,7 +497,7 @@ def test_nothing_but_the_tally_that_is_told_of_leaves_a_node(name):
     assert len(seen) == 9
     returned = {"fairfed": {"weight"}, "lft-fedavg": set()}.get(name, {"weights", "number"})
     for each in seen:
-        assert set(each.extras) == SAID[name]
+        assert set(each.extras) == EXTRAS[name]
         assert set(each.previous) == (returned if each.round > 1 else set())
         assert all(array.shape == (2, 2) for array in each.extras.values())
         assert each.start is None
@@ -504,7 +506,7 @@ def test_nothing_but_the_tally_that_is_told_of_leaves_a_node(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
-def test_elected_coordinators_and_messages_give_the_same_bits(name, monkeypatch):
+def test_fair_policies_modelled_equal_wire_bit_for_bit(name, monkeypatch):
     from p2pfl.protocols.wire import submission as wire
 
     written = []
@@ -526,12 +528,12 @@ def test_elected_coordinators_and_messages_give_the_same_bits(name, monkeypatch)
     params = [{id: node.me.params.tobytes() for id, node in done.nodes.items()} for done in runs]
     assert params[0] == params[1]
     assert runs[1].expired == 0
-    assert all(said == SAID[name] and size < 400 for said, size in written)
+    assert all(names == EXTRAS[name] and size < 400 for names, size in written)
     assert bool(written) == (name != "lft-ensemble")
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_they_run_on_tasks_with_groups_only(name):
+def test_fair_policies_refuse_task_without_groups(name):
     task = {id: make_task("concept-shift", {}, Part(k, 2), 0) for k, id in enumerate("ab")}
     with pytest.raises(ConfigurationError, match="whose samples have labels and groups"):
         play(MADE[name], task)
@@ -548,12 +550,12 @@ def test_they_run_on_tasks_with_groups_only(name):
         ("agnostic-fair", {"rate": -0.5}, "rate must be 0 or more, and finite, got -0.5"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(name, options, message):
+def test_fair_policies_refuse_invalid_options(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_policy(name, options)
 
 
-def test_a_checkpoint_of_them_is_text():
+def test_fedfb_state_survives_json():
     policies, *_ = play(COORDINATED["fedfb"], rounds=2)
     stored = json.loads(json.dumps(policies["node-1"].state() | {"best": ""})) | {"best": b""}
     again = FedFB()

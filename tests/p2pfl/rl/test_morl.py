@@ -42,7 +42,7 @@ def always(task, action):
     return task.layout.flatten(tensors)
 
 
-# What travels
+# Shared parameters
 
 
 @pytest.mark.slow
@@ -53,14 +53,14 @@ def always(task, action):
         ("minecart", {"q"}, 7 * 256 + 256 + 256 * 256 + 256 + 256 * 6 + 6),
     ],
 )
-def test_the_q_network_travels_with_the_sizes_of_the_paper(environment, networks, size):
+def test_q_network_has_the_sizes_of_the_paper(environment, networks, size):
     task = make_task("morl", {"environment": environment}, Part(0, 20), 0)
     assert task.layout.size == task.layout.n_trained == size
     assert {name.split(".")[0] for name, _ in task.layout.shapes} == networks
     assert len(layers(task.layout)) == 3
 
 
-def test_of_ddpg_actor_and_critic_travel_but_no_target():
+def test_ddpg_layout_has_actor_and_critic_but_no_target():
     task = make_task("morl", {"environment": "lunar-lander-continuous"}, Part(0, 20), 0)
     actor = 8 * 400 + 400 + 400 * 300 + 300 + 300 * 2 + 2
     critic = 10 * 400 + 400 + 400 * 300 + 300 + 300 + 1
@@ -68,17 +68,17 @@ def test_of_ddpg_actor_and_critic_travel_but_no_target():
     assert {name.split(".")[0] for name, _ in task.layout.shapes} == {"actor", "critic"}
 
 
-def test_all_nodes_start_from_one_model_that_the_seed_decides():
+def test_initial_model_depends_only_on_seed():
     first, other, another_seed = make(0).initial(7), make(1).initial(7), make(0).initial(8)
     assert first.dtype == np.float32
     assert (first == other).all()
     assert (first != another_seed).any()
 
 
-def test_parameters_come_back_as_they_were_given():
+def test_training_without_learning_returns_same_parameters():
     task = make()
     given = np.random.default_rng(0).normal(size=task.layout.size).astype(np.float32)
-    idle = make(settings=SMALL | {"learning_starts": 10**6})  # it acts, and learns nothing
+    idle = make(settings=SMALL | {"learning_starts": 10**6})  # it acts, but does not learn
     assert (learner(idle).train(given, round=1) == given).all()
 
 
@@ -86,7 +86,7 @@ def test_parameters_come_back_as_they_were_given():
 
 
 @pytest.mark.slow
-def test_training_is_drawn_from_seed_round_and_purpose_and_from_nothing_else():
+def test_training_depends_on_seed_round_and_purpose_only():
     task = make()
     start = task.initial(0)
     trained = learner(task).train(start, round=1)
@@ -94,7 +94,7 @@ def test_training_is_drawn_from_seed_round_and_purpose_and_from_nothing_else():
     expected = random.random(), np.random.random(), torch.rand(1).item()
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     again = learner(task).train(start, round=1)
-    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected  # whose they are draws them undisturbed
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected  # the global generators are unaffected
     assert (again == trained).all()
     assert (trained != start).any()
     assert (learner(task).train(start, round=1, purpose="fine tuning") != trained).any()
@@ -102,7 +102,7 @@ def test_training_is_drawn_from_seed_round_and_purpose_and_from_nothing_else():
 
 
 @pytest.mark.slow
-def test_to_be_evaluated_changes_nothing():
+def test_evaluation_does_not_affect_training():
     task = make()
     start = task.initial(0)
     one, other = learner(task), learner(task)
@@ -114,14 +114,14 @@ def test_to_be_evaluated_changes_nothing():
     assert (one.train(trained, round=2) == other.train(trained, round=2)).all()
 
 
-# What stays
+# Private state
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "environment", ["deep-sea-treasure", pytest.param("lunar-lander-continuous", marks=pytest.mark.slow)]
 )
-def test_what_a_learner_keeps_is_all_that_another_one_needs(environment):
+def test_learner_restored_from_state_trains_identically(environment):
     task = make(environment=environment)
     one, other, without = learner(task), learner(task), learner(task)
     assert isinstance(one, StatefulLearner)
@@ -137,7 +137,7 @@ def test_what_a_learner_keeps_is_all_that_another_one_needs(environment):
     assert all(array.dtype.kind in "fiu" for array in kept.values())
 
 
-def test_what_was_kept_under_other_settings_is_refused():
+def test_learner_refuses_state_of_other_settings():
     kept = learner(make())
     kept.train(make().initial(0), round=1)
     with pytest.raises(ConfigurationError, match="what the learner kept is of another environment, or of other settings"):
@@ -145,7 +145,7 @@ def test_what_was_kept_under_other_settings_is_refused():
 
 
 def played(folder, *rounds):
-    """Run a node alone to each of these rounds, each time as a new process would: from its checkpoint."""
+    """Run a node alone to each of these rounds, each time from its checkpoint as in a new process."""
 
     async def main(last):
         task = make()
@@ -162,14 +162,14 @@ def played(folder, *rounds):
 
 
 @pytest.mark.slow
-def test_a_node_that_comes_back_from_its_checkpoint_learns_what_it_would_have_learned(tmp_path):
+def test_node_restarted_from_checkpoint_learns_the_same(tmp_path):
     assert (played(tmp_path / "stopped", 2, 4) == played(tmp_path / "whole", 4)).all()
 
 
 # Preferences and rewards
 
 
-def test_the_greedy_policy_is_what_is_reported():
+def test_morl_evaluation_reports_the_greedy_policy():
     task = make(preference=[0.75, 0.25])
     down, up = learner(task).evaluate([always(task, DOWN), always(task, UP)], ("validation", "test"))
     assert down == {
@@ -185,7 +185,7 @@ def test_the_greedy_policy_is_what_is_reported():
 
 
 @pytest.mark.slow
-def test_a_preference_stays_on_its_node_and_decides_what_is_learned():
+def test_preference_stays_private_and_determines_learning():
     options = {"steps": 1500, "rounds": 1, "settings": SMALL | {"net_arch": [32], "exploration_fraction": 1.0}}
     found = {}
     for weight in (0.0, 0.9):
@@ -194,11 +194,11 @@ def test_a_preference_stays_on_its_node_and_decides_what_is_learned():
         found[weight] = it.returns(it.train(task.initial(0), round=1)).tolist()
         assert task.public_info == {}
         assert "preference" not in repr(task)
-    assert found[0.0] == pytest.approx([0.7, -1])  # who wants to be quick takes the nearest
+    assert found[0.0] == pytest.approx([0.7, -1])  # a preference for time takes the nearest treasure
     assert found[0.9][0] > 5
 
 
-def test_a_proximal_term_holds_the_model_back():
+def test_proximal_term_limits_the_change_of_the_model():
     task = make()
     start = task.initial(0)
     free = learner(task).train(start, round=1)
@@ -206,7 +206,7 @@ def test_a_proximal_term_holds_the_model_back():
     assert np.linalg.norm(held - start) < 0.5 * np.linalg.norm(free - start)
 
 
-def test_exploration_falls_over_a_share_of_the_rounds():
+def test_exploration_rate_falls_over_share_of_rounds():
     from p2pfl.rl.morl_learner import exploration_rate  # imports the extra morl
 
     settings = make(settings={"exploration_fraction": 0.5, "exploration_final_eps": 0.1}).settings
@@ -236,30 +236,30 @@ def test_exploration_falls_over_a_share_of_the_rounds():
         ({"environment": "halfcheetah", "settings": {"noise_std": -1.0}}, "task.settings.noise_std must be 0 or more"),
     ],
 )
-def test_options_that_make_no_sense_say_so(options, words):
+def test_morl_task_refuses_invalid_options(options, words):
     with pytest.raises(ConfigurationError, match=words):
         make(**options)
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
+def test_morl_without_the_extra_names_the_extra(monkeypatch):
     monkeypatch.setattr("p2pfl.tasks.morl.NEEDED", ("gymnasium", "no_such_gymnasium"))
     with pytest.raises(ConfigurationError, match=r"the task morl needs no_such_gymnasium: pip install 'p2pfl-node\[morl\]'"):
         make()
 
 
-def test_training_leaves_no_folder_of_a_logger_among_the_temporary_files(tmp_path, monkeypatch):
+def test_training_leaves_no_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     one = learner(task := make())
     one.train(task.initial(0), round=1)
     assert list(tmp_path.glob("SB3-*")) == []
 
 
-# Together
+# Several nodes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [name for name in ENVIRONMENTS if name != "deep-sea-treasure"])
-def test_each_environment_starts_trains_and_is_evaluated(environment, capfd):
+def test_each_environment_trains_and_is_evaluated(environment, capfd):
     scenario = {
         "nodes": 2,
         "rounds": 2,
@@ -282,7 +282,7 @@ def test_each_environment_starts_trains_and_is_evaluated(environment, capfd):
 
 
 @pytest.mark.slow
-def test_the_nodes_of_a_run_may_be_shared_out_to_processes():
+def test_nodes_of_a_run_in_processes_give_same_result():
     file = load("fedpref-morl-dst", ["form=smoke"]).only("fedpref")
     (here,), (shared,) = run_all(file, "local"), run_all(file, "process", workers=2)
     assert shared.summary["test"] == here.summary["test"]

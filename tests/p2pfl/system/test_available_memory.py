@@ -11,7 +11,7 @@ MEMINFO = ["MemTotal: 9000 kB", "MemAvailable: 8000 kB"]
 
 
 class SystemFiles:
-    """The system's files below another root, each of some lines."""
+    """The system's files below another root."""
 
     def __init__(self, root):
         self.root = root
@@ -40,7 +40,7 @@ def files(monkeypatch, tmp_path):
     return found
 
 
-def test_free_memory_counts_caches_of_files_as_free(files):
+def test_free_memory_counts_file_caches_as_free(files):
     files |= {
         "/proc/self/cgroup": ["0::/"],
         "/sys/fs/cgroup/memory.max": ["4096000"],
@@ -52,7 +52,7 @@ def test_free_memory_counts_caches_of_files_as_free(files):
     assert available_memory.free_memory() == 8000 * 1024
 
 
-def test_free_memory_is_the_least_that_a_group_above_leaves(files):
+def test_free_memory_respects_limits_of_parent_groups(files):
     group = "/sys/fs/cgroup/machine.slice"
     files |= {
         "/proc/self/cgroup": ["0::/machine.slice/one.service"],
@@ -64,23 +64,23 @@ def test_free_memory_is_the_least_that_a_group_above_leaves(files):
     assert available_memory.free_memory() == 3000
 
 
-def test_free_memory_knows_the_first_version_of_control_groups(files):
+def test_free_memory_supports_control_groups_version_1(files):
     files |= {
         "/proc/self/cgroup": ["12:cpu,cpuacct:/docker/1f", "4:memory:/docker/1f", "1:name=systemd:/"],
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes": ["5000"],  # all that a container sees
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": ["5000"],  # the only files in a container
         "/sys/fs/cgroup/memory/memory.usage_in_bytes": ["2000"],
         "/sys/fs/cgroup/memory/memory.stat": ["inactive_file 1", "total_inactive_file 500"],
     }
     assert available_memory.free_memory() == 3500
 
 
-def test_free_memory_is_unknown_where_the_system_says_nothing(files):
+def test_free_memory_without_system_files_is_unknown(files):
     files.clear()
     assert available_memory.free_memory() is None
     available_memory.check_memory("all of it", 2**70)
 
 
-def test_memory_that_is_not_there_is_refused_in_one_line(files):
+def test_check_memory_beyond_free_reports_one_line(files):
     available_memory.check_memory("little", 8000 * 1024)
     with pytest.raises(ConfigurationError, match=r"^much takes 1\.0 GiB of memory, and 7\.8 MiB are free$"):
         available_memory.check_memory("much", 2**30)

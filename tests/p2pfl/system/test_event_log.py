@@ -35,7 +35,7 @@ def new_record(message, level=logging.INFO, **fields):
 # Loggers
 
 
-def test_fields_are_those_of_the_event_and_of_the_logger():
+def test_event_has_fields_of_logger_and_call():
     records = []
     log = log_records_to(records).bind(node="alice", round=1)
     log.warning("without bob", peer="bob")
@@ -43,13 +43,13 @@ def test_fields_are_those_of_the_event_and_of_the_logger():
     assert records == [("WARNING", {"node": "alice", "round": 1, "peer": "bob"}), ("INFO", {"node": "alice", "round": 2})]
 
 
-def test_percent_signs_and_braces_are_text():
+def test_message_with_percent_and_braces_is_text():
     lines = []
     log_to(lines).info("100 % of {models}, %s")
     assert lines == ["100 % of {models}, %s"]
 
 
-def test_options_of_the_standard_library_are_no_fields():
+def test_exception_info_is_not_a_field():
     records = []
     log = log_records_to(records)
     try:
@@ -64,7 +64,7 @@ def test_package_prints_nothing_by_itself(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_program_that_configures_logging_has_the_events_of_a_package(caplog):
+def test_package_events_reach_configured_logging(caplog):
     with caplog.at_level(logging.INFO, "p2pfl.test"):
         package_logger("p2pfl.test").info("with bob again", peer="bob")
     assert caplog.messages == ["with bob again"]
@@ -74,11 +74,11 @@ def test_program_that_configures_logging_has_the_events_of_a_package(caplog):
 # Formats
 
 
-def test_event_is_a_line_of_text(log):
+def test_text_format_prints_one_line_per_event(log):
     assert output(log, "text", "round 1 of 3\nsecond line", "100 %", round=1) == "round 1 of 3 second line\n100 %\n"
 
 
-def test_event_is_an_object_with_its_time_level_node_and_fields():
+def test_json_format_contains_time_level_node_and_fields():
     formatter = JsonFormatter(now=lambda: 1_600_000_000.25)
     record = new_record('without "bob":\nsilent, ä', logging.WARNING, node="alice", peer="bob", round=3, loss=0.5)
     line = formatter.format(record)
@@ -94,26 +94,26 @@ def test_event_is_an_object_with_its_time_level_node_and_fields():
     }
 
 
-def test_each_event_is_an_object(log):
+def test_json_format_prints_one_object_per_event(log):
     first, second = map(json.loads, output(log.bind(node="alice"), "json", "a", "b").splitlines())
     assert (first["event"], second["event"]) == ("a", "b")
     assert first["time"] <= second["time"]
 
 
-def test_time_is_that_of_the_record_where_no_clock_is_given():
+def test_json_time_without_clock_is_that_of_the_record():
     record = new_record("a")
     record.created = 1_600_000_000.25
     assert json.loads(JsonFormatter().format(record))["time"] == "2020-09-13T12:26:40.250+00:00"
 
 
-def test_record_of_another_logger_has_no_node_and_no_fields():
+def test_record_of_other_logger_has_no_node_and_fields():
     record = logging.LogRecord("other", logging.ERROR, __file__, 1, "%d models", (3,), None)
     event = json.loads(JsonFormatter().format(record))
     assert (event["level"], event["node"], event["event"]) == ("error", None, "3 models")
     assert TextFormatter().format(record) == "3 models"
 
 
-def test_field_takes_the_place_of_no_key():
+def test_json_field_does_not_replace_reserved_key():
     event = json.loads(JsonFormatter().format(new_record("a", time=1, event="b")))
     assert event["event"] == "a"
     assert event["time"] != 1
@@ -123,7 +123,7 @@ def test_field_takes_the_place_of_no_key():
     ("value", "shown"),
     [(None, None), (True, True), (3, 3), (0.5, 0.5), (float("nan"), None), (float("inf"), None), ((1, 2), "(1, 2)")],
 )
-def test_field_is_a_value_of_json(value, shown):
+def test_json_field_is_a_valid_json_value(value, shown):
     assert json.loads(JsonFormatter().format(new_record("a", value=value)))["value"] == shown
 
 
@@ -138,7 +138,7 @@ BAD += "\u2066\u2067\u2068\u2069"
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
 @pytest.mark.parametrize("bad", BAD, ids=ascii)
-def test_nothing_that_a_terminal_obeys_reaches_the_log(formatter, bad):
+def test_formatters_remove_control_characters(formatter, bad):
     line = formatter.format(new_record(f"refused, {bad}[2Jgrüße", peer=f"{bad}[2J"))
     assert line.isprintable()
     event = json.loads(line) if line.startswith("{") else {"event": line, "peer": ""}
@@ -151,7 +151,7 @@ def test_nothing_that_a_terminal_obeys_reaches_the_log(formatter, bad):
 # Printing
 
 
-def test_logger_is_afterwards_as_it_was(log):
+def test_print_events_restores_the_logger(log):
     log.logger.setLevel(logging.ERROR)
     assert output(log, "text", "a") == "a\n"
     assert (log.logger.handlers, log.logger.level) == ([], logging.ERROR)
@@ -168,12 +168,12 @@ class Broken(io.StringIO):
         raise self.error
 
 
-def test_closed_pipe_ends_a_command(log):
+def test_closed_pipe_raises_broken_pipe_error(log):
     with pytest.raises(BrokenPipeError), print_events(log, "text", Broken(BrokenPipeError())):
         log.info("a")
 
 
-def test_full_disk_ends_no_command_and_is_reported_once(log, capsys):
+def test_full_disk_is_reported_once_without_error(log, capsys):
     with print_events(log, "text", Broken(OSError(errno.ENOSPC, "No space left on device"))):
         log.info("a")
         log.info("b")

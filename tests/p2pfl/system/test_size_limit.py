@@ -20,24 +20,24 @@ from tests.support.processes import federate
 GB = 10**9
 
 
-def test_size_that_fits_is_allowed_and_a_larger_one_is_not():
+def test_check_size_refuses_model_beyond_memory():
     size_limit.check_size("the model", 1000, 4 * size_limit.TRAINING * 1000)
     with pytest.raises(ConfigurationError, match=r"the model has 1,001 values: a node needs about 0\.0 MiB of memory"):
         size_limit.check_size("the model", 1001, 4 * size_limit.TRAINING * 1000)
 
 
-def test_size_for_a_command_that_only_reads_may_be_larger():
+def test_check_size_for_reading_allows_larger_model():
     memory = 4 * size_limit.READING * 1000
     size_limit.check_size("the model", 1000, memory, size_limit.READING)
     with pytest.raises(ConfigurationError):
         size_limit.check_size("the model", 1000, memory)
 
 
-def test_size_is_not_checked_where_memory_is_unknown():
+def test_check_size_with_unknown_memory_allows_all():
     size_limit.check_size("the model", 10**15, None)
 
 
-def test_memory_of_this_machine_is_known_on_linux():
+def test_free_memory_of_this_machine_is_plausible():
     free = available_memory.free_memory()
     assert free is None or 0 < free < 10**15
 
@@ -52,14 +52,14 @@ def test_memory_of_this_machine_is_known_on_linux():
         ("teachers", {"hidden": 10**9}),
     ],
 )
-def test_task_of_a_huge_model_is_refused_before_it_is_made(task, options):
-    """It would take up to 256 GB."""
+def test_task_with_huge_model_is_refused_before_allocation(task, options):
+    """The model would take up to 256 GB."""
     with size_limit.within(GB), pytest.raises(ConfigurationError, match=r"the task's model has .* values: a node needs"):
         made = make_task(task, options, Part(0, 3), 0)
         made.layout  # noqa: B018
 
 
-def test_module_is_counted_without_memory_and_draws_stay_the_same():
+def test_make_module_with_limit_keeps_initial_values():
     def factory():
         return nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 5))
 
@@ -72,10 +72,10 @@ def test_module_is_counted_without_memory_and_draws_stay_the_same():
         assert torch.equal(one, other)
 
 
-def test_module_that_cannot_be_made_without_memory_is_made_with_it():
+def test_make_module_falls_back_to_real_memory():
     def factory():
         module = nn.Linear(2, 2)
-        module.scale = module.weight.sum().item()  # a value, which a tensor without memory does not have
+        module.scale = module.weight.sum().item()  # a tensor without memory has no value
         return module
 
     with size_limit.within(GB):
@@ -89,7 +89,7 @@ def folder(tmp_path):
     return tmp_path / "alice"
 
 
-def test_node_whose_federation_states_too_many_values_does_not_make_its_task(folder):
+def test_node_refuses_federation_with_too_large_model(folder):
     ready = loading.load(folder)
     stated = msgspec.structs.replace(ready.agreement.model, values=10**11)
     ready = ready._replace(agreement=msgspec.structs.replace(ready.agreement, model=stated))
@@ -100,8 +100,8 @@ def test_node_whose_federation_states_too_many_values_does_not_make_its_task(fol
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space")
-def test_node_that_runs_out_of_memory_while_it_makes_its_task_says_so(tmp_path):
-    """A data set of a size that nothing bounds beforehand."""
+def test_node_out_of_memory_reports_configuration_error(tmp_path):
+    """A data set whose size is not limited in advance."""
     config.create(tmp_path / "alice", "alice", task="teachers")
     code = (
         "import resource, sys; from pathlib import Path; from p2pfl.node.federation import loading\n"

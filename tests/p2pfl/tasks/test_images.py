@@ -49,7 +49,7 @@ def images_of(task, split):
         {"shift": {"name": "concept", "groups": 2}, "model": {"name": "linear"}},
     ],
 )
-def test_stacked_equals_one_by_one(options):
+def test_image_task_stacked_equals_one_by_one(options):
     learners = [task.learner(RandomStreams(0, f"node-{k}")) for k, task in enumerate(nodes(5, samples=60, **options))]
     one, all_ = SequentialLearner(learners), BatchedLearner(learners)
     model = learners[0].task.initial(0)
@@ -65,7 +65,7 @@ def test_stacked_equals_one_by_one(options):
         assert a == pytest.approx(b, rel=1e-5)
 
 
-def test_an_mlp_has_the_hand_written_gradient():
+def test_image_mlp_uses_the_dense_kernel():
     learners = [
         task.learner(RandomStreams(0, f"node-{k}"))
         for k, task in enumerate(nodes(2, model={"name": "mlp", "hidden": [8, 8]}))
@@ -73,13 +73,13 @@ def test_an_mlp_has_the_hand_written_gradient():
     assert isinstance(BatchedLearner(learners).kernel, DenseKernel)
 
 
-def test_no_image_is_at_two_nodes_or_in_two_splits():
+def test_image_splits_of_nodes_are_disjoint():
     parts = [images_of(task, split) for task in nodes(5) for split in ("train", "validation")]
     assert sum(map(len, parts)) == len(set.union(*parts)) == len(sets.load("digits").train.y)
     assert not set.union(*parts) & images_of(make(), "test")
 
 
-def test_the_same_seed_makes_the_same_task():
+def test_image_task_depends_only_on_seed():
     options = {"augment": {"shift": 1, "rotation": 15, "noise": 0.1}, "partition": {"name": "dirichlet", "alpha": 0.5}}
     one, again, other = (make(1, seed=seed, **options) for seed in (1, 1, 2))
     for split in ("train", "validation", "test"):
@@ -89,7 +89,7 @@ def test_the_same_seed_makes_the_same_task():
     assert images_of(one, "train") != images_of(other, "train")
 
 
-def test_sizes_are_what_was_asked_for():
+def test_image_splits_have_requested_sizes():
     task = make(samples=200, validation=100, test=50)
     assert [len(task.data[split].y) for split in ("train", "validation", "test")] == [200, 100, 50]
     assert task.n_samples == 200
@@ -104,7 +104,7 @@ def test_test_labels_follow_the_training_labels():
         assert np.abs(test - train * test.sum() / train.sum()).max() < 1
 
 
-def test_pixels_are_normalised():
+def test_image_pixels_are_normalised():
     x = torch.cat([task.data["train"].x for task in nodes(2)])
     assert x.mean().abs() < 0.05
     assert (x.std() - 1).abs() < 0.05
@@ -113,20 +113,20 @@ def test_pixels_are_normalised():
 # Groups
 
 
-def test_groups_are_told_and_only_where_there_are_some():
+def test_public_info_has_group_only_with_a_shift():
     tasks = nodes(8, shift={"name": "rotation", "angles": [0, 180, 90, 270], "sizes": [24, 6, 5, 5]})
     assert [task.public_info["group"] for task in tasks] == [0, 0, 0, 0, 0, 1, 2, 3]
     assert make().public_info == {}
 
 
-def test_rotated_nodes_have_their_images_turned():
+def test_rotation_shift_rotates_images_of_group():
     turned, plain = (make(1, 2, shift={"name": "rotation", "angles": [0, angle]}) for angle in (90, 0))
     for split in ("train", "validation", "test"):
         assert torch.equal(turned.data[split].x, torch.rot90(plain.data[split].x, 1, (2, 3)))
         assert torch.equal(turned.data[split].y, plain.data[split].y)
 
 
-def test_permuted_nodes_call_their_classes_by_one_other_name_in_all_splits():
+def test_label_permutation_is_the_same_in_all_splits():
     tasks = nodes(5, shift={"name": "label-permutation", "share": 0.4})
     assert [task.public_info["group"] for task in tasks] == [0, 0, 0, 1, 1]
     plain = nodes(5)
@@ -142,7 +142,7 @@ def test_permuted_nodes_call_their_classes_by_one_other_name_in_all_splits():
     assert any(a != b for a, b in renamed)
 
 
-def test_permutations_of_their_own_differ():
+def test_own_label_permutations_differ_between_nodes():
     tasks = nodes(5, shift={"name": "label-permutation", "nodes": 3, "permutation": "own"})
     assert [task.public_info["group"] for task in tasks] == [0, 0, 1, 2, 3]
     renamed = [
@@ -152,7 +152,7 @@ def test_permutations_of_their_own_differ():
     assert len(set(renamed[2:])) == 3
 
 
-def test_label_groups_have_their_classes_in_every_split():
+def test_label_groups_have_own_classes_in_every_split():
     tasks = nodes(5, shift={"name": "label-groups", "groups": [[0, 1, 2], [3, 4]], "sizes": [3, 2]})
     for task in tasks:
         expected = {0: {0, 1, 2}, 1: {3, 4}}[task.public_info["group"]]
@@ -167,14 +167,14 @@ def write_idx(folder, x, y):
             (folder / f"{part}-{kind}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
 
 
-def test_nodes_of_two_domains(tmp_path):
+def test_domain_shift_divides_nodes_among_data_sets(tmp_path):
     write_idx(tmp_path / "blank", np.arange(40 * 64).reshape(40, 8, 8) % 251, np.arange(40) % 12)
     options = {"data": ["digits", "blank"], "root": str(tmp_path), "shift": {"name": "domain", "sizes": [2, 1]}}
     tasks = nodes(3, **options)
     assert [task.public_info["group"] for task in tasks] == [0, 0, 1]
     assert max(int(task.data["train"].y.max()) for task in tasks[:2]) == 9
     assert len(tasks[2].data["train"].y) == 32
-    assert {task.layout.shapes[-1] for task in tasks} == {("3.bias", (12,))}  # classes of both
+    assert {task.layout.shapes[-1] for task in tasks} == {("3.bias", (12,))}  # the classes of both data sets
     apart = nodes(3, **options | {"shift": {"name": "domain", "sizes": [2, 1], "labels": "apart"}})
     assert [(int(task.data["test"].y.min()), int(task.data["test"].y.max())) for task in apart] == [(0, 9), (0, 9), (12, 23)]
     assert {task.layout.shapes[-1] for task in apart} == {("3.bias", (24,))}
@@ -199,7 +199,7 @@ def test_nodes_of_two_domains(tmp_path):
         {"name": "quantity", "alpha": 0.05},
     ],
 )
-def test_a_node_with_hardly_any_image_can_be_trained_validated_and_tested(partition):
+def test_node_with_few_images_is_trained_and_tested(partition):
     count = len(sets.load("digits").train.y) - 100
     tasks = [make(k, count, partition=partition) for k in (0, 1, count // 2, count - 1)]
     for task in tasks:
@@ -216,7 +216,7 @@ def test_a_node_with_hardly_any_image_can_be_trained_validated_and_tested(partit
 
 
 @pytest.mark.slow
-def test_where_every_image_is_trained_on_there_is_nothing_to_validate_with():
+def test_one_image_per_node_leaves_no_validation_data():
     count = len(sets.load("digits").train.y)
     task = make(3, count)
     assert [len(task.data[split].y) for split in ("train", "validation")] == [1, 0]
@@ -224,15 +224,15 @@ def test_where_every_image_is_trained_on_there_is_nothing_to_validate_with():
         make(3, count + 1)
 
 
-def test_fewer_nodes_than_groups():
+def test_fewer_nodes_than_groups_fill_first_group():
     tasks = nodes(2, shift={"name": "rotation", "angles": [0, 90, 180], "sizes": [8, 1, 1]})
     assert [task.public_info["group"] for task in tasks] == [0, 0]
 
 
-# What is shared, and what is drawn
+# Shared and drawn data
 
 
-def test_equal_samples_are_the_same_tensors():
+def test_nodes_with_equal_test_samples_share_tensors():
     options = {"shift": {"name": "label-groups", "groups": [[3]]}}
     one, other = make(0, 2, **options), make(1, 2, **options)
     assert one.data["test"].x is other.data["test"].x
@@ -240,14 +240,14 @@ def test_equal_samples_are_the_same_tensors():
     assert one.data["train"].x is not other.data["train"].x
 
 
-def test_augmented_images_are_harder_and_each_nodes_own():
+def test_augment_changes_images_but_not_labels():
     plain, harder = make(), make(augment={"shift": 1, "rotation": 20, "noise": 0.1})
     for split in ("train", "validation", "test"):
         assert torch.equal(plain.data[split].y, harder.data[split].y)
         assert (plain.data[split].x != harder.data[split].x).any(1).flatten(1).any(1).all()
 
 
-def test_a_model_from_a_file(tmp_path):
+def test_initial_model_is_read_from_file(tmp_path):
     layout = make().layout
     params = np.arange(layout.size, dtype=np.float32)
     save_file(layout.unflatten(params), tmp_path / "start.safetensors")
@@ -256,7 +256,7 @@ def test_a_model_from_a_file(tmp_path):
     assert (task.initial(1) == params).all()
 
 
-def test_a_last_layer_may_be_drawn_anew(tmp_path):
+def test_initial_model_with_new_head_draws_last_layer(tmp_path):
     layout = make().layout
     params = np.arange(1, layout.size + 1, dtype=np.float32)
     body = {name: tensor for name, tensor in layout.unflatten(params).items() if not name.startswith("3.")}
@@ -271,13 +271,13 @@ def test_a_last_layer_may_be_drawn_anew(tmp_path):
         make(initial=str(tmp_path / "body.safetensors"))
 
 
-def test_resnet18_has_the_tensors_of_torchvision():
+def test_resnet18_has_the_torchvision_layout():
     layout = layout_of(MODELS["resnet18"]((3, 32, 32), 1000))
     shapes = dict(layout.shapes)
     assert layout.n_trained == 11_689_512
     assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1)
     assert shapes["layer4.1.bn2.running_var"] == (512,)
-    assert len(shapes) == 102  # and 20 integer counters, which stay local
+    assert len(shapes) == 102  # 20 integer counters stay local
     with pytest.raises(ConfigurationError, match="needs images of 32 x 32 pixels or more, got 28 x 28"):
         MODELS["resnet18"]((1, 28, 28), 10)
 
@@ -296,7 +296,7 @@ def without(tensors, name):
         (lambda t: t | {"1.bias": np.full(64, np.nan, np.float32)}, "a value is not finite"),
     ],
 )
-def test_a_file_of_another_model_is_refused(tmp_path, change, message):
+def test_initial_model_of_other_layout_is_refused(tmp_path, change, message):
     layout = make().layout
     path = tmp_path / "start.safetensors"
     save_file(change(layout.unflatten(np.zeros(layout.size, np.float32))), path)
@@ -304,7 +304,7 @@ def test_a_file_of_another_model_is_refused(tmp_path, change, message):
         make(initial=str(path))
 
 
-def test_a_file_that_is_no_model_is_refused(tmp_path):
+def test_initial_model_from_invalid_file_is_refused(tmp_path):
     path = tmp_path / "start.safetensors"
     with pytest.raises(ConfigurationError, match="No such file"):
         make(initial=str(path))
@@ -313,7 +313,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         make(initial=str(path))
 
 
-# What the user may get wrong
+# Invalid options
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
         ({"augment": {"blur": 1}}, "unknown key 'task.augment.blur'"),
     ],
 )
-def test_wrong_options_are_refused(options, message):
+def test_image_task_refuses_invalid_options(options, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         make(**options)
     assert "\n" not in str(caught.value)
@@ -367,7 +367,7 @@ def test_wrong_options_are_refused(options, message):
         ("qmnist_writers", {"data": "qmnist", "partition": {"name": "writer"}, "samples": 100}),
     ],
 )
-def test_real_data_can_be_learned_from(folder, options):
+def test_real_images_can_be_learned(folder, options):
     if not Path(REAL, folder).is_dir():
         pytest.skip(f"P2PFL_DATA has no folder {folder}")
     task = make(3, 100, test=50, **{"data": folder} | options, optimizer={"name": "adam", "lr": 0.001})
@@ -378,7 +378,7 @@ def test_real_data_can_be_learned_from(folder, options):
     assert losses[1] < losses[0]
 
 
-def test_a_real_node_has_its_part(tmp_path):
+def test_node_with_part_gets_its_share_of_images(tmp_path):
     config.create(tmp_path / "a", "a", part="1/3", task="images")
     changes = ["task.data=digits", 'task.shift={ name = "rotation", angles = [0, 90, 180] }', "task.samples=50"]
     task = loading.task_of(loading.load(tmp_path / "a", changes))

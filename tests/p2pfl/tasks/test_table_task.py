@@ -38,7 +38,7 @@ def write_npz(folder, **arrays):
 
 
 def blobs(n, rng=None):
-    """Points around three corners, which a small model can tell apart."""
+    """Points around three corners, which a small model can separate."""
     rng = rng or np.random.default_rng(0)
     y = np.arange(n) % 3
     corners = np.array([[0, 4], [4, 0], [-4, -4]])
@@ -50,7 +50,7 @@ def rows(task, split):
     return {(*row, label) for row, label in zip(x.tolist(), y.tolist(), strict=True)}
 
 
-def test_a_csv_file_is_divided_into_splits_without_overlap(tmp_path):
+def test_csv_file_is_divided_into_disjoint_splits(tmp_path):
     task = make(write_csv(tmp_path), validation=0.2, test=0.1)
     splits = [rows(task, split) for split in ("train", "validation", "test")]
     assert [len(split) for split in splits] == [14, 4, 2]
@@ -58,7 +58,7 @@ def test_a_csv_file_is_divided_into_splits_without_overlap(tmp_path):
     assert task.layout.shapes == (("0.weight", (64, 2)), ("0.bias", (64,)), ("2.weight", (3, 64)), ("2.bias", (3,)))
 
 
-def test_csv_and_npz_of_the_same_rows_make_the_same_task(tmp_path):
+def test_csv_and_npz_with_equal_rows_make_equal_tasks(tmp_path):
     x = np.array([[k, -k / 2] for k in range(20)])
     one = make(write_csv(tmp_path))
     other = make(write_npz(tmp_path, x=x, y=np.arange(20) % 3))
@@ -68,30 +68,30 @@ def test_csv_and_npz_of_the_same_rows_make_the_same_task(tmp_path):
     assert one.initial(5).tobytes() == other.initial(5).tobytes()
 
 
-def test_the_splits_come_from_the_seed(tmp_path):
+def test_table_splits_depend_on_the_seed(tmp_path):
     path = write_csv(tmp_path)
     assert rows(make(path, seed=1), "test") == rows(make(path, seed=1), "test")
     assert rows(make(path, seed=1), "test") != rows(make(path, seed=2), "test")
 
 
-def test_the_label_may_be_any_column_of_a_csv_file(tmp_path):
+def test_target_may_be_any_column_of_a_csv_file(tmp_path):
     path = write_csv(tmp_path, "kind,a,b\n2,0.5,7\n1,1.5,8\n")
     assert rows(make(path, target="kind", validation=0.0, test=0.0), "train") == {(0.5, 7.0, 2), (1.5, 8.0, 1)}
 
 
-def test_a_byte_order_mark_empty_lines_and_quotes_do_no_harm(tmp_path):
+def test_csv_with_bom_empty_lines_and_quotes_is_read(tmp_path):
     path = write_csv(tmp_path, 'a,b,kind\r\n"1",2,0\r\n\r\n3,4e0,2\r\n', encoding="utf-8-sig")
     assert rows(make(path, validation=0.0, test=0.0), "train") == {(1.0, 2.0, 0), (3.0, 4.0, 2)}
 
 
-def test_splits_that_a_file_has_are_left_as_they_are(tmp_path):
+def test_npz_with_test_arrays_keeps_its_test_split(tmp_path):
     x, y = blobs(30)
     task = make(write_npz(tmp_path, x=x, y=y, x_test=x[:7], y_test=y[:7]), validation=0.1)
     assert {split: len(task.data[split].x) for split in task.data} == {"train": 27, "validation": 3, "test": 7}
     assert np.allclose(task.data["test"].x, x[:7])
 
 
-def test_images_are_flattened_and_labels_may_be_small_integers(tmp_path):
+def test_npz_images_are_flattened_and_labels_converted(tmp_path):
     x, y = np.arange(48, dtype=np.uint8).reshape(6, 2, 4), np.array([0, 1, 2, 0, 1, 2], np.uint8)
     task = make(write_npz(tmp_path, x=x, y=y), features=8, validation=0.0, test=0.0)
     assert task.data["train"].x.dtype == torch.float32
@@ -99,11 +99,11 @@ def test_images_are_flattened_and_labels_may_be_small_integers(tmp_path):
     assert task.data["train"].y.dtype == torch.int64
 
 
-def test_without_fractions_there_is_training_data_only(tmp_path):
+def test_zero_fractions_give_training_data_only(tmp_path):
     assert set(make(write_csv(tmp_path), validation=0.0, test=0.0).data) == {"train"}
 
 
-def test_standardised_features_have_mean_0_and_deviation_1_over_the_training_rows(tmp_path):
+def test_standardised_training_features_have_mean_0_and_std_1(tmp_path):
     x, y = blobs(60)
     x = np.column_stack([x * 1000 + 5, np.ones(60)])
     task = make(write_npz(tmp_path, x=x, y=y), features=3, standardize="local")
@@ -116,7 +116,7 @@ def test_standardised_features_have_mean_0_and_deviation_1_over_the_training_row
 
 
 @pytest.mark.parametrize(("hidden", "tensors"), [([], 2), (5, 4), ([5, 4], 6)])
-def test_the_model_has_the_layers_that_were_asked_for_and_learns(tmp_path, hidden, tensors):
+def test_table_model_has_hidden_layers_and_learns(tmp_path, hidden, tensors):
     x, y = blobs(90)
     task = make(write_npz(tmp_path, x=x, y=y), hidden=hidden)
     assert len(task.layout.shapes) == tensors
@@ -125,7 +125,7 @@ def test_the_model_has_the_layers_that_were_asked_for_and_learns(tmp_path, hidde
     assert learner.evaluate([params], ["validation"])[0]["validation_accuracy"] > 0.9
 
 
-def test_the_layout_does_not_depend_on_the_file(tmp_path):
+def test_table_layout_does_not_depend_on_the_file(tmp_path):
     x, y = blobs(30)
     layouts = [make(write_npz(tmp_path, x=x[:n], y=y[:n])).layout.fingerprint for n in (12, 30)]
     assert layouts[0] == layouts[1]
@@ -151,7 +151,7 @@ def test_the_layout_does_not_depend_on_the_file(tmp_path):
         ("", {}, "has 0 features"),
     ],
 )
-def test_a_wrong_csv_file_is_refused_with_its_name_and_line(tmp_path, text, options, message):
+def test_invalid_csv_file_reports_name_and_line(tmp_path, text, options, message):
     path = write_csv(tmp_path, text)
     with pytest.raises(ConfigurationError, match=message) as caught:
         make(path, **options)
@@ -181,7 +181,7 @@ X, Y = np.zeros((4, 2)), np.array([0, 1, 2, 0])
         ({"x": X, "y": Y * 1j}, "y is complex128, and must be of numbers"),
     ],
 )
-def test_wrong_arrays_are_refused_with_the_name_of_the_file(tmp_path, arrays, message):
+def test_invalid_npz_arrays_report_file_name(tmp_path, arrays, message):
     path = write_npz(tmp_path, **arrays)
     with pytest.raises(ConfigurationError, match=message) as caught:
         make(path)
@@ -189,7 +189,7 @@ def test_wrong_arrays_are_refused_with_the_name_of_the_file(tmp_path, arrays, me
 
 
 class Trap:
-    """An object whose unpickling would be noticed."""
+    """Object that records its unpickling."""
 
     sprung = False
 
@@ -197,14 +197,14 @@ class Trap:
         return setattr, (Trap, "sprung", True)
 
 
-def test_pickled_objects_in_a_file_are_never_loaded(tmp_path):
+def test_npz_with_pickled_objects_is_not_unpickled(tmp_path):
     path = write_npz(tmp_path, x=X, y=np.array([Trap()] * 4, dtype=object))
     with pytest.raises(ConfigurationError, match="y is object, and must be of numbers"):
         make(path)
     assert not Trap.sprung
 
 
-def test_a_lone_array_is_refused_with_advice(tmp_path):
+def test_npz_with_a_single_array_is_refused(tmp_path):
     path = tmp_path / "own.npz"
     with path.open("wb") as file:
         np.save(file, X)
@@ -219,7 +219,7 @@ def archive():
 
 
 def refusal(path):
-    """Return the error for a file; "" if it is read, as a flipped bit in a time stamp does no harm."""
+    """Return the error for a file, or "" if it is read: a flipped bit in a time stamp is harmless."""
     try:
         make(path)
     except ConfigurationError as error:
@@ -228,14 +228,14 @@ def refusal(path):
 
 
 @given(st.data())
-def test_a_damaged_file_is_refused_in_one_line_or_read(tmp_path_factory, data):
+def test_damaged_npz_is_read_or_reports_one_line(tmp_path_factory, data):
     content = bytearray(archive())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     content = content[: data.draw(st.sampled_from([len(content), len(content) // 2, 3, 0]))]
     path = tmp_path_factory.mktemp("damaged") / "own.npz"
     path.write_bytes(content)
-    said = refusal(path)
-    assert not said or (str(path) in said and "\n" not in said)
+    error = refusal(path)
+    assert not error or (str(path) in error and "\n" not in error)
 
 
 @pytest.mark.parametrize(
@@ -247,12 +247,12 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(tmp_path_factory, data):
         ("", "needs `data`"),
     ],
 )
-def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path, name, message):
+def test_missing_or_unknown_table_file_is_refused(tmp_path, name, message):
     with pytest.raises(ConfigurationError, match=message):
         make(tmp_path / name if name else "")
 
 
-def test_a_folder_and_bytes_that_are_no_text_are_refused(tmp_path):
+def test_folder_or_binary_as_csv_is_refused(tmp_path):
     folder = tmp_path / "folder.csv"
     folder.mkdir()
     with pytest.raises(ConfigurationError, match=r"folder\.csv: Is a directory"):
@@ -278,12 +278,12 @@ def test_a_folder_and_bytes_that_are_no_text_are_refused(tmp_path):
         ({"lr": -1.0}, "lr must be 0 or more"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path, options, message):
+def test_table_task_refuses_invalid_options(tmp_path, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make(write_csv(tmp_path), **options)
 
 
-def test_a_compressed_archive_is_read_and_an_unknown_member_ignored(tmp_path):
+def test_compressed_npz_is_read_and_unknown_member_ignored(tmp_path):
     path = tmp_path / "own.npz"
     path.write_bytes(archive())
     with zipfile.ZipFile(path, "a") as file:
@@ -291,16 +291,16 @@ def test_a_compressed_archive_is_read_and_an_unknown_member_ignored(tmp_path):
     assert make(path, validation=0.0, test=0.0).n_samples == 4
 
 
-# What is small on the disk and large in memory
+# Files that are small on disk and large in memory
 
 
 def npy(header, values=b""):
-    """A member of an archive: a header of our own, and values."""
+    """A member of an archive with the given header and values."""
     text = repr(header) if isinstance(header, dict) else header
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode() + values
 
 
-def says(descr="<f8", shape=(4, 2)):
+def header(descr="<f8", shape=(4, 2)):
     return {"descr": descr, "fortran_order": False, "shape": shape}
 
 
@@ -316,7 +316,7 @@ def write_members(folder, **members):
 def test_npz_reads_only_the_arrays_that_it_needs(tmp_path):
     path = write_npz(tmp_path, x=X, y=Y)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("x_junk.npy", npy(says(shape=(2**24,)), bytes(2**27)))
+        file.writestr("x_junk.npy", npy(header(shape=(2**24,)), bytes(2**27)))
     tracemalloc.start()
     try:
         assert make(path, validation=0.0, test=0.0).n_samples == 4
@@ -333,23 +333,24 @@ def test_npz_reads_only_the_arrays_that_it_needs(tmp_path):
         (npy("(" * 9000), "is damaged"),
         (npy("-" * 9000 + "1"), "is damaged"),
         (npy({"descr": "<f8"}), "is damaged"),
-        (npy(says(shape=(-4, 2))), "is damaged"),
-        (npy(says(shape=(1,) * 40)), "is damaged"),
-        (npy(says(descr="|O"), bytes(64)), "x is object, and must be of numbers"),
-        (npy(says(shape=(2**40, 2)), bytes(64)), "the header of x announces 17,592,186,044,416 bytes, but there are 64"),
-        (npy(says(), bytes(65)), "the header of x announces 64 bytes, but there are 65"),
+        (npy(header(shape=(-4, 2))), "is damaged"),
+        (npy(header(shape=(1,) * 40)), "is damaged"),
+        (npy(header(descr="|O"), bytes(64)), "x is object, and must be of numbers"),
+        (npy(header(shape=(2**40, 2)), bytes(64)), "the header of x announces 17,592,186,044,416 bytes, but there are 64"),
+        (npy(header(), bytes(65)), "the header of x announces 64 bytes, but there are 65"),
     ],
 )
-def test_npz_with_a_member_of_another_kind_is_refused(tmp_path, member, message):
-    path = write_members(tmp_path, x=member, y=npy(says("<i8", (4,)), bytes(32)))
+def test_npz_with_invalid_member_is_refused(tmp_path, member, message):
+    path = write_members(tmp_path, x=member, y=npy(header("<i8", (4,)), bytes(32)))
     with pytest.raises(ConfigurationError, match=message) as caught:
         make(path)
     assert str(caught.value).startswith(str(path))
 
 
 @pytest.mark.slow
-def test_npz_larger_than_memory_is_refused_before_it_is_taken(tmp_path, monkeypatch):
-    path = write_members(tmp_path, x=npy(says("<f4", (2**22, 2)), bytes(2**25)), y=npy(says("<i8", (2**22,)), bytes(2**25)))
+def test_npz_larger_than_memory_is_refused_before_allocation(tmp_path, monkeypatch):
+    x, y = (npy(header(kind, shape), bytes(2**25)) for kind, shape in (("<f4", (2**22, 2)), ("<i8", (2**22,))))
+    path = write_members(tmp_path, x=x, y=y)
     monkeypatch.setattr(available_memory, "free_memory", lambda: 2**24)
     tracemalloc.start()
     try:
@@ -360,7 +361,7 @@ def test_npz_larger_than_memory_is_refused_before_it_is_taken(tmp_path, monkeypa
         tracemalloc.stop()
 
 
-def test_npz_whose_directory_announces_too_much_is_refused(tmp_path):
+def test_npz_with_wrong_size_in_directory_is_refused(tmp_path):
     path = write_npz(tmp_path, x=X, y=Y)
     content = bytearray(path.read_bytes())
     place = content.rindex(b"PK\x01\x02", 0, content.rindex(b"PK\x01\x02"))  # the directory's entry of x
@@ -370,13 +371,13 @@ def test_npz_whose_directory_announces_too_much_is_refused(tmp_path):
         make(path)
 
 
-def test_csv_with_a_line_that_has_no_end_is_refused(tmp_path, monkeypatch):
+def test_csv_with_too_long_line_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LONGEST_LINE", 50)
     with pytest.raises(ConfigurationError, match="has a line of more than 50 characters"):
         make(write_csv(tmp_path, "a,b,kind\n" + " " * 51))
 
 
-def test_csv_larger_than_memory_is_refused_while_it_is_read(tmp_path, monkeypatch):
+def test_csv_larger_than_memory_is_refused_while_reading(tmp_path, monkeypatch):
     monkeypatch.setattr(table_task, "free_memory", lambda: 800)
     path = write_csv(tmp_path, "a,b,kind\n" + "1,2,0\n" * 50)
     assert make(path).n_samples

@@ -21,7 +21,7 @@ def no_task(part, seed):
 
 
 def tells(part, seed, *, key: str, kind: str):
-    """A task that says something of itself that no peer can be told."""
+    """Task whose public_info cannot be sent to peers."""
     value = {"numpy": np.int64(3), "list": [1], "long": "x" * 257, "large": 2**53 + 1, "none": None}[kind]
     return classification(linear, ([[1.0, 2.0]], [0]), public_info={key: value})
 
@@ -36,7 +36,7 @@ def make(name, index=0, count=4, seed=0, **options):
 
 @pytest.mark.parametrize("labels", [1, 3, 10])
 @pytest.mark.parametrize("count", [3, 20])
-def test_digits_are_divided_without_overlap_or_leak(count, labels):
+def test_digit_shares_are_disjoint(count, labels):
     shares = digit_shares(0, count, labels)
     splits = digit_images(0)[2]
     held = np.concatenate(shares)
@@ -46,7 +46,7 @@ def test_digits_are_divided_without_overlap_or_leak(count, labels):
     assert sorted(everything.tolist()) == list(range(1797))
 
 
-def test_digits_of_a_node_have_its_labels_in_every_split():
+def test_digits_of_node_have_its_labels_in_every_split():
     owners = node_labels(0, 20, 3)
     for k in (0, 7, 19):
         task = make("digits", k, 20, labels=3)
@@ -54,7 +54,7 @@ def test_digits_of_a_node_have_its_labels_in_every_split():
             assert set(task.data[split].y.tolist()) == set(owners[k])
 
 
-def test_digits_can_be_judged_on_the_labels_of_others():
+def test_digits_judged_on_all_labels_share_evaluation():
     owners = node_labels(0, 20, 3)
     for k in (0, 7):
         own, of_all = make("digits", k, 20, labels=3), make("digits", k, 20, labels=3, judged_on="all")
@@ -67,7 +67,7 @@ def test_digits_can_be_judged_on_the_labels_of_others():
         make("digits", 0, 20, judged_on="others")
 
 
-def test_every_label_is_at_as_many_nodes_as_any_other():
+def test_node_labels_are_balanced():
     owners = node_labels(5, 40, 3)
     counts = [sum(label in own for own in owners) for label in range(10)]
     assert max(counts) - min(counts) <= 1
@@ -75,27 +75,27 @@ def test_every_label_is_at_as_many_nodes_as_any_other():
 
 
 @pytest.mark.slow
-def test_a_node_with_all_digits_learns_them_at_the_default_rate():
+def test_single_node_learns_digits_at_the_default_rate():
     task = make("digits", 0, 1)
     learner, params = task.learner(RandomStreams(0, "alone"), "cpu"), task.initial(0)
     for round in (1, 2, 3):
         params = learner.train(params, round=round)
     (figures,) = learner.evaluate([params], ["test"])
-    assert figures["test_accuracy"] > 0.85  # at the rate that suits a node with some fifty digits, it falls to .1
+    assert figures["test_accuracy"] > 0.85  # at the rate for nodes with about fifty digits it falls to 0.1
 
 
-def test_a_hundred_nodes_have_fourteen_digits_each():
+def test_digits_of_a_hundred_nodes_are_fourteen_each():
     assert {make("digits", k, 100).n_samples for k in range(100)} == {14}
 
 
-def test_the_same_seed_gives_the_same_data_and_another_seed_other_data():
+def test_task_data_depends_on_the_seed():
     for name in ("digits", "concept-shift"):
         x = [make(name, 1, seed=seed).data["train"].x for seed in (0, 0, 1)]
         assert torch.equal(x[0], x[1])
         assert not torch.equal(x[0], x[2])
 
 
-def test_nodes_of_a_cluster_share_validation_and_test_data_and_no_training_data():
+def test_concept_shift_clusters_share_only_evaluation_data():
     tasks = [make("concept-shift", k, 6) for k in range(6)]
     assert [task.public_info["group"] for task in tasks] == [0, 0, 1, 1, 2, 2]
     assert tasks[0].data["test"].x is tasks[1].data["test"].x
@@ -113,14 +113,14 @@ def test_concept_shift_is_linear_with_the_stated_noise():
     assert task.layout.size == 11
 
 
-def test_all_nodes_begin_with_one_model():
+def test_initial_model_is_equal_at_all_nodes():
     initials = [make("digits", k).initial(3) for k in range(2)]
     assert initials[0].tobytes() == initials[1].tobytes()
     assert initials[0].tobytes() != make("digits").initial(4).tobytes()
     assert initials[0].dtype == np.float32
 
 
-def test_an_initial_model_leaves_torchs_own_generator_alone():
+def test_initial_model_leaves_global_generator_unchanged():
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
@@ -129,7 +129,7 @@ def test_an_initial_model_leaves_torchs_own_generator_alone():
 
 
 @pytest.mark.parametrize("text", ["", "1", "1/", "/3", "a/3", "3/3", "-1/3", "1/0"])
-def test_parts_that_do_not_exist_are_refused(text):
+def test_parse_of_invalid_part_is_refused(text):
     with pytest.raises(ConfigurationError, match="part"):
         Part.parse(text)
 
@@ -171,26 +171,26 @@ def test_parts_that_do_not_exist_are_refused(text):
         ),
     ],
 )
-def test_wrong_tasks_are_refused_with_a_reason(name, options, message):
+def test_make_task_refuses_invalid_tasks(name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make(name, **options)
 
 
 @pytest.mark.parametrize("about", [None, [], {str(k): k for k in range(MOST_FACTS + 1)}])
-def test_facts_that_are_no_table_or_too_many_are_refused(about):
+def test_public_info_must_be_a_small_dict(about):
     with pytest.raises(ConfigurationError, match="public_info must be a dict of at most 31 entries"):
         check_public_info(about)
 
 
-def test_what_a_task_may_say_is_what_a_peer_can_be_told():
+def test_largest_public_info_fits_into_hello():
     values = ["x" * 256, 2**53, -(2**53), 0.5, True]
     about = {f"{k:064d}": values[k % len(values)] for k in range(MOST_FACTS)}
     check_public_info(about)
-    told = HelloParameters({}, about | {"n_samples": 3}, 0, False)
-    assert decode_hello_parameters(told.encode()) == told
+    hello = HelloParameters({}, about | {"n_samples": 3}, 0, False)
+    assert decode_hello_parameters(hello.encode()) == hello
 
 
-def test_nodes_that_share_the_digits_draw_each_for_themselves():
+def test_shared_digits_are_drawn_by_each_node():
     tasks = [make("digits", k, 5000, labels=3, samples=40, shared=True) for k in (0, 1, 4999)]
     pool = {tuple(image.tolist()) for image in digit_images(0)[0][digit_images(0)[2]["train"]]}
     for task, own in zip(tasks, (node_labels(0, 5000, 3)[k] for k in (0, 1, 4999)), strict=True):
@@ -205,7 +205,7 @@ def test_nodes_that_share_the_digits_draw_each_for_themselves():
         make("digits", 0, 3, shared=True)
 
 
-def test_more_nodes_than_digits_are_refused():
+def test_digits_with_too_many_nodes_are_refused():
     with pytest.raises(ConfigurationError, match="too many"):
         make("digits", 0, 2000)
 
@@ -222,7 +222,7 @@ class WithBuffers(nn.Module):
         self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
 
 
-def test_float_buffers_travel_and_integer_ones_stay():
+def test_layout_contains_float_buffers_but_no_integer_buffers():
     layout = layout_of(WithBuffers())
     assert layout.shapes == (("linear.weight", (2, 3)), ("linear.bias", (2,)), ("frozen", (2,)), ("scale", (1,)))
     assert layout.n_trained == 8
@@ -250,7 +250,7 @@ class HalfBuffer(nn.Linear):
         (nn.ReLU, "ReLU has nothing to train"),
     ],
 )
-def test_modules_that_cannot_be_handled_are_refused_by_name(module, message):
+def test_layout_of_unsupported_module_is_refused(module, message):
     with pytest.raises(ConfigurationError, match=message):
         layout_of(module())
 
@@ -267,12 +267,12 @@ def linear():
         ((np.zeros((0, 2)), np.zeros(0)), "no training samples"),
     ],
 )
-def test_wrong_arrays_are_refused(data, message):
+def test_classification_refuses_invalid_arrays(data, message):
     with pytest.raises(ConfigurationError, match=message):
         classification(linear, data)
 
 
-def test_without_samples_a_loss_is_not_a_number():
+def test_loss_of_empty_split_is_nan():
     nothing = np.zeros((0, 2)), np.zeros(0)
     task = classification(linear, ([[1.0, 2.0]], [0]), validation=nothing)
     learner, model = task.learner(RandomStreams(0, "a")), task.initial(0)
@@ -283,31 +283,31 @@ def test_without_samples_a_loss_is_not_a_number():
 
 @pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay"])
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_sgd_takes_no_nonsense(name, value):
+def test_sgd_refuses_invalid_options(name, value):
     with pytest.raises(ValueError, match=f"{name} must be 0 or more, and finite, got"):
         SGD(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["lr", "eps", "weight_decay"])
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_adam_takes_no_nonsense(name, value):
+def test_adam_refuses_invalid_options(name, value):
     with pytest.raises(ValueError, match=f"{name} must be 0 or more, and finite, got"):
         Adam(**{name: value})
 
 
 @pytest.mark.parametrize("betas", [(-0.1, 0.9), (0.9, 1.0), (float("nan"), 0.9)])
-def test_adam_forgets_a_little(betas):
+def test_adam_refuses_invalid_betas(betas):
     with pytest.raises(ValueError, match="betas must be from 0 to below 1"):
         Adam(betas=betas)
 
 
 @pytest.mark.parametrize("name", ["cpu:abc", "cpu:", "cpu:-1", "cpu:300", "cuda:x", "cuda:999"])
-def test_malformed_devices_are_refused(name):
+def test_choose_device_refuses_malformed_name(name):
     with pytest.raises(ConfigurationError, match=f"device '{name}' is not of the form {name[:3]}"):
         choose_device(name)
 
 
-def test_a_card_that_this_machine_lacks_is_refused(monkeypatch):
+def test_choose_device_refuses_missing_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("cuda:1").index == 1
@@ -315,6 +315,6 @@ def test_a_card_that_this_machine_lacks_is_refused(monkeypatch):
         choose_device("cuda:2")
 
 
-def test_a_batch_size_of_nothing_is_refused():
+def test_batch_size_of_zero_is_refused():
     with pytest.raises(ConfigurationError, match="batch_size"):
         classification(linear, ([[1.0, 2.0]], [0]), batch_size=0)

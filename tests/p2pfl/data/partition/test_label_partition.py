@@ -1,4 +1,4 @@
-"""Partition of samples among nodes: every sample at one node, with the requested sizes and mixtures."""
+"""Partition of samples among nodes: each sample at one node, with the requested sizes and mixtures."""
 
 import hashlib
 
@@ -36,7 +36,7 @@ def labels_of(n, classes=10, seed=0):
 
 
 def fashion_like(n=300, classes=5, writers=False, seed=0):
-    """A data set of images that are all different: the first pixels number them."""
+    """A data set of distinct images: their first pixels number them."""
 
     def images(count, first):
         x = np.zeros((count, 1, 2, 2), np.uint8)
@@ -51,7 +51,7 @@ def fashion_like(n=300, classes=5, writers=False, seed=0):
 
 
 @given(st.integers(0, 10_000), st.lists(st.floats(0, 1e6), min_size=1, max_size=30).filter(lambda w: sum(w) > 1e-3))
-def test_quotas_add_up_and_are_within_one_of_their_share(total, weights):
+def test_quotas_sum_to_total_and_differ_by_less_than_one(total, weights):
     counts = quotas(total, weights)
     assert counts.sum() == total
     assert np.abs(counts - total * np.array(weights) / sum(weights)).max() < 1 + 1e-3
@@ -59,11 +59,11 @@ def test_quotas_add_up_and_are_within_one_of_their_share(total, weights):
 
 def test_quotas_by_hand():
     assert quotas(8, [24, 6, 5, 5]).tolist() == [5, 1, 1, 1]
-    assert quotas(2, [1, 1, 1]).tolist() == [1, 1, 0]  # of equal remainders the first
+    assert quotas(2, [1, 1, 1]).tolist() == [1, 1, 0]  # the first of equal remainders
     assert quotas(10, [0.5, 0.25, 0.25]).tolist() == [5, 3, 2]
 
 
-def test_groups_have_the_sizes_of_the_paper_and_none_is_empty():
+def test_group_sizes_match_the_paper_and_fill_every_group():
     assert group_sizes(100, 4, [70, 20, 5, 5]).tolist() == [70, 20, 5, 5]
     assert group_sizes(40, 4, [24, 6, 5, 5]).tolist() == [24, 6, 5, 5]
     assert group_sizes(4, 4, [70, 20, 5, 5]).tolist() == [1, 1, 1, 1]
@@ -91,7 +91,7 @@ def partitions(labels):
 @pytest.mark.parametrize("name", partitions(np.zeros(1)))
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(1, 120), classes=st.integers(1, 12), nodes=st.integers(1, 150), seed=st.integers(0, 99))
-def test_every_sample_is_at_one_node(name, n, classes, nodes, seed):
+def test_partition_assigns_each_sample_to_one_node(name, n, classes, nodes, seed):
     divide = partitions(labels_of(n, classes, seed))[name]
     shares = divide(nodes, rng(seed))
     assert len(shares) == nodes
@@ -110,7 +110,7 @@ def test_every_sample_is_at_one_node(name, n, classes, nodes, seed):
     held=st.integers(1, 12),
     seed=st.integers(0, 9),
 )
-def test_pathological_nodes_have_few_classes(n, classes, nodes, held, seed):
+def test_pathological_nodes_hold_given_number_of_classes(n, classes, nodes, held, seed):
     labels = labels_of(n, classes, seed)
     shares = pathological(labels, nodes, rng(seed), classes=held)
     everything = np.concatenate(shares)
@@ -119,25 +119,25 @@ def test_pathological_nodes_have_few_classes(n, classes, nodes, held, seed):
     if nodes * min(held, present) >= present:
         assert len(everything) == n
     rare = min(np.bincount(labels)[np.unique(labels)])
-    if rare >= nodes:  # enough of each class for whoever has it
+    if rare >= nodes:  # enough samples of each class for all its nodes
         assert {len(set(labels[share].tolist())) for share in shares} == {min(held, present)}
 
 
-def test_iid_is_even_with_the_remainder_at_the_first():
+def test_iid_gives_remainder_to_first_nodes():
     assert [len(share) for share in iid(labels_of(11), 4, rng())] == [3, 3, 3, 2]
 
 
-def test_pathological_three_of_ten_as_in_dpfl():
+def test_pathological_three_of_ten_matches_dpfl():
     labels = np.repeat(np.arange(10), 100)
     shares = pathological(labels, 100, rng(), classes=3)
     held = [set(labels[share].tolist()) for share in shares]
     assert {len(classes) for classes in held} == {3}
     assert [sum(c in classes for classes in held) for c in range(10)] == [30] * 10
-    assert {len(share) for share in shares} <= {9, 10, 11}  # of a hundred among thirty, each has three or four
+    assert {len(share) for share in shares} <= {9, 10, 11}  # thirty nodes share a hundred samples: three or four each
     assert sum(map(len, shares)) == 1000
 
 
-def test_the_smaller_alpha_the_fewer_classes():
+def test_dirichlet_with_smaller_alpha_gives_fewer_classes():
     labels = np.repeat(np.arange(10), 200)
 
     def classes_at_a_node(alpha):
@@ -146,7 +146,7 @@ def test_the_smaller_alpha_the_fewer_classes():
     assert classes_at_a_node(0.01) < 3 < classes_at_a_node(0.3) < 9.5 < classes_at_a_node(100)
 
 
-def test_dirichlet_shares_of_a_class_follow_their_proportions():
+def test_dirichlet_shares_follow_drawn_proportions():
     labels = np.zeros(1000, int)
     generator = rng()
     generator.permutation(np.arange(1000))  # the order of the samples is drawn first
@@ -155,7 +155,7 @@ def test_dirichlet_shares_of_a_class_follow_their_proportions():
     assert np.abs(np.array(sizes) - expected).max() < 1
 
 
-def test_writers_stay_together():
+def test_writer_partition_keeps_writers_together():
     writers = labels_of(200, 12)
     for nodes in (12, 5, 1):
         shares = writer(labels_of(200), nodes, rng(), writers=writers)
@@ -167,14 +167,14 @@ def test_writers_stay_together():
         writer(labels_of(200), 13, rng(), writers=writers)
 
 
-def test_clusters_have_classes_of_their_own():
+def test_cluster_partition_gives_each_group_its_classes():
     labels = np.repeat(np.arange(6), 50)
     shares = clusters(labels, 5, rng(), groups=[[0, 1], [2, 3]], sizes=[3, 2])
     assert [set(labels[share].tolist()) for share in shares] == [{0, 1}] * 3 + [{2, 3}] * 2
     assert [len(share) for share in shares] == [34, 33, 33, 50, 50]
 
 
-def test_a_class_of_several_groups_is_divided_by_their_nodes():
+def test_class_pools_divide_shared_class_by_group_size():
     labels = np.repeat(np.arange(3), 60)
     first, second, none = class_pools(labels, [[0, 1], [1, 2], [0]], np.array([3, 1, 0]), rng())
     assert histogram(labels[first], 3).tolist() == [60, 45, 0]
@@ -198,7 +198,7 @@ GOLDEN = {
 }
 
 
-def test_the_same_seed_divides_alike_on_every_platform():
+def test_partitions_match_golden_fingerprints():
     labels = np.arange(500) % 7
     assert {name: fingerprint(divide(20, rng(3))) for name, divide in partitions(labels).items()} == GOLDEN
 
@@ -213,7 +213,7 @@ def test_the_same_seed_divides_alike_on_every_platform():
     validation=st.one_of(st.integers(0, 200), st.floats(0, 0.9)),
     seed=st.integers(0, 9),
 )
-def test_training_and_validation_are_disjoint(n, samples, validation, seed):
+def test_hold_out_training_and_validation_are_disjoint(n, samples, validation, seed):
     share = np.sort(rng(seed).permutation(1000)[:n])
     train, held = hold_out(share, rng(seed + 1), samples, validation)
     assert len(train) >= 1
@@ -224,7 +224,7 @@ def test_training_and_validation_are_disjoint(n, samples, validation, seed):
     assert bool(len(held)) == (validation > 0 and n > 1)
 
 
-def test_a_large_share_gives_what_was_asked_for():
+def test_hold_out_of_large_share_has_requested_sizes():
     sizes = [
         tuple(map(len, hold_out(np.arange(600), rng(), *asked))) for asked in ((200, 100), (0, 100), (200, 0.2), (0, 0.2))
     ]
@@ -237,7 +237,7 @@ def test_a_large_share_gives_what_was_asked_for():
     there=st.lists(st.integers(0, 40), min_size=4, max_size=4),
     size=st.integers(0, 100),
 )
-def test_test_samples_follow_the_training_labels(wanted, there, size):
+def test_draw_test_follows_the_training_labels(wanted, there, size):
     labels = np.repeat(np.arange(4), there)
     drawn = draw_test(np.array(wanted), by_class(labels, 4), rng(), size)
     assert len(set(drawn.tolist())) == len(drawn)
@@ -277,7 +277,7 @@ SHIFTS = [
     samples=st.sampled_from([0, 3, 50]),
     seed=st.integers(0, 9),
 )
-def test_no_node_trains_on_what_another_is_validated_or_trained_on(shift, partition, nodes, samples, seed):
+def test_plan_keeps_training_and_validation_disjoint(shift, partition, nodes, samples, seed):
     data = fashion_like(seed=seed)
     shares = plan([data], nodes, seed, **OPTIONS | {"partition": partition, "shift": shift, "samples": samples})
     trained = np.concatenate([share.train for share in shares])
@@ -290,10 +290,10 @@ def test_no_node_trains_on_what_another_is_validated_or_trained_on(shift, partit
             assert len(share.test) >= 1
 
 
-def test_a_node_with_one_sample_is_validated_on_one_of_its_class():
+def test_plan_validates_single_sample_node_on_its_class():
     data = fashion_like(n=100, classes=2)
     shares = plan([data], 60, 0, **OPTIONS)
-    others = {int(share.validation[0]) for share in shares[:40]}  # who has two samples keeps one for it
+    others = {int(share.validation[0]) for share in shares[:40]}  # a node with two samples holds one out
     assert len(others) == 40
     for share in shares[40:]:
         assert len(share.train) == len(share.validation) == 1
@@ -301,7 +301,7 @@ def test_a_node_with_one_sample_is_validated_on_one_of_its_class():
         assert data.train.y[share.validation] == data.train.y[share.train]
 
 
-def test_two_data_sets_are_each_divided_among_their_own_nodes():
+def test_plan_divides_each_data_set_among_its_nodes():
     sets = [fashion_like(), fashion_like(n=90, seed=5)]
     shares = plan(sets, 9, 0, **OPTIONS | {"shift": {"name": "domain", "sizes": [2, 1]}})
     assert [share.source for share in shares] == [0] * 6 + [1] * 3
@@ -310,13 +310,13 @@ def test_two_data_sets_are_each_divided_among_their_own_nodes():
         assert sorted(np.concatenate(held).tolist()) == list(range(count))
 
 
-def test_writers_of_a_plan():
+def test_plan_by_writer_gives_each_node_one_writer():
     data = fashion_like(writers=True)
     shares = plan([data], 20, 0, **OPTIONS | {"partition": {"name": "writer"}})
     assert {len(set(data.train.writers[share.train].tolist())) for share in shares} == {1}
 
 
-def test_the_other_draws_of_a_node_do_not_depend_on_how_many_there_are():
+def test_plan_test_size_leaves_other_splits_unchanged():
     few, many = (plan([fashion_like()], 4, 0, **OPTIONS | {"test": size}) for size in (10, 20))
     for a, b in zip(few, many, strict=True):
         assert np.array_equal(a.train, b.train)
@@ -326,18 +326,18 @@ def test_the_other_draws_of_a_node_do_not_depend_on_how_many_there_are():
 # Shifts
 
 
-def test_permutations_are_none_the_identity_and_all_different():
+def test_concept_permutations_start_with_identity_and_differ():
     names = concept(12, 4, rng(), groups=12).names
     assert names[0].tolist() == [0, 1, 2, 3]
     assert len({tuple(permutation.tolist()) for permutation in names}) == 12
     assert all(sorted(permutation.tolist()) == [0, 1, 2, 3] for permutation in names)
 
 
-def test_more_groups_than_permutations_still_end():
+def test_concept_with_more_groups_than_permutations_ends():
     assert len(concept(9, 2, rng(), groups=9).names) == 9
 
 
-def test_the_share_of_permuted_nodes():
+def test_label_permutation_permutes_given_share_of_nodes():
     assert label_permutation(100, 10, rng(), share=0.4).counts == (60, 40)
     assert label_permutation(30, 10, rng(), nodes=12).counts == (18, 12)
     assert label_permutation(4, 10, rng(), nodes=2, permutation="own").counts == (2, 1, 1)
@@ -351,9 +351,9 @@ def pictures(n=3, size=6):
     return np.random.default_rng(0).random((n, 2, size, size), np.float32)
 
 
-def test_quarter_turns_are_exact_and_counter_clockwise():
+def test_rotate_quarter_turns_are_exact_and_counterclockwise():
     corner = np.zeros((1, 1, 3, 3), np.float32)
-    corner[0, 0, 0, 2] = 1  # top right goes to top left
+    corner[0, 0, 0, 2] = 1  # top right moves to top left
     assert rotate(corner, 90)[0, 0, 0, 0] == 1
     x = pictures()
     assert np.array_equal(rotate(rotate(x, 90), 270), x)
@@ -362,7 +362,7 @@ def test_quarter_turns_are_exact_and_counter_clockwise():
     assert np.array_equal(rotate(x, 360), x)
 
 
-def test_other_angles_go_the_same_way():
+def test_rotate_other_angles_interpolate_and_fill_zero():
     x = pictures(size=7)
     assert np.abs(rotate(x, 90 + 1e-6) - rotate(x, 90))[:, :, 1:-1, 1:-1].max() < 1e-4
     smooth = np.ones((1, 1, 28, 28), np.float32)
@@ -373,22 +373,22 @@ def test_other_angles_go_the_same_way():
     assert turned.max() <= 1 + 1e-6
 
 
-def test_half_a_pixel_is_interpolated():
+def test_rotate_interpolates_half_pixels():
     x = np.zeros((1, 1, 5, 5), np.float32)
     x[0, 0, 2, 3] = 1  # one to the right of the centre
     turned = rotate(x, 45)
-    assert turned[0, 0, 1, 3] == pytest.approx(2 - np.sqrt(2))  # comes from sqrt(2) to the right of the centre
+    assert turned[0, 0, 1, 3] == pytest.approx(2 - np.sqrt(2))  # its source lies sqrt(2) to the right of the centre
     assert turned[0, 0, 3, 3] == pytest.approx(0, abs=1e-6)
 
 
-def test_only_square_images_make_quarter_turns():
+def test_rotate_refuses_quarter_turn_of_oblong_image():
     wide = np.zeros((1, 1, 2, 3), np.float32)
     assert rotate(wide, 180).shape == wide.shape
     with pytest.raises(ConfigurationError, match="2 x 3 pixels cannot be turned by 90 degrees"):
         rotate(wide, 90)
 
 
-def test_moved_images_are_the_same_pixels_elsewhere():
+def test_augment_shift_moves_pixels_unchanged():
     x = pictures(40, 8)
     moved = augment(x, rng(), shift=2)
     found = set()
@@ -402,7 +402,7 @@ def test_moved_images_are_the_same_pixels_elsewhere():
     assert len(found) > 12  # both directions, by different amounts
 
 
-def test_augmented_values_stay_pixels():
+def test_augment_keeps_values_in_pixel_range():
     x = augment(pictures(), rng(), rotation=30, noise=2.0)
     assert x.dtype == np.float32
     assert x.min() == 0

@@ -25,7 +25,7 @@ def real(name):
     return pytest.mark.skipif(not (Path(REAL) / name).is_dir() if REAL else True, reason=f"P2PFL_DATA has no {name}")
 
 
-# A table that is described by ten lines
+# A table with a schema of ten lines
 
 SCHEMA = """
 train = "people.csv"
@@ -59,14 +59,14 @@ def digest(*arrays):
     return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()[:16]
 
 
-def test_a_header_may_have_spaces_and_a_column_without_a_name_is_ignored(tmp_path):
+def test_load_strips_header_and_ignores_unnamed_column(tmp_path):
     rows = "".join(f"{k};{line}\n" for k, line in enumerate(ROWS.splitlines()[1:]))
     path = schema_in(tmp_path, rows=f"; id ;sex ; age;town;score ;paid \n{rows}")
     table = tables.load(path)
     assert sorted([*table.train.numbers, *table.train.categories]) == ["age", "score", "sex", "town"]
 
 
-def test_a_schema_of_ten_lines_is_enough(tmp_path):
+def test_load_with_ten_line_schema_infers_columns(tmp_path):
     path = schema_in(tmp_path)
     assert len(SCHEMA.strip().splitlines()) == 10
     table = tables.load(path)
@@ -83,7 +83,7 @@ def test_a_schema_of_ten_lines_is_enough(tmp_path):
     assert table.train.labels.tolist() == [1, 0, 0, 1, 1]
 
 
-def test_preprocessing_gives_the_same_bits_as_ever(tmp_path):
+def test_encoder_output_matches_golden_digest(tmp_path):
     table = tables.load(schema_in(tmp_path))
     x = tables.Encoder(table.train.take(np.array([0, 2, 3]))).transform(table.train)
     ages, scores = np.array([30.0, 50.0, 20.0]), np.array([1000.0, -5.0, 7.0])
@@ -94,7 +94,7 @@ def test_preprocessing_gives_the_same_bits_as_ever(tmp_path):
     assert digest(x) == "4b389a05005e3cde"
 
 
-def test_what_a_column_is_the_training_part_shows(tmp_path):
+def test_load_infers_column_kinds_from_training_part(tmp_path):
     test = "id;sex;age;town;score;paid\n1;f;old;Ulm;1;1\n"
     path = schema_in(tmp_path, 'test = "later.csv"' + SCHEMA, later=test)
     with pytest.raises(ConfigurationError, match=r"later.csv, line 2: age is 'old', and must be a finite number"):
@@ -103,7 +103,7 @@ def test_what_a_column_is_the_training_part_shows(tmp_path):
     assert tables.load(path).test.categories["age"].tolist() == ["old"]
 
 
-def test_columns_without_a_header_may_be_auto(tmp_path):
+def test_load_without_header_infers_auto_columns(tmp_path):
     schema = """
 train = "people.csv"
 header = false
@@ -136,13 +136,13 @@ y = "label"
         (SCHEMA + "[groups]\nage = { above = 30 }", ROWS, "unknown field `above`"),
     ],
 )
-def test_schemas_that_make_no_sense_are_refused_in_one_line(tmp_path, schema, rows, message):
+def test_load_invalid_schema_reports_one_line(tmp_path, schema, rows, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         tables.load(schema_in(tmp_path, schema, rows))
     assert "\n" not in str(caught.value)
 
 
-def test_too_many_features_are_refused_before_they_are_made(tmp_path, monkeypatch):
+def test_encoder_refuses_too_many_features_before_encoding(tmp_path, monkeypatch):
     table = tables.load(schema_in(tmp_path))
     encoder = tables.Encoder(table.train)
     monkeypatch.setattr(tables, "MOST_VALUES", 5 * 8)
@@ -153,7 +153,7 @@ def test_too_many_features_are_refused_before_they_are_made(tmp_path, monkeypatc
         encoder.transform(table.train)
 
 
-def test_long_texts_are_refused_before_a_column_is_made_of_them(tmp_path, monkeypatch):
+def test_load_refuses_long_texts_before_allocation(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "MOST_VALUES", 19)
     with pytest.raises(ConfigurationError, match="the values of town are too long for 5 rows; ignore the column"):
         tables.load(schema_in(tmp_path))
@@ -177,20 +177,20 @@ def people(tmp_path):
         ("young", {"column": "age", "bounds": [25]}, [1, 1, 1, 0, 1], ("below 25", "from 25")),
     ],
 )
-def test_a_column_becomes_groups_as_the_schema_says(tmp_path, name, rule, numbers, names):
+def test_groups_of_column_follow_the_schema(tmp_path, name, rule, numbers, names):
     (found,) = groups_of(name, people(tmp_path), {name: msgspec.convert(rule, Grouping)})
     assert found.numbers.tolist() == numbers
     assert found.names == names
 
 
-def test_attributes_are_joined_by_a_plus_sign(tmp_path):
+def test_groups_of_attributes_joined_by_plus(tmp_path):
     rules = {"age": Grouping(bounds=(40,)), "sex": Grouping(values=("f",))}
     (found,) = groups_of("sex + age", people(tmp_path), rules)
     assert found.names == ("not f, below 40", "not f, from 40", "f, below 40", "f, from 40")
     assert found.numbers.tolist() == [2, 1, 3, 0, 1]
 
 
-def test_groups_are_numbered_alike_in_all_parts(tmp_path):
+def test_groups_have_equal_numbers_in_all_parts(tmp_path):
     (rows,) = people(tmp_path)
     parts = groups_of("sex", [rows.take(np.array([0])), rows.take(np.array([1, 3]))], {})
     assert [part.numbers.tolist() for part in parts] == [[1], [2, 0]]
@@ -206,12 +206,12 @@ def test_groups_are_numbered_alike_in_all_parts(tmp_path):
         ("none", "no row has the value 'x' of a sensitive attribute; known: d, f, m"),
     ],
 )
-def test_attributes_that_there_are_not(tmp_path, name, message):
+def test_groups_of_invalid_attribute_are_refused(tmp_path, name, message):
     with pytest.raises(ConfigurationError, match=message):
         groups_of(name, people(tmp_path), {"none": Grouping(column="sex", values=("x",))})
 
 
-def test_one_group_cannot_be_compared(tmp_path):
+def test_groups_of_single_value_are_refused(tmp_path):
     rows = tables.load(schema_in(tmp_path)).train.take(np.array([0, 2]))
     with pytest.raises(ConfigurationError, match="'sex' has 1 group;"):
         groups_of("sex", [rows], {})
@@ -220,7 +220,7 @@ def test_one_group_cannot_be_compared(tmp_path):
 # SYNTHETIC
 
 
-def test_synthetic_is_of_the_distributions_that_the_paper_says():
+def test_synthetic_has_distributions_of_the_paper():
     x, y, z = synthetic(np.random.default_rng(0), 100_000)
     assert x.dtype == np.float32
     assert x.shape == (100_000, 3)
@@ -232,7 +232,7 @@ def test_synthetic_is_of_the_distributions_that_the_paper_says():
         assert np.cov(points.T) == pytest.approx(COVARIANCES[label], abs=0.15)
 
 
-def test_the_density_is_that_of_a_gaussian():
+def test_log_density_is_gaussian():
     points = np.array([[1.0, -2.0], [0.0, 3.0], [-2.0, -2.0]])
     for label in (0, 1):
         away = points - MEANS[label]
@@ -241,8 +241,8 @@ def test_the_density_is_that_of_a_gaussian():
         assert np.exp(log_density(points, label)) == pytest.approx(expected)
 
 
-def test_the_attribute_follows_from_the_turned_point():
-    """At (4, 0) the point is turned to (2.83, 2.83), near the mean of the positive ones; at (-4, 0) to the negative ones."""
+def test_synthetic_attribute_depends_on_rotated_point():
+    """Rotation moves (4, 0) to (2.83, 2.83), near the mean of the positive class, and (-4, 0) near the negative one."""
     x, _, z = synthetic(np.random.default_rng(1), 200_000)
     for centre in ((4.0, 0.0), (0.0, 4.0), (0.0, -4.0), (-1.0, 1.0)):
         near = np.linalg.norm(x[:, :2] - centre, axis=1) < 0.4
@@ -253,8 +253,8 @@ def test_the_attribute_follows_from_the_turned_point():
         assert z[near].mean() == pytest.approx(odds / (1 + odds), abs=0.08)
 
 
-def test_the_best_classifier_of_synthetic_is_not_fair():
-    """Error .123, and a disparity by PraFFL's eq. 2 of .386: with reference (1, 1) a hypervolume of .54."""
+def test_synthetic_best_classifier_is_unfair():
+    """Its error is 0.123 and its disparity (PraFFL's eq. 2) 0.386: a hypervolume of 0.54 with reference (1, 1)."""
     x, y, z = synthetic(np.random.default_rng(2), 100_000)
     points = x[:, :2].astype(float)
     positive = log_density(points, 1) + np.log(0.6) > log_density(points, 0) + np.log(0.4)
@@ -262,7 +262,7 @@ def test_the_best_classifier_of_synthetic_is_not_fair():
     assert abs(positive[z == 0].mean() - positive.mean()) == pytest.approx(0.386, abs=0.01)
 
 
-# How rows are divided
+# Division of rows
 
 
 def shares_of(data, n_nodes=3, seed=0, **options):
@@ -280,7 +280,7 @@ PARTITIONS = [
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
-def test_each_row_is_at_one_node_and_in_one_split(partition):
+def test_divide_puts_each_row_at_one_node_in_one_split(partition):
     data = fairness_datasets.load("synthetic", "", 0, 1000)
     shares = shares_of(data, partition=partition)
     everything = np.concatenate([np.concatenate(share) for share in shares])
@@ -295,7 +295,7 @@ def test_each_row_is_at_one_node_and_in_one_split(partition):
     assert digest(other[0].train) != digest(shares[0].train)
 
 
-def test_a_seed_gives_the_same_rows_to_each_node_for_ever():
+def test_divide_matches_golden_digests():
     data = fairness_datasets.load("synthetic", "", 0, 1000)
     assert digest(data.labels, data.groups("z")) == "cbf3d23e5d3d2093"
     for partition, expected in ((PARTITIONS[1], "927c9d592a2be430"), (PARTITIONS[2], "16c924cbb313f7bb")):
@@ -303,7 +303,7 @@ def test_a_seed_gives_the_same_rows_to_each_node_for_ever():
         assert digest(*(split for share in shares for split in share)) == expected
 
 
-def test_synthetic_is_divided_as_in_the_paper():
+def test_divide_synthetic_matches_the_paper():
     data = fairness_datasets.load("synthetic", "", 0)
     z = data.groups("z")
     assert len(z) == 5000
@@ -317,7 +317,7 @@ def test_synthetic_is_divided_as_in_the_paper():
 
 
 @given(st.integers(1, 7), st.integers(0, 2**31))
-def test_stratified_parts_are_alike(n_nodes, seed):
+def test_stratified_parts_have_equal_proportions(n_nodes, seed):
     data = fairness_datasets.load("synthetic", "", 0, 400)
     cells = 2 * data.labels + data.groups("z")
     for part in group_partition.divide_rows(
@@ -332,7 +332,7 @@ def test_stratified_parts_are_alike(n_nodes, seed):
         assert len(part) in (400 // n_nodes, -(-400 // n_nodes))
 
 
-def test_an_official_test_part_is_kept_or_joined(tmp_path):
+def test_divide_keeps_or_joins_official_test_part(tmp_path):
     rows = "id;sex;age;town;score;paid\n" + "1;f;30;Ulm;1;1\n2;m;20;Ulm;2;0\n" * 20
     later = "id;sex;age;town;score;paid\n" + "1;f;30;Ulm;1;1\n2;m;20;Ulm;2;0\n" * 5
     data = fairness_datasets.load(schema_in(tmp_path, 'test = "later.csv"' + SCHEMA, rows, later=later), "", 0)
@@ -360,12 +360,12 @@ def test_an_official_test_part_is_kept_or_joined(tmp_path):
         ({"n_nodes": 2000}, "2000 nodes are too many for the data"),
     ],
 )
-def test_divisions_that_make_no_sense_say_so(options, message):
+def test_divide_with_invalid_options_is_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         shares_of(fairness_datasets.load("synthetic", "", 0, 500), **options)
 
 
-def test_only_synthetic_has_as_many_rows_as_one_likes(tmp_path):
+def test_load_refuses_rows_option_for_other_data_sets(tmp_path):
     with pytest.raises(ConfigurationError, match=r"task\.rows is for the data set 'synthetic'"):
         fairness_datasets.load(schema_in(tmp_path), "", 0, 10)
     with pytest.raises(ConfigurationError, match=r"task\.rows must be from 0"):
@@ -391,6 +391,6 @@ def test_only_synthetic_has_as_many_rows_as_one_likes(tmp_path):
         pytest.param("compas", "older", [4_613, 2_601], marks=real("compas")),
     ],
 )
-def test_real_tables_have_the_groups_that_the_papers_compare(name, attribute, counts):
+def test_real_tables_have_the_groups_of_the_papers(name, attribute, counts):
     data = fairness_datasets.load(name, REAL, 0)
     assert np.bincount(data.groups(attribute)).tolist() == counts
