@@ -323,9 +323,7 @@ def test_loss_queries_of_all_nodes_are_batched():
     result = run(dpfl(nodes=24))
     count, jobs = result.batches["loss"]
     assert jobs / count > 12
-    assert (
-        count <= 24 + 4 * 24
-    )  # the steps of the longest preparation and rounds, not one call for each node
+    assert count <= 24 + 4 * 24  # the steps of the longest preparation and rounds, not one call for each node
 
 
 @pytest.mark.slow

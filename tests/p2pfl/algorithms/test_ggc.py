@@ -86,9 +86,7 @@ def test_bggc_equals_ggc_bit_for_bit(seed, count, limit, batch, alike):
 
 
 @given(**cases)
-def test_bggc_stays_within_evaluation_fetch_and_selection_limits(
-    seed, count, limit, batch, alike
-):
+def test_bggc_stays_within_evaluation_fetch_and_selection_limits(seed, count, limit, batch, alike):
     rng = np.random.default_rng(seed)
     own, others = some_models(rng, count, alike=alike)
     loss, fetched = Validation(rng), []

@@ -16,13 +16,13 @@ def job(seed=0, **keys):
     return replace(run, seed=seed)
 
 
-def test_a_run_is_its_first_round_and_so_many_others():
+def test_trial_extrapolates_first_round_and_the_others():
     assert Trial([5.0, 5.5, 6.0]).run_of(30) == 5.0 + 29 * 0.5
     assert Trial([2.0]).run_of(3) == 6.0
     assert Trial([2.0, 2.5]).run_of(1) == 2.0
 
 
-def test_jobs_side_by_side_and_the_memory_of_all():
+def test_estimate_of_parallel_jobs_adds_time_and_memory():
     jobs = [job(seed) for seed in range(24)]
     found = estimate(jobs, {kind(jobs[0]): Trial([1.0, 1.5], GIB // 4, 200.0)}, 2, ready=4.0, own_memory=GIB // 8)
     assert found.seconds == 4.0 + 12 * (1.0 + 29 * 0.5)
@@ -32,17 +32,17 @@ def test_jobs_side_by_side_and_the_memory_of_all():
     assert str(found) == "24 runs of 100 nodes, 30 rounds: about 3 min on 2 cores, 0.7 GiB"
 
 
-def test_the_longest_run_is_not_shared():
+def test_estimate_does_not_divide_the_longest_run():
     small, large = job(nodes=10), job(nodes=90)
     trials = {kind(small): Trial([1.0]), kind(large): Trial([9.0])}
     assert estimate([large, small, small], trials, 2).seconds == 30 * 9.0
     assert str(estimate([large, small], trials, 2)) == "2 runs of 10 to 90 nodes, 30 rounds: about 4 min on 2 cores"
 
 
-def test_what_was_not_tried_takes_what_others_with_the_same_policy_do():
+def test_estimate_of_untried_run_uses_same_policy():
     dac, tau, local = job(policy={"name": "dac"}), job(policy={"name": "dac", "tau": 3}), job(policy={"name": "local"})
     trials = {kind(dac): Trial([2.0]), kind(local): Trial([0.5])}
-    assert estimate([tau], trials | {"": Trial([9.0])}, 1).seconds is None  # no trial of any of them
+    assert estimate([tau], trials | {"": Trial([9.0])}, 1).seconds is None  # no trial of this policy
     assert estimate([dac, local, tau], trials, 1).seconds == 30 * (2.0 + 0.5 + 2.0)
     half = job(nodes=50, policy={"name": "dac"})
     assert estimate([dac, local, half], trials, 1).seconds == 30 * (2.0 + 0.5 + 1.0)
@@ -50,13 +50,13 @@ def test_what_was_not_tried_takes_what_others_with_the_same_policy_do():
     assert estimate([dac, local, other], trials, 1).seconds == 30 * (2.0 + 0.5 + 1.25)
 
 
-def test_no_round_in_time_is_no_forecast():
+def test_estimate_without_a_finished_round_has_no_forecast():
     found = estimate([job()], {kind(job()): Trial([])}, 1)
     assert str(found) == "1 run of 100 nodes, 30 rounds: no forecast, as no run has ended a round within 15 s"
     assert found.warning(0) == ""
 
 
-def test_a_warning_where_memory_does_not_suffice():
+def test_warning_reports_insufficient_memory():
     found = estimate([job(), job(1)], {kind(job()): Trial([1.0], 2 * GIB)}, 2)
     assert found.warning(5 * GIB) == ""
     assert found.warning(None) == ""
@@ -79,7 +79,7 @@ def test_a_warning_where_memory_does_not_suffice():
         (90_000, "25 h"),
     ],
 )
-def test_durations(seconds, words):
+def test_duration_in_words(seconds, words):
     assert duration(seconds) == words
 
 
@@ -94,7 +94,7 @@ class Broken(Random):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_said_and_not_forecast(tmp_path):
+def test_forecast_of_failing_run_raises(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     with pytest.raises(RunError, match="no good"):
         forecast([job(nodes=4, policy={"name": "broken:Broken"})], [str(tmp_path)], 1)

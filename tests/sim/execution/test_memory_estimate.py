@@ -1,4 +1,4 @@
-"""Memory estimate: a run that cannot fit is refused before it begins, and one that fits is not."""
+"""Memory estimate: a run that cannot fit is refused before it starts; one that fits is not."""
 
 import json
 import tracemalloc
@@ -26,14 +26,14 @@ SMALL = {"nodes": 4, "rounds": 1, "task": {"name": "concept-shift"}, "policy": {
 
 @pytest.fixture
 def free(monkeypatch):
-    """Say how much memory is free."""
+    """Set the amount of free memory."""
 
-    def say(amount):
+    def set_free(amount):
         for module in (available_memory, memory_estimate, api, engine):
             monkeypatch.setattr(module, "free_memory", lambda: amount)
 
-    say(8 * GIB)
-    return say
+    set_free(8 * GIB)
+    return set_free
 
 
 def sim(capsys, *arguments):
@@ -66,7 +66,7 @@ def sim(capsys, *arguments):
         (["topology", "complete", "--nodes", "1000000000"], "a topology of 1,000,000,000 nodes takes"),
     ],
 )
-def test_scenario_larger_than_memory_is_refused_at_once(capsys, tmp_path, monkeypatch, free, arguments, message):
+def test_scenario_larger_than_memory_is_refused_early(capsys, tmp_path, monkeypatch, free, arguments, message):
     monkeypatch.chdir(tmp_path)
     tracemalloc.start()
     try:
@@ -81,14 +81,14 @@ def test_scenario_larger_than_memory_is_refused_at_once(capsys, tmp_path, monkey
     assert not (tmp_path / "runs").exists()
 
 
-def test_simulate_refuses_what_is_larger_than_memory(free):
+def test_simulate_refuses_scenario_larger_than_memory(free):
     with pytest.raises(ConfigurationError, match=r"run 'scenario' takes .* most of it for its edges"):
         p2pfl.simulate(SMALL | {"nodes": 10**9})
     with pytest.raises(ConfigurationError, match=r"the task's model has 75,000,000,010 values"):
         p2pfl.simulate(SMALL | {"task": {"name": "digits", "hidden": 10**9}})
 
 
-def test_memory_is_ignored_where_the_user_says_so(capsys, tmp_path, free):
+def test_ignore_memory_option_skips_the_check(capsys, tmp_path, free):
     free(GIB // 100_000)
     (tmp_path / "small.toml").write_text(
         'nodes = 4\nrounds = 1\ntask = { name = "concept-shift" }\npolicy = { name = "local" }\n'
@@ -110,14 +110,14 @@ def test_memory_is_ignored_where_the_user_says_so(capsys, tmp_path, free):
 
 
 @pytest.mark.slow
-def test_graph_of_the_users_own_counts_with_its_own_edges(free):
+def test_memory_estimate_counts_edges_of_given_graph(free):
     free(200 * memory_estimate.NODE)
     assert p2pfl.simulate(SMALL | {"rounds": 0}, graph=nx.path_graph(190))
     with pytest.raises(ConfigurationError, match="takes"):
         p2pfl.simulate(SMALL | {"rounds": 0, "nodes": 190})
 
 
-def test_runs_side_by_side_need_memory_together(free):
+def test_check_runs_adds_memory_of_parallel_runs(free):
     runs = resolve(SMALL | {"nodes": 50_000, "topology": {"name": "ring"}}, [], "study", ".").runs
     check_runs(runs, 10, 5)
     with pytest.raises(ConfigurationError, match=r"10 runs side by side take 7\.\d GiB of memory or more"):
@@ -125,12 +125,12 @@ def test_runs_side_by_side_need_memory_together(free):
         check_runs(runs, 10, 10)
 
 
-def test_rounds_that_early_stopping_may_save_do_not_count():
+def test_memory_estimate_ignores_rounds_after_early_stopping():
     (run,) = resolve(SMALL | {"rounds": 10**10, "patience": 9}, [], "study", ".").runs
     assert need(run).rounds == need(run, 11).rounds == memory_estimate.ROW * 4 * 10
 
 
-def test_tables_of_all_runs_need_memory(free):
+def test_check_runs_adds_tables_of_all_runs(free):
     runs = resolve(SMALL | {"nodes": 1000, "rounds": 1000}, [], "study", ".").runs
     check_runs(runs, 10, 1)
     with pytest.raises(ConfigurationError, match="the tables of all runs take"):
@@ -150,7 +150,7 @@ def test_tables_of_all_runs_need_memory(free):
     ],
 )
 @pytest.mark.parametrize("nodes", [36, 144])
-def test_estimate_of_edges_is_never_above_the_graph(options, nodes):
+def test_edge_estimate_is_never_above_the_graph(options, nodes):
     name, given = options["name"], {key: value for key, value in options.items() if key != "name"}
     found = BUILDERS[name](nodes, 0, **given).number_of_edges()
     assert 0.4 * found <= edges_of(options, nodes) <= found
@@ -168,7 +168,7 @@ def test_estimate_of_edges_is_never_above_the_graph(options, nodes):
         {"name": "nowhere"},
     ],
 )
-def test_estimate_of_edges_bears_options_that_make_no_sense(options):
+def test_edge_estimate_tolerates_invalid_options(options):
     assert not edges_of(options, 10) > 45
 
 
@@ -180,7 +180,7 @@ def test_shipped_scenarios_fit_into_an_ordinary_machine(free):
 
 
 @pytest.mark.slow
-def test_estimate_is_below_what_a_run_takes():
+def test_memory_estimate_is_below_use_of_run():
     tables = SMALL | {"nodes": 50, "rounds": 4}
     tracemalloc.start()
     try:
@@ -191,7 +191,7 @@ def test_estimate_is_below_what_a_run_takes():
     assert need(*resolve(tables, [], "study", ".").runs, 11).total < taken
 
 
-def test_model_that_needs_its_values_is_not_counted(free):
+def test_count_values_of_module_that_needs_data_is_zero(free):
     def stubborn():
         module = nn.Linear(2, 3)
         assert module.weight.sum().item() != 7

@@ -48,7 +48,7 @@ paper = 10.0
 def study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("stopping.py").write_text(POLICY)
-    monkeypatch.delitem(sys.modules, "stopping", raising=False)  # that of another folder
+    monkeypatch.delitem(sys.modules, "stopping", raising=False)  # the module of another folder
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("study.toml").write_text(SCENARIO)
 
@@ -60,7 +60,7 @@ def sim(capsys, *arguments):
 
 
 def stopped(capsys, how="interrupt"):
-    """A run that was stopped when the two seeds of its first run were finished."""
+    """Stop a scenario after both seeds of its first run, and return its exit code and errors."""
     Path("stop").write_text(how)
     code, out, err = sim(capsys, "study.toml", "--engine", "local", "--out", "here")
     Path("stop").unlink()
@@ -69,7 +69,7 @@ def stopped(capsys, how="interrupt"):
 
 
 def left_behind(folder):
-    """All that a run leaves behind, without the time that it took."""
+    """Return the outputs of a run without its times."""
     summary = json.loads(Path(folder, "summary.json").read_text())
     for run in summary["runs"]:
         assert run["time"].pop("wall_s") > 0
@@ -88,7 +88,7 @@ def traces_and_times(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "code", "last"), [("interrupt", 130, "interrupted"), ("fail", 1, "run 'second', seed 0:")])
-def test_what_is_finished_is_kept_and_the_rest_is_done(capsys, how, code, last):
+def test_resume_keeps_finished_runs_and_does_the_rest(capsys, how, code, last):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     ended, err = stopped(capsys, how)
     assert ended == code
@@ -105,7 +105,7 @@ def test_what_is_finished_is_kept_and_the_rest_is_done(capsys, how, code, last):
 
 
 @pytest.mark.slow
-def test_a_run_can_be_interrupted_again_and_go_on_elsewhere(capsys, tmp_path, monkeypatch):
+def test_resume_after_second_interruption_in_other_folder(capsys, tmp_path, monkeypatch):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     stopped(capsys)
     Path("stop").write_text("interrupt")
@@ -119,7 +119,7 @@ def test_a_run_can_be_interrupted_again_and_go_on_elsewhere(capsys, tmp_path, mo
 
 
 @pytest.mark.slow
-def test_finished_runs_keep_the_time_that_they_took(capsys):
+def test_resume_keeps_times_of_finished_runs(capsys):
     stopped(capsys)
     kept = Path("here", PARTS, "0").read_bytes()
     code, out, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local", "--json")
@@ -130,7 +130,7 @@ def test_finished_runs_keep_the_time_that_they_took(capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-9] + b"x" + data[-8:], lambda data: b""])
-def test_a_damaged_part_is_computed_again(capsys, damage):
+def test_resume_recomputes_damaged_part(capsys, damage):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     stopped(capsys)
     part = Path("here", PARTS, "1")
@@ -142,7 +142,7 @@ def test_a_damaged_part_is_computed_again(capsys, damage):
 
 
 @pytest.mark.slow
-def test_a_part_of_another_scenario_is_computed_again(capsys):
+def test_resume_recomputes_part_of_changed_scenario(capsys):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole", "--set", "rounds=4")
     stopped(capsys)
     path = Path("here/scenario.toml")
@@ -164,14 +164,14 @@ def test_a_part_of_another_scenario_is_computed_again(capsys):
         (["--out", "there"], "--out"),
     ],
 )
-def test_what_would_change_the_run_is_refused(capsys, arguments, what):
+def test_resume_refuses_options_that_change_the_run(capsys, arguments, what):
     stopped(capsys)
     code, out, err = sim(capsys, "--resume", "here", *arguments)
     assert (code, out) == (2, "")
     assert err == f"--resume goes on with a run as it was begun; it cannot be combined with {what}\n"
 
 
-def test_folders_that_there_is_nothing_to_go_on_with(capsys):
+def test_resume_of_empty_or_finished_folder_is_refused(capsys):
     Path("empty").mkdir()
     code, _, err = sim(capsys, "--resume", "empty")
     assert (code, err) == (2, "empty holds no run to go on with: it has no scenario.toml\n")
@@ -182,7 +182,7 @@ def test_folders_that_there_is_nothing_to_go_on_with(capsys):
     assert (code, err) == (2, "name a scenario, or with --resume the folder of a run to go on with\n")
 
 
-def test_an_unfinished_run_is_not_overwritten(capsys):
+def test_run_does_not_overwrite_unfinished_run(capsys):
     stopped(capsys)
     code, _, err = sim(capsys, "study.toml", "--out", "here")
     assert code == 2
@@ -194,7 +194,7 @@ def test_an_unfinished_run_is_not_overwritten(capsys):
     assert Path("mine/scenario.toml").read_text() == "nodes = 2\n"
 
 
-def test_a_run_of_which_nothing_is_finished_leaves_nothing(capsys):
+def test_interrupted_run_without_finished_part_leaves_nothing(capsys):
     Path("stop").write_text("interrupt")
     Path("there").mkdir()
     for out in ("here/deep", "there"):
@@ -219,7 +219,7 @@ LONG = ("dac-synthetic", "--set", "form=smoke", "--set", "rounds=12", "--seeds",
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-def test_two_processes_do_not_work_on_one_run(capsys):
+def test_resume_of_run_in_use_is_refused(capsys):
     process = long_run("dac-synthetic", "--seeds", "0:200", "--out", "here")
     assert "local, seed " in process.stderr.readline()
     code, _, err = sim(capsys, "--resume", "here", "--trust")
@@ -239,12 +239,12 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_ended_again_and_again_gets_there(end, whole):
+def test_run_killed_repeatedly_completes_by_resume(end, whole):
     options, times = (*LONG, "--workers", "2", "--no-report", "--out", "here"), 0
     while True:
         process = long_run(*options)
         lines = [process.stderr.readline() for _ in range(12)]
-        if lines[-1]:  # it has not come to its end before
+        if lines[-1]:  # it has not finished yet
             process.send_signal(end)
         process.communicate(timeout=PATIENCE)
         if process.returncode == 0:

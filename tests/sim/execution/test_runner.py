@@ -149,21 +149,21 @@ def left_of(result):
         {"policy": {"name": "random", "neighbours": 2}, "fidelity": "wire"},
     ],
 )
-def test_the_nodes_of_one_run_in_several_processes_learn_the_same_to_the_last_bit(changes):
+def test_run_in_processes_equals_local_bit_for_bit(changes):
     file = scenario("images", **changes)
     here, shared = run_all(file, "local"), run_all(file, "process", workers=3)
     assert [left_of(result) for result in here] == [left_of(result) for result in shared]
 
 
 @pytest.mark.slow
-def test_runs_that_are_fewer_than_the_workers_are_all_shared_out():
+def test_fewer_runs_than_workers_are_divided_among_them():
     file = scenario("images", nodes=3, rounds=1, seeds=[4, 5])
     here, shared = run_all(file, "local"), run_all(file, "process", workers=5)
     assert [left_of(result) for result in here] == [left_of(result) for result in shared]
 
 
 @pytest.mark.slow
-def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
+def test_every_query_in_processes_equals_one_process():
     job = scenario("images").runs[0]
     simulation = Simulation(job, workers=3)
     assert simulation.processes == 3
@@ -187,15 +187,15 @@ def test_every_kind_of_job_is_computed_as_if_there_were_one_process():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", [0, 1])  # one is in the process of the run
-def test_a_process_that_dies_ends_the_run(where):
+@pytest.mark.parametrize("where", [0, 1])  # node 0 is in the process of the run
+def test_killed_worker_process_ends_the_run(where):
     file = scenario("Careless", nodes=4, options={"where": where})
     with pytest.raises(WorkerLostError, match="a worker process has ended with code -9"):
         run_all(file, "process", workers=2)
 
 
 @pytest.mark.slow
-def test_the_error_is_that_of_the_first_node_whichever_process_has_it():
+def test_error_of_first_node_is_raised_from_any_process():
     for where in (0, 1):
         file = scenario("diverging", nodes=4, options={"where": where})
         with pytest.raises(DivergenceError, match=f"the training of node-{where} diverged in round 1"):
@@ -203,33 +203,33 @@ def test_the_error_is_that_of_the_first_node_whichever_process_has_it():
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_in_another_process_at_the_start_is_said():
+def test_error_at_start_of_worker_is_raised():
     with pytest.raises(ConfigurationError, match="no data here"):
         Simulation(scenario("elsewhere").runs[0], workers=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Particular", "Bound"])
-def test_an_error_that_cannot_travel_is_told_in_its_words(kind):
+def test_unpicklable_worker_error_keeps_its_message(kind):
     file = scenario("failing", nodes=4, options={"kind": kind})
     with pytest.raises(RuntimeError, match=f"^{kind}: seven and eight") as caught:
         run_all(file, "process", workers=1)
-    assert "in training" in "".join(caught.value.__notes__)  # where it was raised
+    assert "in training" in "".join(caught.value.__notes__)  # the traceback of the worker
 
 
 @pytest.mark.slow
-def test_stacked_nodes_stay_in_one_process_and_whoever_asked_for_more_is_told():
+def test_stacked_nodes_stay_in_one_process_with_a_note():
     changes = ["form=smoke"]
     file = load("dac-synthetic", changes).only("local")
-    (told,) = run_all(file, "process", workers=2)
+    (divided,) = run_all(file, "process", workers=2)
     (here,) = run_all(file, "local")
     assert here.notes == []
-    assert [note[:33] for note in told.notes] == ["one process trained all nodes of "]
-    assert left_of(told)[:2] == left_of(here)[:2]
+    assert [note[:33] for note in divided.notes] == ["one process trained all nodes of "]
+    assert left_of(divided)[:2] == left_of(here)[:2]
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(1, 8))
-def test_nodes_are_dealt_out_evenly(samples, processes):
+def test_balance_by_samples_divides_nodes_evenly(samples, processes):
     processes = min(processes, len(samples))
     shares = balance_by_samples(samples, processes)
     assert sorted(node for share in shares for node in share) == list(range(len(samples)))
@@ -242,7 +242,7 @@ def test_nodes_are_dealt_out_evenly(samples, processes):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_is_left_when_a_run_in_shards_is_ended(tmp_path, end):
+def test_no_process_remains_after_divided_run_is_killed(tmp_path, end):
     Path("long.toml").write_text(
         'nodes = 2\nrounds = 100000\ntask = { name = "own:Careless" }\npolicy = { name = "local" }\n'
     )
@@ -254,5 +254,5 @@ def test_no_process_is_left_when_a_run_in_shards_is_ended(tmp_path, end):
     )
     assert len({process.stderr.readline() for _ in range(2)}) == 2
     process.send_signal(end)
-    process.communicate(timeout=PATIENCE)  # ends when all of its processes have
+    process.communicate(timeout=PATIENCE)  # returns when all processes have ended
     assert process.returncode == (-9 if end == signal.SIGKILL else 130)

@@ -56,7 +56,7 @@ def scenario(toml=TOML, *changes, seeds=(0, 1)):
 
 
 def plain(result):
-    """A result without what tells how long it took."""
+    """Return a result without its times."""
     summary = {key: value for key, value in result.summary.items() if key != "time"}
     tables = [{name: column.tolist() for name, column in table.items()} for table in (result.rounds, result.edges)]
     return json.dumps([summary, tables, result.notes])
@@ -64,7 +64,7 @@ def plain(result):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["local", "process"])
-def test_a_run_that_is_watched_is_the_run_that_it_would_have_been(monkeypatch, how):
+def test_watched_run_equals_unwatched_run(monkeypatch, how):
     monkeypatch.setattr(snapshots, "EVERY", 0.0)  # in this process; worker processes take one after the first round
     file, seen = scenario(), []
     engine.check_all(file)
@@ -73,15 +73,15 @@ def test_a_run_that_is_watched_is_the_run_that_it_would_have_been(monkeypatch, h
     watched = engine.run_all(file, how, listener=listener)
     assert [plain(result) for result in watched] == [plain(result) for result in alone]
     for number in range(4):
-        begun, *told = [snapshot for k, snapshot in seen if k == number]
+        begun, *later = [snapshot for k, snapshot in seen if k == number]
         assert begun is None
-        assert told
-        counts = [snapshot.node_rounds for snapshot in told]
+        assert later
+        counts = [snapshot.node_rounds for snapshot in later]
         assert counts == sorted(counts)
         assert counts[0] >= 12
 
 
-def test_the_last_snapshot_says_what_the_result_says():
+def test_last_snapshot_equals_result():
     job = scenario().runs[1]
     simulation = Simulation(job)
     photographer = SnapshotCollector(simulation)
@@ -101,7 +101,7 @@ def test_the_last_snapshot_says_what_the_result_says():
     assert (last.metric, last.higher_is_better) == (final.metric, final.higher_is_better) == ("mse", False)
 
 
-def test_a_snapshot_in_the_middle_is_a_beginning_of_the_end(monkeypatch):
+def test_snapshot_of_running_run_is_prefix_of_result(monkeypatch):
     monkeypatch.setattr(snapshots, "EVERY", 0.0)
     seen = []
     listener = engine.Listener(watched=lambda number, snapshot: seen.append(snapshot))
@@ -114,7 +114,7 @@ def test_a_snapshot_in_the_middle_is_a_beginning_of_the_end(monkeypatch):
     assert len(seen) == 7
 
 
-def test_the_matrix_of_many_nodes_puts_neighbours_of_a_group_together(monkeypatch):
+def test_matrix_of_many_nodes_is_averaged_by_group(monkeypatch):
     (whole,) = engine.run_all(scenario(seeds=(0,)).only("dac"))
     fine = of_result(whole).weights
     monkeypatch.setattr(snapshots, "CELLS", 3)
@@ -124,14 +124,14 @@ def test_the_matrix_of_many_nodes_puts_neighbours_of_a_group_together(monkeypatc
     assert coarse == pytest.approx(by_group)
 
 
-def test_a_long_curve_keeps_its_last_point_and_not_all_others(monkeypatch):
+def test_thin_rounds_keeps_the_last_point(monkeypatch):
     monkeypatch.setattr(snapshots, "POINTS", 4)
     assert snapshots.thin_rounds(list(range(1, 5))) == [1, 2, 3, 4]
     assert snapshots.thin_rounds(list(range(1, 11))) == [1, 4, 7, 10]
     assert snapshots.thin_rounds([]) == []
 
 
-# The board
+# The monitor
 
 
 def snapshot(node_rounds=24, virtual_s=2.0, **more):
@@ -142,7 +142,7 @@ def overview(board):
     return json.loads(board.state())
 
 
-def test_a_board_knows_what_waits_what_goes_on_and_what_has_ended():
+def test_monitor_tracks_state_of_each_run():
     file = scenario()
     (kept,) = engine.run_all(scenario(seeds=(0,)).only("random"))
     board = RunMonitor(file, {0: kept})
@@ -165,7 +165,7 @@ def test_a_board_knows_what_waits_what_goes_on_and_what_has_ended():
     assert board.told.is_set()
 
 
-def test_a_board_gives_the_matrix_of_each_run():
+def test_monitor_returns_matrix_of_each_run():
     board = RunMonitor(scenario())
     assert overview(board)["matrix"] == {"run": 0, "cells": 0}
     weights = np.arange(4, dtype=np.float32).reshape(2, 2) / 4
@@ -176,7 +176,7 @@ def test_a_board_gives_the_matrix_of_each_run():
     assert json.loads(board.state(1))["matrix"] == {"run": 1, "cells": 0}
 
 
-def test_the_matrix_is_that_of_the_first_run_that_goes_on_or_the_last_that_did():
+def test_monitor_default_matrix_is_of_first_active_run():
     board = RunMonitor(scenario())
     board.saw(1, snapshot())
     assert overview(board)["matrix"]["run"] == 1
@@ -195,7 +195,7 @@ def written(board, height=30, width=120):
     return console.file.getvalue()
 
 
-def test_the_table_shows_every_run_as_it_is():
+def test_terminal_table_shows_every_run():
     board = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
     board.saw(0, snapshot(rounds=[2], values=[1.25], bytes=12_345, most_models=3, limit=(4, 4)))
     text = written(board)
@@ -207,7 +207,7 @@ def test_the_table_shows_every_run_as_it_is():
     assert "0 of 4 runs finished, about" in text
 
 
-def test_a_low_terminal_shows_what_goes_on_first():
+def test_low_terminal_shows_running_runs_first():
     board = RunMonitor(scenario(seeds=range(40)))
     for number in range(30, 33):
         board.saw(number, snapshot())
@@ -217,13 +217,13 @@ def test_a_low_terminal_shows_what_goes_on_first():
     assert "and 74 more" in text
 
 
-def test_a_long_virtual_time_is_written_out():
+def test_terminal_shows_long_virtual_time_in_full():
     board = RunMonitor(scenario())
     board.saw(0, snapshot(virtual_s=123_456.7))
     assert "123,457 s" in written(board)
 
 
-def test_names_that_take_several_lines_leave_room_for_how_much_is_done():
+def test_terminal_with_long_names_keeps_progress_line():
     long = TOML.replace('name = "dac"\n', 'name = "policy.strength=5, policy.neighbours=2, budget.models=10"\n')
     board = RunMonitor(scenario(long, seeds=range(10)))
     for number in range(10, 13):
@@ -234,7 +234,7 @@ def test_names_that_take_several_lines_leave_room_for_how_much_is_done():
     assert "0 of 20 runs finished, about" in text
 
 
-def test_in_a_narrow_terminal_names_have_room_and_columns_are_left_out():
+def test_narrow_terminal_omits_columns():
     board = RunMonitor(scenario())
     board.saw(0, snapshot(rounds=[2], values=[1.25]))
     head, first, *_ = written(board, width=54).splitlines()
@@ -243,7 +243,7 @@ def test_in_a_narrow_terminal_names_have_room_and_columns_are_left_out():
     assert "…" not in written(board, width=40)
 
 
-def test_where_there_is_no_terminal_a_line_is_printed_now_and_then(monkeypatch):
+def test_view_without_terminal_prints_lines_periodically(monkeypatch):
     board, stream = RunMonitor(scenario()), io.StringIO()
     with watch_terminal.view(board, stream) as view:
         board.saw(0, None)
@@ -276,7 +276,7 @@ def address_in(text):
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["run"], ["sweep", "--vary", "policy.neighbours=2,3"]])
 @pytest.mark.parametrize("option", ["--watch", "--watch-port=0"])
-def test_a_run_says_where_it_can_be_watched_and_ends_as_ever(capfd, file, command, option):
+def test_watch_option_prints_address_and_completes_run(capfd, file, command, option):
     assert main([*command, file, "--only", "random", "--engine", "local", option, "--out", "out", "--json"]) == 0
     out, err = capfd.readouterr()
     assert json.loads(out)["table"]
@@ -288,24 +288,24 @@ def test_a_run_says_where_it_can_be_watched_and_ends_as_ever(capfd, file, comman
 
 
 @pytest.mark.slow
-def test_a_port_that_cannot_be_had_is_one_line_and_leaves_nothing(capsys, file):
+def test_watch_port_in_use_reports_one_line(capsys, file):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for given, said in (
+        for given, message in (
             (port, f"the page cannot be shown at 127.0.0.1:{port}: address already in use"),
             (70000, "--watch-port must be from 0 to 65535, got 70000"),
         ):
             assert main(["run", file, "--watch-port", str(given), "--out", "out"]) == 2
-            assert capsys.readouterr().err == f"{said}\n"
+            assert capsys.readouterr().err == f"{message}\n"
             assert not Path("out").exists()
 
 
-def test_the_end_is_told_to_who_looks_and_nobody_is_waited_for_who_does_not(monkeypatch):
+def test_watch_end_waits_only_for_open_pages(monkeypatch):
     monkeypatch.setattr(monitor, "FAREWELL", 60.0)
     board = RunMonitor(scenario())
-    monitor.Watch(board, []).ended("written")  # nobody has asked
+    monitor.Watch(board, []).ended("written")  # no page is open
     assert not board.told.is_set()
     board = RunMonitor(scenario())
     board.state()
@@ -321,13 +321,13 @@ def test_the_end_is_told_to_who_looks_and_nobody_is_waited_for_who_does_not(monk
 
 @pytest.fixture
 def chromium():
-    """For one test only: as long as it is open, its event loop runs, and other tests of this module need one themselves."""
+    """Browser for one test only: while it is open, its event loop runs, and other tests here need their own loop."""
     with browser() as opened:
         yield opened
 
 
 def going():
-    """A board in the middle of it, with names that would like to be markup."""
+    """Monitor of runs in progress whose names contain markup."""
     board = RunMonitor(scenario(TOML.replace('name = "dac"\n', f"name = '{HOSTILE}'\n")))
     weights = np.full((12, 12), 0.1, np.float32)
     groups = [(HOSTILE, 4), ("1", 4), ("2", 4)]
@@ -340,7 +340,7 @@ def going():
 
 @needs_chromium
 @pytest.mark.parametrize("size", [(1280, 900), PHONE])
-def test_the_page_shows_the_runs_and_at_the_end_where_the_results_are(chromium, size):
+def test_page_shows_runs_and_location_of_results(chromium, size):
     board = going()
     with in_thread(page_of(board, 0)) as address, new_page(chromium, size) as (opened, seen):
         opened.on("dialog", lambda dialog: pytest.fail(f"the page ran a name: {dialog.message}"))
@@ -349,7 +349,7 @@ def test_the_page_shows_the_runs_and_at_the_end_where_the_results_are(chromium, 
         states = [line.get_attribute("data-state") for line in opened.locator("tr[data-run]").all()]
         assert states == ["running", "waiting", "running", "waiting"]
         assert HOSTILE in opened.locator("#runs").inner_text()
-        assert opened.locator("#chips").inner_text().count(HOSTILE) == 1  # of those that have begun
+        assert opened.locator("#chips").inner_text().count(HOSTILE) == 1  # only of started runs
         opened.locator("#weights canvas").wait_for(timeout=TIMEOUT)
         assert opened.locator("#learning svg[role=img] path.line").count() == 2
         opened.locator("#chips button").first.click()
@@ -369,7 +369,7 @@ def test_the_page_shows_the_runs_and_at_the_end_where_the_results_are(chromium, 
 
 
 @needs_chromium
-def test_of_many_runs_those_that_have_begun_last_are_drawn_until_others_are_chosen(chromium):
+def test_page_draws_latest_runs_until_a_selection(chromium):
     board = RunMonitor(scenario(seeds=range(30)))
     for number in range(40):
         board.saw(number, snapshot(rounds=[1, 2], values=[5.0, 4.0]))
@@ -391,7 +391,7 @@ def test_of_many_runs_those_that_have_begun_last_are_drawn_until_others_are_chos
 
 @pytest.mark.slow
 @needs_chromium
-def test_a_real_run_is_followed_from_its_begin_to_its_end(tmp_path, chromium):
+def test_page_follows_real_run_to_its_end(tmp_path, chromium):
     (tmp_path / "small.toml").write_text(TOML)
     command = ["-m", "p2pfl.sim", "run", "small.toml", "--set", "rounds=60", "--watch", "--workers", "1", "--out", "out"]
     environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}

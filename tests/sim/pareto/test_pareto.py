@@ -63,7 +63,7 @@ def pareto(capsys, *arguments):
 
 
 def front_files(folder):
-    """Return the fields of a result that describe the front, without its times."""
+    """Return the contents of the files of a search that contain no times."""
     paths = [path for path in Path(folder).rglob("*") if path.suffix in (".parquet", ".safetensors", ".toml")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -83,12 +83,12 @@ def rows(folder, what, where="true"):
     return duckdb.sql(query).fetchall()
 
 
-# What it finds
+# Results
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a whole search by two processes."""
+    """Folder of a complete search with two processes."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "study.toml").write_text(STUDY)
     assert main(["pareto", str(folder / "study.toml"), "--workers", "2", "--out", str(folder / "out"), "--json"]) == 0
@@ -96,7 +96,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_front_is_that_of_all_candidates_and_its_models_do_what_is_said(whole):
+def test_front_covers_all_candidates_and_models_match(whole):
     summary = summary_of(whole)
     assert [run["name"] for run in summary["runs"]] == ["cold", "cold", "warm/start", "warm/start"]
     for run in summary["runs"]:
@@ -120,7 +120,7 @@ def test_the_front_is_that_of_all_candidates_and_its_models_do_what_is_said(whol
 
 
 @pytest.mark.slow
-def test_the_table_has_means_over_seeds_beside_the_papers_figure(whole):
+def test_pareto_table_has_means_and_figure_of_the_paper(whole):
     summary = summary_of(whole)
     for row in summary["table"]:
         runs = [run for run in summary["runs"] if run["name"] == row["name"]]
@@ -131,7 +131,7 @@ def test_the_table_has_means_over_seeds_beside_the_papers_figure(whole):
     assert [row.get("paper") for row in summary["table"]] == [990.0, None]
 
 
-def test_each_candidate_is_the_training_that_its_preference_stands_for():
+def test_candidate_equals_training_with_its_preference():
     file = load("study.toml", ["form=one", "seed=1"])
     (search,) = begin(file)
     job = search.next()
@@ -149,7 +149,7 @@ def test_each_candidate_is_the_training_that_its_preference_stands_for():
 
 
 @pytest.mark.slow
-def test_a_warm_start_is_from_the_nearest_preference_before_and_a_cold_one_from_nothing(whole):
+def test_warm_start_uses_nearest_earlier_preference(whole):
     assert {start for (start,) in rows(whole, "started_from", "run = 'cold'")} == {-1}
     found = rows(whole, "candidate, iteration, started_from, preference_treasure", "run = 'warm/start' and seed = 0")
     assert [start for _, iteration, start, _ in found if iteration == 1] == [-1] * 3
@@ -158,20 +158,20 @@ def test_a_warm_start_is_from_the_nearest_preference_before_and_a_cold_one_from_
         assert before[start] == pytest.approx(min(before.values()))
 
 
-def test_training_begins_with_the_model_that_it_is_given():
+def test_solve_starts_from_the_given_model():
     row = jobs_of(load("study.toml", ["form=one", "rounds=0"]))[0]
     model = np.arange(440, dtype=np.float32)
     solved = solve(Job(0, candidate(row, np.array([0.3, 0.7])), model))
     assert solved.params.tolist() == model.tolist()
 
 
-def test_candidates_that_are_as_good_are_on_the_front_once_and_those_that_do_not_count_are_not():
+def test_front_of_search_drops_repeated_and_left_out_points():
     points = np.array([[1, 0], [0, 1], [1, 0], [0.5, 0.5], [0, 0], [2, 2]], np.float64)
     assert front_of_search(points, [5]) == [0, 1, 3]
     assert front_of_search(points, []) == [5]
 
 
-def test_columns_that_are_described_are_those_that_there_are(whole):
+def test_candidates_columns_match_documentation(whole):
     text = (Path(__file__).parents[3] / "docs" / "reference" / "files.md").read_text()
     table = text.partition("### Columns of `candidates.parquet`")[2].partition("###")[0]
     described = {name for row in table.splitlines() if row[:1] == "|" for name in re.findall(r"`(\w+)`", row.split("|")[1])}
@@ -183,7 +183,7 @@ def test_columns_that_are_described_are_those_that_there_are(whole):
 
 
 @pytest.mark.slow
-def test_the_number_of_processes_changes_nothing(capsys, whole):
+def test_search_ignores_number_of_processes(capsys, whole):
     code, _, err = pareto(capsys, "study.toml", "--workers", "1", "--out", "here", "--no-report")
     assert code == 0
     assert "cold, seed 0: iteration 4 of 4, hypervolume " in err
@@ -192,7 +192,7 @@ def test_the_number_of_processes_changes_nothing(capsys, whole):
 
 
 @pytest.mark.slow
-def test_the_order_in_which_candidates_are_solved_changes_nothing():
+def test_search_ignores_order_of_solutions():
     def searched(order):
         (search,) = begin(load("study.toml", ["form=one", "seed=0"]))
         while jobs := list(iter(search.next, None)):
@@ -220,7 +220,7 @@ def begun(*options):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
-def test_a_search_that_is_interrupted_and_goes_on_ends_with_the_same_front(capsys, whole):
+def test_resumed_search_finds_the_same_front(capsys, whole):
     process = begun("--workers", "2", "--out", "here")
     for _ in range(5):
         assert "iteration" in process.stderr.readline()
@@ -238,7 +238,7 @@ def test_a_search_that_is_interrupted_and_goes_on_ends_with_the_same_front(capsy
 
 
 def some_kept(folder, count=4, changes=("form=one", "seed=0")):
-    """Leave a search as if it had been interrupted after so many candidates."""
+    """Leave a search as if interrupted after `count` candidates."""
 
     class StopError(Exception): ...
 
@@ -255,15 +255,15 @@ def some_kept(folder, count=4, changes=("form=one", "seed=0")):
 
 
 @pytest.mark.slow
-def test_what_is_kept_is_not_trained_again_and_what_is_damaged_is_and_one_line_says_so(capsys):
+def test_resumed_search_retrains_only_damaged_candidates(capsys):
     for folder in ("there", "here"):
         some_kept(folder)
     whole = {path.name: path.read_bytes() for path in Path("here/candidates").glob("[0-9]*")}
     assert sorted(whole) == ["0", "1", "2", "3"]
     Path("here/candidates/1").write_bytes(whole["1"][:-1] + b"?")
     Path("here/candidates/3").write_bytes(b"nothing of ours")
-    _, told, _ = pareto(capsys, "--resume", "there", "--workers", "1", "--no-report")
-    assert "note:" not in told
+    _, printed, _ = pareto(capsys, "--resume", "there", "--workers", "1", "--no-report")
+    assert "note:" not in printed
     code, out, _ = pareto(capsys, "--resume", "here", "--workers", "1", "--no-report")
     assert code == 0
     assert [line for line in out.splitlines() if line.startswith("note")] == [
@@ -272,7 +272,7 @@ def test_what_is_kept_is_not_trained_again_and_what_is_damaged_is_and_one_line_s
     assert front_files("here") == front_files("there")
 
 
-def test_candidates_of_another_scenario_are_trained_again(capsys):
+def test_resumed_search_retrains_after_scenario_change(capsys):
     some_kept("here")
     text = Path("here/scenario.toml").read_text()
     Path("here/scenario.toml").write_text(text.replace("steps = 300", "steps = 200"))
@@ -282,7 +282,7 @@ def test_candidates_of_another_scenario_are_trained_again(capsys):
 
 
 @pytest.mark.slow
-def test_kept_candidates_are_taken_over(capsys, monkeypatch):
+def test_resumed_search_reuses_kept_candidates(capsys, monkeypatch):
     some_kept("here", 4)
     solved = []
     monkeypatch.setattr(
@@ -292,7 +292,7 @@ def test_kept_candidates_are_taken_over(capsys, monkeypatch):
     assert solved == list(range(4, 12))
 
 
-def test_a_search_and_a_run_do_not_go_on_with_each_other(capsys):
+def test_search_and_run_do_not_resume_each_other(capsys):
     some_kept("here")
     assert main(["run", "--resume", "here"]) == 2
     assert capsys.readouterr().err == "p2pfl-sim pareto has begun this: go on with p2pfl-sim pareto --resume here\n"
@@ -314,7 +314,7 @@ def test_a_search_and_a_run_do_not_go_on_with_each_other(capsys):
 
 
 @pytest.mark.slow
-def test_the_report_shows_the_fronts_and_how_they_grew(whole):
+def test_pareto_report_shows_fronts_and_hypervolumes(whole):
     page = (whole / "report.html").read_text()
     assert '<th scope="col">hypervolume</th>' in page
     assert "seconds of a seed" in page
@@ -328,14 +328,14 @@ def test_the_report_shows_the_fronts_and_how_they_grew(whole):
     assert all(figure["drawn"] and not figure["empty"] for figure in seen.figures)
 
 
-def test_a_search_is_not_compared_with_a_run(capsys, whole):
+def test_report_does_not_compare_search_with_run(capsys, whole):
     main(["run", "study.toml", "--set", "form=one", "--engine", "local", "--out", "run", "--no-report"])
     assert "note: these are single trainings with the task's preference; p2pfl-sim pareto study" in capsys.readouterr().out
     assert main(["report", "run", str(whole)]) == 2
     assert "it cannot be compared with runs" in capsys.readouterr().err
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_search_is_not_compared_with_a_run(capsys, whole):
         ),
     ],
 )
-def test_what_cannot_be_searched_is_said_in_one_line(capsys, changes, words):
+def test_invalid_search_reports_one_line(capsys, changes, words):
     options = [text for change in ("form=one", *changes) for text in ("--set", change)]
     code, out, err = pareto(capsys, "study.toml", *options, "--workers", "1", "--out", "here")
     assert (code, out) == (2, "")
@@ -363,13 +363,13 @@ def test_what_cannot_be_searched_is_said_in_one_line(capsys, changes, words):
     assert not Path("here").exists()
 
 
-def test_a_scenario_without_a_search_is_for_run(capsys):
+def test_pareto_of_scenario_without_search_is_refused(capsys):
     code, _, err = pareto(capsys, "digits-gossip")
     assert code == 2
     assert err == "run 'local' has no table [search]: p2pfl-sim run is for it\n"
 
 
-def test_the_search_of_a_row_adds_to_that_of_all():
+def test_search_table_of_run_extends_common_table():
     file = resolve({"search": {"samples": 7}, "run": [{"name": "a", "search": {"step": 0.5}}, {"name": "b"}]}, [], "s", ".")
     a, b = (row.search for row in file.runs)
     assert (a.samples, a.step) == (7, 0.5)
@@ -381,7 +381,7 @@ def test_the_search_of_a_row_adds_to_that_of_all():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mofld-minecart", "mofld-lander"])
-def test_two_rounds_of_other_environments(name, capsys):
+def test_search_in_other_environments_completes(name, capsys):
     pytest.importorskip("mo_gymnasium", reason="needs the extra morl")
     options = ["--set", "form=smoke", "--set", "search.samples=1", "--workers", "1", "--out", "here", "--no-report"]
     code, out, _ = pareto(capsys, name, *options)

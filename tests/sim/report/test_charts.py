@@ -71,7 +71,7 @@ def chromium():
 
 @pytest.fixture
 def opened(chromium, tmp_path):
-    """Open a page of a payload; the function returns playwright's Page and what the page did."""
+    """Function that opens a page of a payload and returns playwright's Page and its recorded activity."""
     contexts = []
 
     def open_page(data=None, parts=None, title="A report", before="", **how):
@@ -104,7 +104,7 @@ def downloaded(page, figure):
 
 
 def describe(page, figure):
-    """Return all that a figure tells: its text, what is chosen in it, and its drawings' accessible names."""
+    """Return the text of a figure, its selection, and the accessible names of its drawings."""
     names = page.eval_on_selector_all(f"#{figure} [role=img]", "all => all.map(one => one.getAttribute('aria-label'))")
     return page.inner_text(f"#{figure}") + " ".join(names)
 
@@ -118,7 +118,7 @@ def hover(page, figure, across, down, drawing=0):
 
 
 def spot(page, figure, selector, k=0):
-    """Return where in its drawing a mark stands, in parts of its width and height."""
+    """Return the position of a mark in its drawing, as fractions of its width and height."""
     return page.evaluate(
         """([figure, selector, k]) => {
             const mark = document.querySelectorAll(`#${figure} ${selector}`)[k];
@@ -131,7 +131,7 @@ def spot(page, figure, selector, k=0):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", [browser.DESKTOP, browser.PHONE])
-def test_every_kind_is_drawn_without_a_problem_or_a_request(opened, size, dark):
+def test_every_figure_kind_is_drawn_without_error_or_request(opened, size, dark):
     page, seen = opened(size=size, dark=dark)
     for figure in FIGURES:
         box = page.locator(f"#{figure} .drawing").first.bounding_box()
@@ -152,7 +152,7 @@ def test_drawings_have_names_and_follow_the_width(opened):
     assert page.evaluate(width) < browser.PHONE[0]
 
 
-def test_a_run_is_hidden_in_every_figure_and_shown_again(opened):
+def test_chip_hides_and_shows_run_in_every_figure(opened):
     page, _ = opened()
     assert all("second run" in describe(page, figure) for figure in FIGURES)
     page.click(".chip:has-text('second run')")
@@ -169,7 +169,7 @@ def test_a_run_is_hidden_in_every_figure_and_shown_again(opened):
     assert page.locator(".chip[aria-pressed=true]").all_inner_texts() == ["first run"]
 
 
-def test_a_run_stands_out_while_its_chip_is_pointed_at(opened):
+def test_chip_hover_highlights_run(opened):
     page, _ = opened()
     faint = """() => ['curve', 'cost', 'nodes'].map(figure =>
         [...document.querySelectorAll(`#${figure} .of-1`)].every(one => getComputedStyle(one).opacity < 0.5))"""
@@ -180,13 +180,13 @@ def test_a_run_stands_out_while_its_chip_is_pointed_at(opened):
     assert page.evaluate(faint) == [False] * 3
 
 
-def test_what_all_names_start_with_is_said_once(opened):
+def test_common_prefix_of_names_is_shown_once(opened):
     page, _ = opened(payload(("study, tau=1", "study, tau=10")))
     assert page.inner_text("#filter .of") == "study:"
     assert page.locator(".chip").all_inner_texts() == ["tau=1", "tau=10"]
 
 
-def test_at_first_those_runs_are_shown_that_the_payload_names(opened):
+def test_runs_named_in_payload_are_shown_initially(opened):
     runs = [f"run {k}" for k in range(20)]
     bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B"}
     page, _ = opened(single(bars | {"runs": dict.fromkeys(runs, 1)}) | {"runs": runs, "shown": runs[:8]})
@@ -194,7 +194,7 @@ def test_at_first_those_runs_are_shown_that_the_payload_names(opened):
     assert page.locator("#sent rect").count() == 8
 
 
-def test_more_runs_than_stand_in_two_lines_are_folded_away(opened):
+def test_chips_beyond_two_lines_are_folded(opened):
     runs = [f"policy.neighbours={k}, network.loss=0.{k % 4}" for k in range(40)]
     bars = {"kind": "bars", "id": "sent", "title": "Sent", "note": "", "x_label": "bytes", "unit": "B"}
     page, _ = opened(single(bars | {"runs": dict.fromkeys(runs, 1)}) | {"runs": runs, "shown": runs[:8]})
@@ -210,10 +210,10 @@ def test_more_runs_than_stand_in_two_lines_are_folded_away(opened):
     assert page.locator(".chip:visible").count() == 9
     page.focus(".chip >> nth=39")
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.textContent") == "8 of 40 runs"  # not lost with the chip
+    assert page.evaluate("document.activeElement.textContent") == "8 of 40 runs"  # the focus is not lost with the chip
 
 
-def test_runs_are_folded_away_only_where_the_page_is_too_narrow(opened):
+def test_chips_are_folded_only_on_narrow_pages(opened):
     page, _ = opened(payload(("the first run of them all", "the second run of them all")), size=browser.PHONE)
     page.click(".chip >> nth=0")
     assert page.locator(".chip:visible").all_inner_texts() == ["the second run of them all"]
@@ -222,7 +222,7 @@ def test_runs_are_folded_away_only_where_the_page_is_too_narrow(opened):
     assert page.locator(".chip:visible").count() == 2
 
 
-def test_keys_whose_last_parts_are_the_same_are_written_out(opened):
+def test_keys_with_equal_last_parts_are_shown_in_full(opened):
     page, _ = opened(payload(("policy.models=1, budget.models=2, policy.name=dac", "policy.models=2, policy.tau=3")))
     assert page.locator(".chip").all_inner_texts() == [
         "policy.models=1, budget.models=2, policy.name=dac",
@@ -230,7 +230,7 @@ def test_keys_whose_last_parts_are_the_same_are_written_out(opened):
     ]
 
 
-def test_the_switch_changes_all_colours_and_is_remembered(opened):
+def test_theme_switch_changes_colours_and_is_remembered(opened):
     page, _ = opened(dark=False)
     colours = """() => [getComputedStyle(document.documentElement).backgroundColor,
         [...document.querySelector('#summed canvas').getContext('2d').getImageData(1, 1, 1, 1).data].join()]"""
@@ -245,7 +245,7 @@ def test_the_switch_changes_all_colours_and_is_remembered(opened):
     assert page.evaluate(colours) == light
 
 
-def test_the_page_opens_where_nothing_can_be_remembered(opened):
+def test_page_opens_without_local_storage(opened):
     forbidden = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('forbidden') } })"
     page, seen = opened(before=forbidden)
     page.click("#theme >> text=Dark")
@@ -253,7 +253,7 @@ def test_the_page_opens_where_nothing_can_be_remembered(opened):
     assert seen.problems == []
 
 
-def test_hovering_tells_the_values_of_each_kind(opened):
+def test_hover_shows_values_of_each_figure_kind(opened):
     page, _ = opened()
     tip = hover(page, "curve", 0.84, 0.4)
     assert [each in tip for each in ("rounds 6", "0.66", "0.56", "0.55 to 0.57")] == [True] * 4
@@ -275,7 +275,7 @@ def test_hovering_tells_the_values_of_each_kind(opened):
     assert page.locator(".tip:visible").count() == 0
 
 
-def test_keys_walk_over_the_values(opened):
+def test_arrow_keys_move_between_values(opened):
     page, _ = opened()
     page.locator("#curve .drawing").focus()
     assert "rounds 6" in page.inner_text(".tip")
@@ -291,7 +291,7 @@ def test_keys_walk_over_the_values(opened):
     assert "2.5 times" in page.inner_text(".tip")
 
 
-def test_new_data_leave_what_a_reader_points_at(opened):
+def test_redraw_keeps_focus_and_tooltip(opened):
     page, _ = opened()
     page.locator("#sent .drawing").focus()
     assert "2 kB" in page.inner_text(".tip:visible")
@@ -300,7 +300,7 @@ def test_new_data_leave_what_a_reader_points_at(opened):
     assert page.evaluate("document.activeElement.closest('figure').id") == "sent"
 
 
-def test_where_all_values_are_0_the_axis_has_nothing_below(opened):
+def test_axis_of_zero_values_has_no_negative_ticks(opened):
     page, _ = opened()
     page.evaluate("""() => {
         const box = document.createElement("div"), series = [{name: "in", colour: 0, x: [1, 2], y: [0, 0]}];
@@ -313,7 +313,7 @@ def test_where_all_values_are_0_the_axis_has_nothing_below(opened):
     assert "\N{MINUS SIGN}" not in drawn
 
 
-def test_a_finger_shows_the_values_until_it_taps_elsewhere(opened):
+def test_touch_shows_values_until_tap_elsewhere(opened):
     page, _ = opened(size=browser.PHONE)
     bar = page.locator("#sent .drawing")
     bar.scroll_into_view_if_needed()
@@ -326,7 +326,7 @@ def test_a_finger_shows_the_values_until_it_taps_elsewhere(opened):
     assert page.locator(".tip:visible").count() == 0
 
 
-def test_tabs_change_the_axis_and_log_is_offered_where_values_span_decades(opened):
+def test_tabs_change_axis_and_offer_log_scale(opened):
     rounds = np.arange(1, 5)
     x = {"first run": 10.0**rounds}
     views = [{"label": "rounds", "unit": "", "x": {"first run": rounds}}, {"label": "time", "unit": "s", "x": x}]
@@ -340,7 +340,7 @@ def test_tabs_change_the_axis_and_log_is_offered_where_values_span_decades(opene
     assert "16.7 min" in page.inner_text("#curve") or "17 min" in page.inner_text("#curve")
 
 
-def test_a_selector_shows_another_run_in_a_matrix(opened):
+def test_matrix_selector_shows_other_run(opened):
     data = payload()
     data["sections"][0]["figures"][4]["frames"]["second run"][0]["values"] = np.full((NODES, NODES), 17)
     page, _ = opened(data)
@@ -349,9 +349,9 @@ def test_a_selector_shows_another_run_in_a_matrix(opened):
     assert "17 times" in hover(page, "over-time", 0.7, 0.05)
 
 
-def test_the_data_of_each_kind_are_downloaded_whole(opened):
+def test_download_contains_all_data_of_each_figure_kind(opened):
     page, _ = opened()
-    page.click(".chip:has-text('second run')")  # what is hidden is in the file all the same
+    page.click(".chip:has-text('second run')")  # the file contains hidden runs, too
     rows = downloaded(page, "curve")
     assert rows[0] == ["run", "rounds", "bytes sent (B)", "accuracy", "low", "high"]
     assert rows[1] == ["first run", "1", "2000000", "0.51", "0.5", "0.52"]
@@ -385,7 +385,7 @@ def test_the_data_of_each_kind_are_downloaded_whole(opened):
     assert ["second run", "link", "bob", "ann", "", "0.75", "", ""] in rows
 
 
-def test_a_download_holds_no_formulas(opened):
+def test_download_contains_no_formulas(opened):
     page, _ = opened(payload(('=HYPERLINK("x")', "a, b")))
     names = [row[0] for row in downloaded(page, "cost")]
     assert names == ["run", '\'=HYPERLINK("x")', "a, b"]
@@ -408,14 +408,14 @@ def test_markup_in_names_is_shown_as_text(opened):
     assert seen.requests == [page.url]
 
 
-def test_rows_of_the_table_have_the_key_of_their_run(opened):
+def test_table_rows_have_colour_key_of_their_run(opened):
     rows = "".join(f"<tr><td>{name}</td><td>1</td></tr>" for name in ("second run", "all"))
     page, _ = opened(parts={"table": f"<table><tbody>{rows}</tbody></table>"})
     assert page.locator("#table td:has-text('second run') .key.run-1").count() == 1
     assert page.locator("#table .key").count() == 1
 
 
-def test_a_browser_that_cannot_draw_says_so(chromium, tmp_path):
+def test_browser_without_required_api_shows_message(chromium, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(report_page.render("A report", payload(), {"findings": "<p>Found.</p>"}), "utf-8")
     with browser.page(chromium) as (page, seen):
@@ -426,10 +426,10 @@ def test_a_browser_that_cannot_draw_says_so(chromium, tmp_path):
         assert seen.problems == []
 
 
-def test_a_script_that_is_not_the_page_s_own_does_not_run(opened):
+def test_foreign_script_does_not_run(opened):
     page, seen = opened(parts={"findings": "<script>document.title = 'taken'</script><img src='http://127.0.0.1:9/x'>"})
     assert page.title() == "A report"
-    assert len(seen.problems) == 2  # the browser says that it refused both
+    assert len(seen.problems) == 2  # the browser reports both refusals
     assert all("Content Security Policy" in problem for problem in seen.problems)
 
 
@@ -451,9 +451,9 @@ def curve(x, y, **more):
 
 @pytest.mark.parametrize("x", [range(1, 4), range(29), np.arange(0, 28.1, 0.7), np.arange(0, 0.12, 0.005), range(0, 110, 5)])
 @pytest.mark.parametrize("size", [browser.DESKTOP, browser.PHONE])
-def test_a_tick_stands_where_its_number_says(opened, x, size):
+def test_ticks_are_at_positions_of_their_numbers(opened, x, size):
     page, _ = opened(curve(x, [0.5] * len(x)), size=size)
-    ticks = page.evaluate(TICKS, "curve")[1:-1]  # those at the ends may stand inwards
+    ticks = page.evaluate(TICKS, "curve")[1:-1]  # the outer ones may be shifted inwards
     ticks = ticks if len(ticks) > 1 else page.evaluate(TICKS, "curve")[:2]
     places, numbers = zip(*ticks, strict=True)
     per_unit = np.diff(places) / np.diff(numbers)
@@ -463,7 +463,7 @@ def test_a_tick_stands_where_its_number_says(opened, x, size):
 
 
 @pytest.mark.parametrize(("y", "target"), [([0.5, 0.9], 1.5), ([9000, 10], 0.1), ([0.0, 0.0], 0.8), ([3, 3], None)])
-def test_an_axis_holds_the_target_and_a_flat_line(opened, y, target):
+def test_axis_contains_target_and_flat_line(opened, y, target):
     page, _ = opened(curve([1, 2], y, **({} if target is None else {"target": target})))
     inside = page.evaluate("""() => [...document.querySelectorAll('#curve .aim, #curve .line')].map(one => {
         const a = one.getBoundingClientRect(), ticks = [...document.querySelectorAll('#curve .grid')]
@@ -475,7 +475,7 @@ def test_an_axis_holds_the_target_and_a_flat_line(opened, y, target):
         assert "\u2212" not in page.inner_text("#curve")
 
 
-def test_points_of_the_same_name_are_joined_and_named_once(opened):
+def test_points_of_same_name_are_joined_and_labelled_once(opened):
     points = [
         {"run": run, "x": x, "y": y, "label": label, "on_front": False}
         for run, x, y, label in [("first run", 1, 2, "slow"), ("second run", 2, 3, "slow"), ("first run", 3, 1, "fast")]
@@ -501,7 +501,7 @@ def test_matrices_shrink_with_their_box(opened):
     })""")
 
 
-def test_figures_without_data_say_why(opened):
+def test_figures_without_data_show_reason(opened):
     figures = [figure | {"note": f"There is none: {figure['id']}."} for figure in empty_figures()]
     data = payload() | {"sections": [{"id": "none", "title": "None", "text": [], "figures": figures}]}
     page, seen = opened(data)
@@ -511,7 +511,7 @@ def test_figures_without_data_say_why(opened):
     assert seen.problems == []
 
 
-def test_values_that_are_all_missing_are_no_drawing(opened):
+def test_figures_with_only_missing_values_are_empty(opened):
     data = payload()
     lines, _, _, strips, *_ = data["sections"][0]["figures"]
     lines["y"] = {name: np.full(ROUNDS, np.nan) for name in data["runs"]}
@@ -523,7 +523,7 @@ def test_values_that_are_all_missing_are_no_drawing(opened):
     assert seen.problems == []
 
 
-def test_on_paper_everything_is_open_and_light(opened):
+def test_print_layout_is_open_and_light(opened):
     page, _ = opened(parts={"scenario": "<pre>nodes = 4</pre>", "versions": "<dl><dt>p2pfl</dt><dd>1</dd></dl>"}, dark=True)
     assert not page.is_visible("text=nodes = 4")
     page.emulate_media(media="print", color_scheme="dark")
@@ -535,6 +535,6 @@ def test_on_paper_everything_is_open_and_light(opened):
         return canvas.getContext('2d').getImageData(at, at, 1, 1).data[0];
     }"""
     least, most = page.evaluate(red, False), page.evaluate(red, True)
-    assert least > 200 > 60 > most  # nothing is white, most is dark ink
+    assert least > 200 > 60 > most  # zero is white, the maximum is dark
     page.emulate_media(media="screen")
     page.wait_for_selector("text=nodes = 4", state="hidden")

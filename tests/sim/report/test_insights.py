@@ -14,7 +14,7 @@ def run(name, mean, seed=0, sent=1000, better=True):
 
 
 def summary(rows, runs=None, seeds=1, **more):
-    """A summary of which only the table's means of what it took are given, by run."""
+    """Return a summary with the given costs to reach the target, by run."""
     table = [{"name": name, "seeds": seeds, "reached": reached} for name, reached in rows.items()]
     runs = runs or [run(name, 0.9, seed) for name in rows for seed in range(seeds)]
     return {"seeds": list(range(seeds)), "table": table, "runs": runs, **more}
@@ -28,11 +28,11 @@ def target(rows, seeds=1, value=0.85):
     return findings(summary(rows, seeds=seeds, target=value), [])
 
 
-def test_without_a_target_or_a_budget_there_is_nothing_to_say():
+def test_findings_without_target_or_budget_are_empty():
     assert findings(summary({"a": None}), [{"name": "a"}]) == []
 
 
-def test_who_is_first_in_rounds_in_time_and_in_bytes():
+def test_findings_name_first_run_in_rounds_time_and_bytes():
     rows = {"complete": took(4, 12.34, 5_200_000), "ring": took(17, 5.06, 810_000), "torus": took(9, 5.5, 900_000)}
     assert target(rows) == [
         "complete reaches a mean test accuracy of 0.850 in the fewest rounds: 4 rounds; torus follows with 9 rounds,"
@@ -44,7 +44,7 @@ def test_who_is_first_in_rounds_in_time_and_in_bytes():
     ]
 
 
-def test_ties_are_said_and_means_over_seeds_too():
+def test_findings_name_ties_and_means_over_seeds():
     rounds, *_ = target({"a": took(1, 1, 1, 3), "b": took(1, 2, 2, 3), "c": took(4 / 3, 3, 3, 3)}, seeds=3)
     assert rounds == (
         "a and b reach a mean test accuracy of 0.850 in the fewest rounds: 1 round (mean over 3 seeds);"
@@ -52,14 +52,14 @@ def test_ties_are_said_and_means_over_seeds_too():
     )
 
 
-def test_ties_of_those_who_follow_and_of_the_last_are_said():
+def test_findings_name_ties_of_next_and_last_runs():
     rounds, *_ = target({"a": took(1, 1, 1), "b": took(2, 2, 2), "c": took(2, 3, 3)})
     assert rounds.endswith(": 1 round; b and c follow with 2 rounds.")
     rows = {name: took(k, 1, 1) for name, k in zip("abcdef", (1, 2, 2, 3, 4, 4), strict=True)}
     assert target(rows)[0].endswith(": 1 round; b and c follow with 2 rounds, and e and f are last with 4 rounds.")
 
 
-def test_runs_of_several_lengths_are_not_said_to_be_as_long_as_the_longest():
+def test_findings_name_range_of_different_lengths():
     rows = {"a": took(3, 1, 1), "b": None, "c": None}
     runs = [run(name, 0.9) | {"rounds": rounds} for name, rounds in (("a", 30), ("b", 5), ("c", 10))]
     assert findings(summary(rows, runs, target=0.85), [])[-1] == "b and c never reach it in 5 to 10 rounds."
@@ -67,17 +67,17 @@ def test_runs_of_several_lengths_are_not_said_to_be_as_long_as_the_longest():
     assert findings(summary(rows, runs, target=0.85), [])[-1] == "b never reaches it in 5 rounds."
 
 
-def test_names_that_have_commas_are_told_apart():
+def test_findings_separate_names_that_contain_commas():
     *_, last = target({"a": took(3, 1, 1), "tau=1, nodes=2": None, "tau=2, nodes=2": None, "b": None})
     assert last == "tau=1, nodes=2; tau=2, nodes=2 and b never reach it in 30 rounds."
 
 
-def test_many_that_get_there_with_some_seeds_only_are_told_of_together():
+def test_findings_group_runs_that_reach_with_some_seeds():
     *_, last = target({name: took(2, 1, 1, seeds=1) for name in "abcdefgh"}, seeds=2)
     assert last == "a, b, c, d, e and 3 more reach it with some of their seeds only."
 
 
-def test_who_never_gets_there_is_named():
+def test_findings_name_runs_that_miss_the_target():
     *_, last = target({"a": took(3, 1, 1), "b": None, "c": None})
     assert last == "b and c never reach it in 30 rounds."
     *_, last = target({"a": took(3, 1, 1), "b": None})
@@ -86,7 +86,7 @@ def test_who_never_gets_there_is_named():
     assert target({"a": None}) == ["The run never reaches a mean test accuracy of 0.850."]
 
 
-def test_a_run_that_gets_there_with_some_seeds_only_is_not_compared():
+def test_findings_do_not_compare_run_with_missing_seeds():
     rows = {"a": took(9, 1, 1, seeds=3), "b": took(2, 0.1, 1, seeds=2)}
     first, *_, last = target(rows, seeds=3)
     assert first == "a reaches a mean test accuracy of 0.850 in the fewest rounds: 9 rounds (mean over 3 seeds)."
@@ -98,13 +98,13 @@ def test_a_run_that_gets_there_with_some_seeds_only_is_not_compared():
     ]
 
 
-def test_one_run_is_compared_with_nobody():
+def test_findings_of_one_run_have_no_comparison():
     assert target({"a": took(1, 60.04, 1)}) == [
         "a reaches a mean test accuracy of 0.850 after 1 round, 60.0 virtual seconds and 1 B sent."
     ]
 
 
-def test_many_names_are_counted():
+def test_findings_count_many_names():
     rows = {name: took(2, 1, 1) for name in "abcdefgh"}
     assert target(rows)[0].startswith("a, b, c, d, e and 3 more reach ")
 
@@ -120,14 +120,14 @@ def costs(free, bound, tables=(FREE, TENTH), better=True, sent=(1000, 100)):
     return findings(summary({}, runs, len(free)), tables)
 
 
-def test_what_a_budget_costs_and_saves():
+def test_findings_report_cost_and_saving_of_budget():
     assert costs([0.90, 0.92], [0.88, 0.89]) == [
         "For ring, a budget of a tenth of the nodes (4 models a round) costs 0.025 of accuracy (0.885 instead of 0.910;"
         " the difference deviates by 0.007 over 2 seeds), and 90 % fewer bytes are sent."
     ]
 
 
-def test_how_soon_the_target_is_reached_with_a_budget():
+def test_findings_report_time_to_target_with_budget():
     runs = [run("ring", 0.9), run("ring/.1N", 0.8, sent=500)]
 
     def last(**reached):
@@ -145,7 +145,7 @@ def test_how_soon_the_target_is_reached_with_a_budget():
     assert last(ring=took(1, 1, 1, seeds=0)).endswith(" 50 % fewer bytes are sent.")
 
 
-def test_runs_of_a_sweep_are_named_without_their_budget():
+def test_findings_of_sweep_omit_budget_in_names():
     tables = [{**FREE, "varied": {"budget.models": 0}, "name": "budget.models=0"}]
     tables += [{**TENTH, "varied": {"budget.models": 0.1}, "name": "budget.models=0.1"}]
     runs = [run(table["name"], mean, sent=100) for table, mean in zip(tables, (0.9, 0.8), strict=True)]
@@ -171,7 +171,7 @@ def test_runs_of_a_sweep_are_named_without_their_budget():
     )
 
 
-def test_a_cost_that_seeds_exceed_and_one_that_is_a_gain():
+def test_findings_of_insignificant_or_negative_cost():
     (sentence,) = costs([0.90, 0.92], [0.91, 0.90])
     assert "costs 0.005 of accuracy, no more than seeds differ (0.905 instead of 0.910;" in sentence
     (sentence,) = costs([0.90], [0.92], sent=(100, 150))
@@ -183,7 +183,7 @@ def test_a_cost_that_seeds_exceed_and_one_that_is_a_gain():
     assert "costs less than 0.001 of accuracy" in sentence
 
 
-def test_where_less_is_better_a_cost_is_an_increase():
+def test_findings_of_lower_is_better_report_increase_as_cost():
     (sentence,) = costs([10.0], [10.5], better=False)
     assert "raises the accuracy by 0.50 (10.50 instead of 10.00)" in sentence
     (sentence,) = costs([10.0], [9.0], better=False)
@@ -197,7 +197,7 @@ def test_where_less_is_better_a_cost_is_an_increase():
     assert "lowers the accuracy by 0.200 on average (from 0.100 to 0.300)" in last
 
 
-def test_runs_of_different_metrics_are_not_summed_up_together():
+def test_findings_do_not_average_different_metrics():
     tables = [
         {**table, "name": f"{name}{table['name'][4:]}", "policy": {"name": name}} for name in "ab" for table in (FREE, TENTH)
     ]
@@ -209,7 +209,7 @@ def test_runs_of_different_metrics_are_not_summed_up_together():
     assert "raises the error by 0.100" in second
 
 
-def test_shares_of_bytes_are_not_rounded_to_all_or_to_less_than_none():
+def test_findings_round_byte_shares_within_limits():
     assert "and more than 99 % fewer bytes are sent" in costs([0.9], [0.8], sent=(1000, 3))[0]
     assert "and 100 % fewer bytes are sent" in costs([0.9], [0.8], sent=(1000, 0))[0]
     tables = [
@@ -219,17 +219,17 @@ def test_shares_of_bytes_are_not_rounded_to_all_or_to_less_than_none():
     assert last.endswith("and saves 0 % of the bytes.")
 
 
-def test_a_budget_that_nobody_needs():
+def test_findings_of_budget_without_effect():
     assert costs([0.9, 0.91], [0.9, 0.91], sent=(70, 70)) == [
         "A budget of a tenth of the nodes (4 models a round) changes nothing for ring: no node asks for more."
     ]
-    runs = [run(name, 0.9) | {"trace": name} for name in ("ring", "ring/.1N")]  # as good by chance, with other models
+    runs = [run(name, 0.9) | {"trace": name} for name in ("ring", "ring/.1N")]  # equal metrics by chance, with other models
     (sentence,) = findings(summary({}, runs), [FREE, TENTH])
     assert "changes nothing" not in sentence
 
 
 @pytest.mark.parametrize("missing", [None, float("nan")])
-def test_a_seed_without_a_figure_is_left_out(missing):
+def test_findings_leave_out_seeds_without_metric(missing):
     assert costs([0.9], [missing]) == []
     (sentence,) = costs([0.90, 0.90, missing], [0.88, missing, 0.5])
     assert "0.880 instead of 0.900), and 90 % fewer" in sentence
@@ -245,18 +245,18 @@ def test_a_seed_without_a_figure_is_left_out(missing):
         ({"models": 0.125}, "12.5 % of the nodes (5 models a round)"),
     ],
 )
-def test_budgets_in_words(budget, words):
+def test_findings_describe_budget_in_words(budget, words):
     (sentence,) = costs([0.9], [0.8], (FREE, {**TENTH, "budget": budget}))
     assert sentence.startswith(f"For ring, a budget of {words} costs 0.100 ")
 
 
-def test_pairs_differ_in_the_budget_only():
+def test_budget_pairs_differ_only_in_budget():
     other = {**TENTH, "policy": {"name": "dac"}, "name": "dac/.1N"}
     assert budget_pairs([FREE, TENTH, other]) == [(FREE, TENTH)]
     assert budget_pairs([TENTH, {**TENTH, "name": "two", "budget": {"models": 2}}]) == []
 
 
-def test_those_whom_a_budget_does_not_move_are_named_together():
+def test_findings_group_runs_without_budget_effect():
     tables = [
         {**table, "name": f"{name}{table['name'][4:]}", "policy": {"name": name}}
         for name in "abc"
@@ -270,7 +270,7 @@ def test_those_whom_a_budget_does_not_move_are_named_together():
     assert last.endswith("(from 0.000 to 0.000), and saves 0 % of the bytes.")
 
 
-def test_the_same_budget_of_several_pairs_is_summed_up():
+def test_findings_average_same_budget_over_pairs():
     star = [
         {**table, "name": table["name"].replace("ring", "star"), "topology": {"name": "star"}} for table in (FREE, TENTH)
     ]

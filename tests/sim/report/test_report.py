@@ -36,9 +36,9 @@ def an_entry(**more):
 
 @pytest.fixture(scope="module")
 def by_hand(tmp_path_factory):
-    """Two runs of three nodes and two rounds, one with two seeds: every figure can be computed by hand.
+    """Two runs of three nodes and two rounds, with figures computed by hand.
 
-    Of run "a" the accuracy after training is node/10 + round/100 with seed 0, and 0.2 more with seed 1.
+    In run "a" the accuracy after training is node/10 + round/100 with seed 0, and 0.2 more with seed 1.
     """
 
     def table(more):
@@ -83,7 +83,7 @@ def text(by_hand):
 # Curves
 
 
-def test_a_curve_is_the_mean_over_nodes_and_seeds_with_their_deviation(text):
+def test_curve_is_mean_over_nodes_and_seeds_with_deviation(text):
     found = figures(text)["learning"]
     assert found["kind"] == "lines"
     assert found["y"]["a"] == pytest.approx([0.21, 0.22])  # 0.1 + 0.01, and 0.2 more with the other seed
@@ -94,12 +94,12 @@ def test_a_curve_is_the_mean_over_nodes_and_seeds_with_their_deviation(text):
     assert "mean over the nodes" in found["note"]
 
 
-def test_a_curve_is_against_rounds_bytes_with_the_preparation_and_the_time_of_the_last_node(text):
+def test_curve_has_views_over_rounds_bytes_and_time(text):
     views = {view["label"]: view["x"]["a"] for view in figures(text)["learning"]["views"]}
     assert views == {"rounds": [1, 2], "bytes sent": [350, 950], "virtual time": [2.5, 4.5]}
 
 
-def test_the_worst_tenth_is_of_one_node_at_least(text):
+def test_worst_tenth_has_at_least_one_node(text):
     assert figures(text)["worst"]["y"]["a"] == pytest.approx([0.11, 0.12])  # node 0
     table = np.array([[0.1, 0.5, 0.9], [0.7, np.nan, 0.8]])
     np.testing.assert_array_equal(worst_tenth(table, True), [0.1, np.nan])
@@ -107,18 +107,18 @@ def test_the_worst_tenth_is_of_one_node_at_least(text):
     assert worst_tenth(np.arange(40.0).reshape(2, 20), True).tolist() == [0.5, 20.5]
 
 
-def test_what_aggregation_changes_is_shown_of_runs_that_have_both_models(text):
+def test_gain_is_shown_for_runs_with_both_models(text):
     found = figures(text)["gain"]
     assert list(found["y"]) == ["a"]
     assert found["y"]["a"] == pytest.approx([0.05, 0.05])
     assert "More than 0 is an improvement" in found["note"]
 
 
-def test_the_loss_is_that_of_the_reported_model(text):
+def test_loss_curve_is_of_the_reported_model(text):
     assert figures(text)["loss"]["y"] == {"a": [1.0, 0.5]}
 
 
-def test_a_node_that_has_stopped_counts_with_its_last_value(tmp_path):
+def test_curve_uses_last_value_of_stopped_node(tmp_path):
     table = rounds_of(2, 3, trained_test_accuracy=lambda r, n: r + 10.0 * n)
     kept = ~((table["node"] == 1) & (table["round"] > 1))  # node 1 stops after round 1
     stopped = {name: column[kept] for name, column in table.items()}
@@ -127,7 +127,7 @@ def test_a_node_that_has_stopped_counts_with_its_last_value(tmp_path):
     assert found["models"]["y"]["a"] == [1.0, 0.5, 0.5]
 
 
-def test_rounds_without_an_evaluation_are_left_out(tmp_path):
+def test_curve_leaves_out_rounds_without_evaluation(tmp_path):
     table = rounds_of(2, 4, trained_test_accuracy=lambda r, n: r if r % 2 == 0 else np.nan)
     found = figures(report([leave(tmp_path / "run", [(entry("a", 0, 2, 4), table, edges_of())])]))
     assert found["learning"]["y"]["a"] == [2.0, 4.0]
@@ -135,7 +135,7 @@ def test_rounds_without_an_evaluation_are_left_out(tmp_path):
     assert found["learning"]["views"][1]["x"]["a"] == [40, 80]
 
 
-def test_of_seeds_that_end_at_different_rounds_the_shorter_keeps_its_last_value(tmp_path):
+def test_curve_uses_last_value_of_shorter_seed(tmp_path):
     made = [
         (entry("a", seed, 1, 3), rounds_of(1, last, trained_test_accuracy=lambda r, n, s=seed: r + s * 1.0), edges_of())
         for seed, last in ((0, 3), (1, 2))
@@ -145,7 +145,7 @@ def test_of_seeds_that_end_at_different_rounds_the_shorter_keeps_its_last_value(
     assert found["views"][2]["x"]["a"] == [1.0, 2.0, 2.5]
 
 
-def test_where_all_nodes_stop_before_the_last_round_figures_are_of_the_rounds_that_were_done(tmp_path):
+def test_figures_of_early_stopped_run_end_at_last_round(tmp_path):
     made = [
         (
             entry("a", seed, 2, 9),
@@ -156,14 +156,14 @@ def test_where_all_nodes_stop_before_the_last_round_figures_are_of_the_rounds_th
     ]
     found = figures(report([leave(tmp_path / "run", made)]))
     assert found["models"]["views"][0]["x"]["a"] == [1, 2, 3, 4]
-    assert found["models"]["y"]["a"] == [2.0, 2.0, 1.0, 1.0]  # with seed 0 none came after round 2
+    assert found["models"]["y"]["a"] == [2.0, 2.0, 1.0, 1.0]  # with seed 0 no model arrived after round 2
     assert [frame["label"] for frame in found["over-time"]["frames"]["a"]] == ["round 1", "round 2"]
     assert found["communication"]["frames"]["a"][0]["values"] == [0, 0, 100, 0]
     assert found["topology"]["runs"]["a"]["links"] == [[0, 1, 1.0]]
 
 
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=3, max_size=3), min_size=1, max_size=8))
-def test_filling_takes_the_last_number_before(given):
+def test_fill_gaps_repeats_the_last_number(given):
     table = np.array(given, float)
     expected = table.copy()
     for r in range(1, len(expected)):
@@ -176,7 +176,7 @@ def test_filling_takes_the_last_number_before(given):
 # Results
 
 
-def test_the_distribution_is_of_one_seed_and_marks_the_worst(by_hand, text):
+def test_distribution_shows_one_seed_and_marks_worst_nodes(by_hand, text):
     found = figures(text)["nodes"]
     assert found["runs"]["a"] == {"values": pytest.approx([0.1, 0.9, 0.5]), "worst": [1, 0, 0], "mean": pytest.approx(0.5)}
     other = figures(report([by_hand], seed=1))["nodes"]
@@ -184,20 +184,20 @@ def test_the_distribution_is_of_one_seed_and_marks_the_worst(by_hand, text):
     assert "seed 1" in other["note"]
 
 
-def test_the_worst_are_the_least_or_the_greatest():
+def test_worst_selects_least_or_greatest_values():
     values = np.array([3.0, np.nan, *range(10, 29), 2.0])  # 21 numbers: the worst two
     assert np.flatnonzero(worst(values, True)).tolist() == [0, 21]
     assert np.flatnonzero(worst(values, False)).tolist() == [19, 20]
     assert worst(np.array([np.nan]), True).tolist() == [0]
 
 
-def test_groups_are_bars_of_the_mean_over_seeds(text):
+def test_group_bars_show_mean_over_seeds(text):
     found = figures(text)
     assert found["group-0"]["runs"] == {"a": 0.25}
     assert found["group-1"]["runs"] == {"a": 0.875}
 
 
-def test_the_table_has_means_deviations_and_the_papers_figure(text):
+def test_report_table_has_means_deviations_and_paper_figure(text):
     found = rows(text)
     assert list(found) == ["a", "b"]
     assert found["a"]["accuracy"] == "0.600"
@@ -210,7 +210,7 @@ def test_the_table_has_means_deviations_and_the_papers_figure(text):
     assert found["b"]["bytes sent"] == "0 B"
 
 
-def test_the_page_reads_without_scripts(text):
+def test_report_is_readable_without_scripts(text):
     assert "<h1>by-hand</h1>" in text
     assert "&quot;ring&quot;" in text  # the scenario, as text
     assert "00" * 32 in text
@@ -221,7 +221,7 @@ def test_the_page_reads_without_scripts(text):
 # Collaboration
 
 
-def test_a_matrix_counts_each_link_of_a_round_once(text):
+def test_matrix_counts_each_link_of_a_round_once(text):
     found = figures(text)["over-time"]
     assert (found["n"], found["labels"]) == (3, ["0", "2", "1"])  # in the order of the groups
     assert found["groups"] == [{"label": "x", "count": 2}, {"label": "y", "count": 1}]
@@ -233,12 +233,12 @@ def test_a_matrix_counts_each_link_of_a_round_once(text):
     assert (whole["label"], whole["values"]) == ("rounds 1 to 2", [0, 100, 0, 0, 0, 0, 50, 0, 0])
 
 
-def test_a_run_without_links_is_told_of(text):
+def test_report_names_run_without_links(text):
     assert list(figures(text)["over-time"]["frames"]) == ["a"]
     assert texts(text)["collaboration"] == ["No model of another node was aggregated in: b."]
 
 
-def test_whom_nodes_chose_before_the_first_round_comes_first(tmp_path):
+def test_matrix_starts_with_peers_chosen_before_round_1(tmp_path):
     summary = entry("a", 0, 3, 2, chosen_before=["1 2", "", "0"])
     folder = leave(tmp_path / "run", [(summary, rounds_of(3, 2), edges_of((2, 1, 0)))])
     first, *others = figures(report([folder]))["over-time"]["frames"]["a"]
@@ -250,7 +250,7 @@ def test_whom_nodes_chose_before_the_first_round_comes_first(tmp_path):
     assert figures(report([folder]))["over-time"]["frames"]["a"][0]["values"] == [0, 100, 0, 0, 0, 0, 0, 0, 0]
 
 
-def test_the_share_within_the_group_is_of_each_rounds_links(text):
+def test_within_group_share_is_computed_per_round(text):
     found = figures(text)["within-group"]
     assert found["y"]["a"] == [50.0, 100.0]
     assert "b" not in found["y"]
@@ -265,12 +265,12 @@ def test_the_share_within_the_group_is_of_each_rounds_links(text):
         (7, [(1, 1), (2, 2), (3, 4), (5, 5), (6, 7)]),
     ],
 )
-def test_the_parts_of_a_run(rounds, parts):
+def test_windows_divide_rounds_evenly(rounds, parts):
     assert windows(rounds, 5) == parts
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(16, 128))
-def test_many_nodes_are_put_together_into_few_rows(nodes, groups, most):
+def test_order_nodes_merges_many_nodes_into_few_rows(nodes, groups, most):
     given = an_entry(nodes=nodes, groups=[str(k * 7 % groups) for k in range(nodes)])
     order = order_nodes(given, most)
     assert len(order.sizes) <= max(most, 1)
@@ -284,15 +284,15 @@ def test_many_nodes_are_put_together_into_few_rows(nodes, groups, most):
         start += count
 
 
-def test_a_cell_of_several_nodes_is_the_share_of_their_pairs():
+def test_matrix_cell_of_merged_nodes_is_share_of_pairs():
     order = order_nodes(an_entry(nodes=4), 2)
     assert order.place.tolist() == [0, 0, 1, 1]
     assert order.labels == ["0 and 1 more", "2 and 1 more"]
-    links = edges_of((1, 0, 1), (1, 1, 0), (1, 0, 2), (2, 3, 2))  # all of the first row in round 1, and a quarter of a cell
+    links = edges_of((1, 0, 1), (1, 1, 0), (1, 0, 2), (2, 3, 2))  # the whole first row in round 1, and a quarter of a cell
     assert count_links(links, order, [(1, 1), (2, 2)]).tolist() == [[[100, 0], [25, 0]], [[0, 0], [0, 50]]]
 
 
-def test_what_happened_once_in_a_long_run_is_seen():
+def test_rare_link_in_long_run_is_visible():
     order = order_nodes(an_entry(nodes=2))
     assert count_links(edges_of((999, 0, 1)), order, [(1, 1000)]).tolist() == [[[0, 0], [1, 0]]]
 
@@ -300,7 +300,7 @@ def test_what_happened_once_in_a_long_run_is_seen():
 # The drawing
 
 
-def test_each_node_has_its_most_frequent_links():
+def test_strongest_links_are_most_frequent_per_node():
     links = edges_of(*[(r, 1, 0) for r in (1, 2, 3)], (1, 2, 0), (2, 2, 0), (4, 0, 2))
     assert strongest_links(links, 3, 4) == [[1, 0, 0.75], [2, 0, 0.5], [0, 2, 0.25]]
     busy = edges_of(*[(r, src, dst) for dst in range(300) for r, src in ((1, 301), (1, 302), (2, 302))])
@@ -309,7 +309,7 @@ def test_each_node_has_its_most_frequent_links():
     assert {src for src, _, _ in found} == {302}
 
 
-def test_a_topology_is_drawn_with_its_edges_and_each_runs_links(text):
+def test_topology_figure_has_edges_and_links_of_each_run(text):
     found = figures(text)["topology"]
     assert found["title"] == "The topology: complete, 3 nodes"
     assert sorted(map(sorted, found["edges"])) == [[0, 1], [0, 2], [1, 2]]
@@ -318,7 +318,7 @@ def test_a_topology_is_drawn_with_its_edges_and_each_runs_links(text):
     assert list(found["runs"]) == ["a"]
 
 
-def test_nodes_that_are_somewhere_are_drawn_there(tmp_path):
+def test_topology_figure_uses_geographic_positions(tmp_path):
     graph = nx.Graph()
     for k, (latitude, longitude) in enumerate([(50.0, 0.0), (50.0, 10.0), (60.0, 5.0)]):
         graph.add_node(k, label=f"city {k}", Latitude=latitude, Longitude=longitude)
@@ -335,12 +335,12 @@ def test_nodes_that_are_somewhere_are_drawn_there(tmp_path):
     assert nodes["y"][0] == nodes["y"][1] == 1  # north is up
     file.unlink()
     found = figures(report([folder]))["topology"]
-    assert found["edges"] == [[0, 1]]  # what was used
+    assert found["edges"] == [[0, 1]]  # only the edges in use
     assert "cannot be made again" in found["note"]
 
 
 @pytest.mark.parametrize("name", ["ring", "torus", "star", "k-regular", "scale-free", "erdos-renyi"])
-def test_nodes_that_are_nowhere_are_drawn_apart_and_always_alike(name):
+def test_place_nodes_is_distinct_and_deterministic(name):
     from p2pfl.sim.scenario.topology import topology
 
     graph = topology({"name": name}, 36, 0)
@@ -352,7 +352,7 @@ def test_nodes_that_are_nowhere_are_drawn_apart_and_always_alike(name):
     assert np.array_equal([x, y], again)
 
 
-def test_a_large_topology_is_drawn_without_forces_between_its_nodes():
+def test_place_nodes_of_large_graph_is_distinct():
     x, y = place_nodes(nx.barabasi_albert_graph(1500, 2, seed=0), "scale-free")
     assert len({(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)}) > 1400
 
@@ -360,12 +360,12 @@ def test_a_large_topology_is_drawn_without_forces_between_its_nodes():
 # Traffic
 
 
-def test_bytes_are_told_apart_by_what_they_were_for(text):
+def test_traffic_figure_divides_bytes_by_purpose(text):
     assert figures(text)["sent"]["runs"]["a"]["parts"] == {"models": 900, "control": 100, "preparation": 50}
     assert figures(text)["sent"]["runs"]["b"]["parts"] == {"models": 0}
 
 
-def test_the_best_run_is_that_of_those_that_learn_the_same(tmp_path):
+def test_best_run_is_chosen_among_equal_tasks(tmp_path):
     means = {"a": 0.5, "b": 0.7, "c": 0.9, "d": 0.9, "e": 0.3}
     tasks = {"a": {"labels": 2}, "b": {"labels": 2, "lr": 0.5}, "c": {"labels": 3}, "d": {"labels": 3}, "e": {"labels": 3}}
     made = [(entry(name, 0, 2, 1, test={"mean": mean}), rounds_of(2, 1), edges_of()) for name, mean in means.items()]
@@ -377,7 +377,7 @@ def test_the_best_run_is_that_of_those_that_learn_the_same(tmp_path):
     assert not any(point["on_front"] for view in figures(text)["cost"]["views"] for point in view["points"])
 
 
-def test_what_a_result_costs(text):
+def test_cost_figure_shows_bytes_and_time(text):
     by_bytes, by_time = figures(text)["cost"]["views"]
     a, b = by_bytes["points"]
     assert (a["run"], a["x"], a["y"], a["on_front"]) == ("a", 1050, pytest.approx(0.6), True)
@@ -386,14 +386,14 @@ def test_what_a_result_costs(text):
     assert by_time["points"][0]["x"] == 2.0
 
 
-def test_the_front_is_of_what_nothing_beats():
+def test_on_front_marks_non_dominated_points():
     assert on_front([1, 2, 2, 3], [0.5, 0.7, 0.6, 0.7], True) == [True, True, False, False]
     assert on_front([1, 2, 3], [5.0, 7.0, 4.0], False) == [True, False, True]
     assert on_front([1, 1], [0.5, 0.5], True) == [True, True]
     assert on_front([], [], True) == []
 
 
-def test_budgets_are_shown_as_shares_of_their_limits(tmp_path):
+def test_budget_figures_show_share_of_limit(tmp_path):
     budget = {"models": {"least": 2, "greatest": 5, "used": 0.75}, "bytes": {"least": 9, "greatest": 9, "used": 0.5}}
     made = [(entry("a", 0, 2, 1, traffic={"budget": budget}), rounds_of(2, 1), edges_of())]
     made.append((entry("b", 0, 2, 1), rounds_of(2, 1), edges_of()))
@@ -408,7 +408,7 @@ def test_budgets_are_shown_as_shares_of_their_limits(tmp_path):
 
 
 def given_summary(folder, change):
-    """Change what summary.json of a folder says."""
+    """Change the summary.json of a folder, and return the folder."""
     path = folder / "summary.json"
     summary = json.loads(path.read_text())
     change(summary)
@@ -416,7 +416,7 @@ def given_summary(folder, change):
     return folder
 
 
-def test_what_it_took_to_reach_the_target(tmp_path):
+def test_target_figures_show_rounds_time_and_bytes(tmp_path):
     costs = {"round": 3, "virtual_s": 4.0, "bytes": 700}
     made = [
         (entry(name, seed, 2, 1), rounds_of(2, 1, trained_test_accuracy=0.5), edges_of())
@@ -452,7 +452,7 @@ def test_what_it_took_to_reach_the_target(tmp_path):
     assert found["learning"]["target"] == 0.8
 
 
-def test_a_sweep_shows_the_metric_against_what_was_varied(tmp_path):
+def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
     values = [(1, "x"), (10, "x"), (10, "y")]
     made = [
         (entry(f"policy.tau={tau}, policy.word={word}", 0, 2, 1, test={"mean": tau / 20}), rounds_of(2, 1), edges_of())
@@ -484,7 +484,7 @@ def test_a_sweep_shows_the_metric_against_what_was_varied(tmp_path):
 
 @pytest.fixture
 def sweep_of_20(tmp_path):
-    """Twenty runs; those that send more are better, but for every second one, which is worst."""
+    """Twenty runs; runs that send more are better, except every second one, which is worst."""
     made = []
     for k in range(20):
         more = {"test": {"mean": k / 40 + 0.4 if k % 2 else 0.1}, "traffic": {"bytes": 1000 * (k + 1)}}
@@ -499,7 +499,7 @@ def sweep_of_20(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_many_runs_the_best_are_shown_at_first_and_all_in_the_figures_of_the_sweep(sweep_of_20):
+def test_report_of_many_runs_shows_best_ones_initially(sweep_of_20):
     text = report([sweep_of_20])
     assert payload(text)["shown"] == [f"tau={k}" for k in (5, 7, 9, 11, 13, 15, 17, 19)]
     assert figures(text)["against-policy-tau"]["unfiltered"]
@@ -507,7 +507,7 @@ def test_of_many_runs_the_best_are_shown_at_first_and_all_in_the_figures_of_the_
     assert "unfiltered" not in figures(text)["learning"]
 
 
-def test_of_many_runs_each_figure_shows_one_at_least(tmp_path):
+def test_report_of_many_runs_shows_one_in_each_figure(tmp_path):
     limited = {"traffic": {"budget": {"models": {"least": 1, "greatest": 1, "used": 0.5}}}}
     made = [
         (
@@ -524,7 +524,7 @@ def test_of_many_runs_each_figure_shows_one_at_least(tmp_path):
 
 @pytest.mark.slow
 @needs_chromium
-def test_the_figures_of_a_sweep_draw_all_runs_and_the_front(sweep_of_20):
+def test_sweep_figures_draw_all_runs_and_front(sweep_of_20):
     path = write_report([sweep_of_20])
     with browser() as chromium, page(chromium) as (shown, seen):
         shown.goto(path.as_uri())
@@ -532,7 +532,7 @@ def test_the_figures_of_a_sweep_draw_all_runs_and_the_front(sweep_of_20):
         assert shown.locator("#cost .mark").count() == 20
         assert shown.locator("#against-policy-tau .mark").count() == 20
         line = shown.locator("#cost .front").get_attribute("d")
-        assert re.fullmatch(r"M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){10}", line)  # ten steps, from tau=0 over the odd ones
+        assert re.fullmatch(r"M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){10}", line)  # ten steps, from tau=0 through the odd values
         assert shown.locator(".chip[aria-pressed=true]").count() == 8
         assert seen.problems == []
 
@@ -542,7 +542,7 @@ def test_the_figures_of_a_sweep_draw_all_runs_and_the_front(sweep_of_20):
 
 @pytest.fixture
 def pair(tmp_path):
-    """Two folders that have a run of the same name, with another rate and another mean; each has one of its own, too."""
+    """Two folders with a run of the same name but different rate and mean; each has another run, too."""
     folders = []
     for k, (name, own) in enumerate((("one", "first"), ("two", "second"))):
         scenario = {
@@ -560,11 +560,11 @@ def pair(tmp_path):
     return folders
 
 
-def test_runs_are_named_with_their_folder_where_they_would_clash(pair):
+def test_runs_of_equal_name_are_prefixed_with_folder(pair):
     assert payload(report(pair))["runs"] == ["one: both", "two: both", "first", "second"]
 
 
-def test_what_differs_between_scenarios(pair):
+def test_comparison_lists_differences_of_scenarios(pair):
     text = report(pair)
     (found,) = [table for table in Tables(text).tables if table[0][0] == "Key"]
     assert found == [["Key", "one", "two"], ["task.lr", "0.1", "0.2"]]
@@ -573,7 +573,7 @@ def test_what_differs_between_scenarios(pair):
 
 
 @pytest.mark.slow
-def test_tables_side_by_side(pair):
+def test_comparison_table_shows_difference(pair):
     text = report(pair)
     heads, line = Tables(text).tables[0]
     assert (heads[0], heads[-1]) == ("Run", "difference")
@@ -582,7 +582,7 @@ def test_tables_side_by_side(pair):
 
 
 @pytest.mark.slow
-def test_runs_with_another_metric_are_not_set_against_each_other(pair):
+def test_comparison_of_different_metrics_has_no_difference(pair):
     def change(summary):
         summary["runs"][0].update(metric="mse", higher_is_better=False)
 
@@ -592,7 +592,7 @@ def test_runs_with_another_metric_are_not_set_against_each_other(pair):
 
 
 @pytest.mark.slow
-def test_folders_without_a_run_in_common_are_compared_over_all_their_runs(tmp_path):
+def test_comparison_without_common_run_uses_all_runs(tmp_path):
     folders = [
         leave(
             tmp_path / name,
@@ -608,34 +608,34 @@ def test_folders_without_a_run_in_common_are_compared_over_all_their_runs(tmp_pa
 
 
 @pytest.mark.slow
-def test_two_folders_of_the_same_scenario_do_not_differ(by_hand, tmp_path):
+def test_comparison_of_same_scenario_reports_no_difference(by_hand, tmp_path):
     shutil.copytree(by_hand, tmp_path / "again")
     assert "The scenarios of the runs that have the same names do not differ." in report([by_hand, tmp_path / "again"])
 
 
-def test_folders_are_called_by_as_many_of_their_last_parts_as_it_takes(tmp_path):
+def test_folder_names_use_shortest_distinct_suffix(tmp_path):
     assert folder_names([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
     assert folder_names([tmp_path / "a" / "run", tmp_path / "b"]) == ["run", "b"]
 
 
-def test_keys_of_a_scenario_have_dots():
+def test_flat_joins_keys_with_dots():
     assert flat({"name": "x", "task": {"name": "digits", "of": {"k": [1]}}, "paper": 1}) == {
         "task.name": "digits",
         "task.of.k": [1],
     }
 
 
-# Where it is written
+# Destination
 
 
-def test_the_report_is_written_into_the_folder(by_hand, capsys):
+def test_report_is_written_into_the_folder(by_hand, capsys):
     assert main(["report", str(by_hand)]) == 0
     assert capsys.readouterr().out == f"written to {by_hand / 'report.html'}\n"
     assert (by_hand / "report.html").read_text() == report([by_hand])
 
 
 @pytest.mark.slow
-def test_a_comparison_is_written_into_the_current_folder(pair, tmp_path, monkeypatch, capsys):
+def test_comparison_is_written_into_current_folder(pair, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["report", *map(str, pair)]) == 0
     assert (tmp_path / "report.html").exists()
@@ -645,7 +645,7 @@ def test_a_comparison_is_written_into_the_current_folder(pair, tmp_path, monkeyp
     assert (tmp_path / "there.html").read_text() == (tmp_path / "report.html").read_text()
 
 
-def test_a_folder_may_be_named_as_the_place(by_hand, tmp_path):
+def test_write_report_accepts_folder_as_destination(by_hand, tmp_path):
     assert write_report([by_hand], tmp_path) == tmp_path / "report.html"
 
 
@@ -659,15 +659,15 @@ def test_a_folder_may_be_named_as_the_place(by_hand, tmp_path):
         (["{run}/.."], "holds no run: it has no summary.json"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_said_in_one_line(by_hand, capsys, arguments, words):
+def test_report_with_invalid_arguments_reports_one_line(by_hand, capsys, arguments, words):
     assert main(["report", *(argument.format(run=by_hand) for argument in arguments)]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert words in said.err
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert words in printed.err
 
 
 @pytest.mark.slow
-def test_a_run_leaves_a_report_with_every_section(tmp_path, capsys):
+def test_run_writes_report_with_every_section(tmp_path, capsys):
     out = tmp_path / "out"
     asked = ["run", "dpfl-two-groups", "--set", "form=smoke", "--seeds", "0", "--engine", "local"]
     assert main([*asked, "--out", str(out)]) == 0
@@ -677,14 +677,14 @@ def test_a_run_leaves_a_report_with_every_section(tmp_path, capsys):
     assert all(section["figures"] for section in found["sections"])
 
 
-def test_a_report_can_be_left_out(tmp_path, capsys):
+def test_run_with_no_report_option_writes_no_report(tmp_path, capsys):
     asked = ["run", "digits-gossip", "--set", "form=smoke", "--only", "local", "--engine", "local", "--no-report"]
     assert main([*asked, "--out", str(tmp_path / "out")]) == 0
     assert "report.html" not in capsys.readouterr().out
     assert not (tmp_path / "out" / "report.html").exists()
 
 
-def test_a_report_that_cannot_be_made_is_a_note_of_the_run(tmp_path, capsys, monkeypatch):
+def test_run_with_failing_report_adds_note(tmp_path, capsys, monkeypatch):
     def broken(paths):
         raise ZeroDivisionError("of no use")
 
@@ -695,7 +695,7 @@ def test_a_report_that_cannot_be_made_is_a_note_of_the_run(tmp_path, capsys, mon
     assert (tmp_path / "out" / "summary.json").exists()
 
 
-# Folders that are not as they should be
+# Damaged folders
 
 
 def broken(by_hand, tmp_path, change):
@@ -757,18 +757,18 @@ def unfinished(folder):
         (other_numbers("rounds", 1), "does not fit the summary: round is not from 1 to 1 everywhere"),
     ],
 )
-def test_a_folder_that_cannot_be_read_is_refused_in_one_line(by_hand, tmp_path, capsys, change, words):
+def test_report_of_damaged_folder_reports_one_line(by_hand, tmp_path, capsys, change, words):
     folder = broken(by_hand, tmp_path, change)
     assert main(["report", str(folder)]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
     with pytest.raises(ConfigurationError):
         report([folder])
 
 
 @pytest.mark.parametrize("content", [None, b"name = ", b"\xff\xff", b"run = 3", b'run = [{ name = "a", topology = 3 }]'])
-def test_a_report_can_do_without_the_scenario(by_hand, tmp_path, content):
+def test_report_without_readable_scenario_is_written(by_hand, tmp_path, content):
     def change(folder):
         (folder / "scenario.toml").unlink()
         if content is not None:
@@ -779,7 +779,7 @@ def test_a_report_can_do_without_the_scenario(by_hand, tmp_path, content):
     assert "cannot be made again" in found["topology"]["note"]
 
 
-def test_a_comparison_with_a_folder_without_a_scenario_says_so(by_hand, tmp_path):
+def test_comparison_names_folder_without_scenario(by_hand, tmp_path):
     folder = broken(by_hand, tmp_path, lambda folder: (folder / "scenario.toml").unlink())
     assert "broken has no scenario.toml that can be read" in report([by_hand, folder])
 
@@ -787,7 +787,7 @@ def test_a_comparison_with_a_folder_without_a_scenario_says_so(by_hand, tmp_path
 CONTRACT = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
 
 
-def test_a_summary_of_an_older_version_is_read_as_far_as_it_goes(by_hand, tmp_path):
+def test_report_reads_summary_of_older_version(by_hand, tmp_path):
     def change(folder):
         def older(summary):
             for key in ("versions", "notes", "table"):
@@ -809,14 +809,14 @@ def test_a_summary_of_an_older_version_is_read_as_far_as_it_goes(by_hand, tmp_pa
     assert rows(text)["a"]["accuracy"] == "0.600"
 
 
-def test_a_summary_with_what_a_later_version_adds_is_read(by_hand, tmp_path):
+def test_report_ignores_unknown_keys_of_summary(by_hand, tmp_path):
     def change(folder):
         given_summary(folder, lambda summary: [run.update(later={"x": 1}) for run in summary["runs"]])
 
     assert report([broken(by_hand, tmp_path, change)])
 
 
-def test_runs_without_numbers_have_a_report(tmp_path):
+def test_report_of_run_without_numbers_is_written(tmp_path):
     nothing = {
         "mean": float("nan"),
         "std": float("nan"),
@@ -830,7 +830,7 @@ def test_runs_without_numbers_have_a_report(tmp_path):
     assert "learning" not in figures(text)
 
 
-def test_runs_with_other_metrics_and_nodes_have_figures_of_their_own(tmp_path):
+def test_report_separates_metrics_and_node_counts(tmp_path):
     made = [
         (entry("a", 0, 2, 2), rounds_of(2, 2, trained_test_accuracy=0.5, trained_validation_loss=1.0), edges_of((1, 0, 1))),
         (
@@ -849,7 +849,7 @@ def test_runs_with_other_metrics_and_nodes_have_figures_of_their_own(tmp_path):
     assert len(found) == len(set(found))
 
 
-def test_numbers_and_sizes_as_they_are_read():
+def test_number_difference_and_size_formats():
     assert [number(value) for value in (0.12345, 12.345, 12345.6, None, float("nan"))] == [
         "0.123",
         "12.35",
@@ -883,7 +883,7 @@ HOSTILE = [
 
 @pytest.mark.slow
 @needs_chromium
-def test_every_figure_of_a_run_is_drawn_and_nothing_is_asked_for(tmp_path):
+def test_report_draws_every_figure_without_requests(tmp_path):
     out = tmp_path / "out"
     asked = ["run", "dpfl-budgets", "--set", "form=smoke", "--seeds", "0:2", "--only", "dpfl", "--engine", "local"]
     assert main([*asked, "--out", str(out)]) == 0
@@ -904,7 +904,7 @@ def test_every_figure_of_a_run_is_drawn_and_nothing_is_asked_for(tmp_path):
 
 @pytest.mark.slow
 @needs_chromium
-def test_hostile_names_are_text(tmp_path):
+def test_report_shows_hostile_names_as_text(tmp_path):
     made = []
     for k, name in enumerate(HOSTILE):
         more = {"groups": [HOSTILE[0], HOSTILE[1]], "labels": [HOSTILE[1], HOSTILE[2]], "topology": HOSTILE[0]}
@@ -924,7 +924,7 @@ def test_hostile_names_are_text(tmp_path):
     assert found.requests == [path.as_uri()]
     plain = write_report([leave(tmp_path / "plain", [(entry("a", 0, 2, 2), rounds_of(2, 2), edges_of())])])
     with browser() as chromium:
-        assert found.marks == opened_report(chromium, plain).marks  # no element more than a page without such names
+        assert found.marks == opened_report(chromium, plain).marks  # no more elements than a page with plain names
     for name in ("<script>alert(1)</script>", "it's & so", "$title", "__proto__"):
         assert name in found.text
     assert payload(path.read_text())["runs"] == HOSTILE
@@ -932,7 +932,7 @@ def test_hostile_names_are_text(tmp_path):
 
 @pytest.mark.slow
 @needs_chromium
-def test_a_page_bears_a_hundred_nodes_and_rounds_and_ten_runs(tmp_path):
+def test_report_of_large_study_is_drawn(tmp_path):
     path = write_report([large(tmp_path / "large")])
     assert path.stat().st_size < 5e6
     with browser() as chromium:
@@ -942,7 +942,7 @@ def test_a_page_bears_a_hundred_nodes_and_rounds_and_ten_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_thousand_nodes_fit_into_a_page(tmp_path):
+def test_report_of_a_thousand_nodes_is_below_5_mb(tmp_path):
     path = write_report([large(tmp_path / "large", nodes=1000, rounds=6, runs=2)])
     assert path.stat().st_size < 5e6
     found = figures(path.read_text())

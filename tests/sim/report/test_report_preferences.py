@@ -25,13 +25,13 @@ def several(nodes, higher=(True, False), **more):
 
 @pytest.fixture(scope="module")
 def by_hand(tmp_path_factory):
-    """Four nodes in two groups: "splits" has clusters, of which node 3 misses round 2, and "worse" has not."""
+    """Four nodes in two groups: "splits" has clusters, and node 3 misses round 2; "worse" has none."""
     groups = {"groups": ["x", "y", "x", "y"]}
     made = []
     for seed, best in ((0, 0.5), (1, 1.0)):
         index = {"rounds": [1, 2, 3], "count": [1, 2, 4], "adjusted_rand": [0.0, best, 0.0]}
         index |= {"best": best, "best_round": 2, "final": 0.0, "nodes": ["00", "10", "01", "11"]}
-        points = [[1, 1], [3, 3], [1, 1], [1, 2]]  # the last is worse than the first
+        points = [[1, 1], [3, 3], [1, 1], [1, 2]]  # the last point is worse than the first
         more = groups | several(points, reference=[0, 5], hypervolume=0.0, igd=0.0) | {"clusters": index}
         assigned = [(1, node, "") for node in range(4)] + [(2, 0, "0"), (2, 1, "1"), (2, 2, "0")]
         assigned += [(3, node, name) for node, name in enumerate(index["nodes"])]
@@ -50,7 +50,7 @@ def text(by_hand):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A run that was run: FedPref and CFL on deep-sea treasure, eight nodes and four rounds."""
+    """A real run of FedPref on deep-sea treasure."""
     out = tmp_path_factory.mktemp("ran") / "run"
     assert main(["run", "fedpref-dst", "--set", "form=smoke", "--set", "rounds=6", "--set", "policy.epsilon=1e9",
                  "--only", "fedpref", "--out", str(out)]) == 0  # fmt: skip
@@ -60,7 +60,7 @@ def ran(tmp_path_factory):
 # Objectives
 
 
-def test_models_with_the_same_objectives_are_one_point_of_their_run(text):
+def test_fronts_figure_merges_equal_points_of_a_run(text):
     found = figures(text)["fronts"]
     points = {(p["run"], p["x"], p["y"]): (p["label"], p["size"], p["on_front"]) for p in found["points"]}
     assert points == {
@@ -68,44 +68,44 @@ def test_models_with_the_same_objectives_are_one_point_of_their_run(text):
         ("splits", 1, 2): ("node 3", 1, False),
         ("splits", 3, 3): ("node 1", 1, True),
         ("worse", 1, 4): ("node 0", 1, False),
-        ("worse", 2, 4): ("nodes 1, 3", 2, True),  # node 2 has no number
+        ("worse", 2, 4): ("nodes 1, 3", 2, True),  # node 2 has no value
     }
     assert (found["x_label"], found["y_label"]) == ("gain (more is better)", "cost (less is better)")
     assert found["fronts"] == {"x": True, "stepped": True}
 
 
-def test_the_table_of_fronts(text):
+def test_fronts_table_by_hand(text):
     found = rows(text, 1)
-    # Above the reference (0, 5): 1 wide and 4 high, and 2 more wide and 2 high.
+    # Above the reference (0, 5): a box of 1 x 4 and one of 2 x 2.
     assert found["splits"]["hypervolume"] == "8.00"
     assert found["worse"]["hypervolume"] == "2.00"
     assert (found["splits"]["solutions"], found["worse"]["solutions"]) == ("2.0", "1.0")
-    assert found["splits"]["sparsity"] == "8.00"  # the squares of 3 - 1 and of 3 - 1
-    # The front of both runs is that of "splits": (1, 1), from which (1, 4) is nearest, and (3, 3), from which (2, 4) is.
+    assert found["splits"]["sparsity"] == "8.00"  # the squares of 3 - 1 and 3 - 1
+    # The common front is that of "splits": (1, 1), nearest to (1, 4), and (3, 3), nearest to (2, 4).
     assert found["splits"]["IGD"] == "0.000"
     assert found["worse"]["IGD"] == f"{(3 + 2**0.5) / 2:.2f}"
     assert "0.000, 5.00: that of the task" in text
 
 
-def test_without_a_reference_point_one_beyond_the_worst_values_is_taken_and_said(tmp_path):
+def test_fronts_without_reference_use_point_beyond_worst(tmp_path):
     made = [(entry("a", 0, 2, 1, **several([[0, 0], [10, 20]], (True, True), igd=0.0)), rounds_of(2, 1), edges_of())]
     text = report([leave(tmp_path / "run", made)])
     assert "(-1.000, -2.00: a tenth of each objective&#x27;s range beyond its worst value" in text
     assert rows(text, 1)["a"]["hypervolume"] == f"{11 * 22:.2f}"
 
 
-def test_more_objectives_have_a_view_for_each_two(tmp_path):
+def test_fronts_of_three_objectives_have_view_of_each_pair(tmp_path):
     objectives = {"higher_is_better": dict.fromkeys("abc", True), "nodes": [[1, 2, 3], [1, 1, 4]], "igd": 0.0}
     made = [(entry("a", 0, 2, 1, objectives=objectives), rounds_of(2, 1), edges_of())]
     found = figures(report([leave(tmp_path / "run", made)]))["fronts"]
     assert [view["label"] for view in found["views"]] == ["a and b", "a and c", "b and c"]
     assert [p["more"] for p in found["views"][2]["points"]] == [[["a", 1]], [["a", 1]]]
-    assert all(p["on_front"] for view in found["views"] for p in view["points"])  # though (1, 1) is worse than (1, 2)
+    assert all(p["on_front"] for view in found["views"] for p in view["points"])  # although (1, 1) is worse than (1, 2)
     assert not any(view["fronts"]["stepped"] for view in found["views"])
 
 
 @pytest.mark.slow
-def test_measures_of_a_run_that_was_run_are_those_of_its_summary_and_the_known_front_is_there(ran):
+def test_fronts_of_real_run_match_summary_and_known_front(ran):
     text = report([ran])
     summary = json.loads((ran / "summary.json").read_text())
     (found,) = [run["objectives"] for run in summary["runs"] if run["name"] == "fedpref"]
@@ -122,7 +122,7 @@ def test_measures_of_a_run_that_was_run_are_those_of_its_summary_and_the_known_f
 
 
 def lanes_of(figure, run):
-    """Of each node its clusters, as (first round, last round, name), in the order of the rows."""
+    """Return the clusters of each node as (first round, last round, name), in the order of the rows."""
     found = figure["runs"][run]
     lanes = {}
     for row, a, b, block in zip(found["row"], found["from"], found["to"], found["block"], strict=True):
@@ -130,7 +130,7 @@ def lanes_of(figure, run):
     return lanes
 
 
-def test_who_was_in_which_cluster(text):
+def test_cluster_figure_shows_members_by_round(text):
     figure = figures(text)["clusters-over-rounds"]
     assert lanes_of(figure, "splits") == {
         "node 0": [(1, 1, "the cluster of all 4"), (2, 2, "cluster 0, of 2"), (3, 3, "cluster 00, of 1")],
@@ -139,13 +139,13 @@ def test_who_was_in_which_cluster(text):
         "node 3": [(1, 1, "the cluster of all 4"), (3, 3, "cluster 11, of 1")],
     }
     found = figure["runs"]["splits"]
-    assert found["rows"] == ["node 0", "node 2", "node 1", "node 3"]  # so that clusters have no gaps
+    assert found["rows"] == ["node 0", "node 2", "node 1", "node 3"]  # this order leaves no gaps in clusters
     assert found["groups"] == ["group x", "group x", "group y", "group y"]
     assert [figure["keys"][k] for k in found["key"]] == ["group x"] * 6 + ["group y"] * 5
     assert "worse" not in figure["runs"]
 
 
-def test_clusters_against_the_true_groups_over_seeds(text):
+def test_rand_figure_is_mean_over_seeds(text):
     found = figures(text)
     assert found["rand"]["y"]["splits"] == [0, 0.75, 0]
     assert found["clusters-count"]["y"]["splits"] == [1, 2, 4]
@@ -153,20 +153,20 @@ def test_clusters_against_the_true_groups_over_seeds(text):
     assert list(found["rand"]["y"]) == ["splits"]
 
 
-def test_what_became_of_the_clusters_is_said(text):
-    said = "splits found the true groups in 1 of 2 seeds, first at round 2 (adjusted Rand index 1.00), and ended with"
-    assert f"{said} 4 clusters of 4 nodes (index 0.00)." in text
+def test_report_describes_clusters_of_a_run(text):
+    message = "splits found the true groups in 1 of 2 seeds, first at round 2 (adjusted Rand index 1.00), and ended with"
+    assert f"{message} 4 clusters of 4 nodes (index 0.00)." in text
 
 
 def with_clusters(name, indices):
-    """Runs of four nodes in two rounds, one for each seed: with these adjusted Rand indices after the second."""
+    """Runs of four nodes and two rounds, one for each seed, with the given adjusted Rand indices after the second."""
     for seed, index in enumerate(indices):
         clusters = {"rounds": [1, 2], "count": [1, 1 if index == 0 else 2], "adjusted_rand": [0.0, index]}
         clusters |= {"best": index, "best_round": 2, "final": index}
         yield entry(name, seed, 4, 2, groups=["x", "y"] * 2, clusters=clusters), rounds_of(4, 2), edges_of()
 
 
-def test_of_many_runs_with_clusters_it_is_said_in_brief_what_became_of_them(tmp_path):
+def test_report_summarises_clusters_of_many_runs(tmp_path):
     indices = {"whole": [0, 0], "found": [1, 0.5], **{f"missed {k}": [0.5, 0.25] for k in range(6)}}
     text = report([leave(tmp_path / "run", [one for name, each in indices.items() for one in with_clusters(name, each)])])
     assert "The clusters were the true groups at some round in: found (in 1 of 2 seeds, first at round 2)." in text
@@ -174,12 +174,12 @@ def test_of_many_runs_with_clusters_it_is_said_in_brief_what_became_of_them(tmp_
     assert "No cluster was split in: whole." in text
 
 
-def test_runs_that_did_not_find_the_groups_say_how_near_they_came(tmp_path):
+def test_report_names_best_rand_index_of_missed_groups(tmp_path):
     text = report([leave(tmp_path / "run", [*with_clusters("near", [0.5, 0.25])])])
-    said = (
+    message = (
         "near did not find the true groups: the adjusted Rand index of its clusters was 0.38 at best on average over seeds;"
     )
-    assert f"{said} it ended with 2 clusters of 4 nodes." in text
+    assert f"{message} it ended with 2 clusters of 4 nodes." in text
 
 
 def asked(words, *values):
@@ -188,7 +188,7 @@ def asked(words, *values):
 
 
 @pytest.mark.slow
-def test_what_a_run_has_left_says_who_was_in_which_cluster(ran):
+def test_cluster_figure_matches_files_of_real_run(ran):
     figure = figures(report([ran]))["clusters-over-rounds"]
     words = f"SELECT node, cluster, min(round), max(round) FROM '{ran}/clusters.parquet' WHERE run = ? GROUP BY ALL"
     for run in ("fedpref", "fedpref+ft"):
@@ -199,18 +199,18 @@ def test_what_a_run_has_left_says_who_was_in_which_cluster(ran):
             for first, last, name in parts
         }
         assert drawn == left
-        assert len({cluster for *_, cluster in left}) > 2  # it did split
+        assert len({cluster for *_, cluster in left}) > 2  # it has split
 
 
 # Similarities
 
 
-def test_how_alike_models_were(text):
+def test_similarity_figure_shows_matrix_by_round(text):
     figure = figures(text)["similarity"]
     first, second = figure["frames"]["splits"]
     assert (first["label"], second["label"], figure["least"]) == ("round 1", "round 2", -1)
     assert figure["labels"] == ["0", "2", "1", "3"] or figure["labels"] == ["0", "1", "2", "3"]
-    own, other = 0.5, -0.25  # nodes 0 and 2, and 1 and 3 are alike
+    own, other = 0.5, -0.25  # nodes 0 and 2 are similar, and nodes 1 and 3
     expected = [[1, own, other, other], [own, 1, other, other], [other, other, 1, own], [other, other, own, 1]]
     assert np.reshape(first["values"], (4, 4)).tolist() == expected
     found = np.reshape(second["values"], (4, 4))
@@ -220,7 +220,7 @@ def test_how_alike_models_were(text):
 
 
 @pytest.mark.slow
-def test_similarities_are_those_that_the_run_has_left(ran):
+def test_similarity_figure_matches_files_of_real_run(ran):
     figure = figures(report([ran]))["similarity"]
     for run, frames in figure["frames"].items():
         for frame in frames:
@@ -240,7 +240,7 @@ def test_similarities_are_those_that_the_run_has_left(ran):
 
 @pytest.fixture(scope="module")
 def elected(tmp_path_factory):
-    """Three nodes and ten virtual seconds: node 2 coordinates from 1 to 4 s, node 0 from 6 s on; node 1 hears of it late."""
+    """Three nodes in ten virtual seconds: node 2 coordinates from 1 to 4 s, node 0 from 6 s; node 1 learns of it late."""
     seen = [
         (0.0, 0, 0, -1, "no coordinator yet"),
         (1.0, 2, 1, 2, ""),
@@ -248,7 +248,7 @@ def elected(tmp_path_factory):
         (1.5, 1, 1, 2, ""),
         (4.0, 2, 1, -1, "no coordinator: 1 of 3 members are in sight, 2 are needed"),
         (5.0, 0, 1, -1, "no coordinator yet"),
-        (5.5, 0, 2, -1, "no coordinator yet"),  # a term without a coordinator is nothing to see
+        (5.5, 0, 2, -1, "no coordinator yet"),  # a term without a coordinator is not shown
         (6.0, 0, 2, 0, ""),
         (7.0, 1, 2, 0, ""),
     ]
@@ -259,7 +259,7 @@ def elected(tmp_path_factory):
     return leave(tmp_path_factory.mktemp("elected") / "run", made)
 
 
-def test_who_coordinated_when_and_what_each_node_saw_of_it(elected):
+def test_coordinator_figure_shows_views_of_all_nodes(elected):
     found = figures(report([elected]))["coordinators"]["runs"]["wired"]
     lanes = {}
     for row, a, b, block in zip(found["row"], found["from"], found["to"], found["block"], strict=True):
@@ -283,15 +283,15 @@ def test_who_coordinated_when_and_what_each_node_saw_of_it(elected):
     }
 
 
-def test_elections_are_summed_up_in_a_sentence(elected):
-    (said,) = texts(report([elected]))["elections"]
-    assert said == (
+def test_report_summarises_elections(elected):
+    (sentence,) = texts(report([elected]))["elections"]
+    assert sentence == (
         "wired: 2 nodes coordinated in 2 terms. There was a coordinator from 1.000 s of virtual time on; it was lost 1 time."
         " Nobody coordinated for 3.00 of 10.00 s (30.0 %)."
     )
 
 
-def test_a_table_of_elections_that_names_a_node_too_many_is_refused(elected, tmp_path):
+def test_report_refuses_elections_with_unknown_node(elected, tmp_path):
     shutil.copytree(elected, tmp_path / "run")
     file = tmp_path / "run" / "elections.parquet"
     with duckdb.connect() as connection:
@@ -305,7 +305,7 @@ def test_a_table_of_elections_that_names_a_node_too_many_is_refused(elected, tmp
 
 @pytest.mark.slow
 @needs_chromium
-def test_the_timeline_is_drawn(elected, tmp_path):
+def test_election_timeline_is_drawn(elected, tmp_path):
     path = write_report([elected], tmp_path / "report.html")
     with browser() as chromium, page(chromium) as (shown, seen):
         shown.goto(path.as_uri())
@@ -314,10 +314,10 @@ def test_the_timeline_is_drawn(elected, tmp_path):
         assert seen.problems == []
 
 
-# What is not there
+# Runs without these figures
 
 
-def test_a_run_with_none_of_it_has_no_such_figures(tmp_path):
+def test_report_of_plain_run_has_no_preference_figures(tmp_path):
     made = [(entry("plain", 0, 3, 2), rounds_of(3, 2, trained_test_accuracy=0.5), edges_of((1, 0, 1)))]
     text = report([leave(tmp_path / "run", made)])
     assert not OF_SEVERAL & set(figures(text))
@@ -325,7 +325,7 @@ def test_a_run_with_none_of_it_has_no_such_figures(tmp_path):
     assert "<h3>Fronts</h3>" not in text
 
 
-def test_folders_of_both_kinds_are_compared(by_hand, tmp_path):
+def test_comparison_of_plain_and_preference_runs(by_hand, tmp_path):
     made = [(entry("plain", 0, 3, 2), rounds_of(3, 2, trained_test_accuracy=0.5), edges_of((1, 0, 1)))]
     text = report([by_hand, leave(tmp_path / "other", made)])
     assert set(figures(text)) >= OF_SEVERAL
@@ -337,7 +337,7 @@ def test_folders_of_both_kinds_are_compared(by_hand, tmp_path):
 
 @needs_chromium
 @pytest.mark.parametrize(("size", "dark"), [(DESKTOP, False), (PHONE, True)])
-def test_all_figures_are_drawn_without_a_request_or_an_error(by_hand, tmp_path, size, dark):
+def test_preference_figures_are_drawn_without_requests(by_hand, tmp_path, size, dark):
     path = write_report([by_hand], tmp_path / "report.html")
     with browser() as chromium:
         found = opened_report(chromium, path, size=size, dark=dark)
@@ -347,7 +347,7 @@ def test_all_figures_are_drawn_without_a_request_or_an_error(by_hand, tmp_path, 
 
 @pytest.mark.slow
 @needs_chromium
-def test_a_cluster_is_named_where_it_is_pointed_at_and_its_rows_can_be_had(by_hand, tmp_path):
+def test_cluster_figure_shows_tooltip_and_download(by_hand, tmp_path):
     path = write_report([by_hand], tmp_path / "report.html")
     with browser() as chromium, page(chromium) as (shown, seen):
         shown.goto(path.as_uri())

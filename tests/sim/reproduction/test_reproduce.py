@@ -22,7 +22,7 @@ def describe(capsys, *arguments):
 
 
 @pytest.mark.slow
-def test_every_paper_table_and_row_is_listed(capsys):
+def test_reproduce_lists_every_paper_table_and_row(capsys):
     code, out, _ = describe(capsys, "--json")
     listed = {each["scenario"]: each for each in json.loads(out)["scenarios"]}
     assert code == 0
@@ -36,16 +36,16 @@ def test_every_paper_table_and_row_is_listed(capsys):
 
 
 @pytest.mark.slow
-def test_what_was_measured_is_of_rows_that_there_are():
+def test_measured_figures_belong_to_existing_rows():
     for name, forms in measured.load(measured.FILE).items():
         file = load(name)
-        for form, told in forms.items():
+        for form, kept in forms.items():
             assert form == "full" or form in file.forms, name
-            assert {*told.figures} <= {*file.rows()}, name
-            assert bool(told.figures) == bool(told.version), name
+            assert {*kept.figures} <= {*file.rows()}, name
+            assert bool(kept.figures) == bool(kept.version), name
 
 
-def test_on_a_terminal_it_has_the_same_rows(capsys):
+def test_reproduce_on_terminal_lists_the_rows(capsys):
     code, out, _ = describe(capsys, "dac-synthetic")
     assert code == 0
     assert "`dac-synthetic`" in out
@@ -75,7 +75,7 @@ above = 0.05
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """One shipped scenario, and nothing that was measured."""
+    """A folder for shipped scenarios, without measured figures."""
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "measured.json").write_text("{}")
     monkeypatch.setattr(scenario, "SHIPPED", tmp_path / "scenarios")
@@ -89,7 +89,7 @@ def study(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
+def test_reproduce_short_runs_and_checks_claims(study, capsys):
     study("study")
     code, out, _ = describe(capsys, "--short", "--out", "again")
     assert code == 0
@@ -104,7 +104,7 @@ def test_the_short_form_is_run_and_its_claims_are_checked(study, capsys):
 
 
 @pytest.mark.slow
-def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
+def test_reproduce_with_unexpected_claim_exits_with_1(study, capsys):
     study("study", old="above = 0.05", new="above = 1.05")
     code, out, _ = describe(capsys, "--short", "--out", "again", "--json")
     (found,) = json.loads(out)["scenarios"]
@@ -117,7 +117,7 @@ def test_what_does_not_hold_is_said_and_exits_with_1(study, capsys):
 
 
 @pytest.mark.slow
-def test_claims_are_of_the_short_form_where_there_is_one(study, capsys):
+def test_claims_apply_to_short_form_if_present(study, capsys):
     study("study", old="above = 0.05", new="above = 1.05")
     assert describe(capsys, "--full", "--out", "again")[0] == 0
     study("study", STUDY.replace("[forms.short]\nnodes = 3", ""), old="above = 0.05", new="above = 1.05")
@@ -125,7 +125,7 @@ def test_claims_are_of_the_short_form_where_there_is_one(study, capsys):
 
 
 @pytest.mark.slow
-def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, monkeypatch):
+def test_reproduce_continues_after_a_failure(study, capsys, monkeypatch):
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     study("a-broken-one", old='name = "digits"', new='name = "digits", lr = -1.0')
     study("b-without-data", old='{ name = "digits", samples = 20 }', new='{ name = "images", data = "mnist" }')
@@ -140,25 +140,25 @@ def test_one_that_fails_keeps_none_of_the_others_from_running(study, capsys, mon
 
 
 @pytest.mark.slow
-def test_figures_are_kept_when_asked_and_listed(study, capsys):
+def test_reproduce_record_keeps_and_lists_figures(study, capsys):
     study("study")
     assert describe(capsys, "--short", "--out", "again", "--record")[0] == 0
-    told = measured.load(measured.FILE)["study"]["short"]
-    assert told.seeds == [0]
-    assert told.seconds > 0
+    kept = measured.load(measured.FILE)["study"]["short"]
+    assert kept.seeds == [0]
+    assert kept.seconds > 0
     figure = json.loads(Path("again/study-short/summary.json").read_text())["table"][0]["mean"]
-    assert told.figures == {"alone": float(f"{figure:.4g}")}
+    assert kept.figures == {"alone": float(f"{figure:.4g}")}
     measured.record(measured.FILE, "study", "full", Measured(7200.0))
     _, out, _ = describe(capsys, "--markdown")
     assert out.startswith("## A paper\n\n### `study`: table 7\n\nFull form: not run, about 2 h. Short form: 1 seed, ")
     assert "| row | printed | short form |\n| --- | ---: | ---: |\n" in out
-    assert f"| alone | 0.500 | {told.figures['alone']:.3f} |" in out
+    assert f"| alone | 0.500 | {kept.figures['alone']:.3f} |" in out
     assert "| alone above 0.05 | held |" in out
     measured.record(measured.FILE, "study", "full", Measured(9.0, seeds=[0], version="1", figures={"alone": 0.04}))
     assert "| alone above 0.05 | not held | held |" in describe(capsys, "--markdown")[1]
 
 
-def test_installed_without_measured_figures_it_lists_the_printed_ones(study, capsys):
+def test_reproduce_without_measured_file_lists_printed_ones(study, capsys):
     study("study")
     measured.FILE.unlink()
     code, out, err = describe(capsys, "--markdown")
@@ -173,7 +173,7 @@ def test_installed_without_measured_figures_it_lists_the_printed_ones(study, cap
 
 
 @pytest.mark.slow
-def test_figures_are_kept_in_another_file_when_one_is_named(study, capsys):
+def test_reproduce_measured_option_names_the_file(study, capsys):
     study("study")
     assert describe(capsys, "--short", "--out", "again", "--record", "--measured", "mine.json")[0] == 0
     assert [*measured.load(Path("mine.json"))["study"]["short"].figures] == ["alone"]
@@ -181,12 +181,12 @@ def test_figures_are_kept_in_another_file_when_one_is_named(study, capsys):
     assert "| alone | 0.500 | 0." in describe(capsys, "--markdown", "--measured", "mine.json")[1]
 
 
-def test_measured_figures_are_no_part_of_the_packages():
+def test_measured_figures_are_not_part_of_the_packages():
     assert measured.FILE == ROOT / "results" / "measured.json"
     assert measured.FILE.exists()
 
 
-def test_of_a_figure_or_a_row_that_was_not_kept_the_list_says_nothing(study, capsys):
+def test_reproduce_leaves_unknown_figures_empty(study, capsys):
     more = """
 [[run]]
 name = "two"
@@ -209,7 +209,7 @@ figure = "std"
 
 
 @pytest.mark.slow
-def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys):
+def test_reproduce_take_accepts_unchanged_runs_only(study, capsys):
     study("study", STUDY + '\n[[run]]\nname = "together"\npolicy = { name = "random" }\n')
     for name, *options in (("one", "--only", "alone"), ("two", "--only", "together"), ("bent", "--set", "nodes=4")):
         assert main(["run", "study", *options, "--engine", "local", "--no-report", "--out", name]) == 0
@@ -231,11 +231,11 @@ def test_figures_of_a_finished_run_are_taken_if_it_was_not_changed(study, capsys
         (["--smoke", "--record"], "--record is for --short and --full; the figures of a smoke form say nothing"),
     ],
 )
-def test_wrong_usage_is_one_line(capsys, arguments, message):
+def test_reproduce_with_invalid_arguments_reports_one_line(capsys, arguments, message):
     assert describe(capsys, *arguments) == (2, "", message + "\n")
 
 
-def test_whatever_a_run_ends_with_is_an_outcome(study, tmp_path):
+def test_reproduce_reports_any_error_as_failed(study, tmp_path):
     study("study")
     file = load("study")
 
@@ -254,7 +254,7 @@ def test_whatever_a_run_ends_with_is_an_outcome(study, tmp_path):
     assert outcome(1) == ("failed", "it ended with exit code 1")
 
 
-def test_what_was_interrupted_goes_on(study, tmp_path):
+def test_reproduce_resumes_interrupted_run(study, tmp_path):
     study("study")
     asked = []
 
@@ -272,8 +272,8 @@ def test_what_was_interrupted_goes_on(study, tmp_path):
 
 
 @pytest.mark.slow
-def test_smoke_runs_each_for_some_seconds(capsys, monkeypatch, tmp_path):
-    """All of them are run by .ci/run."""
+def test_reproduce_smoke_runs_and_skips(capsys, monkeypatch, tmp_path):
+    """.ci/run runs all scenarios; this test only some."""
     assert "\np2pfl-sim reproduce --smoke" in (ROOT / ".ci" / "run").read_text()
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

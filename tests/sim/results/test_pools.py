@@ -45,10 +45,10 @@ def make_one(*changes, **more):
     return resolve(TOML | more, changes, "study", ".")
 
 
-# What an entry stands for
+# Runs of an entry
 
 
-def test_an_entry_makes_a_run_of_each_value_and_they_have_one_row():
+def test_each_makes_one_run_per_value_in_one_row():
     file = make_one()
     names = ["same, task.preference=[0.2, 0.8]", "same, task.preference=[0.5, 0.5]", "same, task.preference=[0.8, 0.2]"]
     assert [run.name for run in file.runs] == [*names, "own, task.preferences.number=0", "own, task.preferences.number=1"]
@@ -59,14 +59,14 @@ def test_an_entry_makes_a_run_of_each_value_and_they_have_one_row():
     assert again.runs == file.runs
 
 
-def test_every_combination_of_several_keys_is_a_run():
+def test_each_with_several_keys_makes_all_combinations():
     each = {"task.rows": [100, 200], "policy.epochs": [1, 2]}
     file = make_one(run=[{"name": "a", "policy": {"name": "fedavg"}, "each": each}])
     assert [(run.task["rows"], run.policy["epochs"]) for run in file.runs] == [(100, 1), (100, 2), (200, 1), (200, 2)]
-    assert list(file.rows()) == [run.name for run in file.runs]  # without a pool each has a row of its own
+    assert list(file.rows()) == [run.name for run in file.runs]  # without a pool each run has its own row
 
 
-def test_runs_that_a_change_makes_equal_are_run_once():
+def test_runs_made_equal_by_a_change_are_run_once():
     file = make_one("task.preference=[0.3, 0.7]")
     assert {name: len(runs) for name, runs in file.rows().items()} == {"same": 1, "own": 2}
     assert file.notes[0].startswith(
@@ -74,11 +74,11 @@ def test_runs_that_a_change_makes_equal_are_run_once():
     )
 
 
-def test_some_of_a_pool_are_a_pool():
+def test_selected_runs_of_a_pool_stay_in_it():
     assert [run.row for run in make_one().only("number=1").runs] == ["own"]
 
 
-def test_a_sweep_has_a_pool_for_each_value():
+def test_sweep_makes_a_pool_for_each_value():
     file = sweep(make_one(run=TOML["run"][:1]), parse(["policy.epochs=1,2"]))
     assert {name: len(runs) for name, runs in file.rows().items()} == {
         "same, policy.epochs=1": 3,
@@ -96,12 +96,12 @@ def test_a_sweep_has_a_pool_for_each_value():
         ({"pool": "a"}, "pool"),
     ],
 )
-def test_what_makes_no_sense_is_said(run, words):
+def test_invalid_each_or_pool_is_refused(run, words):
     with pytest.raises(ConfigurationError, match=words):
         make_one(run=[{"name": "a"} | run])
 
 
-def test_pools_that_make_no_sense_are_said():
+def test_inconsistent_pools_are_refused():
     two = [{"name": "a", "pool": {"name": "p", "of": "means"}}, {"name": "b", "pool": {"name": "p"}}]
     with pytest.raises(ConfigurationError, match="pool 'p' must all give it the same"):
         make_one(run=two)
@@ -118,7 +118,7 @@ def test_pools_that_make_no_sense_are_said():
         check_all(make_one(run=[{"name": "a", "pool": {}}, other]))
 
 
-def test_draws_of_preferences_have_numbers():
+def test_preference_number_selects_the_draw():
     rng = np.random.default_rng
     part = Part(0, 2)
     first, third = dirichlet(part, rng(1), 2), dirichlet(part, rng(1), 2, number=2)
@@ -130,7 +130,7 @@ def test_draws_of_preferences_have_numbers():
         make_task("fairness", options | {"preferences": {"name": "dirichlet", "number": -1}}, part, 0)
 
 
-# What they are worth together, by hand: two runs of two nodes
+# Measures of pools by hand: two runs of two nodes
 
 GOALS = {"gain": True, "cost": False}
 
@@ -144,7 +144,7 @@ def describe(name, seed, nodes, **more):
 PART = [describe("a, w=1", 0, [[1, 8], [3, 6]]), describe("a, w=2", 0, [[4, 8], [4, 4]])]  # means (2, 7) and (4, 6)
 
 
-def test_a_pool_of_means_has_a_solution_of_each_run():
+def test_pool_of_means_has_one_solution_per_run():
     (found,) = pool_results("a", "means", PART)
     assert (found["name"], found["seed"], found["labels"]) == ("a", 0, ["w=1", "w=2"])
     figures = found["objectives"]
@@ -152,14 +152,14 @@ def test_a_pool_of_means_has_a_solution_of_each_run():
     assert (figures["hypervolume"], figures["cardinality"]) == (4 * 4, 1)  # (4, 6) is better in both
 
 
-def test_a_pool_of_nodes_has_all_models():
+def test_pool_of_nodes_has_all_models():
     (found,) = pool_results("a", "nodes", PART)
     assert found["labels"] == ["w=1, node 0", "w=1, node 1", "w=2, node 0", "w=2, node 1"]
     assert found["objectives"]["nodes"] == [[1, 8], [3, 6], [4, 8], [4, 4]]
     assert found["objectives"]["hypervolume"] == 4 * 6
 
 
-def test_what_has_not_converged_is_left_out():
+def test_pool_leaves_out_models_that_have_not_converged():
     runs = [PART[0] | {"objectives": PART[0]["objectives"] | {"left_out": [1]}}, PART[1]]
     runs[1] = describe("a, w=2", 0, [[4, 8], [4, 4]], left_out=[1], mean_left_out=True)
     (means,), (nodes,) = pool_results("a", "means", runs), pool_results("a", "nodes", runs)
@@ -167,8 +167,8 @@ def test_what_has_not_converged_is_left_out():
     assert (nodes["objectives"]["left_out"], nodes["objectives"]["hypervolume"]) == ([1, 3], 4 * 2)
 
 
-def test_in_a_pool_of_fronts_each_node_has_its_own():
-    """Node 0 has (.2, .5) and (.6, .1): .8 * .5 + .4 * .4 = .56. Node 1 has (.5, .5) twice: .25."""
+def test_pool_of_fronts_has_one_front_per_node():
+    """Node 0 has (0.2, 0.5) and (0.6, 0.1): 0.8 * 0.5 + 0.4 * 0.4 = 0.56. Node 1 has (0.5, 0.5) twice: 0.25."""
     runs = [
         {
             "name": name,
@@ -183,7 +183,7 @@ def test_in_a_pool_of_fronts_each_node_has_its_own():
 
 
 @pytest.mark.slow
-def test_a_pool_of_fronts_has_a_row_with_its_hypervolume_and_a_report(tmp_path):
+def test_pool_of_fronts_run_has_hypervolume_and_report(tmp_path):
     task = {"name": "praffl", "data": "synthetic", "rows": 300, "model": "single"}
     row = {"name": "front", "each": {"policy.alpha": [0.1, 1.0]}, "pool": {"of": "fronts"}}
     table = {"nodes": 2, "rounds": 1, "seeds": [0, 1], "task": task, "policy": {"name": "fedfb"}, "run": [row]}
@@ -193,12 +193,12 @@ def test_a_pool_of_fronts_has_a_row_with_its_hypervolume_and_a_report(tmp_path):
     (found,) = summary["table"]
     assert found["pool"] == {"runs": 2, "of": "fronts"}
     assert found["extra_metrics"]["own_fronts"] == pytest.approx(np.mean(own_fronts(summary["runs"])))
-    assert found["extra_metrics"]["own_fronts"] >= found["mean"] - 1e-6  # which is computed in float32
+    assert found["extra_metrics"]["own_fronts"] >= found["mean"] - 1e-6  # the mean is computed in float32
     assert "pools" not in summary
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
 
 
-def test_seeds_are_apart_and_pools_of_means_have_distances_of_their_own():
+def test_pools_separate_seeds_and_have_own_distances():
     other = [describe("b, w=1", 0, [[9, 9], [9, 9]])]
     seeds = [*PART, describe("a, w=1", 1, [[1, 1], [1, 1]])]
     assert [pool["seed"] for pool in pool_results("a", "means", seeds)] == [0, 1]
@@ -210,13 +210,13 @@ def test_seeds_are_apart_and_pools_of_means_have_distances_of_their_own():
     assert run["objectives"]["igd"] == 0
 
 
-def test_pools_of_all_models_are_measured_apart_from_runs_as_in_the_report():
+def test_pools_of_nodes_have_distances_apart_from_runs():
     (pool,) = pool_results("a", "nodes", PART)
     found, _ = with_distances([pool, describe("b, w=1", 0, [[9, 9], [9, 9]])])
     assert found["objectives"]["igd"] == 0
 
 
-# A whole run
+# A complete run
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def ran(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_table_has_a_row_for_each_pool(ran):
+def test_table_has_a_row_for_each_pool(ran):
     summary = json.loads((ran / "summary.json").read_text())
     assert len(summary["runs"]) == 10
     assert [pool["name"] for pool in summary["pools"]] == ["same", "same", "own", "own"]
@@ -248,7 +248,7 @@ def test_the_table_has_a_row_for_each_pool(ran):
 
 
 @pytest.mark.slow
-def test_the_report_has_the_front_of_each_pool(ran):
+def test_report_shows_front_of_each_pool(ran):
     text = report([ran])
     assert payload(text)["runs"] == ["same", "own"]
     found = figures(text)
@@ -265,7 +265,7 @@ def test_the_report_has_the_front_of_each_pool(ran):
     assert rows(text, 0)["same"]["± over seeds"] == f"{summary['table'][0]['std']:.3f}"
 
 
-def test_a_report_leaves_out_what_the_task_has_left_out(tmp_path):
+def test_report_marks_solutions_left_out_by_the_task(tmp_path):
     objectives = {
         "higher_is_better": {"a": True, "b": True},
         "nodes": [[1, 1], [9, 9]],
@@ -282,8 +282,8 @@ def test_a_report_leaves_out_what_the_task_has_left_out(tmp_path):
 
 @pytest.mark.slow
 @needs_chromium
-def test_of_many_pools_all_fronts_are_drawn(tmp_path):
-    """Few of many runs are shown at first; but a front is looked at beside those of the same problem."""
+def test_report_of_many_pools_draws_all_fronts(tmp_path):
+    """The page initially shows few of many runs, but all fronts of the same problem."""
     made = []
     for k in range(20):
         goals = dict.fromkeys(("accuracy", f"parity_{k // 5}"), True)

@@ -73,10 +73,10 @@ def unequal(part, seed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder of a finished run, at a path that needs care."""
+    """Folder of a finished run, at a path with special characters."""
     root = tmp_path_factory.mktemp("study")
     (root / "study.toml").write_text(TOML)
-    return leave(load(str(root / "study.toml"), trust=True), root / "it's here")  # it names this module
+    return leave(load(str(root / "study.toml"), trust=True), root / "it's here")  # the scenario names this module
 
 
 def leave(file, path):
@@ -117,12 +117,12 @@ def columns(folder, table):
 
 
 @pytest.mark.slow
-def test_all_files_are_there(folder):
+def test_run_writes_all_files(folder):
     assert {path.name for path in folder.iterdir()} >= {"scenario.toml", "summary.json", "rounds.parquet", "edges.parquet"}
 
 
 @pytest.mark.slow
-def test_the_keys_of_the_summary(folder):
+def test_summary_has_the_documented_keys(folder):
     found = summary(folder)
     assert list(found) == ["scenario", "version", "versions", "seeds", "runs", "table", "notes"]
     contract = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
@@ -143,7 +143,7 @@ def test_the_keys_of_the_summary(folder):
     ]
 
 
-def test_what_was_run(folder):
+def test_summary_names_scenario_runs_and_topologies(folder):
     found = summary(folder)
     assert (found["scenario"], found["version"], found["seeds"]) == ("study", p2pfl.__version__, [0, 1])
     assert [(run["name"], run["seed"]) for run in found["runs"]] == [(name, seed) for name in RUNS for seed in (0, 1)]
@@ -151,13 +151,13 @@ def test_what_was_run(folder):
     assert [entry(folder, name)["topology"] for name in RUNS] == ["complete", "complete", "small-world"]
 
 
-def test_every_run_and_seed_has_a_trace_of_its_own(folder):
+def test_summary_has_distinct_trace_per_run_and_seed(folder):
     traces = [entry(folder, name, seed)["trace"] for name in ("together", "it's apart") for seed in (0, 1)]
     assert len(set(traces)) == 4
     assert all(len(bytes.fromhex(trace)) == 32 for trace in traces)
 
 
-def test_times(folder):
+def test_summary_has_virtual_and_real_times(folder):
     assert entry(folder, "together")["time"]["virtual_s"] == ROUNDS  # a second for each round, and nothing else
     assert entry(folder, "it's apart")["time"]["virtual_s"] > ROUNDS
     for each in summary(folder)["runs"]:
@@ -165,7 +165,7 @@ def test_times(folder):
         assert each["time"]["node_rounds_per_s"] > 0
 
 
-def test_a_row_of_the_table_is_the_mean_over_seeds(folder):
+def test_table_row_is_mean_over_seeds(folder):
     for row in summary(folder)["table"]:
         means = [entry(folder, row["name"], seed)["test"]["mean"] for seed in (0, 1)]
         assert row["seeds"] == 2
@@ -175,7 +175,7 @@ def test_a_row_of_the_table_is_the_mean_over_seeds(folder):
     assert summary(folder)["table"][0]["paper"] == 12.5
 
 
-def test_the_table_of_given_runs():
+def test_summarise_given_runs_by_hand():
     file = resolve({"run": [{"name": "a"}, {"name": "b", "paper": 3.0, "rounds": 1}]}, [], "study", ".")
     values = {"a": (1.0, 2.0, 6.0), "b": (5.0,)}
     given = [
@@ -191,7 +191,7 @@ def test_the_table_of_given_runs():
     ]
 
 
-def test_the_table_says_what_is_better_and_what_sends_less():
+def test_table_compares_metric_and_bytes_with_reference():
     file = resolve({"against": "b", "run": [{"name": "a"}, {"name": "b", "rounds": 1}]}, [], "study", ".")
     given = [
         results.Result(
@@ -216,7 +216,7 @@ def test_the_table_says_what_is_better_and_what_sends_less():
     assert results.summarise(file, given)["table"][0]["against"]["times_bytes"] is None
 
 
-def test_groups_may_differ_from_seed_to_seed_and_in_type():
+def test_groups_may_differ_between_seeds_and_in_type():
     file = resolve({"run": [{"name": "a"}]}, [], "study", ".")
     groups = ({"0": 1.0, "1": 3.0}, {"1": 5.0, "b": 7.0})
     given = [
@@ -231,17 +231,17 @@ def test_groups_may_differ_from_seed_to_seed_and_in_type():
 
 
 def mix(part, seed):
-    """Nodes in groups that have numbers and a word."""
+    """Nodes in groups named by numbers and by a word."""
     task = make_task("concept-shift", {}, part, seed)
     return replace(task, public_info={"group": part.index if part.index % 2 else "even"})
 
 
-def test_json_has_null_for_what_is_no_number():
+def test_to_json_writes_null_for_non_finite_numbers():
     text = results.to_json({"a": float("nan"), "b": [np.float64("inf"), 1.5], "c": {"d": -math.inf, "e": "nan", "f": 3}})
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": None, "e": "nan", "f": 3}}
 
 
-# The figures of a run
+# Metrics of a run
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_json_has_null_for_what_is_no_number():
         ({"name": "digits"}, lambda values: sorted(values)[:2]),
     ],
 )
-def test_the_test_figures_are_those_of_the_nodes_results(task, worst):
+def test_summary_statistics_match_results_of_nodes(task, worst):
     finished = run(resolve({"nodes": 29, "rounds": 1, "task": task, "policy": {"name": "local"}}, [], "t", ".").runs[0])
     metric = {"concept-shift": "mse", "digits": "accuracy"}[task["name"]]
     values = [finished.recorder.results[f"node-{k:02d}"][f"test_{metric}"] for k in range(29)]
@@ -267,18 +267,18 @@ def test_the_test_figures_are_those_of_the_nodes_results(task, worst):
         assert found["per_group"] == {}
 
 
-def test_of_few_nodes_the_worst_one_is_the_worst_decile():
+def test_worst_decile_of_few_nodes_is_the_worst_node():
     finished = run(resolve({"nodes": 4, "rounds": 1, "task": {"name": "concept-shift"}}, [], "t", ".").runs[0])
     values = [result["test_mse"] for result in finished.recorder.results.values()]
     assert results.result_of(finished).summary["test"]["worst_decile"] == max(values)
 
 
-def test_a_run_says_which_snapshot_is_reported_and_what_of_its_metric_is_better(folder):
+def test_summary_names_reported_stage_and_metric_direction(folder):
     assert [entry(folder, name)["reported_stage"] for name in RUNS] == [
         "trained",
         "merged",
         "trained",
-    ]  # who is alone has one only
+    ]  # a node alone has only one model
     assert {run["higher_is_better"] for run in summary(folder)["runs"]} == {False}
     small = {"nodes": 4, "rounds": 1, "evaluate_every": 0}
     found = p2pfl.simulate(
@@ -294,14 +294,14 @@ def test_a_run_says_which_snapshot_is_reported_and_what_of_its_metric_is_better(
     assert {result.summary["higher_is_better"] for result in found} == {True}  # the accuracy on digits
 
 
-def test_the_figures_of_each_node_are_beside_their_mean(folder):
+def test_summary_lists_metric_of_each_node(folder):
     for each in summary(folder)["runs"]:
         assert each["groups"] == [str(group_of(node)) for node in range(NODES)]
         assert statistics.fmean(each["test"]["nodes"]) == pytest.approx(each["test"]["mean"])
         assert statistics.fmean(each["test"]["nodes"][:7]) == pytest.approx(each["test"]["per_group"]["0"])
 
 
-def test_whom_dpfl_chose_in_its_preparation_is_in_the_summary():
+def test_summary_lists_peers_chosen_by_dpfl():
     scenario = {
         "nodes": 6,
         "rounds": 1,
@@ -317,7 +317,7 @@ def test_whom_dpfl_chose_in_its_preparation_is_in_the_summary():
     assert any(omega)
 
 
-def test_the_summary_names_the_versions_and_repeats_the_notes(tmp_path):
+def test_summary_contains_versions_and_notes(tmp_path):
     file = resolve({"nodes": 3, "rounds": 1, "budget": {"bytes": 9}}, [], "study", ".")
     found = summary(leave(file, tmp_path / "small"))
     assert found["versions"]["p2pfl"] == p2pfl.__version__
@@ -327,7 +327,7 @@ def test_the_summary_names_the_versions_and_repeats_the_notes(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "stage"), [("together", "trained"), ("alone", "merged")])
-def test_a_nodes_result_is_that_of_the_round_that_was_best_on_validation(folder, name, stage):
+def test_result_of_node_is_from_best_validation_round(folder, name, stage):
     for seed in (0, 1):
         best = sql(
             folder,
@@ -344,7 +344,7 @@ def test_a_nodes_result_is_that_of_the_round_that_was_best_on_validation(folder,
             assert found["per_group"][str(group)] == pytest.approx(sum(of_group) / len(of_group), rel=1e-5)
 
 
-def test_nodes_without_test_data_have_no_figure(tmp_path):
+def test_summary_of_nodes_without_test_data_has_nulls(tmp_path):
     file = resolve({"nodes": 3, "rounds": 1, "task": {"name": "tests.sim.results.test_results:untested"}}, [], "study", ".")
     found = summary(leave(file, tmp_path / "out"))
     none = {"mean": None, "std": None, "variance": None, "worst_decile": None, "nodes": [None] * 3, "per_group": {}}
@@ -352,7 +352,7 @@ def test_nodes_without_test_data_have_no_figure(tmp_path):
     assert found["table"][0]["mean"] is None
 
 
-def test_each_snapshot_is_reported_where_it_was_best_on_validation(folder):
+def test_test_by_snapshot_is_from_best_validation_round(folder):
     for name in ("together", "alone"):
         found, means = entry(folder, name), {}
         for stage in ("trained", "merged"):
@@ -364,7 +364,7 @@ def test_each_snapshot_is_reported_where_it_was_best_on_validation(folder):
             if best:
                 means[stage] = pytest.approx(float(np.mean(best)))
         assert found["test_by_snapshot"] == means
-        reported = "merged" if name == "alone" else "trained"  # who trains alone publishes nothing
+        reported = "merged" if name == "alone" else "trained"  # a node that trains alone publishes nothing
         assert found["test_by_snapshot"][reported] == pytest.approx(found["test"]["mean"])
         assert len(means) == (1 if name == "alone" else 2)
 
@@ -379,7 +379,7 @@ def untested(part, seed):
 # rounds.parquet
 
 
-def test_the_columns_of_rounds(folder):
+def test_rounds_table_has_documented_columns(folder):
     found = columns(folder, "rounds")
     first = ["run", "seed", "round", "virtual_time", "node", "bytes_in", "bytes_out", "models_in"]
     assert list(found)[:8] == first
@@ -394,14 +394,14 @@ def test_the_columns_of_rounds(folder):
     assert {found[name] for name in set(found) - set(first)} == {"DOUBLE"}
 
 
-def test_there_is_a_row_for_each_round_of_each_node(folder):
+def test_rounds_table_has_a_row_per_round_and_node(folder):
     rows = sql(folder, "SELECT run, seed, round, node FROM rounds")
     expected = {(name, s, r, n) for name in RUNS for s in (0, 1) for r in range(1, ROUNDS + 1) for n in range(NODES)}
     assert len(rows) == len(expected)
     assert set(rows) == expected
 
 
-def test_virtual_time_is_when_a_round_ended(folder):
+def test_rounds_table_has_virtual_time_of_round_end(folder):
     assert sql(folder, "SELECT DISTINCT virtual_time - round FROM rounds WHERE run = 'together'") == [(0.0,)]
     steps = sql(
         folder,
@@ -412,7 +412,7 @@ def test_virtual_time_is_when_a_round_ended(folder):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_bytes_add_up_to_the_traffic(folder, seed):
+def test_rounds_bytes_sum_to_traffic(folder, seed):
     traffic = entry(folder, "together", seed)["traffic"]
     found = sql(
         folder,
@@ -432,7 +432,7 @@ def test_bytes_add_up_to_the_traffic(folder, seed):
     }
 
 
-def test_bytes_are_those_of_one_round(folder):
+def test_rounds_bytes_count_models_and_requests(folder):
     """Compare received bytes: the models that a node requested, and the requests for its own models."""
     rows = sql(
         folder,
@@ -445,23 +445,23 @@ def test_bytes_are_those_of_one_round(folder):
         assert went == models * OVERHEAD + asked * MODEL
 
 
-def test_a_node_alone_has_no_traffic(folder):
+def test_local_run_has_no_traffic(folder):
     assert sql(folder, "SELECT DISTINCT bytes_in, bytes_out, models_in FROM rounds WHERE run = 'alone'") == [(0, 0, 0)]
     found = entry(folder, "alone")
     assert found["traffic"]["bytes"] == found["traffic"]["models"] == 0
     assert found["collaboration"] == {"within_group": None, "edges": 0}
 
 
-def test_metrics_that_were_not_computed_are_no_numbers(folder):
+def test_rounds_without_evaluation_have_null_metrics(folder):
     query = "SELECT round, count(merged_test_mse), count(trained_test_mse) FROM rounds WHERE run = 'alone' GROUP BY round"
-    both = 2 * NODES  # of two seeds
+    both = 2 * NODES  # for two seeds
     assert sorted(sql(folder, query)) == [(1, 0, 0), (2, both, 0), (3, 0, 0), (4, both, 0)]
 
 
 # edges.parquet
 
 
-def test_the_columns_of_edges(folder):
+def test_edges_table_has_documented_columns(folder):
     found = columns(folder, "edges")
     assert list(found) == ["run", "seed", "round", "src", "dst", "weight", "bytes"]
     assert found["run"] == "VARCHAR"
@@ -469,7 +469,7 @@ def test_the_columns_of_edges(folder):
     assert {found[name] for name in ("seed", "round", "src", "dst", "bytes")} <= {"BIGINT", "INTEGER"}
 
 
-def test_there_is_an_edge_for_each_model_that_was_aggregated(folder):
+def test_edges_table_has_a_row_per_aggregated_model(folder):
     rows = sql(
         folder, "SELECT seed, round, dst, count(DISTINCT src), count(*) FROM edges WHERE run = 'together' GROUP BY ALL"
     )
@@ -479,7 +479,7 @@ def test_there_is_an_edge_for_each_model_that_was_aggregated(folder):
     assert sql(folder, "SELECT DISTINCT bytes FROM edges") == [(MODEL,)]
 
 
-def test_models_in_counts_the_edges_of_an_asynchronous_run_too(folder):
+def test_models_in_equals_edges_in_asynchronous_run(folder):
     rows = sql(
         folder,
         "SELECT models_in, (SELECT count(*) FROM edges AS e WHERE e.run = r.run AND e.seed = r.seed"
@@ -490,7 +490,7 @@ def test_models_in_counts_the_edges_of_an_asynchronous_run_too(folder):
 
 
 @pytest.mark.parametrize("name", ["together", "it's apart"])
-def test_the_weights_of_a_round_are_those_of_fedavg_and_with_the_own_one_sum_to_one(folder, name):
+def test_edge_weights_match_fedavg_and_sum_to_one(folder, name):
     taken = {}
     quoted = name.replace("'", "''")
     for seed, round, src, dst, weight in sql(
@@ -505,7 +505,7 @@ def test_the_weights_of_a_round_are_those_of_fedavg_and_with_the_own_one_sum_to_
 
 
 @pytest.mark.parametrize("name", ["together", "it's apart"])
-def test_collaboration_is_counted_on_the_edges(folder, name):
+def test_collaboration_summary_matches_edges(folder, name):
     quoted = name.replace("'", "''")
     for seed in (0, 1):
         late = sql(
@@ -527,7 +527,7 @@ def test_collaboration_is_counted_on_the_edges(folder, name):
 
 
 class Fading(Random):
-    """Asks peers in the first round only."""
+    """Policy that requests models in the first round only."""
 
     async def round(self, me, peers):
         if me.round == 1:
@@ -535,7 +535,7 @@ class Fading(Random):
         return Merge(await me.train(), {me.id: 1.0})
 
 
-def test_a_policy_that_stops_collaborating_has_no_late_links():
+def test_collaboration_without_late_links_is_zero():
     (found,) = p2pfl.simulate(
         {
             "nodes": 4,
@@ -549,18 +549,18 @@ def test_a_policy_that_stops_collaborating_has_no_late_links():
     assert late == {"edges": 0, "within_group": None, "links_per_node": 0.0, "sparsity": 1.0, "asymmetry": None}
 
 
-def test_late_links_are_those_of_the_nodes_that_have_not_stopped():
+def test_late_links_count_only_active_nodes():
     edges = {name: np.array(column) for name, column in {"round": [1, 4, 4], "src": [1, 1, 1], "dst": [0, 0, 0]}.items()}
     rounds = {"round": np.array([1, 1, 2, 2, 3, 4])}  # one of two nodes stops after round 2
     late = summary_metrics.collaboration(edges, rounds, [0, 1])
     assert late["edges"] == 2
-    assert late["links_per_node"] == 0.5  # a model that was fetched twice, in two rounds of one node
+    assert late["links_per_node"] == 0.5  # one model was fetched twice, in two rounds of one node
     assert late["sparsity"] == 0.5
     assert late["late_share"] == {"0": {"1": 1.0}}
 
 
-class InTwoGoes(Random):
-    """Asks the first peer, and then the others."""
+class InTwoRequests(Random):
+    """Policy that requests the model of the first peer, then those of the others."""
 
     async def round(self, me, peers):
         trained = await me.train()
@@ -570,7 +570,7 @@ class InTwoGoes(Random):
 
 
 class Unmoved(Random):
-    """Looks at its peers' models and takes none of them."""
+    """Policy that fetches its peers' models and gives them zero weight."""
 
     async def round(self, me, peers):
         trained = await me.train()
@@ -580,7 +580,7 @@ class Unmoved(Random):
 
 
 class Deaf(Unmoved):
-    """Publishes the same, and looks at nothing."""
+    """Policy that publishes the same models and fetches none."""
 
     async def round(self, me, peers):
         trained = await me.train()
@@ -593,8 +593,8 @@ def with_policy(name):
     return found
 
 
-def test_models_that_were_asked_for_in_two_goes_are_one_edge_each():
-    found = with_policy("tests.sim.results.test_results:InTwoGoes")
+def test_models_fetched_in_two_requests_are_one_edge_each():
+    found = with_policy("tests.sim.results.test_results:InTwoRequests")
     edges = list(zip(*(found.edges[name].tolist() for name in ("round", "src", "dst", "weight", "bytes")), strict=True))
     assert sorted(edges) == [
         (r, src, dst, 0.25, MODEL) for r in (1, 2) for src in range(4) for dst in range(4) if src != dst
@@ -602,23 +602,23 @@ def test_models_that_were_asked_for_in_two_goes_are_one_edge_each():
     assert found.summary["traffic"]["max_models_in_round"] == 3
 
 
-def test_a_model_that_counted_nothing_is_no_edge():
+def test_model_with_zero_weight_is_no_edge():
     found = with_policy("tests.sim.results.test_results:Unmoved")
     assert len(found.edges["src"]) == 0
     assert found.summary["collaboration"] == {"edges": 0, "within_group": None}
     assert found.summary["traffic"]["models"] == found.rounds["models_in"].sum() == 4 * 3 * 2
 
 
-def test_the_trace_shows_who_has_received_what():
+def test_trace_depends_on_received_models():
     found = {name: with_policy(f"tests.sim.results.test_results:{name}") for name in ("Unmoved", "Deaf")}
     assert found["Unmoved"].summary["test"] == found["Deaf"].summary["test"]  # the models are the same
     assert found["Unmoved"].summary["trace"] != found["Deaf"].summary["trace"]
 
 
-# Runs of nothing, and runs that differ
+# Empty and mixed runs
 
 
-def test_a_run_of_no_rounds_leaves_empty_tables(tmp_path):
+def test_run_without_rounds_writes_empty_tables(tmp_path):
     path = leave(resolve({"nodes": 3, "rounds": 0, "task": {"name": "concept-shift"}}, [], "none", "."), tmp_path / "out")
     assert sql(path, "SELECT (SELECT count(*) FROM rounds), (SELECT count(*) FROM edges)") == [(0, 0)]
     assert list(columns(path, "rounds"))[:4] == ["run", "seed", "round", "virtual_time"]
@@ -627,7 +627,7 @@ def test_a_run_of_no_rounds_leaves_empty_tables(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_with_other_metrics_are_in_one_table(tmp_path):
+def test_runs_with_different_metrics_share_one_table(tmp_path):
     runs = [{"name": name, "task": {"name": name}} for name in ("digits", "concept-shift")]
     path = leave(resolve({"nodes": 3, "rounds": 2, "run": runs}, [], "both", "."), tmp_path / "out")
     rows = sql(path, "SELECT run, count(*), count(trained_test_accuracy), count(trained_test_mse) FROM rounds GROUP BY ALL")
@@ -638,7 +638,7 @@ def test_runs_with_other_metrics_are_in_one_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_scenario_left_behind_gives_the_same_again(folder, tmp_path):
+def test_written_scenario_reproduces_the_results(folder, tmp_path):
     again = leave(load(str(folder / "scenario.toml"), trust=True), tmp_path / "again")
     first, second = summary(folder), summary(again)
     for each in (*first["runs"], *second["runs"]):
@@ -650,7 +650,7 @@ def test_the_scenario_left_behind_gives_the_same_again(folder, tmp_path):
     assert (folder / "scenario.toml").read_bytes() == (again / "scenario.toml").read_bytes()
 
 
-def test_the_scenario_left_behind_says_every_setting(folder):
+def test_written_scenario_contains_every_setting(folder):
     apart = load(str(folder / "scenario.toml"), trust=True).runs[2]
     assert (apart.mode, apart.max_staleness, apart.patience, apart.budget.models) == ("asynchronous", 3.5, 9, 2)
     assert apart.topology == {"name": "small-world", "degree": 6, "rewire": 0.5}
@@ -675,14 +675,14 @@ def digest(events):
     return trace.digest()
 
 
-def test_the_same_events_give_the_same_digest():
+def test_trace_of_same_events_has_same_digest():
     assert digest(EVENTS) == digest(list(EVENTS))
     assert digest([]) == sha256(b"").hexdigest()
 
 
 @given(st.data())
-def test_the_order_of_nodes_within_an_instant_does_not_show(data):
-    """Events of one node keep their order, and nodes may run in any order."""
+def test_trace_ignores_order_of_nodes_within_an_instant(data):
+    """Events of one node keep their order; nodes may run in any order."""
     order = data.draw(st.lists(st.sampled_from("abc"), max_size=12))
     other = data.draw(st.permutations(order))
 
@@ -696,7 +696,7 @@ def test_the_order_of_nodes_within_an_instant_does_not_show(data):
     assert digest(played(order)) == digest(played(other))
 
 
-def test_the_order_of_a_nodes_own_events_shows():
+def test_trace_depends_on_order_of_events_of_a_node():
     swapped = [EVENTS[2], EVENTS[1], EVENTS[0], EVENTS[3]]
     assert digest(swapped) != digest(EVENTS)
 
@@ -718,27 +718,27 @@ def test_the_order_of_a_nodes_own_events_shows():
         (3, ("published", 1.0, "a", "trained", 2, MODEL_A)),
     ],
 )
-def test_whatever_else_differs_shows(place, event):
+def test_trace_depends_on_every_field_of_an_event(place, event):
     changed = [*EVENTS[:place], event, *EVENTS[place + 1 :]]
     assert digest(changed) != digest(EVENTS)
 
 
 @given(st.integers(0, 3))
-def test_an_event_that_is_missing_or_doubled_shows(place):
+def test_trace_detects_missing_or_repeated_event(place):
     assert digest(EVENTS[:place] + EVENTS[place + 1 :]) != digest(EVENTS)
     assert digest([*EVENTS[: place + 1], *EVENTS[place:]]) != digest(EVENTS)
 
 
-# What is easily lost
+# Edge cases
 
 SMALL = {"nodes": 12, "rounds": 4, "task": {"name": "concept-shift"}, "policy": {"name": "random"}}
 
 
-def test_a_fetch_that_brings_nothing_does_no_harm():
+def test_fetch_without_models_is_harmless():
     slow = {
         "mode": "asynchronous",
         "compute": {"slowdown": [1.0, 9.0]},
-        "policy": {"name": "tests.sim.results.test_results:InTwoGoes"},
+        "policy": {"name": "tests.sim.results.test_results:InTwoRequests"},
     }
     (found,) = p2pfl.simulate({"nodes": 4, "rounds": 3, "task": {"name": "concept-shift"}} | slow)
     assert found.summary["traffic"]["models"] >= len(found.edges["src"]) > 0
@@ -747,7 +747,7 @@ def test_a_fetch_that_brings_nothing_does_no_harm():
 @pytest.mark.parametrize(
     "change", [{"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}}, {"rounds": 12, "patience": 1}]
 )
-def test_bytes_add_up_whenever_nodes_end(change):
+def test_rounds_bytes_sum_to_traffic_when_nodes_end_early(change):
     (found,) = p2pfl.simulate(SMALL | change)
     assert found.rounds["bytes_out"].sum() == found.summary["traffic"]["bytes"]
 
@@ -759,35 +759,35 @@ class Prepared(Random):
         return await merge(me, me.params, updates, fedavg(samples(me, updates)))
 
 
-def test_what_was_fetched_for_the_preparation_is_no_edge_of_round_1():
+def test_models_fetched_in_preparation_are_no_edges():
     found = with_policy("tests.sim.results.test_results:Prepared")
     first = (found.edges["round"] == 1) & (found.edges["dst"] == 0)
     assert found.edges["weight"][first].sum() == pytest.approx(0.75)
 
 
-def test_the_trace_of_nodes_alone_depends_on_the_seed():
+def test_trace_of_local_run_depends_on_seed():
     first, second = p2pfl.simulate(SMALL | {"policy": {"name": "local"}, "seeds": [0, 1]})
     assert first.summary["trace"] != second.summary["trace"]
 
 
-def test_a_graph_of_ones_own_is_not_called_complete():
+def test_summary_of_given_graph_names_no_builder():
     (found,) = p2pfl.simulate(SMALL, graph=nx.star_graph(3))
     assert found.summary["topology"] == "a graph of one's own"
 
 
 @pytest.mark.slow
-def test_types_do_not_depend_on_the_number_of_rows(tmp_path):
+def test_column_types_do_not_depend_on_number_of_rows(tmp_path):
     full, empty = (leave(resolve(SMALL | {"rounds": r}, [], "n", "."), tmp_path / str(r)) for r in (2, 0))
     for table in ("rounds", "edges"):
         assert columns(empty, table).items() <= columns(full, table).items()
 
 
-def test_a_run_of_no_rounds_does_not_change_the_types_of_another(tmp_path):
+def test_run_without_rounds_leaves_types_of_others(tmp_path):
     path = leave(resolve(SMALL | {"run": [{"name": "a"}, {"name": "b", "rounds": 0}]}, [], "n", "."), tmp_path / "o")
     assert columns(path, "rounds")["round"] == "BIGINT"
 
 
-def test_the_scenario_left_behind_finds_the_modules_that_lay_beside_the_first(tmp_path):
+def test_written_scenario_finds_modules_of_original_folder(tmp_path):
     study = tmp_path / "study"
     study.mkdir()
     (study / "beside.py").write_text("from p2pfl.policies.random import Random as Own\n")
@@ -796,7 +796,7 @@ def test_the_scenario_left_behind_finds_the_modules_that_lay_beside_the_first(tm
     assert load(str(path / "scenario.toml"), trust=True).folder == str(study)
 
 
-def test_looking_at_the_digest_changes_nothing():
+def test_trace_digest_has_no_side_effect():
     looked, plain = Trace(), Trace()
     for trace in (looked, plain):
         trace.published(1.0, "a", "trained", 1, MODEL_A)

@@ -32,7 +32,7 @@ def learning_curve(rounds):
     return mean(of_nodes(rounds, "trained", "test_accuracy"))
 
 
-def test_the_first_round_in_which_the_mean_is_good_enough():
+def test_time_to_target_is_first_round_that_reaches_mean():
     assert learning_curve(ROUNDS) == pytest.approx([0.3, 0.7])
     assert time_to_target(ROUNDS, RUN, 0.7) == {"round": 2, "virtual_s": 5.0, "bytes": 1100}
     assert time_to_target(ROUNDS, RUN, 0.3) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
@@ -40,30 +40,30 @@ def test_the_first_round_in_which_the_mean_is_good_enough():
     assert time_to_target(ROUNDS, RUN | {"reported_stage": "merged"}, 0.71) == {"round": 1, "virtual_s": 3.0, "bytes": 1030}
 
 
-def test_where_less_is_better_the_target_is_reached_from_above():
+def test_time_to_target_of_lower_is_better_metric():
     less = RUN | {"higher_is_better": False}
     assert time_to_target(ROUNDS, less, 0.31)["round"] == 1
     assert time_to_target(ROUNDS, less, 0.29) is None
 
 
-def test_a_node_without_a_figure_counts_with_its_last_one():
+def test_curve_uses_last_metric_of_node_without_value():
     nan = np.nan
     rows = [(1, 1, 0, 1, 0.5, nan), (1, 1, 1, 1, nan, nan), (2, 2, 0, 1, nan, nan), (2, 2, 1, 1, 0.7, nan)]
     curve = learning_curve(table([*rows, (3, 3, 1, 1, 0.9, nan)]))  # node 0 has stopped
     assert curve == pytest.approx([nan, 0.6, 0.7], nan_ok=True)
 
 
-def test_a_node_that_published_nothing_is_judged_by_what_it_has():
+def test_curve_uses_merged_metric_if_nothing_was_published():
     rows = table([(1, 1, 0, 1, 0.5, 0.1), (1, 1, 1, 1, np.nan, 0.7)])
     assert learning_curve(rows) == pytest.approx([0.6])
 
 
-def test_no_round_reaches_nothing():
+def test_time_to_target_without_rounds_is_none():
     assert time_to_target({name: column[:0] for name, column in ROUNDS.items()}, RUN, 0.0) is None
     assert time_to_target({name: ROUNDS[name] for name in ("round", "virtual_time", "node", "bytes_out")}, RUN, 0.0) is None
 
 
-def test_means_are_over_the_seeds_that_get_there():
+def test_mean_reached_averages_successful_seeds():
     one, other = ({"round": k, "virtual_s": 2.0 * k, "bytes": 10 * k} for k in (1, 4))
     assert mean_reached([one, None, other]) == {"round": 2.5, "virtual_s": 5.0, "bytes": 25.0, "seeds": 2}
     assert mean_reached([None]) is None
@@ -88,7 +88,7 @@ target = 0.99
 
 
 @pytest.mark.slow
-def test_a_run_says_what_it_took(tmp_path, capsys, monkeypatch):
+def test_run_reports_cost_of_target(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)
     assert cli.main(["run", "study.toml", "--engine", "local", "--out", "here"]) == 0
@@ -110,7 +110,7 @@ def test_a_run_says_what_it_took(tmp_path, capsys, monkeypatch):
     assert [run["trace"] for run in again["runs"]] == [run["trace"] for run in summary["runs"]]
 
 
-def test_a_form_and_a_change_have_their_own_target():
+def test_form_and_change_override_target():
     raw = {"target": 1, "forms": {"short": {"target": 2.5}}}
     assert resolve(raw, [], "study", ".").target == 1
     assert resolve(raw, ["form=short"], "study", ".").target == 2.5
@@ -119,6 +119,6 @@ def test_a_form_and_a_change_have_their_own_target():
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "true", "high", "[1]"])
-def test_a_target_is_a_number(value):
+def test_target_that_is_no_number_is_refused(value):
     with pytest.raises(ConfigurationError, match=r"study: target must be a number, got "):
         resolve({}, [f"target={value}"], "study", ".")

@@ -26,7 +26,7 @@ def describe(claim, **keys):
     return [str(each) for each in check(file.claims, file.figure, TABLE)]
 
 
-def test_a_row_is_above_another_by_so_much():
+def test_claim_compares_row_with_margin():
     claim = {"run": "with peers", "above": "alone"}
     assert describe(claim) == ["with peers 3.00 >= alone 1.000: held"]
     assert describe(claim | {"by": 2.0}) == ["with peers 3.00 >= alone 1.000 + 2: held"]
@@ -35,14 +35,14 @@ def test_a_row_is_above_another_by_so_much():
     ]
 
 
-def test_each_row_is_compared_with_each():
+def test_claim_compares_each_row_with_each_other():
     claim = {"run": ["with peers", "fedavg"], "above": ["alone", "fedavg"]}
     assert [line.rpartition(": ")[2].split(",")[0] for line in describe(claim)] == ["held", "held", "held", "held"]
     assert len(describe(claim)) == 4
     assert describe({"run": "alone", "below": 1.5}) == ["alone 1.000 <= 1.500: held"]
 
 
-def test_other_figures_are_compared():
+def test_claim_compares_named_figure():
     lower = {"run": "with peers", "below": ["alone", "fedavg"], "by": 5.0}
     assert describe(lower, figure="objectives.hypervolume") == describe(lower | {"figure": "objectives.hypervolume"})
     assert describe(lower, figure="objectives.hypervolume")[0] == (
@@ -52,14 +52,14 @@ def test_other_figures_are_compared():
         figure_of(TABLE[0], "objectives.igd")
 
 
-def test_what_does_not_hold_may_be_said():
+def test_claim_may_state_that_it_does_not_hold():
     claim = {"run": "alone", "above": "fedavg", "holds": False}
     assert [(each.held, each.stated) for each in check(claimed(claim).claims, "mean", TABLE)] == [(False, True)]
     claim = {"run": "fedavg", "above": "alone", "holds": False}
     assert [(each.held, each.stated) for each in check(claimed(claim).claims, "mean", TABLE)] == [(True, False)]
 
 
-def test_a_claim_is_a_sentence():
+def test_claim_text_is_a_sentence():
     claim = {"run": ["with peers", "fedavg"], "above": ["alone"], "by": 0.25}
     (first,) = claimed(claim).claims
     assert str(first) == "with peers, fedavg above alone by 0.25"
@@ -67,7 +67,7 @@ def test_a_claim_is_a_sentence():
     assert str(second) == "measured not to hold: clusters best of alone below 0.5"
 
 
-def test_rows_that_a_form_has_not_got_are_left_out():
+def test_claim_skips_rows_missing_in_the_form():
     file = claimed({"run": "with peers", "above": ["alone", "fedavg"]})
     assert len(check(file.claims, "mean", TABLE[:2])) == 1
     assert check(file.claims, "mean", TABLE[2:]) == []
@@ -88,13 +88,13 @@ def test_rows_that_a_form_has_not_got_are_left_out():
         ({"run": "alone", "above": True}, "study: claim: "),
     ],
 )
-def test_a_wrong_claim_is_one_line(claim, message):
+def test_invalid_claim_reports_one_line(claim, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)) as refused:
         claimed(claim)
     assert "\n" not in str(refused.value)
 
 
-def test_keys_of_another_type_are_refused():
+def test_source_and_claim_of_wrong_type_are_refused():
     with pytest.raises(ConfigurationError, match="study: source must be a string, got 3"):
         claimed(source=3)
     with pytest.raises(ConfigurationError, match=re.escape("study: [[claim]] must be a list of tables, got {}")):
@@ -102,14 +102,14 @@ def test_keys_of_another_type_are_refused():
 
 
 @pytest.mark.slow
-def test_a_scenario_with_a_papers_figures_says_which():
+def test_shipped_scenario_with_paper_figures_names_source():
     for name in shipped_scenarios():
         file = load(name)
         assert file.source or all(run.paper is None for run in file.runs), name
 
 
 @pytest.mark.slow
-def test_the_papers_column_says_what_it_is_of(tmp_path, capsys):
+def test_paper_column_names_its_figure(tmp_path, capsys):
     (tmp_path / "study.toml").write_text(STUDY)
     assert main(["run", str(tmp_path / "study.toml"), "--engine", "local", "--out", str(tmp_path / "run")]) == 0
     assert "paper, hypervolume" in capsys.readouterr().out

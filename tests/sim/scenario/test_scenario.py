@@ -69,7 +69,7 @@ def refusal(name, *changes):
     return text
 
 
-def test_runs_vary_the_base(file):
+def test_runs_override_common_keys(file):
     alone, hot, plain = load(file).runs
     assert (alone.name, alone.policy, alone.paper) == ("alone", {"name": "local"}, 1.5)
     assert hot.policy == {"name": "dac", "tau": 100.0}
@@ -78,40 +78,40 @@ def test_runs_vary_the_base(file):
     assert load(file).seeds == (4, 5)
 
 
-def test_changes_apply_to_all_runs(file):
+def test_change_applies_to_all_runs(file):
     for run in load(file, ["nodes=20", "network.latency=0.5", "task.lr=0.1", "budget.models=3"]).runs:
         assert (run.nodes, run.network.latency, run.task["lr"], run.budget.models) == (20, 0.5, 0.1, 3)
     assert load(file, ["network.latency=[0.1, 0.2]"]).runs[0].network.latency == (0.1, 0.2)
 
 
-def test_the_last_change_counts(file):
+def test_last_change_of_a_key_wins(file):
     assert load(file, ["nodes=20", "nodes=30"]).runs[0].nodes == 30
 
 
-def test_to_name_another_thing_drops_the_options_of_the_one_before(file):
+def test_change_of_name_drops_previous_options(file):
     runs = load(file, ["policy.name=random", "policy.neighbours=2", "topology.name=ring"]).runs
     assert {tuple(run.policy.items()) for run in runs} == {(("name", "random"), ("neighbours", 2))}
     assert {run.topology["name"] for run in runs} == {"ring"}
 
 
-def test_rows_that_changes_have_made_alike_are_one_row_of_a_fitting_name(file):
+def test_runs_made_equal_by_changes_are_renamed_and_merged(file):
     assert [run.name for run in load(file, ["policy.name=random"]).runs] == ["random", "random (2)"]  # tasks differ
     assert [run.name for run in load("dac-synthetic", ["policy.name=local", "task.lr=0.1"]).runs] == ["local"]
 
 
-def test_rows_that_are_left_out_are_named():
+def test_notes_name_runs_left_out_as_equal():
     changed = resolve({"run": [{"name": "a"}, {"name": "b", "nodes": 7}, {"name": "c"}]}, ["nodes=5"], "study", ".")
-    assert [run.name for run in changed.runs] == ["a", "c"]  # c was equal to a before
+    assert [run.name for run in changed.runs] == ["a", "c"]  # c was equal to a before the change
     assert changed.notes == ("left out, as the changes have made them equal to others: b",)
 
 
-def test_rows_that_the_file_has_twice_are_both_run(file):
+def test_equal_runs_of_the_file_are_kept(file):
     twice = resolve({"run": [{"name": "a"}, {"name": "again", "paper": 3.0}]}, [], "study", ".")
     assert [run.name for run in twice.runs] == ["a", "again"]
     assert twice.notes == load(file).notes == ()
 
 
-def test_forms(file):
+def test_form_overrides_keys_and_seeds(file):
     assert {run.nodes for run in load(file, ["form=smoke"]).runs} == {3}
     assert {run.nodes for run in load(file, ["form=smoke", "nodes=5"]).runs} == {5}
     assert {run.nodes for run in load(file, ["form=full"]).runs} == {8}
@@ -122,7 +122,7 @@ def test_forms(file):
     assert "study: unknown form" in refusal(file, 'form=["smoke"]')
 
 
-def test_a_form_may_have_some_of_the_runs_and_change_them(file):
+def test_form_may_select_and_change_runs(file):
     short = load(file, ["form=short"])
     assert [(run.name, run.policy) for run in short.runs] == [
         ("hot", {"name": "dac", "tau": 100.0}),
@@ -139,11 +139,11 @@ def test_a_form_may_have_some_of_the_runs_and_change_them(file):
     assert "one at least, got {}" in refusal(file, "form=short")
 
 
-def test_a_seed_given_by_hand_replaces_the_files(file):
+def test_seed_change_replaces_seeds_of_the_file(file):
     assert load(file, ["seed=9"]).seeds == (9,)
 
 
-def test_only_some_runs(file):
+def test_only_selects_runs_by_name(file):
     assert [run.name for run in load(file).only("a").runs] == ["alone", "as it is"]
     with pytest.raises(ConfigurationError, match="no run of study has 'x' in its name: alone, hot, as it is"):
         load(file).only("x")
@@ -151,7 +151,7 @@ def test_only_some_runs(file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_scenarios())
-def test_shipped_scenarios_name_what_exists(name):
+def test_shipped_scenarios_use_existing_names(name):
     file = load(name)
     assert file.description
     if any(run.task.get("data", "digits") != "digits" for run in file.runs) and "P2PFL_DATA" not in os.environ:
@@ -182,7 +182,7 @@ def test_shipped_scenarios_name_what_exists(name):
     ],
 )
 @pytest.mark.parametrize("name", shipped_scenarios())
-def test_every_scenario_takes_every_common_key(name, change):
+def test_every_shipped_scenario_accepts_common_keys(name, change):
     assert load(name, ["form=smoke", change]).runs
 
 
@@ -240,7 +240,7 @@ def test_every_scenario_takes_every_common_key(name, change):
         ("nodes.x=3", "nodes is not a table"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(file, change, message):
+def test_invalid_change_reports_one_line(file, change, message):
     assert message in refusal(file, change)
 
 
@@ -254,7 +254,7 @@ def test_what_is_wrong_is_said_in_one_line(file, change, message):
         (["topology.name=erdos-renyi", "topology.p=-0.5"], "p must be from 0 to 1"),
     ],
 )
-def test_graphs_that_do_not_exist(file, topology, message):
+def test_impossible_topology_is_refused(file, topology, message):
     assert message in refusal(file, *topology)
 
 
@@ -281,23 +281,23 @@ def test_graphs_that_do_not_exist(file, topology, message):
         ("\xff", "codec"),
     ],
 )
-def test_broken_files(tmp_path, toml, message):
+def test_invalid_scenario_file_is_refused(tmp_path, toml, message):
     path = tmp_path / "broken.toml"
     path.write_bytes(toml.encode("latin-1"))
     assert message in refusal(str(path))
 
 
-def test_scenarios_that_do_not_exist(tmp_path):
+def test_unknown_scenario_suggests_the_nearest(tmp_path):
     assert "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic'?" in refusal("dac-synthetc")
     assert "there is no scenario file" in refusal(str(tmp_path / "none.toml"))
 
 
-def test_without_runs_the_base_is_the_run():
+def test_scenario_without_runs_has_one_run():
     (run,) = resolve({"nodes": 3}, [], "plain", ".").runs
     assert (run.name, run.nodes) == ("plain", 3)
 
 
-def test_seeds():
+def test_parse_seeds_accepts_lists_and_ranges():
     assert parse_seeds("0:3") == [0, 1, 2]
     assert parse_seeds(":2") == [0, 1]
     assert parse_seeds("7") == [7]
@@ -312,27 +312,27 @@ def test_seeds():
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_a_deadline_may_be_infinite(fidelity):
+def test_infinite_deadline_never_expires(fidelity):
     tables = {"nodes": 3, "rounds": 2, "task": {"name": "concept-shift"}, "deadline": inf, "fidelity": fidelity}
     (result,) = simulate(tables)
     assert result.summary["deadlines_expired"] == 0
     assert result.summary["traffic"]["models"] == 12
 
 
-def test_simulate_takes_a_seed_once():
+def test_simulate_refuses_repeated_seed():
     with pytest.raises(ConfigurationError, match="seeds must be different, got 1 more than once"):
         simulate("dac-synthetic", seeds=[1, 1])
 
 
 @pytest.mark.parametrize("policy", ["local", "nowhere:Policy"])
-def test_simulate_leaves_the_process_as_it_was(policy, tmp_path):
+def test_simulate_restores_process_state(policy, tmp_path):
     def state():
         return torch.get_num_threads(), gc.get_threshold(), gc.get_freeze_count(), list(sys.path)
 
     thresholds = gc.get_threshold()
     torch.set_num_threads(2)
     gc.set_threshold(700, 10, 10)
-    gc.unfreeze()  # what a command has frozen in an earlier test
+    gc.unfreeze()  # unfreeze objects that an earlier test has frozen
     try:
         before = state()
         tables = {"nodes": 3, "rounds": 1, "task": {"name": "concept-shift"}, "modules": str(tmp_path)}
@@ -347,7 +347,7 @@ def test_simulate_leaves_the_process_as_it_was(policy, tmp_path):
 # Budgets and comparisons
 
 
-def test_a_budget_may_be_a_share_of_the_nodes():
+def test_budget_may_be_a_share_of_the_nodes():
     run = resolve({"nodes": 30, "budget": {"models": 0.2}}, [], "study", ".").runs[0]
     assert run.budget.of(0, "node-00", 30).models == 6
     assert run.budget.of(0, "node-00", 3).models == 1
@@ -356,7 +356,7 @@ def test_a_budget_may_be_a_share_of_the_nodes():
             resolve({"budget": {"models": share}}, [], "study", ".")
 
 
-def test_what_runs_are_compared_with(tmp_path):
+def test_against_names_the_reference_run(tmp_path):
     text = 'against = "a"\n[[run]]\nname = "a"\n[[run]]\nname = "b"\nrounds = 3\n'
     (tmp_path / "study.toml").write_text(text)
     file = load(str(tmp_path / "study.toml"))

@@ -38,10 +38,10 @@ def names(file):
     return [run.name for run in file.runs]
 
 
-# What is in the grid
+# The grid
 
 
-def test_every_run_gets_every_combination():
+def test_sweep_gives_every_run_every_combination():
     file = grid(TWO, "nodes=4,8", "network.latency=0.1,[0.1, 0.5]")
     assert len(file.runs) == 8
     assert names(file)[:4] == [f"alone, nodes={n}, network.latency={t}" for n in (4, 8) for t in ("0.1", "[0.1, 0.5]")]
@@ -52,13 +52,13 @@ def test_every_run_gets_every_combination():
     assert file.notes == ()
 
 
-def test_a_scenario_of_one_run_gives_no_name_to_the_runs():
+def test_sweep_of_one_run_names_only_values():
     assert names(grid({}, "nodes=4,8")) == ["nodes=4", "nodes=8"]
     one = resolve(TWO, [], "study", ".").only("alone")
     assert names(sweep(one, parse(["nodes=4", "rounds=2,3"]))) == ["nodes=4, rounds=2", "nodes=4, rounds=3"]
 
 
-def test_a_run_that_does_not_take_a_key_is_run_once():
+def test_sweep_runs_once_without_the_varied_option():
     file = grid(TWO, "policy.tau=1,10", "nodes=4,8")
     assert names(file) == [
         *("alone, nodes=4", "alone, nodes=8"),
@@ -69,7 +69,7 @@ def test_a_run_that_does_not_take_a_key_is_run_once():
     assert names(grid(TWO, "policy.tau=1,10"))[0] == "alone"
 
 
-def test_an_option_is_for_what_a_combination_names():
+def test_sweep_applies_option_to_named_factory_only():
     one = {"run": TWO["run"][1:]}
     file = grid(one, "codec.share=0.1,0.2", "codec.name=int8,top-k", "policy.name=random,dac", "policy.tau=3")
     assert Counter(run.codec["name"] for run in file.runs) == {"int8": 2, "top-k": 4}
@@ -78,7 +78,7 @@ def test_an_option_is_for_what_a_combination_names():
     assert "codec.share=0.1, codec.name=top-k, policy.name=random" in names(file)
 
 
-def test_a_topology_from_a_file_sets_the_nodes(tmp_path):
+def test_sweep_topology_from_file_sets_the_nodes(tmp_path):
     Path(tmp_path / "path.edges").write_text("0 1\n1 2\n")
     file = sweep(resolve({}, [], "study", str(tmp_path)), parse(["topology.file=path.edges", "budget.models=1,2"]))
     assert [run.nodes for run in file.runs] == [3, 3]
@@ -86,19 +86,19 @@ def test_a_topology_from_a_file_sets_the_nodes(tmp_path):
     assert names(file)[0] == "topology.file=path.edges, budget.models=1"
 
 
-def test_runs_that_become_equal_to_others_are_left_out_with_a_note():
+def test_sweep_leaves_out_equal_runs_with_a_note():
     rows = [{"name": f"{k} nodes", "nodes": k} for k in (4, 8)]
     file = grid({"run": rows}, "nodes=5,6")
     assert names(file) == ["4 nodes, nodes=5", "4 nodes, nodes=6"]
     assert file.notes == ("left out, as they are equal to others: 8 nodes, nodes=5, 8 nodes, nodes=6",)
 
 
-def test_a_sweep_is_a_scenario_that_runs_again():
+def test_sweep_written_as_scenario_resolves_to_same_runs():
     file = grid(TWO | {"against": "alone", "target": 0.5}, "policy.tau=1,10", "codec.name=int8,float16")
     again = resolve(msgspec.toml.decode(msgspec.toml.encode(file.raw())), [], "again", ".")
     assert again.runs == file.runs
     assert (again.varied, again.target) == (file.varied, 0.5)
-    assert file.against == again.against == ""  # the run of this name is there no more
+    assert file.against == again.against == ""  # no run has this name any more
     assert grid(TWO | {"against": "alone"}, "policy.tau=1,10").against == "alone"
     wider = sweep(again, parse(["nodes=4,8"]))
     assert wider.varied == {**file.varied, "nodes": [4, 8]}
@@ -132,13 +132,13 @@ def test_a_sweep_is_a_scenario_that_runs_again():
         (["nodes=" + ",".join(map(str, range(1, 200))), "rounds=" + ",".join(map(str, range(99)))], "the grid has 39,402 "),
     ],
 )
-def test_what_cannot_be_varied(vary, message):
+def test_sweep_of_invalid_key_or_value_is_refused(vary, message):
     with pytest.raises(ConfigurationError) as refused:
         grid(TWO, *vary)
     assert str(refused.value).startswith(message)
 
 
-def test_runs_that_differ_in_something_else_can_have_other_policies():
+def test_sweep_varies_policy_of_runs_with_equal_policies():
     rows = [{"name": "free"}, {"name": "bound", "budget": {"models": 2}}]
     assert names(grid({"run": rows}, "policy.name=dac,random")) == [
         f"{row}, policy.name={policy}" for row in ("free", "bound") for policy in ("dac", "random")
@@ -146,18 +146,18 @@ def test_runs_that_differ_in_something_else_can_have_other_policies():
 
 
 @pytest.mark.slow
-def test_seeds_count_too():
+def test_sweep_limit_includes_seeds():
     file = resolve({"seeds": list(range(300))}, [], "study", ".")
     with pytest.raises(ConfigurationError, match=r"with all seeds there are 119,700 runs; at most 100,000 are possible"):
         sweep(file, parse(["rounds=" + ",".join(map(str, range(1, 400)))]))
 
 
-def test_commas_within_brackets_and_quotes_do_not_part_values():
+def test_parse_keeps_commas_in_brackets_and_quotes():
     (axis,) = parse(["""topology={name="ring"}, { name = "k-regular", degree = 4 }, 'a,b', [1, [2, 3]], word"""])
     assert axis.values == ({"name": "ring"}, {"name": "k-regular", "degree": 4}, "a,b", [1, [2, 3]], "word")
 
 
-def test_the_front_has_what_no_other_beats():
+def test_on_front_marks_non_dominated_runs():
     assert on_front([1, 2, 3, 3], [0.5, 0.7, 0.6, 0.9], True) == [True, True, False, True]
     assert on_front([1, 2, 2], [0.5, 0.7, 0.5], False) == [True, False, False]
     assert on_front([1, 1], [0.5, 0.5], True) == [True, True]
@@ -195,7 +195,7 @@ NEIGHBOURS = ("study.toml", "--vary", "policy.neighbours=1,2", "--vary", "budget
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("study")
-def test_a_sweep_has_the_values_in_its_table_and_runs_again_by_itself(capsys):
+def test_sweep_table_has_values_and_sweep_reruns_equally(capsys):
     code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:2", *HERE)
     assert code == 0
     assert err.splitlines()[0].startswith("8 runs of 6 nodes, 3 rounds: ")
@@ -218,7 +218,7 @@ def test_a_sweep_has_the_values_in_its_table_and_runs_again_by_itself(capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("study")
-def test_values_without_end_and_wide_tables_are_told_as_they_are(capsys):
+def test_sweep_table_shows_infinite_values_and_is_complete(capsys):
     keys = ("deadline=inf,5", 'trainer="one-by-one"', "network.latency=[0.01, 0.1]", "policy.neighbours=1", "task.hidden=64")
     code, out, _ = command(
         capsys, "study.toml", *(part for key in keys for part in ("--vary", key)), "--set", "target=2", *HERE
@@ -236,7 +236,7 @@ def test_values_without_end_and_wide_tables_are_told_as_they_are(capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("study")
-def test_the_front_is_not_marked_where_the_tasks_differ(capsys):
+def test_sweep_of_different_tasks_marks_no_front(capsys):
     code, out, _ = command(capsys, "study.toml", "--vary", "task.samples=20,30", *HERE)
     assert code == 0
     assert "front" not in out
@@ -245,7 +245,7 @@ def test_the_front_is_not_marked_where_the_tasks_differ(capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("study")
-def test_runs_of_several_rows_are_named_in_the_table(capsys):
+def test_sweep_table_names_runs_of_several_rows(capsys):
     rows = '[[run]]\nname = "alone"\npolicy = { name = "local" }\n[[run]]\nname = "two"\n'
     Path("study.toml").write_text(STUDY + rows)
     code, out, _ = command(capsys, "study.toml", "--vary", "policy.neighbours=1,2", *HERE)
@@ -256,16 +256,16 @@ def test_runs_of_several_rows_are_named_in_the_table(capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("study")
-def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(capsys):
+def test_sweep_dry_run_prints_estimate_and_writes_nothing(capsys):
     code, out, err = command(capsys, *NEIGHBOURS, "--seeds", "0:100", "--dry-run", "--workers", "1")
     assert (code, err) == (0, "")
     assert out.startswith("400 runs of 6 nodes, 3 rounds: about ")
     assert " on 1 core" in out
     code, out, err = command(capsys, *NEIGHBOURS, "--dry-run", "--engine", "local", "--json")
-    told = json.loads(out)
+    estimated = json.loads(out)
     assert (code, err) == (0, "")
-    assert (told["runs"], told["nodes"], told["rounds"], told["processes"]) == (4, [6, 6], [3, 3], 1)
-    assert told["seconds"] > 0
+    assert (estimated["runs"], estimated["nodes"], estimated["rounds"], estimated["processes"]) == (4, [6, 6], [3, 3], 1)
+    assert estimated["seconds"] > 0
     assert [path.name for path in Path().iterdir()] == ["study.toml"]
 
 
@@ -288,14 +288,14 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(capsys):
         ),
     ],
 )
-def test_sweeps_that_cannot_be(capsys, arguments, message):
+def test_sweep_with_invalid_arguments_is_refused(capsys, arguments, message):
     code, out, err = command(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(message)
 
 
 @pytest.mark.slow
-def test_a_policy_beside_the_scenario_is_found(tmp_path, monkeypatch, capsys):
+def test_sweep_imports_policy_from_scenario_folder(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "swept_policy.py").write_text("from p2pfl.policies.local import Local\n")
@@ -306,7 +306,7 @@ def test_a_policy_beside_the_scenario_is_found(tmp_path, monkeypatch, capsys):
     assert out.startswith("2 runs of 2 nodes")
 
 
-def test_a_shipped_scenario_is_swept_over_its_rows():
+def test_sweep_of_shipped_scenario_varies_its_rows():
     file = sweep(load("digits-gossip"), parse(["policy.tau=1,10,100", "budget.models=2,5"]))
     assert len(file.runs) == 2 + 2 + 6 + 6
 
@@ -325,34 +325,34 @@ def process(*options):
 
 
 def finished(line):
-    """The run and seed that a line on standard error says to be finished; None of any other line."""
+    """Return the run and seed that a line on standard error reports as finished, or None."""
     return line.rpartition(":")[0] if ", seed " in line and line.rstrip().endswith("s)") else None
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.usefixtures("study")
-def test_a_sweep_that_is_interrupted_three_times_does_no_run_twice():
+def test_sweep_interrupted_three_times_repeats_no_run():
     Path("study.toml").write_text(STUDY.replace("rounds = 3", "rounds = 20"))
     grid = ("study.toml", "--vary", "policy.neighbours=1,2,3", "--vary", "budget.models=0,2", "--seeds", "0:4")
     whole = process(*grid, "--engine", "local", "--out", "whole")
     printed, _ = whole.communicate(timeout=PATIENCE)
     assert whole.returncode == 0
-    options, told = (*grid, "--out", "here"), []
+    options, reported = (*grid, "--out", "here"), []
     for end in (signal.SIGINT, signal.SIGKILL, signal.SIGINT):
         running, count = process(*options, "--workers", "2"), 0
         for line in running.stderr:
             if (name := finished(line)) is not None:
-                told.append(name)
+                reported.append(name)
                 count += 1
             if count == 3:
                 break
         running.send_signal(end)
         _, err = running.communicate(timeout=PATIENCE)
         assert running.returncode == (-signal.SIGKILL if end == signal.SIGKILL else 130)
-        told += [name for line in err.splitlines() if (name := finished(line))]
+        reported += [name for line in err.splitlines() if (name := finished(line))]
         kept = {path.name: path.stat().st_mtime_ns for path in Path("here", PARTS).iterdir() if path.name.isdecimal()}
-        assert len(kept) >= len(told)  # one may be on the disk, and not told of before the end
+        assert len(kept) >= len(reported)  # one may be on the disk before it is reported
         if end == signal.SIGINT:
             assert f"{len(kept)} of 24 runs are finished; to go on: p2pfl-sim sweep --resume here\n" in err
         options = ("--resume", "here")
@@ -362,7 +362,7 @@ def test_a_sweep_that_is_interrupted_three_times_does_no_run_twice():
     assert f"{24 - len(kept)} runs of 6 nodes, 20 rounds: about " in err
     last = [name for line in err.splitlines() if (name := finished(line))]
     assert len(last) == 24 - len(kept)
-    assert Counter([*told, *last]).most_common(1)[0][1] == 1
+    assert Counter([*reported, *last]).most_common(1)[0][1] == 1
     assert out.replace("here", "whole") == printed
     assert left_behind("here") == left_behind("whole")
     assert duckdb.sql("SELECT count(*) FROM 'here/rounds.parquet'").fetchall() == [(24 * 6 * 20,)]

@@ -16,7 +16,7 @@ def now():
     return asyncio.get_running_loop().time()
 
 
-def test_time_jumps_to_the_next_timer():
+def test_virtual_loop_jumps_to_the_next_timer():
     async def main():
         await asyncio.sleep(5)
         await asyncio.sleep(1e9)
@@ -26,7 +26,7 @@ def test_time_jumps_to_the_next_timer():
     assert run(main()) == 5 + 1e9 + 1e-9
 
 
-def test_a_wait_of_years_is_over_at_once():
+def test_virtual_loop_sleeps_years_immediately():
     async def main():
         await asyncio.sleep(10 * 365 * 86400)
         return now()
@@ -34,7 +34,7 @@ def test_a_wait_of_years_is_over_at_once():
     assert run(main()) == 10 * 365 * 86400
 
 
-def test_timers_of_equal_time_run_in_the_order_in_which_they_were_set():
+def test_timers_of_equal_time_run_in_order_of_creation():
     async def main():
         order = []
         loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ def test_timers_of_equal_time_run_in_the_order_in_which_they_were_set():
     assert run(main()) == ["first", *range(100)]
 
 
-def test_a_cancelled_timer_does_not_run_and_does_not_hold_time_up():
+def test_cancelled_timer_does_not_run_or_delay():
     async def main():
         loop = asyncio.get_running_loop()
         handle = loop.call_later(5, pytest.fail)
@@ -59,7 +59,7 @@ def test_a_cancelled_timer_does_not_run_and_does_not_hold_time_up():
     run(main())
 
 
-def test_asyncios_own_tools_work():
+def test_virtual_loop_supports_asyncio_tools():
     async def main():
         queue, done = asyncio.Queue(), []
 
@@ -81,7 +81,7 @@ def test_asyncios_own_tools_work():
     assert run(main()) == ([("a", 0, 1.0), ("b", 1, 2.0)], [3, "slept"], 5.5)
 
 
-def test_executors_run_here_and_now():
+def test_executor_runs_jobs_immediately():
     async def main():
         loop = asyncio.get_running_loop()
         assert await loop.run_in_executor(None, lambda: loop.time()) == 0
@@ -91,7 +91,7 @@ def test_executors_run_here_and_now():
     run(main())
 
 
-def test_a_wait_that_cannot_end_is_a_deadlock_that_names_who_waits():
+def test_endless_wait_raises_deadlock_with_task_names():
     async def main():
         await asyncio.sleep(3)
         async with asyncio.TaskGroup() as tasks:
@@ -102,13 +102,13 @@ def test_a_wait_that_cannot_end_is_a_deadlock_that_names_who_waits():
         run(main())
 
 
-def test_a_deadlock_can_come_from_another_process():
+def test_deadlock_error_can_be_pickled():
     error = pickle.loads(pickle.dumps(DeadlockError("at 3 s nothing can happen any more")))
     assert isinstance(error, RunError)
     assert str(error) == "at 3 s nothing can happen any more"
 
 
-def test_an_error_in_a_callback_ends_the_run():
+def test_error_in_a_callback_ends_the_run():
     async def main():
         asyncio.get_running_loop().call_later(1, lambda: 1 / 0)
         await asyncio.sleep(2)
@@ -117,7 +117,7 @@ def test_an_error_in_a_callback_ends_the_run():
         run(main())
 
 
-def test_an_error_that_nobody_retrieved_ends_the_run():
+def test_unretrieved_error_ends_the_run():
     async def main():
         asyncio.get_running_loop().call_exception_handler({"message": "lost", "exception": KeyError("x")})
         await asyncio.sleep(1)
@@ -130,7 +130,7 @@ def test_an_error_that_nobody_retrieved_ends_the_run():
 
 
 class ComputeBackend:
-    """Notes what was computed together; the result is (node, time)."""
+    """Backend that records batches; a result is (kind, node)."""
 
     def __init__(self):
         self.batches = []
@@ -146,7 +146,7 @@ def batched(main):
     return crew, run(main(Batcher(crew, loop)), loop)
 
 
-def test_what_is_asked_for_before_the_first_is_due_is_computed_together():
+def test_batcher_computes_pending_jobs_together():
     async def main(batcher):
         async def one(node, begins, seconds):
             await asyncio.sleep(begins)
@@ -160,7 +160,7 @@ def test_what_is_asked_for_before_the_first_is_due_is_computed_together():
     assert results == [(("train", 2), 5.0), (("train", 0), 11.0), (("train", 1), 5.0), (("train", 3), 7.0)]
 
 
-def test_the_batch_is_due_with_the_earliest_of_its_jobs_not_the_first():
+def test_batch_is_due_with_its_earliest_job():
     async def main(batcher):
         jobs = [batcher.ask(NodeQuery(k, Train(None, 1)), seconds) for k, seconds in enumerate((9, 3, 5))]
         await asyncio.gather(*jobs)
@@ -169,7 +169,7 @@ def test_the_batch_is_due_with_the_earliest_of_its_jobs_not_the_first():
     assert crew.batches == [(3.0, "train", [0, 1, 2])]
 
 
-def test_a_loss_that_is_due_does_not_tear_a_batch_of_trainings_apart():
+def test_due_loss_does_not_split_batch_of_trainings():
     async def main(batcher):
         trainings = [batcher.ask(NodeQuery(k, Train(None, 1)), 5) for k in range(3)]
         await asyncio.sleep(1)
@@ -182,7 +182,7 @@ def test_a_loss_that_is_due_does_not_tear_a_batch_of_trainings_apart():
     assert crew.batches == [(1.0, "loss", [7]), (1.0, "mean", [7]), (5.0, "train", [0, 1, 2])]
 
 
-def test_requests_of_one_instant_are_one_batch():
+def test_batcher_joins_requests_of_one_instant():
     async def main(batcher):
         async def one(node):
             await asyncio.sleep(0)
@@ -196,7 +196,7 @@ def test_requests_of_one_instant_are_one_batch():
     assert crew.batches == [(2.0, "loss", [0, 1, 2, 3, 4])]
 
 
-def test_evaluations_ride_along_and_are_hurried_only_by_who_waits():
+def test_evaluations_wait_for_next_batch_unless_awaited():
     async def main(batcher):
         unwatched = batcher.ask(NodeQuery(1, Evaluate([], ())))
         await asyncio.sleep(1)
@@ -210,7 +210,7 @@ def test_evaluations_ride_along_and_are_hurried_only_by_who_waits():
     assert crew.batches == [(2.0, "train", [0]), (2.0, "evaluate", [1]), (2.0, "evaluate", [2])]
 
 
-def test_who_was_cancelled_misses_nothing():
+def test_cancelled_job_does_not_delay_the_next():
     async def main(batcher):
         trainer = BatchedTrainer(batcher, 0, 2.0)
         with pytest.raises(TimeoutError):

@@ -29,12 +29,12 @@ def file(policy, **changes):
 
 @pytest.fixture(scope="module")
 def fedpref():
-    """A run in which clusters split until all nodes are alone, as a simulation and as its result."""
+    """The simulation and result of a run whose clusters split until all nodes are alone."""
     simulation = Simulation(file({"name": "fedpref", "epsilon": 2.0, "patience": 1}).runs[0])
     return simulation, result_of(simulation.run())
 
 
-def test_the_adjusted_rand_index_by_hand():
+def test_adjusted_rand_by_hand():
     assert adjusted_rand("aabb", "xxyy") == adjusted_rand([0, 0, 1], [1, 1, 0]) == 1.0
     assert adjusted_rand("aaaa", "xxyy") == adjusted_rand("abcd", "xxyy") == 0.0
     assert adjusted_rand("abab", "xxyy") == pytest.approx((0 - 2 * 2 / 6) / (2 - 2 * 2 / 6))  # no pair together in both
@@ -47,7 +47,7 @@ def test_the_adjusted_rand_index_by_hand():
 @pytest.mark.slow
 @settings(deadline=None)  # the first example imports scikit-learn
 @given(PARTITIONS)
-def test_the_adjusted_rand_index_is_that_of_scikit_learn(partitions):
+def test_adjusted_rand_equals_scikit_learn(partitions):
     metrics = pytest.importorskip("sklearn.metrics")
     assert adjusted_rand(*partitions) == pytest.approx(metrics.adjusted_rand_score(*partitions))
 
@@ -61,13 +61,13 @@ def test_clusters_over_rounds_by_hand():
     for round, cast in enumerate(["ab", "abcd", "ad"], 1):
         for id in cast:
             notes.assigned(id, round, describe([] if round == 1 else [int(id > "b")] if round == 2 else [0, int(id > "b")]))
-    notes.assigned("c", 3, Assignment(np.zeros(1, np.float32), {}))  # of a policy that has no clusters
+    notes.assigned("c", 3, Assignment(np.zeros(1, np.float32), {}))  # a policy without clusters
     table = notes.tables()["clusters"]
     assert table["round"].tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
     assert table["cluster"].tolist() == ["", "", "0", "0", "1", "1", "00", "01"]
     found = over_rounds(table, ["x", "x", "y", "y"])
     assert found["rounds"] == [1, 2, 3]
-    assert found["count"] == [1, 2, 4]  # c and d are in the cluster of all in round 1; b and c in their last one in round 3
+    assert found["count"] == [1, 2, 4]  # c, d: the common cluster in round 1; b, c: their last one in round 3
     assert found["adjusted_rand"] == [0.0, 1.0, 0.0]
     assert (found["best"], found["best_round"], found["final"]) == (1.0, 2, 0.0)
     assert found["nodes"] == ["00", "0", "1", "01"]
@@ -84,7 +84,7 @@ def test_clusters_over_rounds_by_hand():
 
 
 @pytest.mark.slow
-def test_a_run_notes_each_nodes_cluster_in_each_round(fedpref):
+def test_run_records_cluster_of_each_node_and_round(fedpref):
     _, result = fedpref
     table, summary = result.more["clusters"], result.summary["clusters"]
     assert len(table["round"]) == 8 * 14
@@ -95,7 +95,7 @@ def test_a_run_notes_each_nodes_cluster_in_each_round(fedpref):
     assert summary["best"] > summary["final"] == 0.0
 
 
-def test_a_run_notes_how_alike_models_are_now_and_then_and_where_a_cluster_splits(fedpref):
+def test_run_records_similarities_within_clusters(fedpref):
     _, result = fedpref
     table = result.more["similarities"]
     assert (table["node"] < table["other"]).all()
@@ -112,7 +112,7 @@ def test_a_run_notes_how_alike_models_are_now_and_then_and_where_a_cluster_split
 
 
 @pytest.mark.slow
-def test_matrices_are_noted_at_equal_distances_and_at_splits_as_far_as_there_is_room(monkeypatch):
+def test_similarities_are_recorded_periodically_up_to_limit(monkeypatch):
     def noted(policy):
         found = Simulation(file(policy, rounds=30).runs[0])
         result = result_of(found.run())
@@ -121,12 +121,12 @@ def test_matrices_are_noted_at_equal_distances_and_at_splits_as_far_as_there_is_
     matfl, every = {"name": "matfl"}, list(range(3, 31, 3))
     assert noted(matfl) == every
     assert set(noted({"name": "fedpref", "epsilon": 2.0})) - set(every)
-    monkeypatch.setattr(cluster_log, "MOST_PAIRS", 60)  # of 28 in each
+    monkeypatch.setattr(cluster_log, "MOST_PAIRS", 60)  # each matrix has 28 pairs
     assert noted(matfl) == [3, 6]
 
 
 @pytest.mark.slow
-def test_what_is_noted_changes_no_result(monkeypatch):
+def test_recording_does_not_change_results(monkeypatch):
     entry = file({"name": "fedpref", "epsilon": 2.0}).runs[0]
     one = Simulation(entry)
     monkeypatch.setattr(cluster_log.ClusterNotes, "watching", lambda self, policy: policy.step)
@@ -136,7 +136,7 @@ def test_what_is_noted_changes_no_result(monkeypatch):
     assert other.recorder.clusters.tables().keys() == {"clusters"}
 
 
-def test_with_messages_and_an_elected_coordinator_the_same_is_noted():
+def test_recorded_clusters_modelled_equal_wire():
     policy = {"name": "fedpref", "epsilon": 2.0, "patience": 1}
     tables = []
     for fidelity in ("modelled", "wire"):
@@ -150,7 +150,7 @@ def test_with_messages_and_an_elected_coordinator_the_same_is_noted():
 
 
 @pytest.mark.slow
-def test_a_folder_has_the_tables_of_those_runs_that_have_any(tmp_path, fedpref):
+def test_folder_has_cluster_tables_of_clustered_runs_only(tmp_path, fedpref):
     whole = resolve(
         {
             "nodes": 8,
@@ -188,21 +188,21 @@ def test_a_folder_has_the_tables_of_those_runs_that_have_any(tmp_path, fedpref):
 
 
 @pytest.mark.slow
-def test_the_table_says_what_became_of_clusters_and_of_the_front(tmp_path, capsys):
+def test_printed_table_shows_clusters_and_front(tmp_path, capsys):
     main(["run", "fedpref-dst", "--set", "form=smoke", "--engine", "local", "--no-report", "--out", str(tmp_path / "run")])
-    said = capsys.readouterr().out
-    (heads,) = [line for line in said.splitlines() if line.startswith("┃ run ")]
+    printed = capsys.readouterr().out
+    (heads,) = [line for line in printed.splitlines() if line.startswith("┃ run ")]
     headings = ["run", "reward", "+- over seeds", "hypervolume", "igd", "best ARI", "true groups", "final ARI"]
     assert [cell.strip() for cell in heads.strip("┃").split("┃")] == headings
-    assert len(heads) <= 100  # a terminal's
-    (row,) = [line for line in said.splitlines() if line.startswith("│ local ")]
-    assert row.split("│")[-4:-1] == [" " * len(cell) for cell in row.split("│")[-4:-1]]  # it has no clusters
+    assert len(heads) <= 100  # the width of a terminal
+    (row,) = [line for line in printed.splitlines() if line.startswith("│ local ")]
+    assert row.split("│")[-4:-1] == [" " * len(cell) for cell in row.split("│")[-4:-1]]  # this run has no clusters
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert all(len(run["objectives"]["reference"]) == 2 for run in summary["runs"])
     assert not (tmp_path / "run" / "parts").exists()
 
 
-def test_a_table_has_rows_of_tasks_with_and_without_a_reference_point(capsys):
+def test_printed_table_mixes_rows_without_hypervolume(capsys):
     table = [
         {"name": name, "mean": 1.0, "std": 0.0, "seeds": 1, "per_group": {"0": 1.0, "1": 2.0}, "objectives": measured}
         for name, measured in (("one", {"hypervolume": 7.5, "igd": 0.5}), ("other", {"igd": 0.25}))
@@ -213,14 +213,14 @@ def test_a_table_has_rows_of_tasks_with_and_without_a_reference_point(capsys):
     assert ["│", "other", "│", "1.000", "│", "│", "│", "0.250", "│"] in rows
 
 
-def test_without_a_known_front_the_distance_is_from_the_best_of_all_runs():
+def test_distance_without_known_front_uses_best_of_all_runs():
     def entry(name, seed, *points, **more):
         return {"name": name, "seed": seed, "objectives": {"higher_is_better": {"a": False}, "nodes": points} | more}
 
     one, other, elsewhere, known = with_distances(
         [entry("one", 0, [3.0], [2.0]), entry("other", 0, [1.0]), entry("one", 1, [5.0]), entry("known", 0, [0.0], igd=7.0)]
     )
-    assert one["objectives"]["igd"] == 1.0  # less is better, and 1 is the best with that seed
+    assert one["objectives"]["igd"] == 1.0  # lower is better, and 1 is the best with that seed
     assert other["objectives"]["igd"] == elsewhere["objectives"]["igd"] == 0.0
     assert known["objectives"]["igd"] == 7.0
     assert with_distances([{"name": "single"}]) == [{"name": "single"}]

@@ -60,7 +60,7 @@ WORLDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_simulation_gives_what_dictionaries_give(policy, world):
+def test_coordinated_simulation_equals_run_in_memory(policy, world):
     result = run(scenario(policy, **WORLDS[world]))
     assert params(result.nodes) == on_dictionaries(policy)
     assert result.expired == 0
@@ -68,7 +68,7 @@ def test_a_simulation_gives_what_dictionaries_give(policy, world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(policy):
+def test_coordinated_modelled_equals_wire_in_models_and_bytes(policy):
     modelled, wire = (run(scenario(policy, fidelity=fidelity)) for fidelity in ("modelled", "wire"))
     assert params(modelled.nodes) == params(wire.nodes)
     assert modelled.expired == wire.expired == 0
@@ -80,7 +80,7 @@ def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(p
             ]
             for way in ("sent", "received")
         )
-        assert sent[0] == sent[1] == received[0] == received[1] > 0  # in all: other ones coordinate
+        assert sent[0] == sent[1] == received[0] == received[1] > 0  # in total: different nodes coordinate
     assert not any(node.exchange.rejected for node in wire.nodes.values())
     (elections,) = wire.recorder.elections().values()
     assert len(elections["time"]) == 6
@@ -92,10 +92,10 @@ def test_an_elected_coordinator_and_real_messages_give_the_same_bits_and_bytes(p
 @pytest.mark.parametrize("task", [{"name": "concept-shift"}, {"name": "digits", "labels": 3}], ids=["equal", "unequal"])
 @pytest.mark.parametrize("trainer", ["one-by-one", "stacked"])
 @pytest.mark.parametrize("policy", ["fedavg", "fedprox"])
-def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph(policy, trainer, task):
-    """With nodes of as many samples each, and of unequally many: bit for bit, but for means that are made side by side.
+def test_coordinated_mean_equals_mean_on_complete_graph(policy, trainer, task):
+    """With equal and unequal sample counts: bit for bit, except means computed in one stack.
 
-    Some processors round the sums of those differently than those of a single mean.
+    Some processors round stacked sums differently from the sum of a single mean.
     """
     one, other = (run(scenario(name, trainer=trainer, task=task)) for name in (policy, f"coordinated-{policy}"))
     for name in NAMES:
@@ -108,7 +108,7 @@ def test_the_mean_of_a_coordinator_is_that_of_the_complete_graph(policy, trainer
 
 
 @pytest.mark.slow
-def test_equal_runs_have_equal_traces_whatever_the_order_of_the_nodes():
+def test_coordinated_trace_ignores_order_of_nodes():
     digests = {
         run(scenario(network={"latency": [0.01, 0.3]}), order=order).recorder.trace.digest()
         for order in (None, [3, 1, 0, 5, 4, 2])
@@ -117,7 +117,7 @@ def test_equal_runs_have_equal_traces_whatever_the_order_of_the_nodes():
 
 
 @pytest.mark.slow
-def test_submissions_and_assignments_are_counted_as_the_models_that_they_are():
+def test_submissions_and_assignments_count_as_models():
     result = run(scenario("matfl"))
     size = OVERHEAD + 4 * TASKS["node-0"].layout.size
     weights = len(encode_assignment(dict.fromkeys(NAMES, 1.0), {}))
@@ -134,31 +134,31 @@ def test_submissions_and_assignments_are_counted_as_the_models_that_they_are():
 
 
 @pytest.mark.slow
-def test_a_start_travels_once_and_what_was_assigned_is_said_again():
+def test_submission_contains_start_once_and_previous_extras():
     result = run(scenario("fedpref"))
     node = result.nodes["node-1"]
     model = 4 * node.me.layout.size
-    sent = [OVERHEAD + 2 * model]  # the first one, with the model that it began from
+    sent = [OVERHEAD + 2 * model]  # the first submission, with its start model
     extras = {"cluster": np.zeros(0, np.int64), "figures": np.zeros(4)}
     least = OVERHEAD + model + len(encode_submission({}, extras))
     splits = (node.exchange.traffic.sent_submit - sum(sent) - 5 * least) / 8  # 8 bytes for each part of a cluster's name
     assert splits == int(splits) > 0
 
 
-def test_the_edges_are_who_counted_in_whose_model():
+def test_coordinated_edges_show_contributions_without_bytes():
     result = run(scenario("coordinated-fedavg", rounds=2))
     edges = result.recorder.edges_table()
     assert len(edges["src"]) == 2 * 6 * 5
     assert (edges["src"] != edges["dst"]).all()
     assert edges["weight"] == pytest.approx(1 / 6)
-    assert not edges["bytes"].any()  # they came mixed into one model
+    assert not edges["bytes"].any()  # they arrived mixed into one model
 
 
 # Deadlines
 
 
 def delayed(simulation, name, round, seconds):
-    """Have one node's submission of a round set out later, or never (None)."""
+    """Delay one node's submission of a round, or drop it (None)."""
     exchange = simulation.nodes[name].exchange
     submit = exchange.submit
 
@@ -179,23 +179,23 @@ def delayed(simulation, name, round, seconds):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["node-4", "node-0"])
-def test_who_is_too_late_for_the_coordinator_is_left_out_and_told(policy, name):
+def test_late_participant_is_left_out_and_informed(policy, name):
     simulation = Simulation(scenario(policy))
     delayed(simulation, name, 2, 4.5)  # the coordinator waits for 4 seconds, participants for 8
     result = simulation.run()
-    assert result.expired == 0  # it was told, and all others had their assignments in time
+    assert result.expired == 0  # it was informed, and all others got their assignments in time
     assert params(result.nodes) == on_dictionaries(policy, absent={2: [name]})
 
 
 @pytest.mark.slow
-def test_who_is_late_by_less_is_waited_for():
+def test_coordinator_waits_for_submission_before_deadline():
     simulation = Simulation(scenario())
     delayed(simulation, "node-4", 2, 3.9)
     assert params(simulation.run().nodes) == on_dictionaries()
 
 
 @pytest.mark.slow
-def test_who_is_a_round_ahead_is_not_waited_for():
+def test_coordinator_does_not_wait_for_node_a_round_ahead():
     simulation = Simulation(scenario("cfl"))
     delayed(simulation, "node-4", 2, None)
     result = simulation.run()
@@ -204,7 +204,7 @@ def test_who_is_a_round_ahead_is_not_waited_for():
 
 
 @pytest.mark.slow
-def test_nobody_waits_twice_for_a_node_that_has_gone():
+def test_coordinator_waits_only_once_for_missing_node():
     simulation = Simulation(scenario(rounds=6))
     exchange = simulation.nodes["node-4"].exchange
     submit = exchange.submit
@@ -217,18 +217,18 @@ def test_nobody_waits_twice_for_a_node_that_has_gone():
 
     exchange.submit = silent
     others = [simulation.nodes[name] for name in NAMES if name != "node-4"]
-    told = []
+    ended = []
     for node in others:
         finish = node.exchange.finish
-        node.exchange.finish = lambda finish=finish: (told.append(simulation.loop.now), finish())
-    with pytest.raises(BaseException, match="node-4"):  # it waits for ever
+        node.exchange.finish = lambda finish=finish: (ended.append(simulation.loop.now), finish())
+    with pytest.raises(BaseException, match="node-4"):  # it never ends
         simulation.run()
-    assert told == [6 + 4.0] * 5  # six rounds of a second, and one deadline of the coordinator
+    assert ended == [6 + 4.0] * 5  # six rounds of a second, and one deadline of the coordinator
     assert {node.round for node in others} == {6}
 
 
 @pytest.mark.slow
-def test_nodes_that_stop_early_are_not_waited_for():
+def test_coordinator_does_not_wait_for_stopped_nodes():
     result = run(scenario("coordinated-fedavg", rounds=40, patience=2, network={"latency": 0.01}))
     rounds = {node.round for node in result.nodes.values()}
     assert len(rounds) > 1
@@ -237,7 +237,7 @@ def test_nodes_that_stop_early_are_not_waited_for():
 
 
 @pytest.mark.slow
-def test_where_frames_are_lost_the_run_ends_and_learns():
+def test_coordinated_run_with_lost_frames_completes():
     result = run(scenario("fedpref", rounds=12, network={"latency": 0.01, "loss": 0.1}))
     assert result.expired > 0
     assert all(node.round == 12 for node in result.nodes.values())
@@ -249,20 +249,20 @@ def test_where_frames_are_lost_the_run_ends_and_learns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_successor_goes_on_from_what_the_participants_hold(policy):
+def test_successor_continues_from_participants_extras(policy):
     simulation = Simulation(scenario(policy))
     coordination = coordination_of(simulation)
     terms = [
         Leader(Term(1, 1), "node-0"),
         Leader(Term(1, 2), "node-3"),
         Leader(Term(1, 3), "node-0"),
-    ]  # the last one knows an older state
+    ]  # the last coordinator knows an older state
     coordination.leader = lambda: terms[min(2, (coordination.network.fastest - 1) // 2)]
     assert params(simulation.run().nodes) == on_dictionaries(policy)
 
 
 @pytest.mark.slow
-def test_without_a_coordinator_every_node_trains_alone():
+def test_coordinated_nodes_without_coordinator_train_alone():
     simulation = Simulation(scenario("coordinated-fedavg"))
     coordination_of(simulation).leader = lambda: None
     alone = run(scenario("local"))
@@ -270,7 +270,7 @@ def test_without_a_coordinator_every_node_trains_alone():
 
 
 @pytest.mark.slow
-def test_a_submission_of_an_older_term_is_refused():
+def test_submission_of_older_term_is_refused():
     simulation = Simulation(scenario(network={"latency": 0.5}))
     coordination = coordination_of(simulation)
     # The term ends while the submissions of round 2 are on their way.
@@ -286,13 +286,13 @@ def test_a_submission_of_an_older_term_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"mode": "asynchronous"}, 'needs mode = "synchronous"'),
         ({"codec": {"name": "float16"}}, 'codec.name must be "float32"'),
         ({"policy_by_group": {"0": {"epochs": 2}}}, "cannot be used with policy_by_group"),
     ],
 )
-def test_what_a_coordinated_policy_cannot_do_is_said(changes, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_coordinated_policy_refuses_unsupported_options(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
         Simulation(scenario(**changes))

@@ -49,7 +49,7 @@ def bytes_by_kind(result):
     return counts
 
 
-# The modelled exchange and the exchange by messages
+# Modelled exchange and exchange with messages
 
 WORLDS = {
     "instant": {},
@@ -85,7 +85,7 @@ WORLDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
-def test_one_event_for_a_fetch_equals_message_by_message(world):
+def test_modelled_exchange_equals_wire(world):
     options = {"trainer": "one-by-one"} | WORLDS[world]
     modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
     assert params(modelled) == params(wire)
@@ -113,7 +113,7 @@ CODED_WORLDS = {
 
 
 def coded_pairs():
-    """Every world with a codec that remembers and with one that does not, and every codec in some world."""
+    """Yield every world with a stateful and with a stateless codec, and every codec in at least one world."""
     worlds = list(CODED_WORLDS)
     yield from [("top-k, few copies", world) for world in worlds]
     yield from [("int8", world) for world in worlds[1:]]
@@ -132,7 +132,7 @@ def uncoded(world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("codec", "world"), list(coded_pairs()))
-def test_with_a_codec_the_modelled_exchange_is_the_one_by_messages_too(codec, world):
+def test_modelled_exchange_with_codec_equals_wire(codec, world):
     options = {"trainer": "one-by-one", "codec": CODECS[codec]} | CODED_WORLDS[world]
     modelled, wire = (run(scenario(fidelity=fidelity, **options)) for fidelity in ("modelled", "wire"))
     assert params(modelled) == params(wire)
@@ -144,14 +144,14 @@ def test_with_a_codec_the_modelled_exchange_is_the_one_by_messages_too(codec, wo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["instant", "asynchronous", "latency, slow nodes", "ring"])
-def test_both_take_the_same_virtual_time(world):
+def test_modelled_and_wire_take_the_same_virtual_time(world):
     options = {"trainer": "one-by-one"} | WORLDS[world]
     times = []
     for fidelity in ("modelled", "wire"):
         table = run(scenario(fidelity=fidelity, **options)).recorder.rounds_table()
         order = np.lexsort((table["round"], table["node"]))
         times.append(table["virtual_time"][order])
-    # Messages take a round trip for the introduction before anything begins.
+    # With messages, a handshake of one round trip precedes the run.
     assert np.allclose(times[0] - times[0].min(), times[1] - times[1].min(), atol=1e-9)
 
 
@@ -166,8 +166,8 @@ def test_both_take_the_same_virtual_time(world):
         (4, 0.0, "sequential"),
     ],
 )
-def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
-    """The slow one misses deadlines; what the others have published by then is served in both worlds."""
+def test_modelled_and_wire_skip_slow_node_equally(slow, latency, schedule):
+    """The slow node misses deadlines; the models published by then are served in both fidelities."""
     policy = {"name": "random", "neighbours": 4, "schedule": schedule}
     options = {"nodes": 5, "rounds": 8, "policy": policy, "deadline": 5.0, "network": {"latency": latency}}
     models = []
@@ -175,7 +175,7 @@ def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
         simulation = Simulation(scenario(fidelity=fidelity, trainer="one-by-one", **options))
         simulation.trainers[slow].seconds = 20.0
         result = simulation.run()
-        assert result.expired == 8  # each of the others: one for its model, one for its pace
+        assert result.expired == 8  # each of the others waits once for its model and once for its pace
         table = result.recorder.rounds_table()
         models.append(table["models_in"][np.lexsort((table["round"], table["node"]))].reshape(5, 8).tolist())
     assert models[0] == models[1]
@@ -185,7 +185,7 @@ def test_both_leave_a_slow_node_behind_alike(slow, latency, schedule):
 
 
 class Nosy(Random):
-    """Asks whom it likes, the topology notwithstanding: itself, everyone, and one that does not exist."""
+    """Policy that ignores the topology: it asks itself, all nodes, and one that does not exist."""
 
     asks_scores = True
 
@@ -199,7 +199,7 @@ class Nosy(Random):
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_no_policy_has_models_of_those_that_the_topology_forbids(fidelity):
+def test_topology_limits_models_that_a_policy_receives(fidelity):
     policy = {"name": "tests.sim.simulation.test_simulation:Nosy", "neighbours": 13}
     result = run(scenario(policy=policy, topology={"name": "ring"}, fidelity=fidelity))
     edges = result.recorder.edges_table()
@@ -211,7 +211,7 @@ def test_no_policy_has_models_of_those_that_the_topology_forbids(fidelity):
 
 
 @pytest.mark.slow
-def test_a_directed_topology_by_messages():
+def test_directed_topology_modelled_equals_wire():
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 0)])
     modelled, wire = (
         run(scenario(fidelity=fidelity, trainer="one-by-one", nodes=4, policy={"name": "random"}), graph=graph)
@@ -226,7 +226,7 @@ def test_a_directed_topology_by_messages():
 # Determinism
 
 
-def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
+def test_trace_depends_on_seed():
     first, again, other = (run(scenario(seed=seed)) for seed in (0, 0, 1))
     assert trace(first) == trace(again)
     assert params(first) == params(again)
@@ -234,7 +234,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "asynchronous", "compute": {"slowdown": [1.0, 10.0]}}])
-def test_the_order_in_which_nodes_are_made_changes_nothing(options):
+def test_trace_ignores_order_of_nodes(options):
     order = np.random.default_rng(0).permutation(12).tolist()
     straight, shuffled = run(scenario(**options)), run(scenario(**options), order=order)
     assert trace(straight) == trace(shuffled)
@@ -242,15 +242,15 @@ def test_the_order_in_which_nodes_are_made_changes_nothing(options):
 
 
 @pytest.mark.slow
-def test_node_speeds_do_not_change_what_synchronous_nodes_learn():
-    single = {"trainer": "one-by-one"}  # a stack of another size may differ in its last bits
+def test_node_speeds_do_not_affect_synchronous_models():
+    single = {"trainer": "one-by-one"}  # a stack of another size may differ in the last bits
     equal, unequal = run(scenario(**single)), run(scenario(compute={"slowdown": [1.0, 5.0]}, **single))
     assert params(equal) == params(unequal)
     assert equal.virtual_s < unequal.virtual_s
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_same_trace():
+def test_trace_is_equal_in_other_processes():
     code = (
         "import sys; from p2pfl.sim.scenario.scenario import resolve; from p2pfl.sim.simulation.simulation import run;"
         "import torch; torch.set_num_threads(1);"
@@ -271,7 +271,7 @@ def test_two_processes_give_the_same_trace():
 
 
 @pytest.mark.slow
-def test_engines_give_the_same_results():
+def test_engines_give_equal_results():
     file = load("dac-synthetic", ["form=smoke"])
     file = replace(file.only("cosine"), seeds=(0, 1))
     local, process = (run_all(file, engine) for engine in ("local", "process"))
@@ -282,7 +282,7 @@ def test_engines_give_the_same_results():
         assert all(np.array_equal(a.edges[key], b.edges[key]) for key in a.edges)
 
 
-def test_the_resolved_scenario_gives_the_same_trace():
+def test_resolved_scenario_has_the_same_runs():
     file = load("digits-gossip", ["form=smoke", "rounds=2"])
     again = resolve(file.raw(), [], "again", ".")
     assert again.runs == file.runs
@@ -292,14 +292,14 @@ def test_the_resolved_scenario_gives_the_same_trace():
 # Batches
 
 
-def test_synchronous_nodes_of_equal_speed_train_in_one_batch():
+def test_synchronous_nodes_train_in_one_batch():
     result = run(scenario(policy={"name": "random"}))
     assert result.batches["train"] == (4, 48)
     assert result.batches["mean"] == (4, 48)
 
 
 @pytest.mark.slow
-def test_asynchronous_nodes_of_very_different_speeds_still_train_in_batches():
+def test_asynchronous_nodes_of_different_speeds_train_in_batches():
     result = run(
         scenario(nodes=100, rounds=6, mode="asynchronous", compute={"slowdown": [1.0, 10.0]}, policy={"name": "random"})
     )
@@ -307,7 +307,7 @@ def test_asynchronous_nodes_of_very_different_speeds_still_train_in_batches():
     assert jobs == 600
     assert jobs / batches >= 20
     evaluations, models = result.batches["evaluate"]
-    assert evaluations <= batches + 2 * len(result.nodes)  # along with trainings, but for each node's last ones
+    assert evaluations <= batches + 2 * len(result.nodes)  # with trainings, except the last ones of each node
     assert models == jobs + len(result.nodes)
 
 
@@ -328,7 +328,7 @@ def test_stacked_runs_equal_one_by_one_runs(mode, task):
 
 
 @pytest.mark.slow
-def test_lost_frames_are_survived():
+def test_run_with_lost_frames_completes():
     result = run(scenario(rounds=20, network={"loss": 0.02}))
     assert result.expired > 0
     assert all(node.round == 20 for node in result.nodes.values())
@@ -337,21 +337,21 @@ def test_lost_frames_are_survived():
 
 
 @pytest.mark.slow
-def test_messages_end_a_run_although_word_of_its_end_is_lost():
+def test_wire_run_with_lost_final_messages_completes():
     result = run(scenario(rounds=2, fidelity="wire", network={"latency": 0.1, "loss": 0.2}))
     assert all(node.round == 2 for node in result.nodes.values())
 
 
 @pytest.mark.slow
-def test_a_node_that_is_too_slow_is_left_behind_and_taken_along():
+def test_too_slow_nodes_skip_rounds_and_complete():
     result = run(scenario(rounds=12, deadline=1.5, compute={"seconds": 1.0, "slowdown": [1.0, 40.0]}))
     assert result.expired > 0
     assert all(node.round == 12 for node in result.nodes.values())
     rounds = result.recorder.rounds_table()
-    assert len(rounds["round"]) < 12 * 12  # the slowest have skipped some
+    assert len(rounds["round"]) < 12 * 12  # the slowest nodes have skipped some rounds
 
 
-def test_bandwidth_is_shared_by_the_frames_of_a_node():
+def test_links_share_bandwidth_of_a_node():
     links = Links(Network(latency=1.0, bandwidth=100.0), seed=0)
     assert links.arrival("a", "b", 200, 0.0) == 5.0  # out 2 s, on the way 1 s, in 2 s
     assert links.arrival("a", "c", 100, 0.0) == 5.0  # out after the first, from 2 s to 3 s
@@ -359,13 +359,13 @@ def test_bandwidth_is_shared_by_the_frames_of_a_node():
     assert links.arrival("d", "b", 100, 10.0) == 13.0
 
 
-def test_latency_is_drawn_once_for_a_pair():
+def test_links_draw_latency_once_per_pair():
     links = Links(Network(latency=(0.1, 0.9)), seed=0)
     assert links.latency("a", "b") == links.latency("b", "a") != links.latency("a", "c")
     assert links.arrival("a", "b", 10, 5.0) == 5.0 + links.latency("a", "b")
 
 
-def test_loss_and_jitter_have_the_stated_size():
+def test_links_have_the_given_loss_and_jitter():
     links = Links(Network(jitter=2.0, loss=0.25), seed=0)
     arrivals = [links.arrival("a", "b", 10, 0.0) for _ in range(4000)]
     late = [when for when in arrivals if when is not None]
@@ -377,7 +377,7 @@ def test_loss_and_jitter_have_the_stated_size():
 # From Python
 
 
-def test_any_networkx_graph_is_a_topology():
+def test_simulate_accepts_any_networkx_graph():
     graph = nx.Graph([("hub", "x"), ("hub", "y"), ("hub", "z")])
     graph.add_node("alone")
     (result,) = p2pfl.simulate(SMALL | {"policy": {"name": "random"}}, graph=graph, seeds=[3])
@@ -386,13 +386,13 @@ def test_any_networkx_graph_is_a_topology():
     assert edges == {(0, 1), (1, 0), (0, 2), (2, 0), (0, 3), (3, 0)}
 
 
-def test_a_directed_graph_says_which_way_models_travel():
+def test_simulate_directed_graph_sets_direction_of_models():
     (result,) = p2pfl.simulate(SMALL | {"policy": {"name": "random"}}, graph=nx.DiGraph([(0, 1), (1, 2)]))
     edges = set(zip(result.edges["src"].tolist(), result.edges["dst"].tolist(), strict=True))
     assert edges == {(0, 1), (1, 2)}
 
 
-def test_names_sort_as_they_are_numbered():
+def test_names_sort_in_numeric_order():
     assert names(11)[:3] == ("node-00", "node-01", "node-02")
     assert sorted(names(1001)) == [*names(1001)]
 
@@ -401,17 +401,17 @@ def own_layout(part, seed):
     return make_task("concept-shift", {"dimensions": 10 + part.index // 3}, part, seed)
 
 
-def test_nodes_whose_tasks_differ_in_layout_are_refused():
+def test_simulation_refuses_different_layouts():
     with pytest.raises(ConfigurationError, match=r"node-3 has another layout than that of node-0: 12 values .* 11"):
         Simulation(scenario(nodes=4, task={"name": "tests.sim.simulation.test_simulation:own_layout"}))
 
 
-def test_a_run_that_diverges_says_who_and_when():
+def test_diverging_run_names_node_and_round():
     with pytest.raises(DivergenceError, match=r"node-\d+ diverged in round \d"):
         run(scenario(rounds=40, task={"name": "concept-shift", "lr": 5.0}))
 
 
-def test_a_module_that_cannot_be_stacked_is_trained_one_by_one_with_a_note():
+def test_unstackable_module_is_trained_one_by_one_with_a_note():
     result = run(
         scenario(
             nodes=3, rounds=1, task={"name": "tests.sim.simulation.test_simulation:dropping"}, policy={"name": "random"}
@@ -429,7 +429,7 @@ def dropping(part, seed):
     return p2pfl.classification(module, data, data, data)
 
 
-def test_nodes_of_which_some_lack_a_split_are_trained_one_by_one_with_a_note():
+def test_nodes_with_missing_split_are_trained_one_by_one():
     result = run(
         scenario(
             nodes=3, rounds=2, task={"name": "tests.sim.simulation.test_simulation:unvalidated"}, policy={"name": "random"}
@@ -448,7 +448,7 @@ def unvalidated(part, seed):
 
 
 @pytest.mark.parametrize(("side", "stacked"), [(8, True), (32, False)])
-def test_large_convolutions_are_trained_one_by_one_on_a_cpu(side, stacked):
+def test_large_convolutions_on_cpu_are_trained_one_by_one(side, stacked):
     task = {"name": "tests.sim.simulation.test_simulation:convolving", "side": side}
     result = run(scenario(nodes=2, rounds=1, task=task, policy={"name": "random"}))
     assert result.notes == ([] if stacked else ["trained one by one: large convolutions are faster one by one on a CPU"])
@@ -463,14 +463,14 @@ def convolving(part, seed, side: int):
     return p2pfl.classification(lambda: nn.Sequential(*parts), data, data, data)
 
 
-def test_summaries_are_json_even_of_nothing():
+def test_summary_of_run_without_rounds_is_json():
     (result,) = p2pfl.simulate(SMALL | {"rounds": 0})
     json.dumps(result.summary)
     assert result.summary["collaboration"] == {"edges": 0, "within_group": None}
 
 
 @pytest.mark.slow
-def test_it_is_said_when_there_are_fewer_samples_than_were_asked_for():
+def test_run_with_too_few_samples_adds_a_note():
     task = {"name": "images", "samples": 40}
     many, few = (
         run(resolve({"nodes": n, "rounds": 0, "task": task, "policy": {"name": "local"}}, [], "few", ".").runs[0])
