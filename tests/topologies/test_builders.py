@@ -44,16 +44,16 @@ def refusal(name, n, options):
     return str(raised.value)
 
 
-# What each looks like
+# Shapes
 
 
-def test_every_builder_is_covered_here():
+def test_every_builder_is_covered():
     assert set(BUILDERS) == {*FIXED, *RANDOM}
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("n", [9, 12, 100])
-def test_a_graph_has_the_nodes_from_0_on_and_its_name(name, n):
+def test_build_numbers_nodes_from_0_and_sets_the_name(name, n):
     graph = build(name, n, 3, **RANDOM.get(name, {}))
     assert list(graph.nodes) == list(range(n))
     assert graph.graph["name"] == name
@@ -63,82 +63,82 @@ def test_a_graph_has_the_nodes_from_0_on_and_its_name(name, n):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
-def test_complete(n):
+def test_complete_graph_joins_all_nodes(n):
     graph = build("complete", n, 0)
     assert degrees(graph) == [n - 1] * n
     assert neighbours(graph) == [tuple(j for j in range(n) if j != i) for i in range(n)]
 
 
 @pytest.mark.parametrize("n", [3, 4, 11])
-def test_a_ring(n):
+def test_ring_joins_each_node_to_the_next(n):
     graph = build("ring", n, 0)
     assert edges(graph) == {frozenset((i, (i + 1) % n)) for i in range(n)}
     assert degrees(graph) == [2] * n
 
 
-def test_the_smallest_rings():
+def test_ring_of_one_or_two_nodes():
     assert list(build("ring", 1, 0).edges) == []
     assert list(build("ring", 2, 0).edges) == [(0, 1)]
 
 
 @given(st.integers(1, 24), st.integers(0, 10), st.integers(0, 2**32 - 1))
-def test_in_a_k_regular_graph_every_node_has_k_neighbours(n, degree, seed):
+def test_k_regular_graph_has_k_neighbours_or_is_refused(n, degree, seed):
     if degree < n and n * degree % 2 == 0:
         assert degrees(build("k-regular", n, seed, degree=degree)) == [degree] * n
     else:
         assert f"no graph of {n} nodes has degree {degree} everywhere" in refusal("k-regular", n, {"degree": degree})
 
 
-def test_a_k_regular_graph_has_4_neighbours_by_default():
+def test_k_regular_graph_has_degree_4_by_default():
     assert degrees(build("k-regular", 9, 0)) == [4] * 9
 
 
 @given(st.integers(3, 30), st.sampled_from([2, 4, 6]), st.floats(0, 1), st.integers(0, 2**32 - 1))
-def test_a_small_world_is_connected_and_has_as_many_edges_as_its_ring(n, degree, rewire, seed):
+def test_small_world_is_connected_and_keeps_number_of_edges(n, degree, rewire, seed):
     if degree < n:
         graph = build("small-world", n, seed, degree=degree, rewire=rewire)
         assert nx.is_connected(graph)
         assert graph.number_of_edges() == n * degree // 2
 
 
-def test_a_small_world_that_is_not_rewired_joins_the_nearest_on_a_ring():
+def test_small_world_without_rewiring_is_a_ring_lattice():
     graph = build("small-world", 9, 0, degree=4, rewire=0.0)
     assert neighbours(graph)[0] == (1, 2, 7, 8)
     assert neighbours(graph)[5] == (3, 4, 6, 7)
     assert degrees(graph) == [4] * 9
 
 
-def test_rewire_says_how_many_edges_of_a_small_world_leave_the_ring():
+def test_small_world_rewire_is_the_share_of_moved_edges():
     ring = edges(build("small-world", 500, 0, degree=8, rewire=0.0))
     left = [len(edges(build("small-world", 500, 0, degree=8, rewire=rewire)) - ring) for rewire in (0.1, 0.5, 1.0)]
     expected = np.array([0.1, 0.5, 1.0]) * len(ring)
     assert left == pytest.approx(expected, abs=5 * np.sqrt(0.25 * len(ring)))
 
 
-def test_a_small_world_by_default():
+def test_small_world_default_degree_and_rewire():
     graph = build("small-world", 500, 0)
     assert graph.number_of_edges() == 500 * 4 // 2
-    assert 40 < len(edges(graph) - edges(build("small-world", 500, 0, rewire=0.0))) < 160  # one in ten of 1,000
+    assert 40 < len(edges(graph) - edges(build("small-world", 500, 0, rewire=0.0))) < 160  # a tenth of 1,000 edges
 
 
-def test_small_world_and_watts_strogatz_are_two_names_of_one():
+def test_small_world_equals_watts_strogatz():
     assert edges(build("small-world", 20, 5)) == edges(build("watts-strogatz", 20, 5))
 
 
-def test_the_extremes_of_erdos_renyi():
+def test_erdos_renyi_with_p_0_or_1():
     assert neighbours(build("erdos-renyi", 6, 0, p=0.0)) == [()] * 6
     assert edges(build("erdos-renyi", 6, 0, p=1.0)) == edges(build("complete", 6, 0))
 
 
 @pytest.mark.parametrize(("options", "p"), [({}, 0.1), ({"p": 0.3}, 0.3)])
-def test_erdos_renyi_joins_a_pair_with_the_stated_probability(options, p):
+def test_erdos_renyi_joins_pairs_with_given_probability(options, p):
     pairs = 200 * 199 / 2
     joined = build("erdos-renyi", 200, 0, **options).number_of_edges()
     assert joined == pytest.approx(p * pairs, abs=5 * np.sqrt(p * (1 - p) * pairs))
 
 
 @pytest.mark.parametrize(("n", "rows", "columns"), [(9, 3, 3), (12, 3, 4), (100, 10, 10), (21, 3, 7)])
-def test_a_torus_is_a_grid_whose_sides_are_joined(n, rows, columns):
+def test_torus_is_a_wrapped_grid(n, rows, columns):
     found = edges(build("torus", n, 0))
     right = {frozenset((r * columns + c, r * columns + (c + 1) % columns)) for r in range(rows) for c in range(columns)}
     below = {frozenset((r * columns + c, (r + 1) % rows * columns + c)) for r in range(rows) for c in range(columns)}
@@ -147,25 +147,25 @@ def test_a_torus_is_a_grid_whose_sides_are_joined(n, rows, columns):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
-def test_a_star_has_node_0_in_the_middle(n):
+def test_star_has_node_0_as_centre(n):
     assert edges(build("star", n, 0)) == {frozenset((0, k)) for k in range(1, n)}
 
 
 @given(st.integers(2, 40), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_a_barabasi_albert_graph_is_connected_and_each_newcomer_brings_its_edges(n, new, seed):
+def test_barabasi_albert_is_connected_with_expected_edges(n, new, seed):
     if new < n:
         graph = build("barabasi-albert", n, seed, edges=new)
         assert nx.is_connected(graph)
-        assert graph.number_of_edges() == new + (n - new - 1) * new  # a star of new + 1 nodes, and then each of the rest
+        assert graph.number_of_edges() == new + (n - new - 1) * new  # a star, then the further nodes
     else:
         assert refusal("barabasi-albert", n, {"edges": new}).startswith(f"edges must be from 1 to {n - 1}")
 
 
-def test_a_scale_free_graph_has_hubs():
+def test_scale_free_graph_has_hubs():
     assert max(degrees(build("scale-free", 500, 0))) > 4 * np.mean(degrees(build("scale-free", 500, 0)))
 
 
-def test_barabasi_albert_and_scale_free_are_two_names_of_one():
+def test_scale_free_equals_barabasi_albert():
     assert edges(build("barabasi-albert", 20, 5)) == edges(build("scale-free", 20, 5))
 
 
@@ -186,7 +186,7 @@ def test_clusters_are_complete_groups_joined_in_a_ring(n, groups, links, seed):
     assert nx.is_connected(graph)
 
 
-def test_clusters_can_be_less_than_complete_and_stay_connected():
+def test_clusters_with_partial_groups_stay_connected():
     for seed in range(20):
         graph = build("clusters", 40, seed, groups=4, within=0.5)
         assert nx.is_connected(graph)
@@ -198,7 +198,7 @@ def test_clusters_can_be_less_than_complete_and_stay_connected():
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_the_same_seed_gives_the_same_graph_whatever_was_drawn_before(name):
+def test_build_with_same_seed_ignores_global_generators(name):
     graphs = []
     for other in (1, 2):
         random.seed(other)
@@ -208,17 +208,17 @@ def test_the_same_seed_gives_the_same_graph_whatever_was_drawn_before(name):
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_other_seeds_give_other_graphs(name):
+def test_random_graph_depends_on_seed(name):
     found = {frozenset(edges(build(name, 30, seed, **RANDOM[name]))) for seed in range(10)}
     assert len(found) == 10
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_the_seed_is_nothing_to_a_graph_that_is_not_random(name):
+def test_fixed_graph_ignores_seed(name):
     assert len({frozenset(edges(build(name, 30, seed))) for seed in range(3)}) == 1
 
 
-# What cannot be built
+# Impossible graphs
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_the_seed_is_nothing_to_a_graph_that_is_not_random(name):
         ("erdos-renyi", 8, {"p": float("nan")}, "p must be from 0 to 1, got nan"),
     ],
 )
-def test_a_graph_that_does_not_exist_is_refused_in_one_line(name, n, options, message):
+def test_build_of_impossible_graph_reports_one_line(name, n, options, message):
     assert refusal(name, n, options).startswith(message)
 
 
@@ -276,13 +276,13 @@ def test_a_graph_that_does_not_exist_is_refused_in_one_line(name, n, options, me
         ("erdos-renyi", {"seed": 3}, "unknown key 'topology.seed'; did you mean 'topology.p'?"),
     ],
 )
-def test_an_option_that_a_graph_does_not_have_is_refused_in_one_line(name, options, message):
+def test_unknown_topology_option_reports_one_line(name, options, message):
     with pytest.raises(ConfigurationError) as refused:
         binding.build("topology", BUILDERS[name], options, n=8, seed=0)
     assert str(refused.value) == message
 
 
-def test_a_name_that_no_builder_has():
+def test_build_of_unknown_name_raises_key_error():
     with pytest.raises(KeyError, match="rings"):
         build("rings", 8, 0)
 
@@ -290,46 +290,46 @@ def test_a_name_that_no_builder_has():
 # Neighbours
 
 
-def test_neighbours_are_sorted_and_go_both_ways():
+def test_neighbours_are_sorted_and_symmetric():
     assert neighbours(nx.Graph([(0, 3), (3, 1), (2, 3)])) == [(1,), (0, 2, 3), (1,), (1,)]  # in the order 0, 3, 1, 2
 
 
-def test_a_node_that_knows_nobody():
+def test_neighbours_of_isolated_node_are_empty():
     graph = nx.path_graph(2)
     graph.add_node("alone")
     assert neighbours(graph) == [(1,), (0,), ()]
     assert neighbours(nx.Graph()) == []
 
 
-def test_labels_of_any_kind_stand_for_their_place_in_the_graph():
+def test_neighbours_use_positions_instead_of_labels():
     graph = nx.Graph([("hub", ("a", 1)), ("hub", 7), (frozenset({2}), "hub")])
     assert list(graph.nodes) == ["hub", ("a", 1), 7, frozenset({2})]
     assert neighbours(graph) == [(1, 2, 3), (0,), (0,), (0,)]
 
 
-def test_numbers_as_labels_are_places_too():
+def test_neighbours_treat_numeric_labels_as_labels():
     graph = nx.Graph()
     graph.add_nodes_from([20, 10, 0])
     graph.add_edge(0, 20)
     assert neighbours(graph) == [(2,), (), (0,)]
 
 
-def test_a_grid_of_networkx():
+def test_neighbours_of_networkx_grid():
     graph = nx.grid_2d_graph(2, 3)  # labelled (0, 0), (0, 1), ...
     assert neighbours(graph) == [(1, 3), (0, 2, 4), (1, 5), (0, 4), (1, 3, 5), (2, 4)]
 
 
-def test_in_a_directed_graph_models_travel_along_the_edges():
+def test_neighbours_of_directed_graph_are_predecessors():
     graph = nx.DiGraph([("a", "b"), ("b", "c"), ("a", "c"), ("c", "b")])
     assert neighbours(graph) == [(), (0, 2), (0, 1)]
 
 
-def test_a_node_is_not_its_own_neighbour():
+def test_neighbours_ignore_loops():
     assert neighbours(nx.Graph([(0, 0), (0, 1)])) == [(1,), (0,)]
     assert neighbours(nx.DiGraph([(0, 0), (0, 1)])) == [(), (0,)]
 
 
-def test_parallel_edges_count_once():
+def test_neighbours_count_parallel_edges_once():
     assert neighbours(nx.MultiGraph([(0, 1), (1, 0), (0, 1)])) == [(1,), (0,)]
     assert neighbours(nx.MultiDiGraph([(0, 1), (0, 1), (1, 2)])) == [(), (0,), (1,)]
 
@@ -338,7 +338,7 @@ pairs = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=30)
 
 
 @given(pairs, st.sampled_from([nx.Graph, nx.DiGraph, nx.MultiGraph, nx.MultiDiGraph]), st.permutations("abcdefgh"))
-def test_neighbours_of_any_graph(pairs, kind, labels):
+def test_neighbours_of_any_graph_match_edges(pairs, kind, labels):
     graph = kind()
     graph.add_nodes_from(labels)
     graph.add_edges_from((labels[i], labels[j]) for i, j in pairs)

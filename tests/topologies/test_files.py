@@ -52,7 +52,7 @@ def edges(graph):
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", " ", "   ", " , "])
-def test_a_list_of_edges_however_it_is_separated(write, separator):
+def test_edge_list_with_any_separator_is_read(write, separator):
     lines = [["anna", "bert"], ["bert", "carl", "2.5"], ["dora"]]
     graph = read(write("net.edges", "".join(separator.join(line) + "\r\n" for line in lines)))
     assert labels(graph) == ["anna", "bert", "carl", "dora"]
@@ -61,25 +61,25 @@ def test_a_list_of_edges_however_it_is_separated(write, separator):
     assert graph.graph == {"name": "net", "notes": []}
 
 
-def test_comments_a_heading_and_empty_lines_are_passed_over(write):
+def test_edge_list_skips_comments_heading_and_empty_lines(write):
     text = "\ufeff# who knows whom\n\nSource,Target,Weight\nNew York, Los Angeles, 3 # far\nLos Angeles,Rio,\n"
     graph = read(write("net.csv", text))
     assert labels(graph) == ["New York", "Los Angeles", "Rio"]
     assert edges(graph) == {(0, 1): {"weight": 3.0}, (1, 2): {"weight": 1.0}}
 
 
-def test_nodes_that_are_numbers_keep_them(write):
+def test_edge_list_with_numeric_nodes_keeps_numbers(write):
     graph = read(write("net.txt", "10 2\n0 10\n3\n1 0\n" + "".join(f"{k} 0\n" for k in range(4, 10))))
     assert labels(graph) == [str(k) for k in range(11)]
     assert neighbours(graph)[10] == (0, 2)
     assert neighbours(graph)[3] == ()
 
 
-def test_edges_without_weights_have_none(write):
+def test_edge_list_without_weights_has_none(write):
     assert edges(read(write("net.txt", "a b\n"))) == {(0, 1): {}}
 
 
-def test_parallel_edges_count_once_with_the_largest_weight_and_loops_not_at_all(write):
+def test_edge_list_merges_parallel_edges_and_drops_loops(write):
     graph = read(write("net.txt", "a b 2\nb a 5\na b 3\na a 9\nb b\nc c\n"))
     assert type(graph) is nx.Graph
     assert edges(graph) == {(0, 1): {"weight": 5.0}}
@@ -87,7 +87,7 @@ def test_parallel_edges_count_once_with_the_largest_weight_and_loops_not_at_all(
     assert graph.graph["notes"] == ["left out: 3 edges from nodes to themselves", "left out: 2 parallel edges"]
 
 
-def test_in_a_directed_list_the_target_may_fetch_from_the_source(write):
+def test_directed_edge_list_points_to_the_fetching_node(write):
     file = write("net.txt", "a b\nb c\nc b\na b\n")
     graph = read(file, directed=True)
     assert type(graph) is nx.DiGraph
@@ -112,19 +112,19 @@ def test_in_a_directed_list_the_target_may_fetch_from_the_source(write):
         ("net.gml", "graph []", "net.gml is neither GraphML (.graphml, .xml) nor a list of edges (.edges, "),
     ],
 )
-def test_what_is_wrong_with_a_list_is_said_in_one_line(write, name, text, message):
+def test_invalid_edge_list_reports_one_line(write, name, text, message):
     assert refusal(write(name, text)).startswith(message)
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_read_of_missing_file_folder_or_pipe_is_refused(tmp_path):
     assert refusal(str(tmp_path / "none.graphml")) == f"there is no file {tmp_path / 'none.graphml'}"
     (tmp_path / "folder.txt").mkdir()
     assert refusal(str(tmp_path / "folder.txt")).startswith("there is no file")
-    os.mkfifo(tmp_path / "pipe.txt")  # to open it would wait for ever
+    os.mkfifo(tmp_path / "pipe.txt")  # opening it would block
     assert refusal(str(tmp_path / "pipe.txt")).startswith("there is no file")
 
 
-def test_a_list_is_limited_in_bytes_nodes_and_edges(write, tmp_path, monkeypatch):
+def test_file_beyond_size_limits_is_refused(write, tmp_path, monkeypatch):
     with (tmp_path / "huge.txt").open("wb") as file:
         file.truncate(files.LARGEST + 1)
     assert refusal(str(tmp_path / "huge.txt")) == "huge.txt has more than 32 MiB"
@@ -140,7 +140,7 @@ def test_a_list_is_limited_in_bytes_nodes_and_edges(write, tmp_path, monkeypatch
 
 
 @given(st.binary(max_size=300))
-def test_whatever_a_file_holds_it_is_a_graph_or_one_line(tmp_path_factory, content):
+def test_read_of_any_bytes_is_graph_or_one_line(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("any")
     for name in ("net.txt", "net.graphml"):
         (folder / name).write_bytes(content)
@@ -155,7 +155,7 @@ def test_whatever_a_file_holds_it_is_a_graph_or_one_line(tmp_path_factory, conte
 # GraphML
 
 
-def test_graphml_with_places_labels_and_weights(write):
+def test_graphml_coordinates_labels_and_weights_are_read(write):
     body = """
     <node id="7"><data key="l">Oslo</data><data key="a">59.91</data><data key="o"> 10.75 </data><data key="x">N</data></node>
     <node id="n"/>
@@ -165,11 +165,11 @@ def test_graphml_with_places_labels_and_weights(write):
         (0, {"label": "Oslo", "latitude": "59.91", "longitude": "10.75"}),
         (1, {"label": "n"}),
     ]
-    assert edges(graph) == {(0, 1): {"weight": 4.0}}  # the other one has the default, 2.5
+    assert edges(graph) == {(0, 1): {"weight": 4.0}}  # the other edge has the default, 2.5
     assert graph.graph == {"name": "net", "notes": ["left out: 1 parallel edge"]}
 
 
-def test_networkx_and_we_read_the_same(tmp_path):
+def test_graphml_of_networkx_is_read_equally(tmp_path):
     graph = nx.DiGraph()
     graph.add_nodes_from("abcd", label="x")
     graph.add_weighted_edges_from([("a", "b", 1.5), ("b", "a", 2.0), ("c", "a", 1.0)])
@@ -179,13 +179,13 @@ def test_networkx_and_we_read_the_same(tmp_path):
     assert edges(found) == {(0, 1): {"weight": 1.5}, (1, 0): {"weight": 2.0}, (2, 0): {"weight": 1.0}}
 
 
-def test_edges_can_differ_in_direction(write):
+def test_graphml_may_mix_directed_and_undirected_edges(write):
     body = '<node id="a"/><node id="b"/><node id="c"/><edge source="a" target="b"/>'
     body += '<edge source="b" target="c" directed="true"/>'
     assert neighbours(read(write("net.graphml", graphml(body)))) == [(1,), (0,), (1,)]
 
 
-def test_vendors_own_elements_ports_and_foreign_namespaces_are_passed_over(write):
+def test_graphml_ignores_foreign_elements_and_ports(write):
     body = """<node id="a"><port name="p"/><data key="l">A<y:S xmlns:y="urn:y"><y:Label>no</y:Label></y:S></data></node>
     <node id="b"/><edge source="a" target="b" sourceport="p"><data key="q">?</data></edge>"""
     graph = read(write("net.xml", graphml(body)))
@@ -202,7 +202,7 @@ NODE = '<graphml><graph edgedefault="undirected"><node id="&i;"/></graph></graph
 
 @pytest.mark.parametrize("entities", [BILLION + "]>", EXTERNAL + "]>", '<!DOCTYPE graphml SYSTEM "http://localhost/x.dtd">'])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_document_type_is_refused_before_any_entity_is_used(write, entities, encoding):
+def test_graphml_with_document_type_is_refused(write, entities, encoding):
     message = "evil.graphml: line 1: it has a document type declaration, which a graph does not need and which is not read"
     assert refusal(write("evil.graphml", (entities + NODE).encode(encoding))) == message
 
@@ -236,11 +236,11 @@ def test_a_document_type_is_refused_before_any_entity_is_used(write, entities, e
         ("<graphml>&undefined;</graphml>", "line 1: undefined entity"),
     ],
 )
-def test_what_is_wrong_with_graphml_is_said_in_one_line(write, text, message):
+def test_invalid_graphml_reports_one_line(write, text, message):
     assert refusal(write("net.graphml", text)).startswith(f"net.graphml: {message}")
 
 
-def test_a_graphml_file_says_itself_whether_it_is_directed(write):
+def test_graphml_refuses_directed_option(write):
     file = write("net.graphml", graphml('<node id="a"/>'))
     assert "a GraphML file says itself whether it is directed" in refusal(file, directed=True)
 
@@ -253,7 +253,7 @@ def scenario(file, *changes, **keys):
     return found
 
 
-def test_a_file_sets_the_number_of_nodes_and_their_labels_are_known(write):
+def test_topology_file_sets_nodes_and_labels(write):
     file = write("net.edges", "anna bert 2\nbert carl\ndora\nanna anna\n")
     (result,) = p2pfl.simulate(SMALL | {"topology": {"file": file}})
     assert result.summary["nodes"] == 4
@@ -270,15 +270,15 @@ def test_a_file_sets_the_number_of_nodes_and_their_labels_are_known(write):
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_models_travel_along_the_directed_edges_of_a_file(write, fidelity):
+def test_directed_topology_file_sets_direction_of_models(write, fidelity):
     file = write("net.edges", "0 1\n1 2\n2 0\n3 0\n")
     (result,) = p2pfl.simulate(SMALL | {"topology": {"file": file, "directed": True}, "fidelity": fidelity})
     found = set(zip(result.edges["src"].tolist(), result.edges["dst"].tolist(), strict=True))
     assert found == {(0, 1), (1, 2), (2, 0), (3, 0)}
-    assert "labels" not in result.summary  # they are the numbers
+    assert "labels" not in result.summary  # the labels are the numbers
 
 
-def test_a_scenario_that_also_names_nodes_must_agree(write):
+def test_nodes_must_agree_with_topology_file(write):
     file = write("net.edges", "a b\nb c\n")
     assert scenario(file, nodes=3).nodes == 3
     for found in (scenario(file, nodes=4), scenario(file, "nodes=4")):
@@ -287,7 +287,7 @@ def test_a_scenario_that_also_names_nodes_must_agree(write):
         assert str(refused.value) == "nodes is 4, but net.edges has 3; leave nodes out, the file sets it"
 
 
-def test_a_file_named_later_replaces_topology_and_nodes(write):
+def test_topology_file_of_run_replaces_topology_and_nodes(write):
     file = write("net.edges", "a b\nb c\n")
     base = SMALL | {"nodes": 20, "topology": {"name": "small-world", "degree": 6}}
     entry = {"run": [{"name": "x", "topology": {"file": file}}, {"name": "y"}]}
@@ -302,12 +302,12 @@ def test_a_file_named_later_replaces_topology_and_nodes(write):
     assert (back.nodes, back.topology) == (3, {"name": "ring"})
 
 
-def test_the_resolved_scenario_gives_the_same_again(write):
+def test_resolved_scenario_with_file_has_the_same_runs(write):
     file = resolve(SMALL | {"topology": {"file": write("net.edges", "a b\nb c\n")}}, [], name="study", folder=".")
     assert resolve(file.raw(), [], name="study", folder="/").runs == file.runs
 
 
-def test_a_file_is_looked_for_beside_the_scenario_in_the_current_folder_and_among_the_data(write, tmp_path, monkeypatch):
+def test_topology_file_is_searched_in_three_folders(write, tmp_path, monkeypatch):
     folders = {name: tmp_path / name for name in ("scenario", "current", "data")}
     for count, folder in enumerate(folders.values(), 2):
         folder.mkdir()
@@ -334,7 +334,7 @@ def test_a_file_is_looked_for_beside_the_scenario_in_the_current_folder_and_amon
         ({"name": "file"}, "topology: missing a required argument: 'file'"),
     ],
 )
-def test_a_wrong_table_is_said_in_one_line(write, tmp_path, monkeypatch, topology, message):
+def test_invalid_topology_table_reports_one_line(write, tmp_path, monkeypatch, topology, message):
     write("net.edges", "a b\n")
     write("bad.edges", "a b c\n")
     monkeypatch.chdir(tmp_path)
@@ -344,7 +344,7 @@ def test_a_wrong_table_is_said_in_one_line(write, tmp_path, monkeypatch, topolog
 
 
 @pytest.mark.slow
-def test_a_scenario_of_750_nodes_from_a_file(write):
+def test_topology_file_of_750_nodes_is_simulated(write):
     ring = "".join(f"{k} {(k + 1) % 750}\n{k} {(k + 7) % 750}\n" for k in range(750))
     (result,) = p2pfl.simulate(SMALL | {"rounds": 1, "topology": {"file": write("net.edges", ring)}})
     found = result.summary["topology_properties"]
@@ -352,7 +352,7 @@ def test_a_scenario_of_750_nodes_from_a_file(write):
     assert len(result.edges["src"]) == 1500  # two neighbours each
 
 
-# Real ones
+# Real graphs
 
 ZOO = {  # nodes, edges without parallel ones and loops, nodes with coordinates
     "Abilene": (11, 14, 11),
@@ -371,7 +371,7 @@ def zoo():
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_graphs_of_the_internet_topology_zoo(name):
+def test_read_internet_topology_zoo_equals_networkx(name):
     path = zoo() / f"{name}.graphml"
     graph = read(str(path))
     found = properties(graph)
@@ -384,7 +384,7 @@ def test_graphs_of_the_internet_topology_zoo(name):
 
 
 @pytest.mark.slow
-def test_every_real_graph_runs_with_latencies_of_its_geography():
+def test_real_graphs_run_with_geographic_latencies():
     for path in sorted(zoo().glob("*.graphml")):
         keys = {"topology": {"file": str(path)}, "network": {"latency": "geography"}, "deadline": 60.0}
         (result,) = p2pfl.simulate(SMALL | keys)
@@ -397,7 +397,7 @@ def test_every_real_graph_runs_with_latencies_of_its_geography():
 # The command
 
 
-def test_the_command_prints_what_a_topology_is_like(write, capsys):
+def test_topology_command_prints_properties(write, capsys):
     assert main(["topology", "k-regular", "--nodes", "12", "--set", "degree=2", "--seed", "3"]) == 0
     text = capsys.readouterr().out
     assert "nodes: 12\nedges: 12\n" in text
@@ -417,7 +417,7 @@ def test_the_command_prints_what_a_topology_is_like(write, capsys):
         (["ring", "--set", "degree=3"], "unknown key 'topology.degree'; known: none"),
     ],
 )
-def test_the_command_says_what_is_wrong_in_one_line(arguments, message, capsys):
+def test_topology_command_reports_errors_in_one_line(arguments, message, capsys):
     assert main(["topology", *arguments]) == 2
     printed = capsys.readouterr()
     assert message in printed.err

@@ -25,7 +25,7 @@ LONDON, SYDNEY = (51.5074, -0.1278), (-33.8688, 151.2093)
 # Properties
 
 
-def test_a_ring_of_4():
+def test_properties_of_ring_of_4():
     assert properties(build("ring", 4, 0)) == {
         "nodes": 4,
         "edges": 4,
@@ -41,12 +41,12 @@ def test_a_ring_of_4():
     }
 
 
-def test_the_mixing_matrix_of_a_path():
+def test_mixing_matrix_of_path_by_hand():
     # Both edges touch the middle node, which has two neighbours: 1 / (1 + 2).
     assert mixing_matrix(nx.path_graph(3)) == pytest.approx(np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3)
 
 
-def test_the_mixing_matrix_of_weighted_edges():
+def test_mixing_matrix_of_weighted_edges_by_hand():
     graph = nx.Graph()
     graph.add_weighted_edges_from([(0, 1, 2.0), (1, 2, 1.0)])
     # The sums are 2, 3 and 1, the largest weight 2: 2 / (2 + 3) and 1 / (2 + 3).
@@ -55,12 +55,12 @@ def test_the_mixing_matrix_of_weighted_edges():
     assert properties(graph)["weighted"]
 
 
-def test_the_mixing_matrix_of_a_directed_graph():
+def test_mixing_matrix_of_directed_graph_by_hand():
     graph = nx.DiGraph([("a", "b"), ("c", "b"), ("b", "a")])
     assert mixing_matrix(graph) == pytest.approx(np.array([[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3], [0, 0, 1]]))
 
 
-def test_the_mixing_matrix_does_not_depend_on_the_unit_of_weights():
+def test_mixing_matrix_ignores_unit_of_weights():
     graph = build("small-world", 20, 0)
     plain = mixing_matrix(graph)
     nx.set_edge_attributes(graph, 7.5, "weight")
@@ -78,17 +78,17 @@ def test_the_mixing_matrix_does_not_depend_on_the_unit_of_weights():
         (nx.star_graph(3), 1 / 4),
         (nx.complete_graph(9), 1.0),
         (nx.DiGraph([(0, 1), (1, 2), (2, 0)]), 1 / 2),
-        (nx.MultiGraph([(0, 1), (0, 1), (1, 2), (2, 2)]), 1 / 3),  # a path, as far as models go
+        (nx.MultiGraph([(0, 1), (0, 1), (1, 2), (2, 2)]), 1 / 3),  # equivalent to a path
         (nx.empty_graph(1), 1.0),
         (nx.empty_graph(2), 0.0),
     ],
 )
-def test_spectral_gaps(graph, gap):
+def test_spectral_gap_of_known_graphs(graph, gap):
     assert properties(graph)["spectral_gap"] == pytest.approx(gap, abs=1e-12)
     assert spectral_gap(graph) == pytest.approx(gap, abs=1e-12)
 
 
-def test_a_disconnected_graph():
+def test_properties_of_disconnected_graph():
     graph = nx.disjoint_union(nx.path_graph(2), nx.path_graph(3))
     graph.add_node("alone")
     found = properties(graph)
@@ -99,7 +99,7 @@ def test_a_disconnected_graph():
     assert found["degree"] == {"min": 0, "mean": 1.0, "max": 2}
 
 
-def test_a_directed_graph_in_which_not_every_model_gets_everywhere():
+def test_properties_of_weakly_connected_directed_graph():
     found = properties(nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 0)]))
     assert found["directed"]
     assert found["edges"] == 4
@@ -109,7 +109,7 @@ def test_a_directed_graph_in_which_not_every_model_gets_everywhere():
     assert found["largest_component"] == {"nodes": 3, "diameter": 2, "spectral_gap": pytest.approx(1 / 2)}
 
 
-def test_clustering():
+def test_clustering_coefficient_by_hand():
     tailed = nx.Graph([(0, 1), (1, 2), (2, 0), (2, 3)])
     assert properties(tailed)["clustering"] == pytest.approx((1 + 1 + 1 / 3 + 0) / 4)
     assert properties(nx.complete_graph(4))["clustering"] == 1.0
@@ -117,7 +117,7 @@ def test_clustering():
 
 
 @given(st.integers(1, 30), st.floats(0, 0.5), st.integers(0, 2**32 - 1), st.booleans())
-def test_properties_as_networkx_has_them(n, p, seed, directed):
+def test_properties_equal_networkx(n, p, seed, directed):
     graph = nx.gnp_random_graph(n, p, seed=seed, directed=directed)
     found = properties(graph)
     parts = nx.strongly_connected_components(graph) if directed else nx.connected_components(graph)
@@ -136,7 +136,7 @@ def test_properties_as_networkx_has_them(n, p, seed, directed):
 
 
 @pytest.mark.slow
-def test_what_takes_too_long_is_left_out_but_not_for_complete_graphs():
+def test_properties_of_large_graph_omit_slow_ones():
     found = properties(build("ring", 2001, 0))
     assert (found["nodes"], found["components"], found["degree"]["max"]) == (2001, 1, 2)
     assert found["diameter"] is found["spectral_gap"] is found["clustering"] is None
@@ -145,7 +145,7 @@ def test_what_takes_too_long_is_left_out_but_not_for_complete_graphs():
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, "much", float("nan"), float("inf")])
-def test_weights_that_make_no_sense(weight):
+def test_simulate_refuses_invalid_edge_weight(weight):
     graph = nx.Graph()
     graph.add_edge("a", "b", weight=weight)
     with pytest.raises(ConfigurationError) as refused:
@@ -153,7 +153,7 @@ def test_weights_that_make_no_sense(weight):
     assert str(refused.value) == f"topology: the weight of the edge a-b must be a positive number, got {weight!r}"
 
 
-def test_properties_stand_in_the_summary_of_every_run():
+def test_summary_contains_topology_properties():
     keys = {"nodes": 8, "run": [{"name": "a", "topology": {"name": "ring"}}, {"name": "b", "topology": {"name": "star"}}]}
     ring, star = p2pfl.simulate(SMALL | keys)
     assert ring.summary["topology_properties"] == properties(build("ring", 8, 0))
@@ -175,7 +175,7 @@ def test_properties_stand_in_the_summary_of_every_run():
         (LONDON, LONDON, 0.0),
     ],
 )
-def test_great_circles(one, other, kilometres):
+def test_great_circle_of_known_distances(one, other, kilometres):
     assert great_circle(one, other) == great_circle(other, one) == pytest.approx(kilometres, rel=0.005)
 
 
@@ -183,7 +183,7 @@ points = st.tuples(st.floats(-90, 90), st.floats(-180, 180))
 
 
 @given(st.lists(points, min_size=2, max_size=8))
-def test_the_mean_and_the_longest_distance(where):
+def test_spread_is_mean_and_longest_distance(where):
     far = [great_circle(a, b) for k, a in enumerate(where) for b in where[:k]]
     assert spread(where) == pytest.approx((np.mean(far), max(far)), abs=1e-3)
 
@@ -196,34 +196,34 @@ def place(*nodes, edges=()):
     return graph
 
 
-def test_a_node_without_coordinates_is_in_the_middle_of_its_neighbours():
+def test_places_estimate_node_at_middle_of_neighbours():
     graph = place(("a", 0, 10), ("b", 0, 30), ("c",), ("d",), ("e",), edges=["ac", "bc", "cd"])
     found = places(graph)
     assert found.points[:2] == ((0.0, 10.0), (0.0, 30.0))
     assert found.points[2] == pytest.approx((0.0, 20.0))
-    assert found.points[3] == found.points[2]  # known through c only, once c is placed
+    assert found.points[3] == found.points[2]  # placed through c only, after c
     assert found.points[4] is None
     assert (found.estimated, found.unknown) == ((2, 3), (4,))
 
 
-def test_the_middle_is_on_the_near_side_of_the_date_line():
+def test_places_middle_crosses_the_date_line():
     graph = place(("a", 0, 170), ("b", 0, -170), ("c",), edges=["ac", "bc"])
     assert abs(places(graph).points[2][1]) == pytest.approx(180)
 
 
-def test_the_middle_of_opposite_points_is_nowhere():
+def test_places_middle_of_opposite_points_is_unknown():
     graph = place(("a", 0, 0), ("b", 0, 180), ("c",), edges=["ac", "bc"])
     assert places(graph).unknown == (2,)
 
 
-def test_directions_do_not_count_for_places():
+def test_places_ignore_directions_of_edges():
     graph = nx.DiGraph(place(("a", 0, 10), ("b", 0, 30), ("c",), ("d",)))
     graph.add_edges_from(["ac", "db"])
     assert places(graph).points[2:] == (pytest.approx((0, 10)), pytest.approx((0, 30)))
 
 
 @pytest.mark.parametrize("point", [(91, 0), (0, 181), ("north", 0), (float("nan"), 0)])
-def test_coordinates_that_are_no_degrees(point):
+def test_places_refuse_invalid_coordinates(point):
     with pytest.raises(ValueError, match="the latitude and longitude of b must be from -90 to 90 and -180 to 180, got"):
         places(place(("a", 0, 0), ("b", *point)))
 
@@ -237,7 +237,7 @@ def simulated(graph, **keys):
 
 
 @pytest.mark.parametrize("stretch", [1.0, 1.5])
-def test_latency_follows_the_great_circle_for_neighbours_and_others(stretch):
+def test_geographic_latency_follows_great_circle(stretch):
     graph = place(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), edges=[("NY", "LA"), ("NY", "London")])
     links = simulated(graph, network={"latency": "geography", "stretch": stretch}).links
     assert links.latency("node-0", "node-1") == pytest.approx(stretch * 3936 / 200_000, rel=0.005)
@@ -250,7 +250,7 @@ def test_latency_follows_the_great_circle_for_neighbours_and_others(stretch):
     assert not links.instant
 
 
-def test_a_node_that_is_nowhere_is_as_far_as_others_are_on_average():
+def test_node_without_place_has_mean_latency():
     graph = place(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), ("London", *LONDON), ("?",))
     simulation = simulated(graph, network={"latency": "geography"})
     far = [great_circle(NEW_YORK, LOS_ANGELES), great_circle(NEW_YORK, LONDON), great_circle(LOS_ANGELES, LONDON)]
@@ -261,7 +261,7 @@ def test_a_node_that_is_nowhere_is_as_far_as_others_are_on_average():
 
 
 @pytest.mark.parametrize("fidelity", ["modelled", "wire"])
-def test_a_round_takes_the_time_of_its_fibres(fidelity):
+def test_round_takes_geographic_latency(fidelity):
     graph = place(("NY", *NEW_YORK), ("LA", *LOS_ANGELES), edges=[("NY", "LA")])
     simulation = simulated(graph, network={"latency": "geography"}, fidelity=fidelity, rounds=1)
     run = simulation.run()
@@ -273,7 +273,7 @@ def test_a_round_takes_the_time_of_its_fibres(fidelity):
     )  # a membership version, a request and a model
 
 
-def test_jitter_and_bandwidth_add_to_geography():
+def test_jitter_and_bandwidth_add_to_geographic_latency():
     network = Network(latency="geography", jitter=0.5, bandwidth=100.0)
     links = Links(network, 0, {"a": NEW_YORK, "b": LOS_ANGELES})
     least = great_circle(NEW_YORK, LOS_ANGELES) / 200_000
@@ -284,7 +284,7 @@ def test_jitter_and_bandwidth_add_to_geography():
 
 
 def atlantic(folder):
-    """A file with three places, called as its cities are, and no links."""
+    """Write a file with three places named after cities, without links, and return network options for it."""
     points = {"NY": NEW_YORK, "LA": LOS_ANGELES, "London": LONDON}
     graph = nx.Graph()
     for name, (latitude, longitude) in points.items():
@@ -293,7 +293,7 @@ def atlantic(folder):
     return {"latency": "geography", "places": "places.graphml"}
 
 
-def test_any_topology_lies_over_the_places_of_a_file(tmp_path):
+def test_places_file_applies_to_any_topology(tmp_path):
     network = atlantic(tmp_path)
     for name in ("ring", "complete"):
         file = resolve(
@@ -309,7 +309,7 @@ def test_any_topology_lies_over_the_places_of_a_file(tmp_path):
     assert simulation.plan.topology.labels == ["x", "y", "z"]
 
 
-def test_places_that_do_not_fit(tmp_path):
+def test_invalid_places_file_is_refused(tmp_path):
     network = atlantic(tmp_path)
 
     def refused(changes, **keys):
@@ -325,7 +325,7 @@ def test_places_that_do_not_fit(tmp_path):
     assert refused([], network=network | {"latency": 0.1}) == only
 
 
-def test_a_topology_that_does_not_say_where_its_nodes_are():
+def test_geographic_latency_without_coordinates_is_refused():
     scenario = SMALL | {"nodes": 4, "network": {"latency": "geography"}}
     for graph in (None, place(("a", 0, 0), ("b",), ("c",), ("d",))):
         with pytest.raises(ConfigurationError) as refused:
@@ -345,7 +345,7 @@ def test_a_topology_that_does_not_say_where_its_nodes_are():
         ({"latency": "earth"}, "Invalid enum value 'earth' - at `$.network.latency`"),
     ],
 )
-def test_a_network_that_makes_no_sense(network, message):
+def test_invalid_network_options_are_refused(network, message):
     with pytest.raises(ConfigurationError) as refused:
         p2pfl.simulate(SMALL | {"network": network})
     assert message in str(refused.value)
