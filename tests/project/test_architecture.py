@@ -13,7 +13,7 @@ DOCSTRING = '"""A package.\n\nIt holds a few modules.\n"""\n'
 
 @pytest.fixture
 def plant(tmp_path):
-    """Return a function that makes a tree of two packages, of files with their text."""
+    """Return a function that makes a tree of two packages from files and their text."""
 
     def make(files):
         for name, text in {"low/__init__.py": DOCSTRING, "high/__init__.py": DOCSTRING, **files}.items():
@@ -70,7 +70,7 @@ def test_relative_import_is_resolved(plant, statement):
     assert tree.imports == [Import("low/one/b.py", 1, "low/one/a.py")]
 
 
-def test_import_of_a_name_of_a_package_leads_to_its_init(plant):
+def test_import_of_a_name_of_a_package_resolves_to_its_init(plant):
     tree = plant({"low/a.py": "from top.high import name"})
     assert tree.imports == [Import("low/a.py", 1, "high/__init__.py")]
 
@@ -81,7 +81,7 @@ def test_files_behind_links_are_read_once(plant, tmp_path):
     assert list(tree.modules) == ["high/__init__.py", "high/a.py", "low/__init__.py"]
 
 
-def test_import_that_runs_up_within_a_package_is_found(plant):
+def test_import_against_the_order_of_a_package_is_found(plant):
     order = {"high": ["cli", "core"]}
     parts = {"high/cli/__init__.py": DOCSTRING, "high/core/__init__.py": DOCSTRING}
     tree = plant({**parts, "high/cli/a.py": "", "high/core/b.py": "import high.cli.a"})
@@ -101,7 +101,7 @@ def test_circle_of_modules_is_found(plant):
     assert found("circles", tree) == ["low: circle of imports: a -> b -> c -> a (low/a.py:2, low/b.py:1, low/c.py:1)"]
 
 
-def test_circle_of_subpackages_without_one_of_modules_is_found(plant):
+def test_circle_of_subpackages_only_is_found(plant):
     files = {"low/x/a.py": "import low.y.a", "low/x/b.py": "", "low/y/a.py": "", "low/y/b.py": "import low.x.b"}
     assert found("circles", plant(files)) == ["low: circle of imports: x -> y -> x (low/x/a.py:1, low/y/b.py:1)"]
 
@@ -111,7 +111,7 @@ def test_circle_of_packages_is_found(plant):
     assert found("circles", tree) == [".: circle of imports: high -> low -> high (high/b.py:1, low/a.py:1)"]
 
 
-def test_arrow_with_an_exception_is_passed_over(plant):
+def test_arrow_with_an_exception_is_ignored(plant):
     tree = plant({"low/__init__.py": DOCSTRING + "import high.a", "high/a.py": "import low.b", "low/b.py": ""})
     passed = {"arrows": {"low/__init__.py -> high/a.py": "a reason"}}
     assert found("arrows", tree, exceptions=passed) == found("circles", tree, exceptions=passed) == []
@@ -154,7 +154,7 @@ def test_function_with_too_many_lines_is_found(plant):
     ("check", "place"),
     [("folders", "low"), ("functions", "low/a.py:long"), ("functions", "low/a.py"), ("classes", "low/a.py:Large")],
 )
-def test_exception_is_passed_over_as_long_as_it_is_needed(plant, check, place):
+def test_exception_is_ignored_only_while_needed(plant, check, place):
     tree = plant({"low/a.py": "def long():\n    1\n\n\nclass Large:\n    a = 1\n", "low/b.py": ""})
     passed = {check: {place: "a reason"}}
     small = Limits(modules=1, class_lines=1, function_lines=1)

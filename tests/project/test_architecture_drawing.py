@@ -39,16 +39,16 @@ def boxes(svg):
 
 
 @pytest.mark.slow
-def test_committed_drawing_is_that_of_the_code():
+def test_committed_drawing_equals_the_code():
     assert DRAWING.read_text(encoding="utf-8") == draw(SourceTree(), load_rules()), "run scripts/architecture-drawing"
 
 
-def test_every_subpackage_has_a_box_and_arrows_between_packages_are_drawn_once(tree):
+def test_drawing_has_box_per_subpackage_and_single_arrows(tree):
     svg = draw(tree, RULES)
     texts = [text.text for text in read(svg).iter(f"{SVG}text")]
     assert [text for text in texts if not text.endswith("module")] == ["high", "cli", "middle", "core", "low"]
     assert [title.text for title in read(svg).iter(f"{SVG}title")][1:] == [
-        "cli imports middle",  # and by it core: no arrow of its own
+        "cli imports middle",  # this implies core: no separate arrow
         "middle imports core",
         "high imports low",
     ]
@@ -67,7 +67,7 @@ def test_exception_from_the_arrows_is_not_drawn(tree, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 7, 30])
-def test_boxes_lie_within_the_drawing_and_do_not_overlap(tmp_path, count):
+def test_boxes_lie_inside_and_do_not_overlap(tmp_path, count):
     for k in range(count):
         folder = tmp_path / "high" / f"subpackage_{k}"
         folder.mkdir(parents=True)

@@ -38,14 +38,14 @@ def benchmark(folder, *options):
 
 
 @pytest.mark.slow
-def test_the_speed_of_the_simulator(tmp_path):
+def test_simulator_speed_benchmark_writes_figures(tmp_path):
     out, figures = benchmark(tmp_path, "--quick", "--only", "digits")
     shown = printed(out)
     systems = {"digits": ["loop", "stacked", "sim", "module"]}
     assert {workload: list(speeds) for workload, speeds in figures.items()} == systems
     assert {workload: list(rows) for workload, rows in shown.items()} == systems
     for workload, speeds in figures.items():
-        for system, (speed,) in speeds.items():  # of one repetition
+        for system, (speed,) in speeds.items():  # one repetition
             assert speed > 0
             assert isfinite(speed)
             ratios = [speed / speeds["loop"][0]] * 3 + [speed / s for s in speeds.get("stacked", ())]
@@ -55,7 +55,7 @@ def test_the_speed_of_the_simulator(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_time_and_the_memory_of_many_nodes(tmp_path):
+def test_scale_benchmark_writes_time_and_memory(tmp_path):
     out, figures = benchmark(tmp_path, "--scale", "60")
     assert list(figures) == ["scale"]
     assert figures["scale"]["nodes"] == 60
@@ -65,7 +65,7 @@ def test_the_time_and_the_memory_of_many_nodes(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_speed_of_answers(tmp_path):
+def test_preference_benchmark_writes_times(tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "preferences.py"), "--repetitions", "3", "--json", "figures.json"],
         cwd=tmp_path,

@@ -11,7 +11,7 @@ CHECK = (ROOT / "scripts" / "check").read_text(encoding="utf-8")
 HOOKS = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
 
 
-def test_hooks_run_every_check_and_nothing_else():
+def test_hooks_run_exactly_the_checks():
     (repository,) = HOOKS["repos"]
     assert repository["repo"] == "local"
     (every,) = re.findall(r"all\) exec scripts/check (.*) ;;", CHECK)
@@ -19,7 +19,7 @@ def test_hooks_run_every_check_and_nothing_else():
     assert not any(hook["pass_filenames"] for hook in repository["hooks"])
 
 
-def test_every_check_is_one_that_the_script_knows():
+def test_every_check_is_known_to_the_script():
     (every,) = re.findall(r"all\) exec scripts/check (.*) ;;", CHECK)
     assert set(every.split()) | {"all", "*"} == set(re.findall(r"^ +(\S+)\) ", CHECK, re.M))
 

@@ -24,17 +24,17 @@ VERSIONS = {canonicalize_name(name): version for name, version in PINS.items()}
 
 
 @pytest.mark.parametrize("needed", NEEDED, ids=str)
-def test_pin_of_a_dependency_is_one_that_it_allows(needed):
+def test_pin_of_a_dependency_satisfies_its_requirement(needed):
     assert needed.specifier.contains(VERSIONS[canonicalize_name(needed.name)])
 
 
-def test_pins_are_of_no_single_platform():
+def test_pins_name_no_platform():
     assert not any("+" in pin for pin in VERSIONS.values())
     assert len(VERSIONS) == len(PINS)
 
 
 def needed_distributions():
-    """Yield the names of what the extras need on this platform, and what that needs in turn, as far as it is installed."""
+    """Yield the installed distributions that the extras need on this platform, directly or indirectly."""
     seen, left = set(), [(needed, "") for needed in NEEDED]
     while left:
         needed, extra = left.pop()
@@ -67,7 +67,7 @@ def test_pins_are_sorted_and_keep_torch():
     assert VERSIONS["torch"] == "2.13.0"
 
 
-def test_zeroconf_without_limits_of_its_caches_is_not_allowed():
+def test_zeroconf_versions_without_cache_limits_are_excluded():
     (needed,) = [each for each in NEEDED if each.name == "zeroconf"]
     assert not any(needed.specifier.contains(old) for old in ("0.136.0", "0.148.0", "0.149.4"))
     from zeroconf import const

@@ -20,7 +20,7 @@ DEPLOY = ROOT / "deploy"
 ALICE, BOB = "a1" * 32, "b0" * 32
 FEDERATION = "fe" * 16
 OVERSEER = "overseer"
-OWN = ("passwords", "server.crt", "server.key")  # files that who runs the broker makes
+OWN = ("passwords", "server.crt", "server.key")  # files that the operator of the broker makes
 
 
 def installed(program):
@@ -31,7 +31,7 @@ def installed(program):
 
 
 def unit_file():
-    """The unit's settings by section; one that stands twice has all its values."""
+    """Return the unit's settings by section; a repeated key has all its values."""
     sections = {}
     for line in (DEPLOY / "p2pfl-node.service").read_text().splitlines():
         if match := re.fullmatch(r"\[(\w+)\]", line):
@@ -43,20 +43,20 @@ def unit_file():
 
 
 def verifiable_unit(folder):
-    """The unit with a program that is there."""
+    """Write the unit with a program that exists, and return its path."""
     text = (DEPLOY / "p2pfl-node.service").read_text()
     path = folder / "p2pfl-node.service"
     path.write_text(text.replace("/opt/p2pfl/bin/p2pfl-node run", "/bin/true run"))
     return path
 
 
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+def test_systemd_verifies_the_unit(tmp_path):
     program = installed("systemd-analyze")
     done = subprocess.run([program, "verify", str(verifiable_unit(tmp_path))], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_systemd_finds_the_unit_little_exposed(tmp_path):
+def test_systemd_rates_the_unit_as_little_exposed(tmp_path):
     program = installed("systemd-analyze")
     review = [program, "security", "--offline=yes", "--threshold=25", "--no-pager", str(verifiable_unit(tmp_path))]
     done = subprocess.run(review, capture_output=True, text=True)
@@ -65,7 +65,7 @@ def test_systemd_finds_the_unit_little_exposed(tmp_path):
     assert done.returncode == 0, done.stdout[-200:]
 
 
-def test_the_unit_stops_a_node_gently_and_starts_it_again_where_that_helps():
+def test_unit_stops_with_sigterm_and_restarts_on_failure():
     service = unit_file()["Service"]
     assert service["KillSignal"] == "SIGTERM"
     assert service["TimeoutStopSec"] == "10min"
@@ -78,7 +78,7 @@ def containerfile():
     return [line.split() for line in (DEPLOY / "Containerfile").read_text().splitlines() if line and line[0] not in "# "]
 
 
-def test_the_image_is_built_from_all_packages_and_does_not_run_as_root():
+def test_image_contains_all_packages_and_runs_without_root():
     lines = containerfile()
     copied = {word for line in lines if line[0] == "COPY" and not line[1].startswith("--") for word in line[1:-1]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -91,7 +91,7 @@ def test_the_image_is_built_from_all_packages_and_does_not_run_as_root():
     assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
 
 
-def test_the_image_runs_what_the_unit_runs():
+def test_image_runs_the_command_of_the_unit():
     lines = {line[0]: line for line in containerfile()}
     program, *arguments = unit_file()["Service"]["ExecStart"].split()
     entry, command = (" ".join(lines[key][1:]) for key in ("ENTRYPOINT", "CMD"))
@@ -99,7 +99,7 @@ def test_the_image_runs_what_the_unit_runs():
     assert command == "[" + ", ".join(f'"{argument}"' for argument in arguments) + "]"
 
 
-def test_the_services_have_no_rights_that_they_do_not_need():
+def test_services_have_minimal_rights():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     assert set(compose["services"]) == {"broker", "node"}
@@ -116,7 +116,7 @@ def test_the_services_have_no_rights_that_they_do_not_need():
     assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Containerfile"
 
 
-def test_the_page_names_files_that_are_there():
+def test_deploy_page_names_existing_files():
     text = (DEPLOY / "README.md").read_text()
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (DEPLOY / link).exists(), link
@@ -124,7 +124,7 @@ def test_the_page_names_files_that_are_there():
         assert name in OWN or (DEPLOY / name).exists(), name
 
 
-def test_the_page_names_figures_that_there_are():
+def test_deploy_page_names_existing_metrics():
     text = (ROOT / "node" / "status" / "prometheus.py").read_text()
     for name in set(re.findall(r"\bp2pfl_\w+", (DEPLOY / "README.md").read_text())) - {"p2pfl_validation_accuracy"}:
         assert f'"{name.removesuffix("_total")}"' in text, name
@@ -135,7 +135,7 @@ def test_the_page_names_figures_that_there_are():
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    """A broker with the shipped configuration and two users, by public key; and one that sees everything."""
+    """Broker with the shipped configuration, two users named by public key, and one user that reads everything."""
     folder = tmp_path_factory.mktemp("broker")
     passwords, rules = folder / "passwords", folder / "acl"
     passwords.touch(0o600)
@@ -168,13 +168,13 @@ def delivers(broker, topic, user=ALICE, password="secret"):
     return check_broker(f"mqtt://{user}@{broker}", f"p2pfl/{FEDERATION}/{topic}", password, seconds=1.0).ok
 
 
-def test_the_broker_takes_its_configuration_and_delivers_to_a_nodes_own_inbox(broker):
+def test_broker_accepts_configuration_and_delivers_own_inbox(broker):
     assert delivers(broker, f"{ALICE}/{ALICE}")
     assert delivers(broker, f"presence/{ALICE}")
     assert delivers(broker, f"will/{ALICE}")
 
 
-def test_the_broker_takes_a_whole_packet_to_anothers_inbox(broker):
+def test_broker_delivers_largest_packet_to_other_inbox(broker):
     host, _, port = broker.partition(":")
     packet = bytes(256 * 1024 + 10_000)
 
@@ -191,7 +191,7 @@ def test_the_broker_takes_a_whole_packet_to_anothers_inbox(broker):
     assert (came.topic.value, came.payload) == (f"p2pfl/{FEDERATION}/{BOB}/{ALICE}", packet)
 
 
-def test_the_broker_lets_nobody_in_without_a_password(broker):
+def test_broker_refuses_clients_without_password(broker):
     assert check_broker(f"mqtt://{broker}").ok is False
     assert delivers(broker, f"{ALICE}/{ALICE}", password="wrong") is False
 
@@ -200,18 +200,18 @@ def test_the_broker_lets_nobody_in_without_a_password(broker):
 @pytest.mark.parametrize(
     "topic",
     [
-        f"{ALICE}/{BOB}",  # written in another's name
+        f"{ALICE}/{BOB}",  # write as another user
         f"presence/{BOB}",
         f"will/{BOB}",
-        f"{BOB}/{ALICE}",  # read by another than its recipient
+        f"{BOB}/{ALICE}",  # read by a user other than the recipient
     ],
 )
-def test_the_broker_lets_nobody_write_as_another_or_read_what_is_anothers(broker, topic):
+def test_broker_refuses_topics_of_other_users(broker, topic):
     assert delivers(broker, topic) is False
 
 
 @pytest.mark.slow
-def test_the_broker_retains_little_for_one_account(broker):
+def test_broker_retains_only_permitted_topics(broker):
     host, _, port = broker.partition(":")
     inside = [f"p2pfl/{FEDERATION}/{place}/{ALICE}" for place in (ALICE, BOB, "presence", "will")]
     outside = [f"p2pfl/{FEDERATION}/{k:064x}/{ALICE}" for k in range(50)] + [f"p2pfl/{'00' * 16}/{ALICE}/{ALICE}"]
@@ -224,7 +224,7 @@ def test_the_broker_retains_little_for_one_account(broker):
             async with aiomqtt.Client(host, int(port), username=OVERSEER, password="secret") as overseer:
                 await overseer.subscribe("#")
                 kept = {(await anext(overseer.messages)).topic.value for _ in inside}
-                await overseer.subscribe("#")  # all that is retained comes again: there is nothing else
+                await overseer.subscribe("#")  # all retained messages arrive again, and nothing else
                 again = {(await anext(overseer.messages)).topic.value for _ in inside}
             async with aiomqtt.Client(host, int(port), username=ALICE, password="secret") as alice:
                 for topic in inside:

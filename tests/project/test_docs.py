@@ -20,7 +20,7 @@ from tests.support.site_of_docs import broken, build
 
 FEDERATION, BROKER = "tutorials/first-federation.md", "how-to/connect-through-a-broker.md"
 MANAGE, WATCH = "how-to/manage-nodes.md", "how-to/watch-a-federation.md"
-NODES = (FEDERATION, BROKER, MANAGE, WATCH)  # have nodes that continue to run while other things are typed
+NODES = (FEDERATION, BROKER, MANAGE, WATCH)  # pages whose nodes keep running during further commands
 ELSEWHERE = ("real-machines.md", "reproduced.md")  # test_real_machines.py and test_reproduced.py name the tests
 OTHERS = [name for name in PAGES if name not in (*NODES, *ELSEWHERE) and any(block.kind == "sh" for block in blocks(name))]
 
@@ -33,7 +33,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_block_of_a_page_can_be_run_or_is_no_code(name):
+def test_blocks_of_pages_have_known_kinds(name):
     for kind, text in blocks(name):
         assert kind in ("sh", "python", "toml", "text", "{toctree}", "{include}"), text
         if kind in ("python", "toml"):
@@ -48,43 +48,43 @@ def test_every_extra_is_described():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_code_of_a_page_runs(name, tmp_path):
-    said = ""
+def test_code_of_page_runs(name, tmp_path):
+    output = ""
     for command in commands(name, tmp_path, ports_of(name)):
-        # Without worker processes, which change no result and would each import torch for a second's work.
-        said += bash(re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command), tmp_path)
+        # Without worker processes: they change no result, and each would import torch for a second's work.
+        output += bash(re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command), tmp_path)
     tables = [block.text.splitlines() for block in blocks(name) if block.kind == "text" and "accuracy   +-" in block.text]
-    for line in (line for lines in tables for line in lines if "accuracy" in line):  # figures may differ elsewhere
-        assert " ".join(line.split()) in " ".join(re.sub("[│┃]", " ", said).split())
+    for line in (line for lines in tables for line in lines if "accuracy" in line):  # numbers may differ on other machines
+        assert " ".join(line.split()) in " ".join(re.sub("[│┃]", " ", output).split())
 
 
 def ports_of(page):
-    """Return a free port for each port of a page, as text: nothing else may have them."""
+    """Return a free port for each port of a page, as text."""
     used = sorted(set(re.findall(r"\b41\d\d\b", "".join(block.text for block in blocks(page)))))
     return dict(zip(used, map(str, free_ports(len(used))), strict=True))
 
 
 class Terminals:
-    """Terminals in one folder, where `p2pfl-node run` at the end of a block keeps its terminal.
+    """Terminals in one folder; `p2pfl-node run` at the end of a block keeps its terminal.
 
     Args:
-        others: texts that take the place of those on the page.
+        others: replacements of texts of the page.
     """
 
     def __init__(self, folder, page, **others):
         self.folder, self.page = folder, page
         self.others = ports_of(page) | others
         self.running = {}
-        self.said = ""
+        self.printed = ""
 
     def type_all(self):
-        """Type every block of the page; before the next one comes, nodes serve, or wait for one that is still to run."""
+        """Type every block of the page; before the next one, wait until the nodes serve or wait for further nodes."""
         left = sum("p2pfl-node run" in block.text for block in blocks(self.page) if block.kind == "sh")
         for text in commands(self.page, self.folder, self.others):
             if "p2pfl-node demo" in text:
                 continue  # tests/node/cli/test_demo.py runs it
             before, run, options = text.rstrip().partition("p2pfl-node run ")
-            self.said += bash(before, self.folder)
+            self.printed += bash(before, self.folder)
             if run:
                 left -= 1
                 self.leave_running(options.split())
@@ -110,7 +110,7 @@ class Terminals:
         return {name: (self.folder / f"{name}.log").read_text() for name in self.running}
 
     def stop(self):
-        """As Ctrl-C would."""
+        """Send SIGINT, as Ctrl-C does, and wait."""
         for process in self.running.values():
             process.send_signal(signal.SIGINT)
         for process in self.running.values():
@@ -131,47 +131,47 @@ def terminals(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_first_federation_on_one_machine(terminals, tmp_path):
+def test_first_federation_page_runs(terminals, tmp_path):
     there = terminals(FEDERATION)
     there.type_all()
     assert list(there.running) == ["alice", "bob"]
-    assert "bob: connected, round 10, directly" in there.said
+    assert "bob: connected, round 10, directly" in there.printed
     assert (tmp_path / "model.safetensors").exists()
     assert "finished; the model of round" in there.logs()["bob"]
 
 
 @pytest.mark.slow
-def test_watching_a_node(terminals):
+def test_watch_page_runs(terminals):
     there = terminals(WATCH)
     there.type_all()
-    assert "dora serving round 10 of 10" in there.said
+    assert "dora serving round 10 of 10" in there.printed
 
 
 @pytest.mark.slow
-def test_nodes_through_a_broker_learn(terminals):
+def test_broker_page_runs(terminals):
     with brokers.mosquitto() as broker:
         there = terminals(BROKER, **{"mqtt://broker.example:1883": broker.url})
         there.type_all()
-        assert "through the broker" in there.said
+        assert "through the broker" in there.printed
         there.stop()
 
 
 @pytest.mark.slow
-def test_managed_federation_ends_with_one_member(terminals, tmp_path):
+def test_manage_page_ends_with_one_member(terminals, tmp_path):
     there = terminals(MANAGE)
     there.type_all()
-    shown = there.said.rpartition("federation: home\n")[2]
+    shown = there.printed.rpartition("federation: home\n")[2]
     assert re.findall(r"name (\w+), role", shown) == ["alice"]
     assert (tmp_path / "bob.backup" / "key.pem").exists()
 
 
 @pytest.mark.slow
-def test_every_link_of_the_site_leads_somewhere(site):
+def test_every_link_of_the_site_has_a_target(site):
     assert list(broken(site)) == []
 
 
 @pytest.mark.slow
-def test_pages_of_the_site_have_what_the_code_says(site):
+def test_site_contains_options_and_keys_of_the_code(site):
     def text(name):
         return re.sub(r"<[^>]+>", "", (site / name).read_text(encoding="utf-8"))
 
@@ -199,7 +199,7 @@ def test_guide_has_goal_steps_and_problems(name):
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_site_asks_for_nothing_of_others(site):
+def test_site_makes_no_external_requests(site):
     with browser() as chromium:
         for size, dark in ((DESKTOP, False), (PHONE, True)):
             for name in ("index.html", "reference/scenarios.html", "reference/api.html", "search.html"):

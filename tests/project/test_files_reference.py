@@ -65,7 +65,7 @@ rounds = 1
 topology = { file = "cities.txt" }
 task = { name = "digits", samples = 20 }
 """
-PLACED = {"figure", "left_out", "mean_left_out"}  # keys that need data sets, or luck
+PLACED = {"figure", "left_out", "mean_left_out"}  # keys that need data sets, or appear only sometimes
 
 
 def described(section):
@@ -76,7 +76,7 @@ def described(section):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The folder of each run; the one of `pareto` is a search."""
+    """Folders of all runs; the one of `pareto` is a search."""
     where = tmp_path_factory.mktemp("files")
     for name, text in {"pool": POOL, "sweep": SWEEP, "elected": ELECTED, "cities": CITIES}.items():
         (where / f"{name}.toml").write_text(text)
@@ -92,7 +92,7 @@ def columns(path):
 
 
 def paths(value, path=""):
-    """Yield the path of each value, without the places in lists."""
+    """Yield the path of each value, without indices of lists."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from paths(each, f"{path}.{key}" if path else key)
@@ -104,14 +104,14 @@ def paths(value, path=""):
 
 
 def check(found, keys, absent=frozenset()):
-    """Compare the paths that were found with the keys of a table, which may stand for all below them."""
+    """Compare found paths with the keys of a table; a key may cover all paths below it."""
     unknown = {path for path in found if not any(path == key or path.startswith(f"{key}.") for key in keys)}
     assert unknown == set()
     assert {key for key in keys if not any(path == key or path.startswith(f"{key}.") for path in found)} <= absent
 
 
 @pytest.mark.slow
-def test_files_of_runs_are_those_described(folders):
+def test_files_of_runs_match_documentation(folders):
     found = {path.name for name, folder in folders.items() if name != "search" for path in folder.iterdir()}
     assert found == set(described("Folder of a run")) - {"parts/"}
     search = {path.relative_to(folders["search"]).as_posix() for path in folders["search"].rglob("*") if path.is_file()}
@@ -122,7 +122,7 @@ def test_files_of_runs_are_those_described(folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["rounds", "edges", "clusters", "similarities", "elections"])
-def test_columns_of_tables_are_those_described(folders, table):
+def test_columns_of_tables_match_documentation(folders, table):
     listed = set(described(f"Columns of `{table}.parquet`"))
     files = [folder / f"{table}.parquet" for folder in folders.values() if (folder / f"{table}.parquet").exists()]
     assert files
@@ -134,7 +134,7 @@ def test_columns_of_tables_are_those_described(folders, table):
 
 
 @pytest.mark.slow
-def test_keys_of_summaries_are_those_described(folders):
+def test_keys_of_summaries_match_documentation(folders):
     summaries = {name: json.loads((folder / "summary.json").read_text()) for name, folder in folders.items()}
     search = summaries.pop("search")
     parts = {"runs": [], "pools": [], "table": [], "objectives": []}
@@ -153,7 +153,7 @@ def test_keys_of_summaries_are_those_described(folders):
 
 
 @pytest.mark.slow
-def test_files_of_a_node_are_those_described(tmp_path):
+def test_files_of_a_node_match_documentation(tmp_path):
     (port,) = free_ports(1)
     bash(
         f"p2pfl-node init anna --listen 127.0.0.1:{port} --part 0/20 --policy coordinated-fedavg\n"
@@ -166,6 +166,6 @@ def test_files_of_a_node_are_those_described(tmp_path):
     )
     listed = set(described("Folder of a node"))
     found = {path.name + "/" * path.is_dir() for path in Path(tmp_path, "anna").iterdir()}
-    moved = {"membership", "federation.toml"}  # they are `.old` now
+    moved = {"membership", "federation.toml"}  # they are renamed to `.old`
     assert found - listed == set()
     assert listed - found <= {"status.sock", *moved}

@@ -40,13 +40,13 @@ def imports(path):
         ("p2pfl.node.cli.export", "onnx"),
     ],
 )
-def test_heavy_modules_are_imported_where_they_are_needed(module, absent):
+def test_import_does_not_load_heavy_modules(module, absent):
     code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 @pytest.mark.slow
-def test_nothing_unpickles_or_loads_with_torch():
+def test_packages_do_not_use_pickle_or_torch_load():
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             assert not {"pickle", "shelve", "marshal", "dill", "cloudpickle"} & set(imports(path)), path

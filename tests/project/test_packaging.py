@@ -38,7 +38,7 @@ def build(source, folder):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Return the wheel and the sdist of this checkout, and the wheel of what the sdist unpacks to."""
+    """Return the wheel and the sdist of this checkout, and a wheel built from the unpacked sdist."""
     wheel, sdist = build(ROOT, tmp_path_factory.mktemp("checkout"))
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
@@ -72,7 +72,7 @@ def test_wheel_holds_one_package_with_all_modules(built):
 def installed(request, built, tmp_path_factory):
     """Return the folder of an environment with the project installed in one of three ways.
 
-    Its dependencies are those of the environment of these tests, where the project itself is not found this way.
+    Its dependencies come from the environment of these tests; the project itself does not.
     """
     folder = tmp_path_factory.mktemp(request.param)
     venv.create(folder, with_pip=False, symlinks=True)
@@ -87,7 +87,7 @@ def installed(request, built, tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with a script and modules of a user's own that have the names of this project's folders."""
+    """Return a folder with a script and user modules that have the names of this project's folders."""
     for name in USERS_OWN:
         (tmp_path / name).write_text("raise SystemExit('the module of the user was imported')\n")
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -97,12 +97,12 @@ def folder(tmp_path):
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_script_runs_beside_modules_of_the_same_names(installed, folder):
+def test_script_runs_next_to_modules_of_the_same_names(installed, folder):
     (folder / "script.py").write_text(SCRIPT.replace("reveal_type", "print"))
     assert "Result" in call(installed / "bin" / "python", "script.py", cwd=folder, env=ENVIRONMENT)
 
 
-def test_commands_run_beside_modules_of_the_same_names(installed, folder):
+def test_commands_run_next_to_modules_of_the_same_names(installed, folder):
     assert "dac-synthetic" in call(installed / "bin" / "p2pfl-sim", "list", cwd=folder, env=ENVIRONMENT)
     call(installed / "bin" / "p2pfl-node", "init", "alice", cwd=folder, env=ENVIRONMENT)
     assert (folder / "alice" / "node.toml").exists()
@@ -122,6 +122,6 @@ def test_mypy_knows_the_types_of_the_public_api(installed, folder, mypy_cache):
     assert "p2pfl.node.node.Node" in revealed[1]
 
 
-def test_public_names_are_the_only_ones_that_dir_shows():
+def test_dir_of_package_shows_only_public_names():
     code = "import p2pfl; print(*[n for n in dir(p2pfl) if n not in p2pfl.__all__ and not n.startswith('__')])"
     assert call(sys.executable, "-c", code, cwd=ROOT).strip() == ""

@@ -11,7 +11,7 @@ from scripts.tools.private_names import check_strings, check_tree
 
 
 @pytest.mark.slow
-def test_private_names_of_this_tree_are_in_no_string():
+def test_strings_of_this_tree_contain_no_private_name():
     assert [str(finding) for finding in check_tree(ROOT)] == []
 
 

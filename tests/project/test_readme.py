@@ -31,20 +31,20 @@ def rows(title):
     return lines[2:]
 
 
-def test_every_block_is_run_by_a_test():
+def test_every_block_of_the_readme_is_run_by_a_test():
     assert [kind for kind, _ in BLOCKS] == ["sh", "sh", "text", "sh", "sh", "python", "sh"]
     assert list(FILES) == ["mine.py"]
     by = {
-        "./scripts": "test_the_two_commands",
-        "p2pfl-sim run": "test_a_simulation",
+        "./scripts": "test_readme_demo_and_test_scripts_run",
+        "p2pfl-sim run": "test_readme_simulation_runs",
         "federation create": "test_namespaces.py",
         "join pi": "test_namespaces.py",
-        "p2pfl-sim sweep": "test_the_policy",
+        "p2pfl-sim sweep": "test_readme_policy_runs_in_sweep",
     }
     assert [block(word) for word in by] == COMMANDS
 
 
-def test_it_is_short():
+def test_readme_is_short():
     lines = TEXT.splitlines()
     assert len(lines) <= 160
     assert max(map(len, lines)) <= 160
@@ -52,20 +52,20 @@ def test_it_is_short():
     assert long == []
 
 
-def test_every_link_leads_to_a_file_and_a_heading():
+def test_readme_links_have_targets():
     for path, anchor in re.findall(r"\]\(([^)#]+)#?([^)]*)\)", TEXT):
         assert (ROOT / path).is_file(), path
         headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text("utf-8"), re.M) if anchor else []
         assert anchor in ["", *(heading.lower().replace(" ", "-") for heading in headings)]
 
 
-def test_everything_that_is_built_in_is_named():
+def test_readme_lists_all_built_in_names():
     found = re.findall(r"`([^`]+)`", " ".join(names for _, names in rows("Built in")))
-    topologies = {factory: name for name, factory in reversed(BUILDERS.items())}.values()  # one name of each
+    topologies = {factory: name for name, factory in reversed(BUILDERS.items())}.values()  # one name for each builder
     assert sorted(found) == sorted([*POLICIES, *TASKS, *topologies, *CODECS])
 
 
-def test_headline_rows_are_the_recorded_figures():
+def test_headline_rows_equal_recorded_figures():
     shown = rows("Reproduced results")
     assert len(shown) == 6
     for _, place, _, printed, here in shown:
@@ -75,7 +75,7 @@ def test_headline_rows_are_the_recorded_figures():
         assert here == f"{entry.figures(row)['full']:.2f}", place
 
 
-def test_speeds_are_those_of_the_measurements():
+def test_speeds_equal_the_measurements():
     page = (DOCS / "measurements.md").read_text(encoding="utf-8")
     figures = [figure for line in section("Speed") if line.startswith("- ") for figure in re.findall(r"\d[\d,.]*\d", line)]
     assert len(figures) > 8
@@ -90,19 +90,19 @@ def statements(text, kind):
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-def test_lines_of_the_example_are_counted():
+def test_example_line_counts_are_correct():
     example = {text.splitlines()[0]: text for kind, text in page_blocks("tutorials/own-policy.md") if kind == "python"}
     policy = statements(example["# mine.py"], ast.ClassDef)
     task = statements(example["# rings.py"], ast.FunctionDef)
     assert f"has a policy of {policy} lines and a task of {task} lines" in " ".join(section("Comparison"))
 
 
-def test_the_policy_takes_fifteen_lines():
+def test_readme_policy_has_at_most_fifteen_lines():
     assert sum(bool(line) for line in FILES["mine.py"].splitlines()) <= 15
 
 
 def locally(command):
-    """Without worker processes, which change no result and would each import torch for a few seconds of work."""
+    """Disable worker processes: they change no result, and each would import torch for a few seconds of work."""
     return re.sub(r"p2pfl-sim (run|sweep) ", r"p2pfl-sim \1 --engine local ", command)
 
 
@@ -111,19 +111,19 @@ def cells(line):
 
 
 @pytest.mark.slow
-def test_a_simulation(tmp_path):
-    said = [cells(line) for line in bash(locally(block("p2pfl-sim run")), tmp_path).splitlines()]
+def test_readme_simulation_runs(tmp_path):
+    printed = [cells(line) for line in bash(locally(block("p2pfl-sim run")), tmp_path).splitlines()]
     (shown,) = [text.splitlines() for kind, text in BLOCKS if kind == "text"]
-    assert cells(shown[0]) in said
+    assert cells(shown[0]) in printed
     for name, accuracy, *_ in map(cells, shown[1:]):  # other machines may differ in the last digit of a mean
-        (found,) = [line for line in said if line[:1] == [name]]
+        (found,) = [line for line in printed if line[:1] == [name]]
         assert float(found[1]) == pytest.approx(float(accuracy), abs=0.01)
     left = {path.name for path in (tmp_path / "runs" / "two-groups").iterdir()}
     assert left == {"summary.json", "rounds.parquet", "edges.parquet", "scenario.toml", "report.html"}
 
 
 @pytest.mark.slow
-def test_the_policy(tmp_path):
+def test_readme_policy_runs_in_sweep(tmp_path):
     (tmp_path / "mine.py").write_text(FILES["mine.py"])
     bash(locally(block("p2pfl-sim sweep").rstrip()) + " --out runs/mine", tmp_path)
     table = json.loads((tmp_path / "runs/mine/summary.json").read_text())["table"]
@@ -132,14 +132,14 @@ def test_the_policy(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_node_runs_the_policy(tmp_path):
+def test_readme_policy_runs_on_a_node(tmp_path):
     (command,) = re.findall(r"`(p2pfl-node init [^`]*)`", " ".join(section("Write a policy")))
     (tmp_path / "mine.py").write_text(FILES["mine.py"])
     bash(f"{command.replace('NODE', 'node')}\ncp mine.py node/\np2pfl-node run node", tmp_path)
 
 
 @needs_chromium
-def test_the_picture_of_the_status_page_can_be_made(tmp_path):
+def test_picture_of_the_status_page_can_be_made(tmp_path):
     status_picture.take(tmp_path / "status.png")
     assert (tmp_path / "status.png").read_bytes()[:4] == b"\x89PNG"
     assert (ROOT / "docs" / "status.png").stat().st_size < 150_000
@@ -147,10 +147,10 @@ def test_the_picture_of_the_status_page_can_be_made(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="only in the environment that the scripts make")
-def test_the_two_commands():
+def test_readme_demo_and_test_scripts_run():
     assert block("./scripts") == "./scripts/demo\n./scripts/test\n"
-    said = bash("./scripts/demo", ROOT)
-    assert "installing" not in said  # a second time
-    assert "together" in said
-    assert said.count("│ inverse-loss/fedsim") == 1
+    printed = bash("./scripts/demo", ROOT)
+    assert "installing" not in printed  # the environment exists already
+    assert "together" in printed
+    assert printed.count("│ inverse-loss/fedsim") == 1
     assert bash("./scripts/test --version", ROOT).startswith("pytest")

@@ -19,7 +19,7 @@ PAGE = "real-machines.md"
 LONG = 200  # seconds of real time after which something has gone wrong
 
 
-def test_every_block_is_run_by_a_test():
+def test_every_block_of_real_machines_is_run_by_a_test():
     """Name the test of each block: test_namespaces runs those before the broker, this file the last one."""
     words = ("federation create laptop", "invite laptop", "join pi-1", "join pi-2", "status pi-1", "broker=")
     assert [block(PAGE, word) for word in words] == [text for _, text in blocks(PAGE)]
@@ -55,7 +55,7 @@ class Homes:
         return "".join(path.read_text() for path in self.root.glob("*.log"))
 
     def stop(self):
-        """As Ctrl-C would."""
+        """Send SIGINT, as Ctrl-C does, and wait."""
         for name in MACHINES.values():
             if (pid := self.status(name).get("pid")) is not None:
                 with suppress(ProcessLookupError):
@@ -66,8 +66,8 @@ class Homes:
 
 
 @pytest.mark.slow
-def test_three_machines_through_a_broker(tmp_path):
-    """Only the broker, on a fourth machine, can be found and dialled."""
+def test_three_machines_learn_through_a_broker(tmp_path):
+    """The machines can reach only the broker, on a fourth machine."""
     program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("Mosquitto is not installed")

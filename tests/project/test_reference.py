@@ -50,7 +50,7 @@ def test_api_page_has_every_public_name():
 
 
 @pytest.mark.parametrize("text", ["<!-- begin keys a:b -->\n", "Text.\n<!-- end keys -->\n"])
-def test_part_without_its_other_end_is_refused(text):
+def test_part_with_one_marker_is_refused(text):
     with pytest.raises(ValueError, match="no beginning or no end"):
         pages.render(text)
 
@@ -119,7 +119,7 @@ def test_signature_has_no_modules_and_breaks_when_long():
     assert objects.signature(long).splitlines()[1] == "    first_argument: dict[str, float],"
 
 
-def test_cells_are_escaped_and_symbols_stay_small():
+def test_cells_are_escaped_and_symbols_stay_lower_case():
     assert table(("a",), [("x | y\nz",)]).splitlines()[-1] == "| x \\| y z |"
     assert escape("a < b, <c>, `<d>`") == "a < b, \\<c>, `<d>`"
     assert sentence("the number") == "The number."

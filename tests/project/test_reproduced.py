@@ -14,12 +14,12 @@ MARK = "<!-- The rest of this page is generated: p2pfl-sim reproduce --markdown 
 
 
 @pytest.mark.slow
-def test_the_tables_are_those_that_the_command_prints(capsys):
+def test_reproduced_page_equals_output_of_the_command(capsys):
     assert main(["reproduce", "--markdown"]) == 0
     assert (DOCS / PAGE).read_text(encoding="utf-8").partition(MARK)[2].strip() == capsys.readouterr().out.strip()
 
 
-def test_every_command_is_run_by_a_test():
+def test_every_command_of_reproduced_is_run_by_a_test():
     by = {
         "p2pfl-sim reproduce": "test_reproduce.py",
         "p2pfl-sim reproduce codecs-one-byte-budget --smoke": "test_reproduce.py",
@@ -27,18 +27,18 @@ def test_every_command_is_run_by_a_test():
         "p2pfl-sim reproduce dpfl-two-groups dpfl-budgets --short --out runs/dpfl": "test_scenarios.py",
         "p2pfl-sim reproduce fedpref-dst fedpref-teachers --short --out runs/preferences": "test_scenarios.py",
         "p2pfl-sim reproduce topology-study --short --out runs/topology": "test_scenarios.py",
-        "p2pfl-sim list": "test_real_data",
-        "p2pfl-sim data check": "test_real_data",
-        "p2pfl-sim run dac-fmnist-covariate --set form=smoke --out runs/smoke": "test_real_data",
+        "p2pfl-sim list": "test_data_commands_of_reproduced_run",
+        "p2pfl-sim data check": "test_data_commands_of_reproduced_run",
+        "p2pfl-sim run dac-fmnist-covariate --set form=smoke --out runs/smoke": "test_data_commands_of_reproduced_run",
     }
     assert [each for kind, text in blocks(PAGE) if kind == "sh" for each in text.splitlines()] == list(by)
 
 
 @pytest.mark.slow
-def test_real_data(tmp_path):
+def test_data_commands_of_reproduced_run(tmp_path):
     if "P2PFL_DATA" not in os.environ:
         pytest.skip("P2PFL_DATA names no folder with data sets")
-    said = bash(block(PAGE, "data check"), tmp_path)
-    assert "fashion-mnist" in said
-    assert "dpfl-table1: 45 runs of 100 nodes" in said
+    printed = bash(block(PAGE, "data check"), tmp_path)
+    assert "fashion-mnist" in printed
+    assert "dpfl-table1: 45 runs of 100 nodes" in printed
     assert json.loads((tmp_path / "runs" / "smoke" / "summary.json").read_text())["scenario"] == "dac-fmnist-covariate"

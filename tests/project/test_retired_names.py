@@ -27,11 +27,11 @@ def found(hits):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not LISTED.enforced, reason="names are still being replaced")
-def test_no_retired_name_is_in_this_tree():
+def test_this_tree_has_no_retired_name():
     assert [str(hit.finding()) for hit in search_tree()] == []
 
 
-def test_no_replacement_is_retired_itself():
+def test_replacements_are_not_retired():
     for names in (LISTED.api.identifiers, LISTED.api.attributes, LISTED.api.functions, LISTED.keys, LISTED.prose):
         assert not set(names) & set(names.values())
 
@@ -71,7 +71,7 @@ def test_function_is_found(code):
 
 
 @pytest.mark.parametrize("owner", ["Thing", "OldThing"])
-def test_member_is_found_in_the_class_of_the_new_and_of_the_retired_name(owner):
+def test_member_is_found_in_new_and_retired_class(owner):
     code = f"class {owner}:\n    def wither(self): ..."
     assert (1, "members", "Thing.wither") in found(SEARCH.python("a.py", code))
 
@@ -91,7 +91,7 @@ def test_module_is_found(code):
     assert [name for _, _, name in found(SEARCH.python("a.py", code))] == ["node/stale.py"]
 
 
-def test_module_that_became_a_folder_is_found_by_its_path_only():
+def test_module_that_became_a_folder_is_found_by_path():
     search = Search(NAMES, frozenset({"node/stale/board.py"}))
     assert found(search.python("a.py", "import p2pfl.node.stale.board\n# node/stale.py")) == [
         (2, "modules", "node/stale.py")
@@ -118,7 +118,7 @@ def test_same_word_with_another_meaning_is_no_fault(code):
     assert found(SEARCH.python("a.py", code)) == []
 
 
-def test_documents_are_searched_by_the_kind_of_their_text():
+def test_documents_are_searched_by_kind_of_text():
     page = """# The attic
 
 An Attic of `node.stale`, see `node/stale.py`.

@@ -14,7 +14,7 @@ SYSTEMS = {"p2pfl", "tls-loop", "tls-blocking", "grpc", "grpc-tls", "pickle"}
 
 
 @pytest.mark.slow
-def test_the_speed_of_the_wire(tmp_path):
+def test_wire_benchmark_writes_figures(tmp_path):
     pytest.importorskip("grpc", reason="grpcio is not installed")
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "wire.py"), "--quick", "--json", "figures.json"],
