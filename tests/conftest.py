@@ -15,29 +15,29 @@ except ImportError:  # Windows: run them with one worker
     fcntl = None
 
 
-LONG = 1.0  # seconds after which a test is to be marked `slow`
+LONG = 1.0  # seconds after which a test must be marked `slow`
 
 FIRST, *OTHERS = LOOPS
 
-settings.register_profile("quick", max_examples=10)  # for tests that do not say how many they need
+settings.register_profile("quick", max_examples=10)  # for tests that do not set a number of examples
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible():
-    """A job in the background of a shell ignores SIGINT, and so would all processes that tests start and interrupt."""
+    """Restore SIGINT, which background jobs of a shell ignore: tests interrupt the processes that they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_torch_thread():
-    """Equal bits need equal threads; and two cores are shared by much else."""
+    """Use one thread of torch: equal bits need equal threads, and the cores are shared."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(params=[FIRST, *(pytest.param(loop, marks=pytest.mark.slow) for loop in OTHERS)])
 def on_loop(request):
-    """Runs a coroutine; the test is repeated for each event loop that a node may run on."""
+    """Function that runs a coroutine; the test is repeated for each event loop that a node supports."""
     return lambda work: run_on(request.param, work)
 
 
@@ -46,7 +46,7 @@ def pytest_addoption(parser):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Report, but do not fail: how long a test takes depends on what else the machine does."""
+    """Report slow tests without failing: their times depend on the load of the machine."""
     if not config.getoption("--strict-slow"):
         return
     reports = {id(report): report for some in terminalreporter.stats.values() for report in some}.values()
@@ -67,7 +67,7 @@ def pytest_runtest_protocol(item):
     """Run a test that is marked `alone` while no other worker runs any."""
     if fcntl is None or not hasattr(item.config, "workerinput"):
         return (yield)
-    folder = os.open(item.config.rootpath, os.O_RDONLY)  # what all workers can lock without leaving a file behind
+    folder = os.open(item.config.rootpath, os.O_RDONLY)  # all workers can lock it, and no file remains
     try:
         fcntl.flock(folder, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)

@@ -21,7 +21,7 @@ from p2pfl.protocols.errors import TransportError
 PATIENCE = 60  # seconds of real time after which something has gone wrong
 
 CONNACK = b"\x20\x02\x00\x00"
-TRICKS = {  # how a broker answers who connects, and whether it then closes the connection
+TRICKS = {  # the broker's answer to a client, and whether it then closes the connection
     "closes": (CONNACK, True),
     "reserved type": (CONNACK + b"\x00\x00", False),
     "a length of five bytes": (CONNACK + b"\x30\xff\xff\xff\xff\xff\x01", False),
@@ -38,7 +38,7 @@ TRICKS = {  # how a broker answers who connects, and whether it then closes the 
 
 @contextlib.asynccontextmanager
 async def tricking(trick):
-    """Run a broker that says one of TRICKS to all who connect; yield its URL, and an event: a client has ended one."""
+    """Run a broker that answers with one of TRICKS; yield its URL and an event that a client has disconnected."""
     answer, closes = TRICKS[trick]
     ended = asyncio.Event()
 
@@ -79,7 +79,7 @@ class Broker:
     """A broker process that can be killed and started again at the same port.
 
     Args:
-        command: returns what runs it at a port.
+        command: returns the command line for a port.
     """
 
     def __init__(self, command, **options):
@@ -96,7 +96,7 @@ class Broker:
         while not answers(self.port):
             assert self._process.poll() is None, "the broker has ended"
             assert time.monotonic() < deadline, "the broker does not come up"
-            time.sleep(0.02)  # of real time: this is a real process
+            time.sleep(0.02)  # real time: this is a real process
 
     def kill(self):
         self._process.kill()
@@ -105,10 +105,10 @@ class Broker:
 
 @contextlib.contextmanager
 def mosquitto(config_lines=(), files=None):
-    """Run Mosquitto, where it is installed; without lines about access everyone may do everything.
+    """Run Mosquitto if it is installed; without lines about access everything is allowed.
 
     Args:
-        config_lines: in which {folder} stands for the one where the files are.
+        config_lines: lines in which {folder} stands for the folder of the files.
         files: their texts, by name.
     """
     program = shutil.which("mosquitto") or shutil.which("/usr/sbin/mosquitto")
@@ -154,7 +154,7 @@ asyncio.run(serve(sys.argv[1]))
 
 @contextlib.contextmanager
 def amqtt():
-    """Run amqtt, in a process of its own; everyone may do everything."""
+    """Run amqtt in its own process; everything is allowed."""
     if importlib.util.find_spec("amqtt") is None:
         pytest.skip("amqtt is not installed")
     broker = Broker(lambda port: [sys.executable, "-c", AMQTT, str(port)])
@@ -167,9 +167,9 @@ def amqtt():
 class MemoryBroker:
     """
     Attributes:
-        seen: all that was published, as (topic, content).
-        fate: says what becomes of something published: a list of (seconds, topic, content) that are delivered.
-        allowed: says whether something published is delivered at all.
+        seen: all published messages, as (topic, content).
+        fate: returns the deliveries of a published message, as a list of (seconds, topic, content).
+        allowed: returns whether messages of a topic are delivered.
         up: whether it answers.
     """
 

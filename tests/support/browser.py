@@ -14,7 +14,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
 
-# Chromium itself would look for updates and the like.
+# Prevent requests of Chromium itself, for example for updates.
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync"]
 
@@ -47,7 +47,7 @@ def browser() -> Iterator[object]:
 
 @contextmanager
 def page(chromium, size=DESKTOP, dark=False):
-    """Open an empty page; the values are playwright's Page and what it did."""
+    """Open an empty page; the values are playwright's Page and a record of its activity."""
     context = chromium.new_context(
         viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light", accept_downloads=True
     )
@@ -70,7 +70,7 @@ COUNT = """() => [...document.querySelectorAll('figure')].map(figure => ({
 
 
 def opened_report(chromium, path, **options):
-    """Open a report; return what is in it."""
+    """Open a report and return its contents."""
     with page(chromium, **options) as (shown, seen):
         shown.goto(path.as_uri())
         shown.wait_for_selector("html[data-ready]", state="attached")

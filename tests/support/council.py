@@ -36,7 +36,7 @@ DEADLINE = 8.0
 
 
 def own(name, round):
-    """Return what a node has trained in a round."""
+    """Return the trained model of a node in a round."""
     return np.full(SIZE, 10.0 * NAMES.index(name) + round, np.float32)
 
 
@@ -44,8 +44,8 @@ class Council:
     """
     Args:
         policy: coordinated.
-        eligible: names of those who may coordinate.
-        damaged: names of those who do not know any more how they have voted.
+        eligible: names of members that may coordinate.
+        damaged: names of members that have lost their record of votes.
     """
 
     def __init__(self, policy, eligible=NAMES, damaged=()):
@@ -88,7 +88,7 @@ class Council:
                 await asyncio.sleep(0.05)
 
     def leader(self):
-        """Return who coordinates, if all honest nodes see the same; else None."""
+        """Return the coordinator if all honest nodes see the same one, else None."""
         seen = {node.electing.coordinator for node in self.nodes.values()}
         return seen.pop() if len(seen) == 1 else None
 
@@ -97,7 +97,7 @@ class Council:
         return self.nodes[self.leader()].electing.term
 
     async def round(self, round):
-        """Have every honest node submit what it has trained; keep what it is assigned, or None."""
+        """Let every honest node submit its trained model; keep its assignment, or None."""
 
         async def one(name, node):
             start = own(name, round - 1)
@@ -113,7 +113,7 @@ class Council:
 
 
 class Cheat:
-    """The member mallory, introduced to everyone."""
+    """The member mallory, introduced to all nodes."""
 
     def __init__(self, council):
         self.council = council
@@ -147,7 +147,7 @@ class Cheat:
             self.send(name, message, payload)
 
     def submit(self, round=1, params=None, start=None, extras=None, previous=None, rest=None, **changes):
-        """Submit to whoever coordinates."""
+        """Submit to the coordinator."""
         leader, term = self.council.leader(), self.council.term
         fields = {"request": 1, "round": round, "membership_version": term.membership_version, "term": term.number}
         fields |= {"n_samples": SAMPLES["mallory"], "start": start is not None} | changes
@@ -162,7 +162,7 @@ class Cheat:
 
 @asynccontextmanager
 async def council(policy, damaged=(), **options):
-    """Run the nodes until they have elected one of them; an error in any task of theirs ends the test."""
+    """Run the nodes until they have elected a coordinator; an error in any of their tasks ends the test."""
     here = Council(policy, damaged=damaged, **options)
     async with asyncio.TaskGroup() as tasks:
         cheat = Cheat(here)

@@ -11,11 +11,11 @@ from p2pfl.protocols.election.raft import Election
 from p2pfl.protocols.election.types import TIMING, Ballot, Electorate, Term
 from p2pfl.protocols.wire import messages as m
 
-CYCLE, CHAOS = 30.0, 18.0  # virtual seconds: of each cycle so many are disturbed, then all is healed
+CYCLE, CHAOS = 30.0, 18.0  # virtual seconds: length of a cycle, and of its disturbed part
 HEALED_WITHIN = 10.0
 SLOWEST, FASTEST = 0.9, 1.1
-LATEST = 3.0  # seconds that a message is on its way at most
-# A coordinator's beats go on until its lease is over; who has heard the last one has patience.
+LATEST = 3.0  # seconds, longest delay of a message
+# A coordinator sends beats until its lease ends; a member that received the last one waits for its patience.
 MINORITY_KNOWS = (TIMING.lease + TIMING.beat + TIMING.patience) / SLOWEST + LATEST
 
 
@@ -26,9 +26,9 @@ class BrokenInvariantError(Exception):
 class DisturbedWorld:
     """
     Args:
-        seed: with an odd one the membership changes too; with each third one the last member only votes.
-        election, electorate, keep: parts of the product, for tests that put wrong ones in their place; `keep`
-            returns what a disk holds of a ballot.
+        seed: with an odd seed the membership changes, too; with every third seed the last member only votes.
+        election, electorate, keep: parts of the product, which tests replace by faulty ones; `keep` returns the ballot
+            as it is on disk.
     """
 
     def __init__(self, seed, n=5, election=Election, electorate=Electorate, keep=lambda ballot: ballot):
@@ -37,7 +37,7 @@ class DisturbedWorld:
         self.names = [f"n{i}" for i in range(n)]
         self.voters = set(self.names[-1:]) if n > 2 and seed % 3 == 0 else set()
         self.epochs = [electorate(1, frozenset(self.names), self.eligible(self.names))]  # the log
-        self.logs = dict.fromkeys(self.names, self.epochs[0])  # how far each has it, on its disk
+        self.logs = dict.fromkeys(self.names, self.epochs[0])  # the part of the log on each member's disk
         self.make, self.keep = election, keep
         self.now, self.count, self.queue = 0.0, 0, []
         self.rates = {name: self.rng.uniform(SLOWEST, FASTEST) for name in self.names}
@@ -47,14 +47,14 @@ class DisturbedWorld:
         self.pending = dict.fromkeys(self.names, float("inf"))  # when a tick is due
         self.frozen = dict.fromkeys(self.names, 0.0)
         self.side = dict.fromkeys(self.names, 0)
-        self.deaf = set()  # (sender, recipient) that are cut in this direction only
+        self.deaf = set()  # pairs (sender, recipient) that are cut in this direction only
         self.divided_at = None
         self.loss = self.doubled = self.late = 0.0
         self.crash = 0.0
         self.healed_at = None
         self.figures = Counter()
         self.slowest_heal = 0.0
-        # What an onlooker remembers; no crash takes it away.
+        # Observations, which survive crashes of members.
         self.coordinators, self.votes = {}, {}
         self.known = dict.fromkeys(self.names, Term(0, 0))
         self.obeyed = dict.fromkeys(self.names, Term(0, 0))
@@ -109,7 +109,7 @@ class DisturbedWorld:
         self.side, self.deaf = dict.fromkeys(self.names, 0), set()
 
     def end_division(self):
-        """A minority must know by now that it has no coordinator."""
+        """End a partition; check that a minority knows by now that it has no coordinator."""
         if self.divided_at is not None and self.now - self.divided_at > MINORITY_KNOWS:
             for name, member in self.members.items():
                 known = member.electorate.members
@@ -133,13 +133,13 @@ class DisturbedWorld:
                 self.stop(name)
 
     def freeze(self):
-        """A process is halted; what is sent to it waits."""
+        """Halt a process; messages to it wait."""
         name = self.rng.choice(self.names)
         self.frozen[name] = max(self.frozen[name], self.now + self.rng.uniform(0.5, 8))
         self.figures["freezes"] += 1
 
     def reform(self):
-        """A member is revoked, or one is let in again; others hear of it when they do."""
+        """Revoke a member, or admit one again; each member learns of it at its own time."""
         last = self.epochs[-1]
         out = [name for name in self.names if name not in last.members]
         members = last.members ^ {self.rng.choice(out or self.names)} or last.members
@@ -166,7 +166,7 @@ class DisturbedWorld:
         for name in self.names:
             self.start(name)
             self.learn(name, self.epochs[-1])
-            self.schedule(name)  # it may have been halted until later
+            self.schedule(name)  # the member may have been halted until later
         self.healed_at = self.now
 
     # Members
@@ -236,7 +236,7 @@ class DisturbedWorld:
             self.leading.discard(name)
 
     def bound(self, message):
-        """Return how much more often a member crashes that has just sent this, which binds it: a vote, or a promise."""
+        """Return how much more often a member crashes after it has sent a binding message: a vote, or a promise."""
         match message:
             case m.Vote(trial=False) | m.Voted(trial=False, granted=True):
                 return 5
@@ -262,7 +262,7 @@ class DisturbedWorld:
                         self.transmit(name, other, self.members[name].term)
         self.at(self.now + 0.5, self.act)
 
-    # What must hold
+    # Invariants
 
     def obey(self, sender, name, term):
         if self.members[name].obeys(sender, term):

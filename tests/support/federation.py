@@ -29,11 +29,11 @@ LATENCY = 0.01
 
 
 class Cable:
-    """A network of constant latency in which nodes can be cut off: frames to and from them vanish without a word.
+    """A network of constant latency in which nodes can be cut off: frames to and from them vanish silently.
 
     Attributes:
-        cut: nodes that nobody reaches.
-        sides: on which side of a partition each node is; those that are not named are all on one.
+        cut: unreachable nodes.
+        sides: side of a partition, by node; unnamed nodes share one side.
     """
 
     def __init__(self):
@@ -49,8 +49,8 @@ class Watch:
     """Record of a node's rounds.
 
     Attributes:
-        weights: by round, who counted how much.
-        times: by round, when it ended.
+        weights: weights of the senders, by round.
+        times: end of the round, by round.
     """
 
     def __init__(self):
@@ -87,15 +87,15 @@ class Watch:
 
 
 class Federation:
-    """A federation whose nodes are started, killed and started again one by one.
+    """A federation whose nodes can be started, killed and restarted separately.
 
     Args:
-        edges: pairs of names that may exchange; everyone with everyone by default.
-        folder: where checkpoints are kept; without one nodes forget all.
+        edges: pairs of names that may exchange models; all pairs by default.
+        folder: for checkpoints; without one nodes lose their state.
         speeds: seconds that a node needs for a membership version; 1 by default.
         roles: of members, in a federation with a coordinator.
         on_fault: counts errors of the nodes; see PeeringOptions.
-        period: seconds between probes; by default nobody is probed who is not suspected.
+        period: seconds between probes; by default only suspected peers are probed.
         node_options: of p2pfl.node.node.Node.
     """
 
@@ -156,7 +156,7 @@ class Federation:
         )
 
     def ballots(self, name):
-        """Return what keeps a node's ballot."""
+        """Return the storage of a node's ballot."""
         return FileVotes(self.folder / f"{name}.vote", log_to(self.said[name])) if self.folder else self.votes[name]
 
     def electing(self, name):
@@ -168,7 +168,7 @@ class Federation:
         )
 
     def exchange(self, name, task=None, agreed=None):
-        """Return the exchange of a node that starts once more."""
+        """Return the exchange of a node for its next start."""
         self.incarnations[name] += 1
         self.policies[name] = policy = self.policy()
         return message_exchange(
@@ -191,7 +191,7 @@ class Federation:
         )
 
     def make(self, name, task=None, agreed=None, exchange=None, observer=None):
-        """Return a node; with `exchange`, one made for it, and with `observer` one in place of its watch."""
+        """Return a node, with the given exchange, and with the given observer instead of its watch."""
         exchange = exchange or self.exchange(name, task, agreed)
         store = FileStore(self.folder / name) if self.folder else None
         return Node(
@@ -213,7 +213,7 @@ class Federation:
             self.running[name] = asyncio.create_task(node.run(node.exchange.others_done), name=name)
 
     async def kill(self, name):
-        """End a node as a power cut would: nobody hears a word."""
+        """End a node as in a power cut: it sends nothing more."""
         self.cable.cut.add(name)
         self.running[name].cancel()
         with suppress(asyncio.CancelledError):

@@ -25,7 +25,7 @@ LATEST = 1 << 16  # bytes of a request
 
 
 class ForkedProcess:
-    """A running command, with what the tests use of subprocess.Popen."""
+    """A running command, with the part of subprocess.Popen's interface that the tests use."""
 
     def __init__(self, command, stdout, talk):
         self.args, self.stdout, self._talk, self.returncode = command, stdout, talk, None
@@ -40,11 +40,11 @@ class ForkedProcess:
         return self.returncode
 
     def communicate(self):
-        """Read what is left of its output; return it when the command has ended."""
+        """Read the rest of the output; return it when the command has ended."""
         with self.stdout:
-            said = self.stdout.read()
+            output = self.stdout.read()
         self.wait()
-        return said, None
+        return output, None
 
     def send_signal(self, number):
         if self.poll() is None:
@@ -78,7 +78,7 @@ def python(command, *, stdout, stderr, cwd=None, env=None, text=False):
         if stdout == subprocess.PIPE:
             end, out = os.pipe()
             stack.callback(os.close, out)
-            reading = open(end) if text else open(end, "rb")  # noqa: SIM115, PTH123 (it is the caller's)
+            reading = open(end) if text else open(end, "rb")  # noqa: SIM115, PTH123 (the caller closes it)
         else:
             out = stdout.fileno()
         err = out if stderr == subprocess.STDOUT else stderr.fileno()
@@ -91,7 +91,7 @@ def python(command, *, stdout, stderr, cwd=None, env=None, text=False):
 
 @cache
 def _original():
-    """Start the process that is copied; return the socket by which it is asked. It ends when this process does."""
+    """Start the process that is copied; return the socket for requests. It ends with this process."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with there:
@@ -111,7 +111,7 @@ def _original():
 
 
 def _serve(asked):
-    """Copy this process for each request. Return in a copy, with what it is to run; None when there is nobody to ask."""
+    """Copy this process for each request. Return in a copy, with its command; None when the socket is closed."""
     while True:
         message, fds, _, _ = socket.recv_fds(asked, LATEST, 3)
         if not message:
@@ -124,9 +124,9 @@ def _serve(asked):
 
 
 def _hand_over(talk):
-    """Go on in another copy, whose exit status this one tells."""
+    """Continue in another copy; this one reports its exit status."""
     if pid := os.fork():
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])  # the other one has them too
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])  # the other copy receives them, too
         os.closerange(0, 3)
         os.write(talk, b"%d" % pid)
         os.write(talk, b"%d" % os.waitpid(pid, 0)[1])
@@ -147,7 +147,7 @@ def _main():
     with contextlib.suppress(ImportError):
         import sklearn.datasets  # noqa: F401
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that no copy remains when it has ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no copy remains as a zombie
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     if (wanted := _serve(socket.socket(fileno=int(sys.argv[1])))) is None:
         return

@@ -47,15 +47,15 @@ async def until(condition):
 
 
 class Honest:
-    """A node of a folder as it runs, but for its learning: it serves one model, made of noise.
+    """A running node of a folder, without learning: it serves one model made of noise.
 
     Args:
-        addresses: of other members, in place of those that it is configured with.
+        addresses: of other members, instead of the configured ones.
         size: P, the number of values of a model.
-        guarded: keep members out that send nonsense.
+        guarded: exclude members that send invalid messages.
 
     Attributes:
-        now: seconds since 1970, and since its machine was started, as its invitation service has them.
+        now: time of its invitation service, in seconds since 1970 and since the start of the machine.
     """
 
     def __init__(self, folder, addresses=None, size=SIZE, guarded=False):
@@ -113,7 +113,7 @@ class Honest:
         return dict(self.exchange.rejected)
 
     def state(self):
-        """All that nobody may change who has no business here, and whatever of models has left."""
+        """Return the state that intruders must not change, and the counts of sent models."""
         exchange = self.exchange
         return {
             "round": exchange.round,
@@ -130,7 +130,7 @@ class Honest:
 
 @asynccontextmanager
 async def honest(folder, **options):
-    """Run a node; an error in any task of it ends the test."""
+    """Run a node; an error in any of its tasks ends the test."""
     node = Honest(folder, **options)
     async with asyncio.TaskGroup() as tasks:
         await node.contacts.start(tasks)
@@ -144,10 +144,10 @@ async def honest(folder, **options):
 
 
 class Intruder:
-    """Says what it likes to nodes.
+    """A client that sends arbitrary messages to nodes.
 
     Args:
-        gate: what it claims, or believes, of its federation.
+        gate: its claims about its federation.
 
     Attributes:
         heard, said: frames, by their link.
@@ -182,7 +182,7 @@ class Intruder:
         return await self.transport.dial(node.transport.address, node.key, **options)
 
     def seal(self, link, message, payload=b"", to=None, session=None):
-        """Return a frame, for the one at the other end of the link unless told otherwise."""
+        """Return a frame, by default for the other end of the link."""
         payload = payload if isinstance(payload, Payload) else Payload.of(payload)
         parts = self.sealer.seal(message, to or link.key, payload, link.session if session is None else session)
         return b"".join(bytes(part) for part in parts)
@@ -194,7 +194,7 @@ class Intruder:
         return frame
 
     async def introduce(self, node):
-        """Become a peer like any other; return the link."""
+        """Become a regular peer; return the link."""
         link = await self.dial(node)
         terms = m.HelloParameters(
             {"size": str(node.exchange.coding.layout.size)}, {"n_samples": 50}, 1, False, self.gate.membership_version
@@ -204,7 +204,7 @@ class Intruder:
         return link
 
     async def settled(self, link, node):
-        """Wait until a node has dealt with everything that was sent over a link; the frames heard meanwhile are returned."""
+        """Wait until a node has handled all frames sent over a link; return the frames received in this time."""
         heard = self.heard.setdefault(link, [])
         before = len(heard)
         number = next(self.numbers)
@@ -222,11 +222,11 @@ def _number(frame, kind):
 
 
 class Relay:
-    """Listens in another's place, and passes on to a node whatever comes; all that is said is kept.
+    """A relay that listens instead of a node, forwards everything to it, and keeps a copy of all data.
 
     Args:
-        inside, outside: TLS contexts with which it speaks to who dials it, and to the node; without them it passes on what
-            is encrypted as it is.
+        inside, outside: TLS contexts for the dialling side and for the node; without them it forwards encrypted data
+            unchanged.
     """
 
     def __init__(self, node, inside=None, outside=None):

@@ -8,7 +8,7 @@ FEDERATION = bytes(range(16))
 
 
 class Club:
-    """A gate whose members are a set of keys."""
+    """Access control whose members are a set of keys."""
 
     def __init__(self, *members, federation=FEDERATION, invites=False):
         self.members = {identity.public for identity in members}

@@ -7,11 +7,11 @@ from p2pfl.protocols.wire.envelope import Payload
 
 
 class Liar:
-    """Is introduced to all others like any member, and follows their rounds. What they ask of it goes to `on`.
+    """A member that is introduced to all others and follows their rounds; their requests go to `on`.
 
     Args:
-        on: called with this liar, the peer, its message and the payload; by default nothing is answered.
-        n_samples: that it claims; by default those that it has.
+        on: called with this liar, the peer, its message and the payload; by default it does not answer.
+        n_samples: the claimed number of samples; by default the real one.
     """
 
     def __init__(self, federation, name, on=lambda liar, peer, message, payload: None, n_samples=None):
@@ -54,13 +54,13 @@ class Liar:
             self.contacts.send(peer, message, Payload.of(*payload))
 
     def claim(self, round):
-        """Say to be in a round."""
+        """Claim to be in a round."""
         self.contacts.round = round
         for peer in self.exchange.peers.values():
             self.contacts.tell(peer, m.RoundReached(round))
 
     async def come_back(self, round):
-        """Drop all links, and be introduced again in another round."""
+        """Drop all links, and introduce itself again in another round."""
         self.follows = False
         self.contacts.round = round
         for peer in self.exchange.peers.values():

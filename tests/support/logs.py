@@ -1,4 +1,4 @@
-"""Event loggers that keep what they receive, for tests of objects that log."""
+"""Event loggers that keep their events, for tests of objects that log."""
 
 import logging
 
@@ -18,6 +18,6 @@ def log_records_to(records):
 def _logger(emit):
     handler = logging.Handler()
     handler.emit = emit
-    logger = logging.Logger("test")  # which no other logger is above
+    logger = logging.Logger("test")  # it has no parent logger
     logger.addHandler(handler)
     return EventLogger(logger)

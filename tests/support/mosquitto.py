@@ -20,9 +20,9 @@ def program():
 
 @contextmanager
 def mosquitto(folder, port, *lines):
-    """Run a broker on a port of loopback; yield its process. Without `lines` everyone may do everything."""
+    """Run a broker on a port of loopback; yield its process. Without `lines` everything is allowed."""
     config = folder / "mosquitto.conf"
-    own = [f"listener {port} 127.0.0.1", "persistence false", "user root"]  # the user is looked at if root starts it
+    own = [f"listener {port} 127.0.0.1", "persistence false", "user root"]  # the user matters only if root starts it
     config.write_text("\n".join([*own, *(lines or ["allow_anonymous true"])]) + "\n")
     with (folder / "mosquitto.log").open("wb") as log:
         broker = subprocess.Popen([program(), "-c", str(config)], stdout=log, stderr=subprocess.STDOUT)
@@ -31,7 +31,7 @@ def mosquitto(folder, port, *lines):
         while not answers(port):
             assert broker.poll() is None, (folder / "mosquitto.log").read_text()
             assert time.monotonic() < deadline, "the broker does not come up"
-            time.sleep(0.02)  # of real time: this is a real process
+            time.sleep(0.02)  # real time: this is a real process
         yield broker
     finally:
         broker.terminate()

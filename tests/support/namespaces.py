@@ -20,7 +20,7 @@ import pytest
 
 PATIENCE = 60  # seconds of real time after which something has gone wrong
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-RUN = "mount -t tmpfs p2pfl /run && mkdir /run/netns"  # where ip keeps the names of namespaces
+RUN = "mount -t tmpfs p2pfl /run && mkdir /run/netns"  # the folder in which ip keeps the names of namespaces
 TRIAL = " && ".join(
     (
         RUN,
@@ -34,7 +34,7 @@ TRIAL = " && ".join(
 
 @cache
 def why_not():
-    """Return why namespaces do not work here; "" if they do."""
+    """Return the reason why namespaces do not work here, or "" if they work."""
     if sys.platform != "linux":
         return "only Linux has network namespaces"
     for program in ("unshare", "nsenter", "setpriv", "ip"):
@@ -46,12 +46,12 @@ def why_not():
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"network namespaces do not work here: {error}"
-    said = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
-    return f"network namespaces do not work here: {said[-1]}" if tried.returncode else ""
+    lines = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
+    return f"network namespaces do not work here: {lines[-1]}" if tried.returncode else ""
 
 
 def _unshare():
-    """Begin a command that makes namespaces; rights over them come with a user namespace, where this user has none."""
+    """Return the start of a command that makes namespaces; a user namespace provides missing rights."""
     return ["unshare", "-nm"] if os.geteuid() == 0 else ["unshare", "-Urnm"]
 
 
@@ -83,20 +83,20 @@ class Machines:
 
     def move(self, i, address):
         """Give a machine this address instead of all that it has."""
-        self._switch(f"ip -n m{i} addr flush dev eth0")  # the routes go with it
+        self._switch(f"ip -n m{i} addr flush dev eth0")  # this removes the routes, too
         self._give(i, address)
 
     def _give(self, i, address):
         self._switch(f"ip -n m{i} addr add {address}/24 dev eth0")
-        self._switch(f"ip -n m{i} route add default dev eth0")  # by which multicast is sent
+        self._switch(f"ip -n m{i} route add default dev eth0")  # the route for multicast
 
     def _tentative(self, i):
         """Return whether a machine still checks that its IPv6 address is unique."""
-        said = self._switch(f"ip -n m{i} -json -6 addr show dev eth0").stdout
-        return any(address.get("tentative") for link in json.loads(said) for address in link.get("addr_info", []))
+        printed = self._switch(f"ip -n m{i} -json -6 addr show dev eth0").stdout
+        return any(address.get("tentative") for link in json.loads(printed) for address in link.get("addr_info", []))
 
     def partition(self, *groups):
-        """Let no frame through between machines of different groups. What is on its way is lost, and nobody is told."""
+        """Block frames between machines of different groups. Frames on their way are lost silently."""
         if not self._rules:
             for group in groups:
                 for i in group:
@@ -116,7 +116,7 @@ class Machines:
             self._switch(f"ip link set v{i} master br0")
 
     def run(self, i, command, **options):
-        """Run a command on a machine; return what became of it."""
+        """Run a command on a machine and return its result."""
         options = {"capture_output": True, "text": True, "timeout": PATIENCE, "check": True, "env": _env()} | options
         return _check_all(self._on(i, command), **options)
 
@@ -131,7 +131,7 @@ class Machines:
 
     @contextmanager
     def captured(self, path):
-        """Write all frames that reach the switch meanwhile to a file, one after the other."""
+        """Write all frames that reach the switch in this block to a file, one after the other."""
         with ExitStack() as stack:
             process = subprocess.Popen(
                 [*self._enter, sys.executable, __file__, str(path)],
@@ -144,15 +144,15 @@ class Machines:
             stack.callback(process.kill)
             assert process.stdout.readline() == "listening\n"
             yield
-            said, _ = process.communicate("\n", PATIENCE)
-            assert said == "missed 0\n"
+            output, _ = process.communicate("\n", PATIENCE)
+            assert output == "missed 0\n"
 
     def _on(self, i, command):
-        """A command on a machine, that does not outlive the tests."""
+        """Return a command on a machine that ends with the tests."""
         return [*self._enter, "ip", "netns", "exec", f"m{i}", "setpriv", "--pdeathsig", "KILL", *command]
 
     def _switch(self, command, *more):
-        """Run a command where the switch is."""
+        """Run a command in the namespace of the switch."""
         words = [*self._enter, *command.split(), *more]
         return _check_all(words, capture_output=True, text=True, timeout=PATIENCE, check=True, env=_env())
 
@@ -166,16 +166,16 @@ def _check_all(words, **options):
 
 @contextmanager
 def machines(count, rules=None):
-    """Make N machines; skip the test, saying why, where namespaces do not work.
+    """Make N machines; skip the test with a reason if namespaces do not work.
 
     Args:
-        rules: cut them off from each other by rules of nftables; by default if it is installed, else by several switches.
+        rules: partition them by rules of nftables; by default if it is installed, else by several switches.
     """
     if why_not():
         pytest.skip(why_not())
     rules = shutil.which("nft", path=PATH) is not None if rules is None else rules
     holder = subprocess.Popen(
-        [*_unshare(), "sh", "-c", f"{RUN} && echo ready && exec cat"],  # which ends when its input does, so never without us
+        [*_unshare(), "sh", "-c", f"{RUN} && echo ready && exec cat"],  # cat ends with its input
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=_env(),
@@ -189,11 +189,11 @@ def machines(count, rules=None):
 
 
 def until(condition, what, patience=PATIENCE):
-    """Wait for something that a process does; return how many seconds it took."""
+    """Wait for a condition that a process fulfils; return the seconds that it took."""
     begun = time.monotonic()
     while not condition():
         assert time.monotonic() < begun + patience, f"waited in vain until {what() if callable(what) else what}"
-        time.sleep(0.02)  # of real time: these are real processes
+        time.sleep(0.02)  # real time: these are real processes
     return time.monotonic() - begun
 
 

@@ -26,10 +26,10 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(page: str, folder: Path, others: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """Make the files that a page has, each when it comes to it, and yield the commands, as a reader would come to them.
+    """Write the files of a page and yield its commands, in the order of the page.
 
     Args:
-        others: texts, for example ports, that take the place of those on the page.
+        others: replacements of texts of the page, for example of ports.
     """
     for kind, text in blocks(page):
         if others:

@@ -29,7 +29,7 @@ def free_ports(count):
 
 
 def federate(root, names, edges="all"):
-    """Make one federation of nodes' folders, by hand."""
+    """Make one federation of nodes' folders, without commands."""
     first = root / names[0]
     ready = loading.load(first)
     tables = agreement.draft("test", ready.config, loading.task_of(ready), edges)
@@ -37,7 +37,7 @@ def federate(root, names, edges="all"):
     for name in names[1:]:
         admission.admit(first, admission.request(root / name), "participant", root / f"{name}.admission")
         joining.join(root / name, (root / f"{name}.admission").read_text())
-    # The first ones have the log as it was when they were admitted; here all know all from the start.
+    # Earlier members have the log of their admission; here all start with the newest one.
     newest = (root / names[0] / "membership").read_bytes()
     for name in names[1:]:
         (root / name / "membership").write_bytes(newest)
@@ -47,7 +47,7 @@ class Printed:
     """The lines that a process prints, read at once: a full pipe would stop it.
 
     Attributes:
-        looked_at: how many of the lines a test has looked at.
+        looked_at: the number of lines that a test has read.
     """
 
     def __init__(self, pipe):
@@ -64,8 +64,8 @@ class Processes:
     """A federation of folders, and the processes that run them.
 
     Args:
-        toml: what every node.toml has beside name, listen, part and addresses.
-        path: where a task of the test's own is.
+        toml: content of every node.toml in addition to name, listen, part and addresses.
+        path: folder of a custom task.
     """
 
     def __init__(self, root: Path, names, toml, cwd=None, path=None):
@@ -99,7 +99,7 @@ class Processes:
             self.running[name], self._printed[name] = process, Printed(process.stdout)
 
     def printed(self, name):
-        """Return what a node has printed since it was started last."""
+        """Return the output of a node since its last start."""
         if self.running[name].poll() is not None:
             self._printed[name].reading.join(PATIENCE)
         return "".join(self._printed[name].lines)
@@ -116,7 +116,7 @@ class Processes:
             assert not ended, f"{name} ended without a word of {text!r}"
             assert time.monotonic() < deadline, f"waited in vain for {text!r} of {name}"
             ended = not self._printed[name].reading.is_alive()
-            time.sleep(0.02)  # of real time: these are real processes
+            time.sleep(0.02)  # real time: these are real processes
 
     def status(self, name):
         try:
@@ -128,20 +128,20 @@ class Processes:
         return FileStore(self.folders[name] / config.CHECKPOINT).load()
 
     def until(self, condition, what):
-        """Wait for something that a process does."""
+        """Wait for a condition that a process fulfils."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain until {what}"
             for name, process in self.running.items():
                 if process.poll() not in (None, 0, -signal.SIGKILL):
                     raise AssertionError(f"{name} ended with {process.returncode}: {self.printed(name)}")
-            time.sleep(0.02)  # of real time: these are real processes
+            time.sleep(0.02)  # real time: these are real processes
 
     def until_round(self, name, round):
         self.until(lambda: self.status(name)["round"] >= round, f"{name} is in round {round}")
 
     def wait(self, *names):
-        """Wait for processes to end; return what they printed."""
+        """Wait for processes to end; return their outputs."""
         names = names or tuple(self.running)
         for name in names:
             self.running[name].wait(PATIENCE)

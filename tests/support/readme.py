@@ -14,7 +14,7 @@ COMMANDS = [text for kind, text in BLOCKS if kind == "sh"]
 
 
 def block(word):
-    """The one block of commands with this word in it."""
+    """Return the one block of commands with this word in it."""
     (found,) = [text for text in COMMANDS if word in text]
     return found
 

@@ -11,7 +11,7 @@ from p2pfl.sim.scenario.scenario import resolve
 
 
 def entry(name, seed, nodes, rounds, **more):
-    """An entry of `runs` in summary.json, as p2pfl.sim.results.results writes it."""
+    """Return an entry of `runs` in summary.json, as p2pfl.sim.results.results writes it."""
     values = [round(0.5 + 0.01 * node, 4) for node in range(nodes)]
     made = {
         "name": name,
@@ -48,7 +48,7 @@ def entry(name, seed, nodes, rounds, **more):
 
 
 def rounds_of(nodes, rounds, **columns):
-    """Rows for each round of each node, in the order of the rounds; columns may be given as functions of round and node."""
+    """Return rows for each round and node, in the order of the rounds; a column may be a function of round and node."""
     when, node = np.divmod(np.arange(nodes * rounds), nodes)
     table = {
         "round": when + 1,
@@ -65,13 +65,13 @@ def rounds_of(nodes, rounds, **columns):
 
 
 def edges_of(*links):
-    """Rows of edges.parquet from (round, src, dst)."""
+    """Return rows of edges.parquet from (round, src, dst)."""
     when, src, dst = np.array(links, np.int32).reshape(-1, 3).T
     return {"round": when, "src": src, "dst": dst, "weight": np.full(len(when), 0.5, np.float32), "bytes": when * 0 + 10}
 
 
 def leave(path: Path, made, scenario=None):
-    """Write a folder as p2pfl-sim does, of results made by hand: (entry, rounds, edges), and further tables by name."""
+    """Write a folder as p2pfl-sim does from results made by hand: (entry, rounds, edges), and further tables by name."""
     runs = list(dict.fromkeys(summary["name"] for summary, *_ in made))
     first = made[0][0]
     file = resolve(
@@ -88,19 +88,19 @@ def leave(path: Path, made, scenario=None):
 
 
 def clusters_of(*assigned):
-    """Rows of clusters.parquet from (round, node, name of the cluster)."""
+    """Return rows of clusters.parquet from (round, node, name of the cluster)."""
     when, node, cluster = zip(*assigned, strict=True)
     return {"round": np.array(when, np.int32), "node": np.array(node, np.int32), "cluster": np.array(cluster, np.str_)}
 
 
 def similarities_of(*pairs):
-    """Rows of similarities.parquet from (round, node, other, similarity)."""
+    """Return rows of similarities.parquet from (round, node, other, similarity)."""
     columns = zip(("round", "node", "other", "similarity"), zip(*pairs, strict=True), strict=True)
     return {name: np.array(column, np.float32 if name == "similarity" else np.int32) for name, column in columns}
 
 
 def large(path: Path, nodes=100, rounds=100, runs=10, peers=10):
-    """Leave a folder as large as a page must bear: noise, which compresses worst."""
+    """Write a folder of the largest size that a page must support: noise, which compresses worst."""
     random = np.random.default_rng(0)
     made = []
     for k in range(runs):
@@ -124,13 +124,13 @@ def large(path: Path, nodes=100, rounds=100, runs=10, peers=10):
 
 
 def _splitting(nodes, rounds):
-    """Clusters of which all split in two every tenth of the rounds."""
+    """Return clusters that all split in two every tenth of the rounds."""
     splits = [(r, min(7, (r - 1) * 10 // rounds)) for r in range(1, rounds + 1)]
     return clusters_of(*((r, node, f"{node * 128 // nodes:07b}"[:depth]) for r, depth in splits for node in range(nodes)))
 
 
 def _alike(random, nodes, rounds):
-    """Similarities without a pattern, of all pairs but of a few nodes at most."""
+    """Return random similarities of all pairs of at most 128 nodes."""
     one, other = np.triu_indices(min(nodes, 128), 1)
     values = random.uniform(-1, 1, (len(rounds), len(one)))
     return similarities_of(

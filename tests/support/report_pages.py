@@ -15,7 +15,7 @@ NO_NUMBER = -128  # in hundredths
 
 
 def unpack(value):
-    """A payload as the page unpacks it."""
+    """Return a payload as the page unpacks it."""
     if isinstance(value, dict):
         if (
             len(value) == 1
@@ -45,7 +45,7 @@ def texts(text):
 
 
 class Tables(HTMLParser):
-    """The cells of the tables of a page, the heads of each first."""
+    """Cells of the tables of a page; the first row of each is its heading."""
 
     def __init__(self, text):
         super().__init__()
@@ -71,6 +71,6 @@ class Tables(HTMLParser):
 
 
 def rows(text, table=0):
-    """The rows of a table by their names, each as a dict by the heads."""
+    """Return the rows of a table by their names, each as a dict by the headings."""
     heads, *lines = Tables(text).tables[table]
     return {line[0]: dict(zip(heads[1:], line[1:], strict=True)) for line in lines}

@@ -20,7 +20,7 @@ whole_tables = pytest.mark.skipif(
 
 
 def outcome(name, rows, form="full"):
-    """Run rows of a scenario with seed 0 and check what it claims of them; return the table, and the runs, by name."""
+    """Run rows of a scenario with seed 0 and check its claims about them; return the table and the runs, by name."""
     file = load(name, [f"form={form}"] if form != "full" else [])
     kept = tuple(run for run in file.runs if run.name in rows)
     assert len(kept) == len(rows)
@@ -28,7 +28,7 @@ def outcome(name, rows, form="full"):
     file = msgspec.structs.replace(file, runs=kept, seeds=(0,), against=against)
     check_all(file)
     summary = summarise(file, run_all(file, "local"))
-    claimed = [claim for claim in file.claims if claim.holds]  # one seed may have what the mean has not
+    claimed = [claim for claim in file.claims if claim.holds]  # a single seed may fulfil a claim that the mean does not
     checked = check(claimed, file.figure, summary["table"])
     assert checked
     assert [str(claim) for claim in checked if not claim.held] == []

@@ -6,7 +6,7 @@ from p2pfl.policy import Coordinated
 
 
 class Restarted:
-    """A policy that is stopped and started again, from what its checkpoint has, before every round."""
+    """A policy that is restarted from its checkpoint before every round."""
 
     reported_stage = "merged"
 

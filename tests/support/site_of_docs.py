@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 
 
 def build(folder: Path) -> str:
-    """Build the site from nothing, as scripts/docs does; return what Sphinx says of it."""
+    """Build the whole site, as scripts/docs does; return the output of Sphinx."""
     (line,) = re.findall(r"^python -m sphinx (.*) -b html ", (ROOT / "scripts" / "docs").read_text(), re.M)
     strict = line.split()
     assert {"--fail-on-warning", "--nitpicky"} <= set(strict)
@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 def broken(folder: Path) -> Iterator[str]:
-    """Each link of a built site that leads to nothing, or that loads something from elsewhere."""
+    """Yield each link of a built site without a target."""
     pages = {path.resolve(): Page(path) for path in folder.rglob("*.html")}
     for page in pages.values():
         for link in page.links:

@@ -13,19 +13,20 @@ def encoded(y, sign=0):
     return (y + (sign << 255)).to_bytes(32, "little")
 
 
-# Of order 1 and 2, where x is 0; of order 4 and 8, with both signs of x.
+# Points of order 1 and 2, with x = 0, and of order 4 and 8, with both signs of x.
 _TWO_SIGNS = [encoded(y, sign) for y in (0, _ONE_OF_ORDER_8, PRIME - _ONE_OF_ORDER_8) for sign in (0, 1)]
 SMALL_ORDER = [encoded(1), encoded(PRIME - 1), *_TWO_SIGNS]
 NOT_CANONICAL = [encoded(y, sign) for y in range(PRIME, 2**255) for sign in (0, 1)] + [encoded(1, 1), encoded(PRIME - 1, 1)]
-TWINS = [encoded(y, sign) for y in (PRIME, PRIME + 1) for sign in (0, 1)] + [encoded(1, 1), encoded(PRIME - 1, 1)]  # of them
+# Encodings that are not canonical, of points of small order.
+TWINS = [encoded(y, sign) for y in (PRIME, PRIME + 1) for sign in (0, 1)] + [encoded(1, 1), encoded(PRIME - 1, 1)]
 WEAK = SMALL_ORDER + NOT_CANONICAL
 
 
 def forged(public, make=lambda k: b"message %d" % k):
-    """Return data and a signature of it that a library takes for one of a point of small order: no secret is needed.
+    """Return data and a signature that a library accepts for a key of small order; no secret is needed.
 
     Args:
-        make: returns the k-th data that may do. With one in eight of them, and the right R, the equation holds.
+        make: returns the k-th candidate. For one in eight of them, with the right R, the equation holds.
     """
     key = Ed25519PublicKey.from_public_bytes(public)
     for k in count():
