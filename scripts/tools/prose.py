@@ -1,4 +1,4 @@
-"""Checks of the prose: first lines of docstrings, lines and sentences of Markdown, and banned phrases.
+"""Checks of the prose: docstrings, names of tests, lines and sentences of Markdown, and banned phrases.
 
 `python -m scripts.tools.prose` prints findings; `--all` includes files on the list of exceptions.
 `prose-exceptions.txt` lists files that are not clean yet. The list only shrinks: a listed file that is clean is a
@@ -16,13 +16,14 @@ from pathlib import Path
 
 from scripts.tools import retired_names
 from scripts.tools.banned_phrases import check_document, check_strings
-from scripts.tools.findings import ROOT, Finding, find_files, report
+from scripts.tools.findings import ROOT, TESTS, Finding, find_files, report
 from scripts.tools.markdown import count_columns, count_words, sentences, text_lines
 
 EXCEPTIONS = Path(__file__).with_name("prose-exceptions.txt")
 LINE_LIMIT = 100  # columns
 SENTENCE_LIMIT = 35  # words
 MEAN_LIMIT = 18  # words a sentence, on average over a document
+TEST_NAME_LIMIT = 60  # characters, without the name of a class
 FEW = 5  # sentences; a document with fewer has no average
 
 _CLAUSE = re.compile(r"(What(ever)?|Who(m|se|ever)?|How|Where|When(ever)?|Which(ever)?|Whether|With|Of|That|Those)\b")
@@ -36,6 +37,18 @@ def check_docstrings(path: str, text: str) -> Iterator[Finding]:
         if clause := _CLAUSE.match(first):
             line = element.body[0].lineno
             yield Finding(path, line, f"docstring begins with {clause[0]!r}, not with an imperative or a noun phrase")
+
+
+def check_test_names(path: str, text: str) -> Iterator[Finding]:
+    """Find test functions with names that are too long, in the folder of the tests."""
+    if not path.startswith(f"{TESTS}/"):
+        return
+    for element in ast.walk(ast.parse(text)):
+        if not isinstance(element, ast.FunctionDef | ast.AsyncFunctionDef) or not element.name.startswith("test_"):
+            continue
+        if (length := len(element.name)) > TEST_NAME_LIMIT:
+            limit = f"at most {TEST_NAME_LIMIT}"
+            yield Finding(path, element.lineno, f"name of a test of {length} characters, {limit}: {element.name}")
 
 
 def check_lines(path: str, text: str) -> Iterator[Finding]:
@@ -57,7 +70,7 @@ def check_sentences(path: str, text: str) -> Iterator[Finding]:
 
 Check = Callable[[str, str], Iterator[Finding]]
 CHECKS: Mapping[str, Sequence[Check]] = {
-    ".py": (check_docstrings, check_strings),
+    ".py": (check_docstrings, check_test_names, check_strings),
     ".md": (check_lines, check_sentences, check_document),
 }
 
@@ -89,7 +102,7 @@ def read_exceptions(path: Path = EXCEPTIONS) -> list[str]:
 
 def main() -> int:
     """Check this tree and print the findings."""
-    parser = argparse.ArgumentParser(prog="scripts/prose", description="Check docstrings and Markdown.")
+    parser = argparse.ArgumentParser(prog="scripts/prose", description="Check docstrings, names of tests, and Markdown.")
     parser.add_argument("--all", action="store_true", help="print the findings of listed files, too")
     findings = check_tree(ROOT)
     if not parser.parse_args().all:

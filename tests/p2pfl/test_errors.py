@@ -28,7 +28,7 @@ def test_exception_derives_from_p2pfl_error(module, name):
 
 
 def tree(kind, depth=0):
-    """Yield the lines of a docstring that shows an exception and those derived from it."""
+    """Yield the lines of a docstring that shows an exception and its subclasses."""
     module = "" if kind.__module__ == errors.__name__ else kind.__module__
     yield depth, kind.__name__, module
     for child in kind.__subclasses__():

@@ -1,9 +1,17 @@
-"""Check of the prose: docstrings and Markdown."""
+"""Check of the prose: docstrings, names of tests, and Markdown."""
 
 import pytest
 
 from scripts.tools.findings import ROOT, Finding, find_files, report
-from scripts.tools.prose import apply_exceptions, check_docstrings, check_file, check_tree, read_exceptions
+from scripts.tools.prose import (
+    TEST_NAME_LIMIT,
+    apply_exceptions,
+    check_docstrings,
+    check_file,
+    check_test_names,
+    check_tree,
+    read_exceptions,
+)
 
 WORDS = " ".join(["we"] * 40)
 LONG = "Words. " * 20
@@ -18,7 +26,7 @@ def docstrings(text, path="node/a.py"):
 
 
 @pytest.mark.slow
-def test_this_tree_is_clean_but_for_listed_files():
+def test_this_tree_is_clean_except_listed_files():
     assert [str(finding) for finding in apply_exceptions(check_tree(ROOT), read_exceptions())] == []
 
 
@@ -70,9 +78,30 @@ def test_imperative_or_noun_phrase_is_no_fault(first):
     assert docstrings(f'"""{first}"""') == []
 
 
-def test_docstrings_of_private_functions_and_tests_count():
+def test_docstrings_of_private_functions_and_tests_are_checked():
     assert docstrings('def _a():\n    """What it is."""\n    def b():\n        """What it is."""') == [2, 4]
     assert docstrings('"""What is tested."""\ndef a():\n    """What it is."""', "tests/test_a.py") == [1, 3]
+
+
+@pytest.mark.parametrize("code", ["def {}(): ...", "async def {}(): ...", "class TestA:\n    def {}(self): ..."])
+def test_long_name_of_a_test_is_found(code):
+    longest = "test_".ljust(TEST_NAME_LIMIT, "a")
+    assert list(check_test_names("tests/test_a.py", code.format(longest))) == []
+    (finding,) = check_test_names("tests/a/test_a.py", code.format(longest + "b"))
+    assert finding.line == code.count("\n") + 1
+    assert finding.text == f"name of a test of 61 characters, at most 60: {longest}b"
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("tests/test_a.py", "def {}(): ..."),
+        ("tests/test_a.py", "class {}: ..."),
+        ("node/a.py", "def test_{}(): ..."),
+    ],
+)
+def test_other_long_name_is_no_fault(path, code):
+    assert list(check_test_names(path, code.format("a" * 100))) == []
 
 
 def test_long_line_is_found():
@@ -146,7 +175,7 @@ def test_long_average_is_found():
     assert markdown("\n".join([sentence] * 4)) == []
 
 
-def test_exceptions_pass_over_listed_files_and_must_be_needed():
+def test_exceptions_ignore_listed_files_and_must_be_needed():
     findings = [Finding("a.py", 1, "wrong"), Finding("b.md", 2, "wrong")]
     assert apply_exceptions(findings, ["a.py", "c.md"]) == [
         Finding("b.md", 2, "wrong"),
@@ -165,7 +194,7 @@ def test_tree_is_searched_once_and_without_build_outputs(tmp_path):
     assert [finding.path for finding in check_tree(tmp_path)] == ["node/a.py", "tests/e.py"]
 
 
-def test_findings_are_printed_in_order_and_make_the_status(capsys):
+def test_findings_are_printed_in_order_and_set_exit_code(capsys):
     assert report([Finding("b.md", 2, "wrong"), Finding("a.py", 0, "wrong")]) == 1
     assert capsys.readouterr().out == "a.py: wrong\nb.md:2: wrong\n"
     assert report([]) == 0

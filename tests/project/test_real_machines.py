@@ -20,7 +20,7 @@ LONG = 200  # seconds of real time after which something has gone wrong
 
 
 def test_every_block_of_real_machines_is_run_by_a_test():
-    """Name the test of each block: test_namespaces runs those before the broker, this file the last one."""
+    """test_namespaces runs the blocks before the broker, this file the last one."""
     words = ("federation create laptop", "invite laptop", "join pi-1", "join pi-2", "status pi-1", "broker=")
     assert [block(PAGE, word) for word in words] == [text for _, text in blocks(PAGE)]
 

@@ -74,7 +74,7 @@ def test_one_objective_has_all_the_weight():
     assert (of_all(3, 1, {"name": "equidistant"}) == 1).all()
 
 
-def test_the_lattice_is_complete():
+def test_lattice_is_complete():
     assert lattice(2, 3).tolist() == [[0, 0, 1], [0, 0.5, 0.5], [0, 1, 0], [0.5, 0, 0.5], [0.5, 0.5, 0], [1, 0, 0]]
 
 

@@ -220,7 +220,7 @@ def test_teacher_depends_on_its_own_inputs_only():
     for j in range(4):
         own = np.linalg.norm(np.cov(np.sign(x).T, y[:, j])[-1, :-1][3 * j : 3 * j + 3])
         assert own > 0
-    # Two samples whose inputs of a teacher are equal have equal targets of it: nearest in those inputs, near in it.
+    # Samples with similar inputs of a teacher have similar targets of this teacher.
     for j in range(4):
         part = x[:, 3 * j : 3 * j + 3]
         distances = np.linalg.norm(part[:, None] - part[None], axis=2) + 100 * np.eye(len(x))
