@@ -13,12 +13,18 @@ import json
 import os
 import runpy
 import select
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
+
+if __name__ != "__main__":
+    from tests.support import forked_client
 
 POSSIBLE = sys.platform == "linux"  # elsewhere a copy of a process with these libraries may not work
 LATEST = 1 << 16  # bytes of a request
@@ -82,45 +88,63 @@ def python(command, *, stdout, stderr, cwd=None, env=None, text=False):
         else:
             out = stdout.fileno()
         err = out if stderr == subprocess.STDOUT else stderr.fileno()
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.callback(there.close)
-        request = json.dumps([command[2:], os.fspath(cwd or Path.cwd()), dict(os.environ if env is None else env)])
-        socket.send_fds(_original(), [request.encode()], [out, err, there.fileno()])
-        return ForkedProcess(command, reading, here)
+        null = stack.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 (not a path)
+        environment = os.environ if env is None else env
+        files = [null.fileno(), out, err]
+        return ForkedProcess(
+            command, reading, forked_client.ask(_address(), command[2:], cwd or Path.cwd(), environment, files)
+        )
 
 
 @cache
-def _original():
-    """Start the process that is copied; return the socket for requests. It ends with this process."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def commands():
+    """Return a folder with `p2pfl-node` and `p2pfl-sim` as forked commands, for PATH."""
+    folder = Path(_address()).parent
+    for name in ("node", "sim"):
+        script = folder / f"p2pfl-{name}"
+        client = [sys.executable, "-I", "-S", forked_client.__file__, _address(), "-P", f"p2pfl.{name}"]
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
+        script.chmod(0o755)
+    return folder
+
+
+@cache
+def _address():
+    """Start the process that is copied; return the path of the socket for requests. It ends with this process."""
+    folder = tempfile.mkdtemp(prefix="forked")
+    path = f"{folder}/socket"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with there:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(64)
         process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(there.fileno())],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-P", __file__, str(listener.fileno())],
+            stdin=subprocess.PIPE,
             env=environment,
-            pass_fds=[there.fileno()],
+            pass_fds=[listener.fileno()],
         )
 
     def end():
-        here.close()
+        process.stdin.close()
         process.wait()
+        shutil.rmtree(folder)
 
     atexit.register(end)
-    return here
+    return path
 
 
-def _serve(asked):
-    """Copy this process for each request. Return in a copy, with its command; None when the socket is closed."""
-    while True:
-        message, fds, _, _ = socket.recv_fds(asked, LATEST, 3)
-        if not message:
-            return None
-        if os.fork() == 0:
-            asked.close()
-            return *json.loads(message), *fds
+def _serve(listener):
+    """Copy this process for each request. Return in a copy, with its command; None when standard input is closed."""
+    while listener in select.select([0, listener], [], [])[0]:
+        talk, _ = listener.accept()
+        message, fds, _, _ = socket.recv_fds(talk, LATEST, 3)
+        if message and os.fork() == 0:
+            listener.close()
+            return *json.loads(message), fds, talk.detach()
         for fd in fds:
             os.close(fd)
+        talk.close()
+    return None
 
 
 def _hand_over(talk):
@@ -138,7 +162,9 @@ def _main():
     import aiohttp  # noqa: F401
     import aiomqtt  # noqa: F401
     import cryptography.x509  # noqa: F401
+    import duckdb  # noqa: F401
     import networkx  # noqa: F401
+    import rich.live  # noqa: F401
     import safetensors.numpy  # noqa: F401
     import torch  # noqa: F401
     import uvloop  # noqa: F401
@@ -151,20 +177,23 @@ def _main():
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     if (wanted := _serve(socket.socket(fileno=int(sys.argv[1])))) is None:
         return
-    (module, *arguments), cwd, environment, out, err, talk = wanted
+    arguments, cwd, environment, files, talk = wanted
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    for fd in {out, err} - {0, 1, 2}:
+    for number, fd in enumerate(files):
+        os.dup2(fd, number)
         os.close(fd)
     _hand_over(talk)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:0] = [cwd, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    if arguments[0] == "-P":
+        del arguments[0]
+    else:
+        sys.path.insert(0, cwd)
+    sys.argv = arguments
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import forked
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.M | re.S)
@@ -20,7 +22,9 @@ def block(word):
 
 
 def bash(command, folder, timeout=280):
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    """Run shell commands in a folder; return their output. Commands of p2pfl are forked where that is possible."""
+    folders = [*([forked.commands()] if forked.POSSIBLE else []), Path(sys.executable).parent, os.environ["PATH"]]
+    environment = os.environ | {"PATH": os.pathsep.join(map(str, folders))}
     done = subprocess.run(
         ["bash", "-ec", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout
     )
