@@ -12,13 +12,19 @@ from p2pfl.errors import ConfigurationError, RunError
 from p2pfl.system.printable import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+EXAMPLES = "examples:\n"
 
 
 class Help(argparse.HelpFormatter):
-    """Help formatter that breaks lines only at spaces, so that names such as coordinated-fedavg are not split."""
+    """Help formatter that breaks lines only at spaces, so that names are not split, and keeps the lines of examples."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(EXAMPLES):
+            return text
+        return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,6 +36,24 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(WRONG_USAGE)
+
+
+def add_command(commands: Any, name: str, summary: str, *examples: str) -> argparse.ArgumentParser:
+    """Add a command to the subparsers of a parser.
+
+    Args:
+        summary: its description in one sentence; begins with a small letter and has no full stop.
+        examples: command lines that work, for the end of its help.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=format_examples(*examples)
+    )
+    return parser
+
+
+def format_examples(*lines: str) -> str:
+    """Return command lines as the epilog of a parser."""
+    return EXAMPLES + "\n".join(f"  {line}" for line in lines)
 
 
 def run_command(command: Callable[[], int]) -> int:

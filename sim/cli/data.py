@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError
-from p2pfl.sim.cli.options import add_trust
-from p2pfl.system.console import FAILED
+from p2pfl.sim.cli.options import JSON_HELP, ROOT_HELP, add_trust
+from p2pfl.system.console import FAILED, add_command
 
 if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import Scenario, ScenarioFile
@@ -19,30 +19,48 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 
 
-def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
+def add_commands(commands: Any) -> None:
     """Add `data check` to the commands of p2pfl-sim."""
-    data = commands.add_parser("data", help="look at data sets, and at how a scenario divides them")
-    checking = data.add_subparsers(dest="what", required=True, metavar="COMMAND").add_parser(
+    data = add_command(
+        commands,
+        "data",
+        "inspect data sets and their division among the nodes of a scenario",
+        "p2pfl-sim data check",
+    )
+    checking = add_command(
+        data.add_subparsers(dest="what", required=True, title="commands", metavar="COMMAND"),
         "check",
-        help="say which data sets are there, or what each node of a scenario gets",
-        description="Without a scenario: which data sets are in the data root, and whether they are what they should be."
-        " With one: how many samples, of which labels, each of its nodes has in training, validation and test.",
+        "list the data sets on this machine, or the samples and labels of each node of a scenario",
+        "p2pfl-sim data check --root ~/datasets",
+        "p2pfl-sim data check digits-gossip --set nodes=12 --only dac",
     )
-    checking.add_argument("scenario", nargs="?", help="the name of a shipped scenario, or a TOML file")
-    checking.add_argument("--root", metavar="DIR", default="", help="the data root (default: the variable P2PFL_DATA)")
     checking.add_argument(
-        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="change a key of all runs"
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help="name of a shipped scenario, or a TOML file (default: list the data sets)",
     )
-    checking.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
-    add_trust(checking)
-    checking.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    runs = checking.add_argument_group("runs")
+    runs.add_argument(
+        "--set",
+        dest="changes",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change a key of all runs, such as nodes=20; can be repeated",
+    )
+    runs.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT (default: all runs)")
+    add_trust(runs)
+    runs.add_argument("--root", metavar="DIR", default="", help=ROOT_HELP)
+    output = checking.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help=JSON_HELP)
     checking.set_defaults(do=_check)
 
 
 def _check(options: argparse.Namespace) -> int:
     if options.scenario is None:
         if options.changes or options.only:
-            raise ConfigurationError("--set and --only change a scenario, and none is named")
+            raise ConfigurationError("--set and --only need a scenario: p2pfl-sim data check SCENARIO")
         return _show_sets(options.root, options.json)
     from p2pfl.sim.scenario.scenario import load
 
@@ -161,8 +179,8 @@ def _show_sets(root: str, as_json: bool) -> int:
 
     if not root and not os.environ.get(sets.ROOT):
         raise ConfigurationError(
-            f"name the folder for data sets by --root DIR or the variable {sets.ROOT}; what is not in it, and where that"
-            " comes from, is then said"
+            f"no folder for data sets: name one with --root DIR or the environment variable {sets.ROOT}; the command then"
+            " lists the missing data sets and their sources"
         )
     folder = str(sets.data_root(root, "a check of the data sets"))
     found = sets_of(root)
@@ -185,9 +203,10 @@ def _figures(about: dict[str, Any]) -> str:
 
 def _show_division(division: dict[str, Any]) -> None:
     task, nodes = division["task"], division["nodes"]
-    print(f"{', '.join(division['runs'])}: task {task['name']}, {len(nodes)} nodes, seed {division['seed']}")
+    size = f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
+    print(f"{', '.join(division['runs'])}: task {task['name']}, {size}, seed {division['seed']}")
     splits = [split for split in SPLITS if any(split in node for node in nodes)]
-    rows = [["node", "group", *splits, "labels of training"]]
+    rows = [["node", "group", *splits, "training samples per label"]]
     width = max((len(str(count)) for node in nodes for count in node["train"].get("labels", ())), default=0)
     for node in nodes:
         group = "" if node["group"] is None else str(node["group"])

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from p2pfl._version import __version__
-from p2pfl.sim.cli import data, reproduce
-from p2pfl.sim.cli.options import add_choice, add_results, add_run_options
-from p2pfl.system.console import Parser, run_command
-
-if TYPE_CHECKING:
-    from p2pfl.sim.scenario.scenario import Scenario
+from p2pfl.sim.cli import data, reproduce, scenario_list
+from p2pfl.sim.cli.options import JSON_HELP, add_choice, add_results, add_run_options
+from p2pfl.system.console import Parser, add_command, format_examples, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,10 +49,18 @@ def _data_in(root: str | None) -> Iterator[None]:
 
 def parser() -> Parser:
     """Return the parser of the command line; docs/ is also made from it."""
-    parser = Parser(prog="p2pfl-sim", description="Simulate many p2pfl nodes in one process, on a virtual clock.")
-    parser.add_argument("--version", action="version", version=f"p2pfl {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_list(commands)
+    parser = Parser(
+        prog="p2pfl-sim",
+        description="Simulate many p2pfl nodes in one process, on a virtual clock.",
+        epilog=format_examples(
+            "p2pfl-sim list",
+            "p2pfl-sim run digits-gossip --set form=smoke --out runs/gossip",
+            "p2pfl-sim report runs/gossip --open",
+        ),
+    )
+    parser.add_argument("--version", action="version", version=f"p2pfl {__version__}", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", required=True, title="commands", metavar="COMMAND")
+    scenario_list.add_commands(commands)
     _add_run(commands)
     _add_sweep(commands)
     _add_pareto(commands)
@@ -67,105 +71,106 @@ def parser() -> Parser:
     return parser
 
 
-def _add_list(commands: argparse._SubParsersAction[Any]) -> None:
-    listing = commands.add_parser("list", help="list the scenarios that come with p2pfl-sim")
-    listing.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    listing.set_defaults(do=_list)
-
-
-def _add_run(commands: argparse._SubParsersAction[Any]) -> None:
-    running = commands.add_parser("run", help="run a scenario and print its table")
-    running.add_argument("scenario", nargs="?", help="the name of a shipped scenario, or a TOML file")
+def _add_run(commands: Any) -> None:
+    running = add_command(
+        commands,
+        "run",
+        "run a scenario, print its table, and write a report",
+        "p2pfl-sim run digits-gossip --set form=smoke",
+        "p2pfl-sim run study.toml --seeds 0:5 --set policy.neighbours=2 --out runs/study",
+        "p2pfl-sim run --resume runs/study",
+    )
     add_run_options(running)
     running.set_defaults(do=_run)
 
 
-def _add_sweep(commands: argparse._SubParsersAction[Any]) -> None:
-    sweeping = commands.add_parser(
+def _add_sweep(commands: Any) -> None:
+    sweeping = add_command(
+        commands,
         "sweep",
-        help="run a scenario with every combination of the values of some keys",
-        description="Every run of the scenario is run with every combination of the values that --vary lists. A key that a"
-        " run does not take, such as policy.tau for the policy local, is left out for that run, which is then run once.",
+        "run a scenario with every combination of the values of some keys",
+        "p2pfl-sim sweep study.toml --vary policy.tau=1,10,100 --vary budget.models=2,4 --dry-run",
+        "p2pfl-sim sweep digits-gossip --set form=smoke --vary policy.name=local,random,dac",
     )
-    sweeping.add_argument("scenario", nargs="?", help="the name of a shipped scenario, or a TOML file")
-    sweeping.add_argument(
+    sweep = sweeping.add_argument_group("sweep")
+    sweep.add_argument(
         "--vary",
         metavar="KEY=VALUES",
         action="append",
         default=[],
-        help="the values of a key, such as policy.tau=1,10,100; a pair such as [2,10] is one value",
+        help="values of a key, separated by commas, such as policy.tau=1,10,100; a pair such as [2,10] is one value; runs"
+        " that do not take the key run once; can be repeated",
     )
+    sweep.add_argument("--dry-run", action="store_true", help="print a forecast of time and memory, and run nothing else")
     add_run_options(sweeping)
-    sweeping.add_argument("--dry-run", action="store_true", help="print what it would take, and stop")
     sweeping.set_defaults(do=_sweep)
 
 
-def _add_pareto(commands: argparse._SubParsersAction[Any]) -> None:
-    searching = commands.add_parser(
+def _add_pareto(commands: Any) -> None:
+    searching = add_command(
+        commands,
         "pareto",
-        help="search for the front of a task with several objectives: one training for each of many preferences",
-        description="Pareto simulated annealing proposes preferences, with each of which all nodes are trained; models"
-        " that no other is better than are kept (MOFL/D). For scenarios with a table [search].",
+        "search for the Pareto front of a scenario with several objectives and a table [search]",
+        "p2pfl-sim pareto mofld-dst --set form=smoke",
+        "p2pfl-sim pareto mofld-dst --set form=short --seeds 5 --workers 2",
     )
-    searching.add_argument("scenario", nargs="?", help="the name of a shipped scenario, or a TOML file")
-    add_choice(searching)
-    searching.add_argument(
+    execution = add_choice(searching)
+    execution.add_argument(
         "--workers",
         type=int,
         metavar="N",
-        help="how many processes train a candidate each (default: one for each core); with 1 it is this process",
+        help="number of processes, each with one candidate at a time; 1 is this process (default: one for each core)",
     )
     add_results(searching)
     searching.set_defaults(do=_pareto)
 
 
-def _add_report(commands: argparse._SubParsersAction[Any]) -> None:
-    reporting = commands.add_parser(
-        "report", help="write a page with the figures of a finished run, or compare several runs"
+def _add_report(commands: Any) -> None:
+    reporting = add_command(
+        commands,
+        "report",
+        "write the report of a finished run again, or one report that compares several runs",
+        "p2pfl-sim report runs/study --open",
+        "p2pfl-sim report runs/study runs/other --out comparison.html",
     )
-    reporting.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="the folder of a finished run")
-    reporting.add_argument(
+    reporting.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folder of a finished run")
+    page = reporting.add_argument_group("report")
+    page.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="where to write (default: report.html in DIR, or for several folders in the current one)",
+        help="file to write (default: report.html, in DIR, or for several folders in the current folder)",
     )
-    reporting.add_argument(
-        "--seed", type=int, metavar="N", help="which seed the pictures show that can show only one (default: the first)"
+    page.add_argument(
+        "--seed", type=int, metavar="N", help="seed to use in figures that show a single seed (default: the first)"
     )
-    reporting.add_argument("--open", action="store_true", help="open the page in the browser")
+    page.add_argument("--open", action="store_true", help="open the report in a browser")
     reporting.set_defaults(do=_report)
 
 
-def _add_topology(commands: argparse._SubParsersAction[Any]) -> None:
-    graph = commands.add_parser("topology", help="print what a named topology, or one from a file, is like")
-    graph.add_argument("topology", help="the name of a topology, or a file (GraphML, or a list of edges)")
-    graph.add_argument("--nodes", type=int, metavar="N", help="how many (default: 10; a file has its own)")
-    graph.add_argument("--seed", type=int, default=0, metavar="N", help="for a random topology (default: 0)")
-    graph.add_argument(
-        "--set", dest="changes", metavar="KEY=VALUE", action="append", default=[], help="an option of it, such as degree=4"
+def _add_topology(commands: Any) -> None:
+    graph = add_command(
+        commands,
+        "topology",
+        "print the properties of a topology, built in or from a file",
+        "p2pfl-sim topology small-world --nodes 100 --set degree=6",
+        "p2pfl-sim topology network.graphml",
     )
-    graph.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    graph.add_argument("topology", metavar="TOPOLOGY", help="name of a topology, or a GraphML file or list of edges")
+    options = graph.add_argument_group("topology")
+    options.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 10, or the nodes of the file)")
+    options.add_argument("--seed", type=int, default=0, metavar="N", help="seed of a random topology (default: 0)")
+    options.add_argument(
+        "--set",
+        dest="changes",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="option of the topology, such as degree=4; can be repeated",
+    )
+    output = graph.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help=JSON_HELP)
     graph.set_defaults(do=_topology)
-
-
-def _list(options: argparse.Namespace) -> int:
-    from p2pfl.sim.scenario.scenario import load, shipped_scenarios
-
-    files = [load(name) for name in shipped_scenarios()]
-    if options.json:
-        print(json.dumps({file.name: {"description": file.description, "runs": len(file.runs)} for file in files}))
-        return 0
-    for file in files:
-        first = file.runs[0]
-        print(f"{file.name}: {len(file.runs)} runs of {first.nodes} nodes, {first.rounds} rounds{_describe_search(first)}")
-        print(f"    {' '.join(file.description.split())}")
-    return 0
-
-
-def _describe_search(run: Scenario) -> str:
-    """Return a note for a run that is meant for the command `pareto`; "" for other runs."""
-    return "" if run.search is None else f" for each of {run.search.iterations * run.search.samples} candidates (pareto)"
 
 
 def _topology(options: argparse.Namespace) -> int:
@@ -197,7 +202,7 @@ def _report(options: argparse.Namespace) -> int:
     from p2pfl.sim.report.write import write_report
 
     page = write_report(options.folders, options.out, options.seed)
-    print(f"written to {page}")
+    print(f"report: {page}")
     if options.open and not webbrowser.open(page.resolve().as_uri()):
-        print("no browser was found; open the file by hand", file=sys.stderr)
+        print(f"no browser found; open {page} in a browser", file=sys.stderr)
     return 0

@@ -14,69 +14,80 @@ if TYPE_CHECKING:
     from p2pfl.sim.scenario.scenario import ScenarioFile
 
 MOST_SEEDS = 100_000  # more are probably a mistake
+JSON_HELP = "print one JSON object and nothing else"
+ROOT_HELP = "folder with the data sets (default: the environment variable P2PFL_DATA)"
 
 
 def add_run_options(running: argparse.ArgumentParser) -> None:
-    """Add the options of `run` and `sweep`."""
-    add_choice(running)
-    running.add_argument(
+    """Add the argument and the options of `run` and `sweep`."""
+    execution = add_choice(running)
+    execution.add_argument(
         "--engine",
         choices=("local", "process"),
         default="process",
-        help="all in this process, or in worker processes: runs side by side, and if there are fewer of these than processes"
-        " the nodes of a run, where they are trained one by one (default: process)",
+        help="local: this process; process: worker processes, which run in parallel, and spare workers train nodes of the"
+        " same run (default: process)",
     )
-    running.add_argument(
-        "--workers", type=int, metavar="N", help="how many processes for engine process (default: one for each core)"
+    execution.add_argument(
+        "--workers", type=int, metavar="N", help="number of worker processes (default: one for each core)"
     )
-    running.add_argument(
-        "--watch", action="store_true", help="show what the runs do while they go on, here and on a page of this machine"
-    )
-    running.add_argument(
-        "--watch-port", type=int, metavar="N", help="where to show that page, http://127.0.0.1:N (default: a free port)"
+    monitor = running.add_argument_group("monitor")
+    monitor.add_argument("--watch", action="store_true", help="show the runs in the terminal and on a page of this machine")
+    monitor.add_argument(
+        "--watch-port",
+        type=int,
+        metavar="N",
+        help="port of that page, http://127.0.0.1:N; implies --watch (default: a free port)",
     )
     add_results(running)
 
 
-def add_choice(running: argparse.ArgumentParser) -> None:
-    """Add the options for the choice of runs and of the output folder."""
-    running.add_argument(
+def add_choice(running: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the argument and the options for the choice of runs, and return the group for options of their execution."""
+    running.add_argument("scenario", nargs="?", metavar="SCENARIO", help="name of a shipped scenario, or a TOML file")
+    runs = running.add_argument_group("runs")
+    runs.add_argument(
         "--set",
         dest="changes",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="change a key of all runs, such as nodes=20, policy.name=random or network.latency=0.05",
+        help="change a key of all runs, such as nodes=20, policy.name=random or form=smoke; can be repeated",
     )
-    running.add_argument("--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (default: the scenario's)")
-    add_trust(running)
-    running.add_argument(
-        "--ignore-memory", action="store_true", help="begin although the estimate says that memory does not suffice"
+    runs.add_argument(
+        "--seeds", metavar="A:B", help="seeds A to B-1, or a list such as 3,5 (default: the seeds of the scenario)"
     )
-    running.add_argument("--root", metavar="DIR", help="the folder of data sets (default: the variable P2PFL_DATA)")
-    running.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT")
-    running.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: runs/SCENARIO-TIME)")
-    running.add_argument(
+    runs.add_argument("--only", metavar="TEXT", default="", help="only runs whose name contains TEXT (default: all runs)")
+    add_trust(runs)
+    runs.add_argument("--root", metavar="DIR", help=ROOT_HELP)
+    execution = running.add_argument_group("execution")
+    execution.add_argument(
         "--resume",
         type=Path,
         metavar="DIR",
-        help="go on with what was interrupted: runs that are finished are kept, one that was in the middle starts again",
+        help="continue an interrupted command that wrote to DIR; finished runs are kept, others start again",
     )
+    execution.add_argument("--ignore-memory", action="store_true", help="start even if the estimate exceeds the free memory")
+    return execution
 
 
 def add_results(running: argparse.ArgumentParser) -> None:
-    """Add the options for the display of results."""
-    running.add_argument("--no-report", action="store_true", help="leave report.html out")
-    running.add_argument("--json", action="store_true", help="print summary.json and nothing else")
+    """Add the options for the output."""
+    output = running.add_argument_group("output")
+    output.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder to write; it must hold no run (default: runs/SCENARIO-TIME)"
+    )
+    output.add_argument("--no-report", action="store_true", help="do not write report.html")
+    output.add_argument("--json", action="store_true", help="print the contents of summary.json and nothing else")
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def add_trust(parser: argparse._ActionsContainer) -> None:
     """Add `--trust`, without which a scenario imports its own modules only."""
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="import whatever module the scenario names: its code runs with your rights (default: only modules in the"
-        " scenario's own folder, and installed ones that register themselves)",
+        help="import every module that the scenario names; its code runs with your rights (default: only modules in the"
+        " scenario's folder and registered entry points)",
     )
 
 
@@ -93,14 +104,16 @@ def scenario_of(options: argparse.Namespace) -> ScenarioFile:
 
     if options.resume is None:
         if options.scenario is None:
-            raise ConfigurationError("name a scenario, or with --resume the folder of a run to go on with")
+            raise ConfigurationError(
+                "no scenario: name one, or continue a run with --resume DIR; `p2pfl-sim list` prints the shipped scenarios"
+            )
         file = load(options.scenario, options.changes, options.trust).only(options.only)
         return file if options.seeds is None else replace(file, seeds=tuple(parse_seeds(options.seeds)))
     given = {"a scenario": options.scenario, "--set": options.changes, "--seeds": options.seeds, "--only": options.only}
     of_sweep = {f"--{key.replace('_', '-')}": getattr(options, key, None) for key in ("vary", "dry_run")}
     for what, value in (given | {"--out": options.out} | of_sweep).items():
         if value:
-            raise ConfigurationError(f"--resume goes on with a run as it was begun; it cannot be combined with {what}")
+            raise ConfigurationError(f"--resume continues a run with its own settings; leave out {what}")
     return load(scenario_to_resume(options.resume, options.command), trust=options.trust)
 
 
@@ -112,14 +125,14 @@ def parse_seeds(text: str) -> list[int]:
         if ":" in text:
             first, end = (int(part or 0) for part in text.split(":"))
             if end - first > MOST_SEEDS:
-                raise ConfigurationError(f"--seeds {text} are {end - first:,}; at most {MOST_SEEDS:,} are possible")
+                raise ConfigurationError(f"--seeds {text} are {end - first:,} seeds; the maximum is {MOST_SEEDS:,}")
             seeds = list(range(first, end))
         else:
             seeds = [int(part) for part in text.split(",")]
     except ValueError:
         seeds = []
     if not seeds or min(seeds) < 0:
-        raise ConfigurationError(f"--seeds {text!r} is not of the form 0:5 or 3,5")
+        raise ConfigurationError(f"--seeds must be a range such as 0:5 or a list such as 3,5, got {text!r}")
     check_seeds("--seeds", seeds)
     return seeds
 
@@ -152,4 +165,4 @@ def interrupt_on_sigterm() -> None:
 
 def words_of_end(out: Path, page: Path | None) -> str:
     """Return the line that names the location of the results."""
-    return f"written to {out}" if page is None else f"written to {out}; to look at: {page}"
+    return f"results: {out}" if page is None else f"results: {out}; report: {page}"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import ConfigurationError, MissingRequirementError, RunError
-from p2pfl.system.console import FAILED
+from p2pfl.sim.cli.options import JSON_HELP
+from p2pfl.system.console import FAILED, add_command
 
 if TYPE_CHECKING:
     from p2pfl.sim.reproduction.catalogue import Entry
@@ -53,52 +54,61 @@ class Outcome:
         return self.state != "failed" and all(claim.stated for claim in self.claims)
 
 
-def add_commands(commands: argparse._SubParsersAction[Any], command: Command) -> None:
+def add_commands(commands: Any, command: Command) -> None:
     """Add `reproduce` to the commands of p2pfl-sim.
 
     Args:
         command: function that runs another command of p2pfl-sim, and raises the error that the command ends with.
     """
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "reproduce",
-        help="list the papers, tables and rows that are reproduced, with printed and measured figures, or run them again",
-        description="Without a form it lists of each scenario the paper and table, the rows, the figures that the paper has"
-        " printed, and those measured last, with how long that takes on two cores. With one it runs it.",
+        "list the reproduced tables of papers with printed and measured figures, or run them again",
+        "p2pfl-sim reproduce dac-synthetic",
+        "p2pfl-sim reproduce fedpref-dst dpfl-budgets --short --out runs/tables",
+        "p2pfl-sim reproduce --smoke",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios (default: all that are shipped)")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--smoke", dest="form", action="store_const", const="smoke", help="run each for some seconds")
-    which.add_argument(
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of scenarios (default: all shipped scenarios)")
+    which = parser.add_argument_group("form", "Without one of these options the command lists figures and runs nothing.")
+    form = which.add_mutually_exclusive_group()
+    form.add_argument(
+        "--smoke", dest="form", action="store_const", const="smoke", help="run each scenario for a few seconds"
+    )
+    form.add_argument(
         "--short",
         dest="form",
         action="store_const",
         const="short",
-        help="run the short forms, or the whole where there is none, and check what is claimed of their rows",
+        help="run the short forms, or the full form where there is none, and check the claims",
     )
-    which.add_argument("--full", dest="form", action="store_const", const="full", help="run the whole: hours for some")
-    which.add_argument("--markdown", action="store_true", help="print the tables of docs/reproduced.md")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="where to write, a folder for each (default: runs/reproduce-TIME); in that of an earlier call, what is finished"
-        " stays, and what was interrupted goes on",
+    form.add_argument(
+        "--full", dest="form", action="store_const", const="full", help="run the full forms; some take hours or days"
     )
-    parser.add_argument("--record", action="store_true", help="write the figures to the file of --measured")
-    parser.add_argument(
+    figures = parser.add_argument_group("measured figures")
+    figures.add_argument("--record", action="store_true", help="write the figures of this command to the file of --measured")
+    figures.add_argument(
         "--take",
         nargs="+",
         type=Path,
         metavar="DIR",
-        help="write the figures of the finished runs in these folders, of some rows or all, to the file of --measured",
+        help="write the figures of the finished runs in these folders to the file of --measured, and run nothing",
     )
-    parser.add_argument(
+    figures.add_argument(
         "--measured",
         type=Path,
         metavar="FILE",
-        help="the file of measured figures (default: results/measured.json of the repository, if p2pfl runs from there)",
+        help="file of measured figures (default: results/measured.json in a checkout of the repository)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to write, with a subfolder for each scenario; in the folder of an earlier command finished scenarios"
+        " are kept and interrupted ones continue (default: runs/reproduce-TIME)",
+    )
+    form.add_argument("--markdown", action="store_true", help="print the tables of docs/reproduced.md, and run nothing")
+    output.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(do=lambda options: _reproduce(options, command))
 
 
@@ -107,18 +117,16 @@ def _reproduce(options: argparse.Namespace, command: Command) -> int:
 
     book: Path = options.measured or measured.FILE
     if (options.record or options.take) and options.measured is None and not book.exists():
-        raise ConfigurationError(
-            "figures are kept in results/measured.json of the repository, which is not here: name a file with --measured"
-        )
+        raise ConfigurationError(f"{book} does not exist; name the file of measured figures with --measured FILE")
     if options.take:
         return _take(options, book)
     found = catalogue.entries(options.names, measured.load(book))
     if options.form is not None:
         return _run_all(options, found, command, book)
     if options.record or options.out:
-        raise ConfigurationError("--record and --out are for what is run: add --smoke, --short or --full")
+        raise ConfigurationError("--record and --out need a form: add --smoke, --short or --full")
     if not book.exists():
-        print(f"no measured figures: {book} does not exist; they are part of the repository", file=sys.stderr)
+        print(f"no measured figures: {book} does not exist; it is part of the repository", file=sys.stderr)
     if options.json:
         print(json.dumps({"scenarios": [catalogue.to_dict(entry) for entry in found]}))
     elif options.markdown:
@@ -131,7 +139,9 @@ def _reproduce(options: argparse.Namespace, command: Command) -> int:
 def _take(options: argparse.Namespace, book: Path) -> int:
     """Record the figures of finished runs."""
     if options.names or options.form or options.out:
-        raise ConfigurationError("--take is for runs that are finished: give it their folders, and nothing else")
+        raise ConfigurationError(
+            "--take cannot be combined with names, a form or --out; give it folders of finished runs only"
+        )
     from p2pfl.sim.reproduction.record import take
 
     for folder in options.take:
@@ -142,7 +152,7 @@ def _take(options: argparse.Namespace, book: Path) -> int:
 def _run_all(options: argparse.Namespace, found: Sequence[Entry], command: Command, book: Path) -> int:
     """Run a form of each scenario, and print the outcomes."""
     if options.record and options.form == "smoke":
-        raise ConfigurationError("--record is for --short and --full; the figures of a smoke form say nothing")
+        raise ConfigurationError("--record needs --short or --full; figures of the smoke form are not recorded")
     out = options.out or Path("runs") / f"reproduce-{datetime.now():%Y%m%d-%H%M%S}"
     outcomes = []
     for entry in found:
@@ -156,7 +166,7 @@ def _run_all(options: argparse.Namespace, found: Sequence[Entry], command: Comma
     else:
         counts = [f"{sum(o.state == state for o in outcomes)} {state}" for state in ("done", "skipped", "failed")]
         missed = sum(not claim.stated for outcome in outcomes for claim in outcome.claims)
-        print(f"{', '.join(counts)}" + (f"; {missed} of the claims not as stated" if missed else ""))
+        print(f"{', '.join(counts)}" + (f"; {missed} claim{'s' * (missed != 1)} not as stated" if missed else ""))
     return 0 if all(outcome.good for outcome in outcomes) else FAILED
 
 
@@ -200,7 +210,7 @@ def _carry_out(file: ScenarioFile, form: str, folder: Path, command: Command, qu
     name = "run" if file.runs[0].search is None else "pareto"
     code = command([name, *what, *(["--json"] if quiet else [])])
     if code:
-        raise RunError(f"it ended with exit code {code}")
+        raise RunError(f"the command ended with exit code {code}")
 
 
 def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
@@ -213,9 +223,9 @@ def _judge(outcome: Outcome, file: ScenarioFile, folder: Path) -> None:
     outcome.figures = {row["name"]: figure_of(row, file.figure) for row in summary["table"]}
     expired = sum(run.get("deadlines_expired", 0) for run in summary["runs"])
     if expired:
-        raise RunError(f"{expired} deadlines expired: nodes have waited for nothing")
+        raise RunError(f"{expired} deadline{'s' * (expired != 1)} expired, expected none")
     if not (folder / "report.html").exists():
-        raise RunError("report.html was not made")
+        raise RunError("report.html is missing")
     if outcome.form == ("short" if "short" in file.forms else "full"):
         outcome.claims = check(file.claims, file.figure, summary["table"])
 
@@ -247,7 +257,7 @@ def _print_outcome(outcome: Outcome) -> None:
         print(f"{outcome.scenario}: {outcome.state}: {outcome.reason}", file=where, flush=True)
         return
     rows = f"{len(outcome.figures)} row{'s' * (len(outcome.figures) != 1)}"
-    time = f" in {duration(outcome.seconds)}" if outcome.seconds else ", there already"
+    time = f" in {duration(outcome.seconds)}" if outcome.seconds else ", taken from the folder"
     print(f"{outcome.scenario}, form {outcome.form}: {rows}{time}", flush=True)
     for claim in outcome.claims:
         print(f"    {claim}", flush=True)

@@ -10,11 +10,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from p2pfl.errors import unknown
 from p2pfl.sim.execution.forecast import duration
 from p2pfl.sim.reproduction.measured import Book, Measured
 from p2pfl.sim.scenario.claims import MEAN, Claim, check
-from p2pfl.sim.scenario.scenario import ScenarioFile, load, shipped_scenarios
+from p2pfl.sim.scenario.scenario import ScenarioFile, load, shipped_scenarios, unknown_scenario
 
 FORMS = ("full", "short")
 HEADS = ("paper, table, scenario and row", "printed", "measured", "short form")
@@ -81,7 +80,7 @@ def entries(names: Sequence[str], book: Book) -> list[Entry]:
     known = shipped_scenarios()
     for name in names:
         if name not in known:
-            raise unknown("scenario", name, known)
+            raise unknown_scenario(name)
     found = [Entry(load(name), book.get(name, {})) for name in (names or known)]
     return found if names else sorted(found, key=lambda entry: (not entry.file.source, entry.file.source, entry.file.name))
 

@@ -74,7 +74,7 @@ class Checked:
     stated: bool
 
     def __str__(self) -> str:
-        said = "" if self.stated else ", though the scenario says otherwise"
+        said = "" if self.stated else ", but the scenario states the opposite"
         return f"{self.text}: {'held' if self.held else 'not held'}{said}"
 
 
@@ -87,12 +87,12 @@ def claims_of(where: str, entries: Sequence[Mapping[str, Any]], rows: Sequence[s
     claims = tuple(bind(f"{where}: claim", entry, Claim) for entry in entries)
     for claim in claims:
         if (claim.above is None) == (claim.below is None) or not claim.runs or not claim.others:
-            raise ConfigurationError(f"{where}: a claim of {claim.run!r} must have `above` or `below`, and not both")
+            raise ConfigurationError(f"{where}: the claim of {claim.run!r} must have either `above` or `below`")
         for name in (*claim.runs, *claim.others):
             if isinstance(name, str) and name not in rows:
-                raise ConfigurationError(f"{where}: a claim has an {unknown('run', name, rows)}")
+                raise ConfigurationError(f"{where}: claim: {unknown('run', name, rows)}")
         if not isfinite(claim.by) or claim.by < 0:
-            raise ConfigurationError(f"{where}: by of a claim must be a number from 0, got {claim.by}")
+            raise ConfigurationError(f"{where}: claim: by must be 0 or more, got {claim.by}")
     return claims
 
 
@@ -126,7 +126,8 @@ def _compare(claim: Claim, figure: str, row: tuple[str, float], against: tuple[s
 
 
 def _of(figure: str) -> str:
-    return "" if figure in ("", MEAN) else f"{figure.replace('.', ' ').replace('_', ' ')} of "
+    named = figure.removeprefix("extra_metrics.").replace(".", " ").replace("_", " ")
+    return "" if figure in ("", MEAN) else f"{named} of "
 
 
 def figure_of(row: Mapping[str, Any], figure: str) -> float:
@@ -139,5 +140,5 @@ def figure_of(row: Mapping[str, Any], figure: str) -> float:
     for key in figure.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationError(f"the row {row['name']!r} has no figure {figure!r}")
+        raise ConfigurationError(f"row {row['name']!r} has no figure {figure!r}")
     return float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import msgspec
@@ -22,7 +22,11 @@ class FileKeys(msgspec.Struct):
 
     Attributes:
         name: name of the scenario; by default the name of the file.
-        description: one or two sentences.
+        title: what the scenario shows, in about ten words; `p2pfl-sim list` prints it.
+        description: the question, the setting and the paper, in a few sentences.
+        needs: data set, extra or file that the user provides, such as "CIFAR-10"; by default nothing.
+        duration: rough run time in seconds on two cores; a form can have its own.
+        differences: differences from the paper, one sentence or more each.
         modules: the folder of the modules that the scenario names, relative to the file; without `--trust` it must be
             the file's own folder, or inside it.
         against: the run with which the table compares the others.
@@ -41,7 +45,11 @@ class FileKeys(msgspec.Struct):
     """
 
     name: str | None = None
+    title: str = ""
     description: str = ""
+    needs: str = ""
+    duration: float | None = None
+    differences: list[str] = []
     modules: str = "."
     against: str = ""
     target: float | None = None
@@ -57,10 +65,12 @@ class FileKeys(msgspec.Struct):
 
     def check(self, where: str) -> None:
         """Raise ConfigurationError for a value of the wrong type."""
-        for key in ("name", "description", "modules", "against", "form", "source", "table", "figure"):
+        for key in ("name", "title", "description", "needs", "modules", "against", "form", "source", "table", "figure"):
             value = getattr(self, key)
             if value is not None and not isinstance(value, str):
                 raise ConfigurationError(f"{where}: {key} must be a string, got {value!r}")
+        if not isinstance(self.differences, list) or not all(isinstance(each, str) for each in self.differences):
+            raise ConfigurationError(f"{where}: differences must be a list of strings, got {self.differences!r}")
         if not isinstance(self.varied, dict) or not all(isinstance(values, list) for values in self.varied.values()):
             raise ConfigurationError(f"{where}: varied must be a table of lists, got {self.varied!r}")
         if not isinstance(self.forms, dict) or not all(isinstance(form, dict) for form in self.forms.values()):
@@ -76,12 +86,14 @@ class Form:
     """Values of one form of a scenario file.
 
     Attributes:
+        duration: rough run time in seconds; None if the form does not state it.
         seeds: seeds with which every run is repeated; None leaves them to the runs.
         target: of the test metric.
         runs: changes by the name of a `[[run]]` entry; None keeps all entries unchanged.
         base: changes to all runs.
     """
 
+    duration: float | None
     seeds: list[int] | None
     target: float | None
     runs: Any
@@ -96,19 +108,22 @@ def select_form(where: str, keys: FileKeys, changes: Changes, folder: str) -> Fo
         folder: see p2pfl.sim.scenario.topology.with_files.
 
     Raises:
-        ConfigurationError: the form does not exist, or its seeds or its target are invalid.
+        ConfigurationError: the form does not exist, or its duration, its seeds or its target are invalid.
     """
     name = last(changes, "form", keys.form)
     if name != "full" and name not in list(keys.forms):
         raise ConfigurationError(f"{where}: {unknown('form', str(name), {'full', *keys.forms})}")
     base = with_files(keys.forms.get(name, {}), folder)
+    duration = base.pop("duration", keys.duration if name == "full" else None)
+    if duration is not None and (type(duration) not in (int, float) or not 0 < duration < inf):
+        raise ConfigurationError(f"{where}: duration must be a positive number of seconds, got {duration!r}")
     seeds = base.pop("seeds", keys.seeds)
     target = last(changes, "target", base.pop("target", keys.target))
     if seeds is not None:
         check_seeds(f"{where}: seeds", seeds)
     if target is not None and (type(target) not in (int, float) or not isfinite(target)):
         raise ConfigurationError(f"{where}: target must be a number, got {target!r}")
-    return Form(seeds, target, base.pop("runs", None), base)
+    return Form(duration, seeds, target, base.pop("runs", None), base)
 
 
 def last(changes: Changes, key: str, default: Any) -> Any:
@@ -119,9 +134,9 @@ def last(changes: Changes, key: str, default: Any) -> Any:
 def check_seeds(where: str, seeds: Any) -> None:
     """Raise ConfigurationError unless the value is a list of different integers from 0."""
     if not isinstance(seeds, list):
-        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds!r}")
+        raise ConfigurationError(f"{where} must be a list of whole numbers of 0 or more, got {seeds!r}")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ConfigurationError(f"{where} must be a list of numbers from 0, got {seeds}")
+        raise ConfigurationError(f"{where} must be a list of whole numbers of 0 or more, got {seeds}")
     twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
     if twice:
-        raise ConfigurationError(f"{where} must be different, got {', '.join(map(str, twice))} more than once")
+        raise ConfigurationError(f"{where} must not repeat a seed, got {', '.join(map(str, twice))} more than once")

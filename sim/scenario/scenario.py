@@ -37,6 +37,7 @@ runs = { "with peers" = { policy = { neighbours = 2 } } }    # its runs, with ch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +58,7 @@ from p2pfl.sim.scenario.search import Search
 from p2pfl.sim.scenario.topology import changes_with_files, with_files
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
+MOST_NEAR = 3  # names in the error for an unknown scenario
 DEFAULTS = {"task": {"name": "digits"}, "policy": {"name": "random"}, "topology": {"name": "complete"}}
 
 
@@ -135,12 +137,12 @@ class Scenario(Settings, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for group, changes in self.policy_by_group.items():
             if "name" in changes:
                 raise ConfigurationError(
-                    f"policy_by_group.{group} changes options; all nodes have the policy {self.policy['name']}"
+                    f"policy_by_group.{group} may change options only; all nodes have the policy {self.policy['name']}"
                 )
         self.network.check()
         self.budget.check()
         if self.adaptive and self.fidelity == "modelled":
-            raise ConfigurationError('adaptive deadlines are not modelled; set fidelity = "wire"')
+            raise ConfigurationError('adaptive = true needs fidelity = "wire"')
         if self.paper is not None and not isfinite(self.paper):
             raise ConfigurationError(f"paper must be a finite number, got {self.paper}")
         check_number("compute.seconds", self.compute.seconds)
@@ -164,6 +166,10 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     Attributes:
         seeds: seeds with which every run is repeated.
         folder: folder of the modules that it names: the folder of the file, unless its key `modules` names another one.
+        title: what it shows, in about ten words.
+        needs: data set, extra or file that the user provides; "" is none.
+        duration: rough run time of the selected form in seconds on two cores; None if unknown.
+        differences: differences from the paper.
         path: folders to search for its modules, after all others; () if it names none.
         notes: notes for the user about its resolution.
         against: the row with which the table compares the others; "" is none.
@@ -181,6 +187,10 @@ class ScenarioFile(msgspec.Struct, frozen=True):
     runs: tuple[Scenario, ...]
     seeds: tuple[int, ...]
     folder: str
+    title: str = ""
+    needs: str = ""
+    duration: float | None = None
+    differences: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     against: str = ""
@@ -200,7 +210,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         return found
 
     def raw(self) -> dict[str, Any]:
-        """Return TOML tables that resolve to the same scenario; the claims are those of its original file."""
+        """Return TOML tables that resolve to the same runs; the claims and the duration are in its original file only."""
         runs = [{k: v for k, v in msgspec.to_builtins(run).items() if v is not None} for run in self.runs]
         for run in runs:
             if not run["varied"]:
@@ -208,9 +218,11 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         table: dict[str, Any] = {"name": self.name, "description": self.description, "seeds": list(self.seeds), "run": runs}
         if any(":" in str(named["name"]) for run in self.runs for named in (run.task, run.policy)):
             table["modules"] = self.folder
-        for key in ("against", "source", "table"):
+        for key in ("title", "needs", "against", "source", "table"):
             if value := getattr(self, key):
                 table[key] = value
+        if self.differences:
+            table["differences"] = list(self.differences)
         if self.figure != MEAN:
             table["figure"] = self.figure
         if self.target is not None:
@@ -228,7 +240,7 @@ class ScenarioFile(msgspec.Struct, frozen=True):
         kept = tuple(run for run in self.runs if text in run.name)
         if not kept:
             raise ConfigurationError(
-                f"no run of {self.name} has {text!r} in its name: {', '.join(r.name for r in self.runs)}"
+                f"--only {text!r} matches no run of {self.name}; its runs: {', '.join(r.name for r in self.runs)}"
             )
         against = self.against if any(run.row == self.against for run in kept) else ""
         return msgspec.structs.replace(self, runs=kept, against=against)
@@ -250,6 +262,17 @@ def shipped_scenarios() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
+def unknown_scenario(name: str) -> ConfigurationError:
+    """Return the error for a name that no shipped scenario has, with the names that are close to it."""
+    near = get_close_matches(name, shipped_scenarios(), n=MOST_NEAR)
+    if near:
+        *others, last = map(repr, near)
+        return ConfigurationError(
+            f"unknown scenario {name!r}; did you mean {', '.join(others)}{' or ' * bool(others)}{last}?"
+        )
+    return ConfigurationError(f"unknown scenario {name!r}; `p2pfl-sim list` prints all names, and a file must end in .toml")
+
+
 def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> ScenarioFile:
     """Read a scenario by its name or its file, with `key=value` changes applied to all of its runs.
 
@@ -264,8 +287,8 @@ def load(name: str, changes: Sequence[str] = (), trust: bool = False) -> Scenari
     path = known.get(name) or Path(name)
     if path.suffix != ".toml" or not path.is_file():
         if path.suffix == ".toml":
-            raise ConfigurationError(f"there is no scenario file {name}")
-        raise unknown("scenario", name, known)
+            raise ConfigurationError(f"the scenario file {name} does not exist")
+        raise unknown_scenario(name)
     return resolve(toml_reader.read(path), changes, name=path.stem, folder=str(path.resolve().parent), trust=trust)
 
 
@@ -280,7 +303,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
     form = select_form(name, keys, given, folder)
     rows = [str(row.get("name", called)) for row in keys.run or [{}]]
     if keys.against and keys.against not in rows:
-        raise ConfigurationError(f"{name}: {unknown('run in against', keys.against, rows)}")
+        raise ConfigurationError(f"{name}: against: {unknown('run', keys.against, rows)}")
     of_all = {"name": called} | table_changes.merge(base, form.base)
     entries = run_tables(name, of_all, select_entries(name, keys.run, form.runs), folder)
     kept, notes = change_runs(name, entries, [change for change in given if change[0] not in ("form", "target")])
@@ -298,6 +321,10 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
         runs=runs,
         seeds=tuple(seeds or [runs[0].seed]),
         folder=path[0] if path else modules,
+        title=keys.title,
+        needs=keys.needs,
+        duration=form.duration,
+        differences=tuple(keys.differences),
         path=path,
         notes=notes,
         against=keys.against if keys.against in {run.row for run in runs} else "",
@@ -314,7 +341,7 @@ def resolve(raw: Mapping[str, Any], changes: Sequence[str], name: str, folder: s
 def _check_not_varied(where: str, keys: FileKeys, changes: Changes) -> None:
     for key, _ in changes:
         if key in keys.varied:
-            raise ConfigurationError(f"{where}: {key} is what this sweep varies; it cannot be changed for all runs")
+            raise ConfigurationError(f"{where}: this sweep varies {key}; it cannot be changed for all runs")
 
 
 def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> None:
@@ -323,12 +350,12 @@ def _check_pools(where: str, runs: Sequence[Scenario], target: float | None) -> 
     for pool in (run.pool for run in runs if run.pool is not None):
         if pools.setdefault(pool.name, pool) != pool:
             raise ConfigurationError(
-                f"{where}: the runs of the pool {pool.name!r} must all give it the same: nodes, means or fronts"
+                f"{where}: all runs of the pool {pool.name!r} must have the same `of`: nodes, means or fronts"
             )
     for name in pools.keys() & {run.name for run in runs if run.pool is None}:
-        raise ConfigurationError(f"{where}: a run and a pool are called {name!r}")
+        raise ConfigurationError(f"{where}: a run and a pool have the name {name!r}; names must be unique")
     if pools and target is not None:
-        raise ConfigurationError(f"{where}: what it takes to reach a target is said of runs, and not of pools")
+        raise ConfigurationError(f"{where}: target cannot be combined with pools; remove one of them")
 
 
 def parse_run(where: str, table: Mapping[str, Any]) -> Scenario:

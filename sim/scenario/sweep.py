@@ -34,7 +34,7 @@ NOT_VARIED = {"seed": "--seeds", "seeds": "--seeds", "form": "--set", "target": 
 NOT_VARIED |= dict.fromkeys(
     ("name", "description", "modules", "against", "forms", "run", "each", "paper", "pool", "varied"), ""
 )
-NOT_VARIED |= dict.fromkeys(("source", "table", "figure", "claim"), "")
+NOT_VARIED |= dict.fromkeys(("title", "needs", "duration", "differences", "source", "table", "figure", "claim"), "")
 MOST, MOST_WITH_SEEDS = 10_000, 100_000  # runs of a grid; more are probably a mistake
 
 # Objects with options, by their key in a scenario: a function that finds the factory for a name, and the factory's
@@ -65,7 +65,7 @@ def parse(vary: Sequence[str]) -> list[Axis]:
     axes = [_axis(text) for text in vary]
     for key, count in Counter(axis.key for axis in axes).items():
         if count > 1:
-            raise ConfigurationError(f"--vary {key} is given {count} times; list all of its values in one")
+            raise ConfigurationError(f"--vary {key} is given {count} times; list all values in one --vary")
     return axes
 
 
@@ -74,10 +74,10 @@ def _axis(text: str) -> Axis:
     key = key.strip()
     texts = tuple(split(listed))
     if not key or not equals or not all(texts):
-        raise ConfigurationError(f"--vary {text!r} is not of the form key=value,value, such as policy.tau=1,10,100")
+        raise ConfigurationError(f"--vary must have the form KEY=VALUE,VALUE, such as policy.tau=1,10,100, got {text!r}")
     if (first := key.partition(".")[0]) in NOT_VARIED:
         other = f"; use {NOT_VARIED[first]}" if NOT_VARIED[first] else ""
-        raise ConfigurationError(f"--vary {key}: this is no key of a run that could be varied{other}")
+        raise ConfigurationError(f"--vary {key}: a sweep cannot vary this key{other}")
     values = tuple(table_changes.parse_change(f"{key}={one}")[1] for one in texts)
     for k, value in enumerate(values):
         if _same(value) in map(_same, values[:k]):
@@ -115,16 +115,16 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
     """
     rows = file.raw()["run"]
     if (count := len(rows) * prod(len(axis.values) for axis in axes)) > MOST:
-        raise ConfigurationError(f"the grid has {count:,} runs; at most {MOST:,} are possible")
+        raise ConfigurationError(f"the sweep has {count:,} runs; the maximum is {MOST:,}")
     if (count := count * len(file.seeds)) > MOST_WITH_SEEDS:
-        raise ConfigurationError(f"with all seeds there are {count:,} runs; at most {MOST_WITH_SEEDS:,} are possible")
+        raise ConfigurationError(f"the sweep has {count:,} runs with all seeds; the maximum is {MOST_WITH_SEEDS:,}")
     for axis in axes:
         if axis.key in file.varied:
-            raise ConfigurationError(f"--vary {axis.key}: this sweep varies it already")
+            raise ConfigurationError(f"--vary {axis.key}: the scenario is a sweep that already varies this key")
         first, _, rest = axis.key.partition(".")
         if first in OPTIONS and rest in ("", "name", FILE) and len({_same(row[first]) for row in rows}) > 1:
             raise ConfigurationError(
-                f"--vary {axis.key}: the {len(rows)} runs differ in their {first} already; keep one with --only"
+                f"--vary {axis.key}: the {len(rows)} runs already differ in their {first}; select one with --only"
             )
     grid: dict[str, Table] = {}
     left_out = []
@@ -145,7 +145,7 @@ def sweep(file: ScenarioFile, axes: Sequence[Axis]) -> ScenarioFile:
             grid.setdefault(settings, table)
     _all_taken(axes, list(grid.values()))
     runs = tuple(parse_run(f"{file.name}: {table['name']}", table) for table in grid.values())
-    notes = (f"left out, as they are equal to others: {', '.join(left_out)}",) if left_out else ()
+    notes = (f"left out, because they equal other runs: {', '.join(left_out)}",) if left_out else ()
     return replace(
         file,
         runs=runs,
@@ -190,7 +190,9 @@ def _all_taken(axes: Sequence[Axis], grid: Sequence[Table]) -> None:
         if not any(axis.key in run["varied"] for run in grid):
             first, _, option = axis.key.partition(".")
             named = ", ".join(sorted({str(run[first]["name"]) for run in grid}))
-            raise ConfigurationError(f"--vary {axis.key}: no run has a {first} with the option {option}; there is {named}")
+            raise ConfigurationError(
+                f"--vary {axis.key}: no run has a {first} with the option {option}; the runs have {named}"
+            )
 
 
 def _same(value: Any) -> str:

@@ -9,12 +9,15 @@ from scripts.tools.reference.markdown import escape, table
 
 
 def scenarios(module: str) -> str:
-    """Return a table of the shipped scenarios: subject, size, and forms."""
+    """Return a table of the shipped scenarios: subject, differences from the paper, needs, size, and forms."""
     scenario = import_module(module)
     rows = []
     for name, path in scenario.shipped_scenarios().items():
         file = scenario.load(name)
         forms = ", ".join(f"`{form}`" for form in toml_reader.read(path).get("forms", {}))
         size = f"{len(file.runs)} runs of {file.runs[0].nodes} nodes, {file.runs[0].rounds} rounds"
-        rows.append((f"`{name}`", f"{escape(file.description)}<br>*{size}; other forms: {forms}*"))
+        texts = [f"**{escape(file.title)}.**", escape(file.description)]
+        texts += [f"Differences: {escape(' '.join(file.differences))}"] if file.differences else []
+        texts += [f"*Needs: {escape(file.needs or 'nothing')}; {size}; other forms: {forms}*"]
+        rows.append((f"`{name}`", "<br>".join(texts)))
     return table(("scenario", "subject"), rows)

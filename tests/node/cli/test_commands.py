@@ -75,7 +75,7 @@ def test_list_names_the_scenarios(capsys):
     code, out, _ = sim(capsys, "list")
     assert code == 0
     assert {"dac-synthetic", "dac-synthetic-default", "digits-gossip"} <= set(shipped_scenarios())
-    assert all(f"{name}: " in out for name in shipped_scenarios())
+    assert all(f"\n{name} " in out for name in shipped_scenarios())
     assert set(json.loads(sim(capsys, "list", "--json")[1])) == set(shipped_scenarios())
 
 
@@ -138,7 +138,7 @@ def test_a_run_is_never_overwritten(capsys, tmp_path):
     before = (tmp_path / "here/summary.json").read_text()
     code, _, err = sim(capsys, *SMOKE, "--out", "here")
     assert code == 2
-    assert err == "here holds a run already; name another folder with --out\n"
+    assert err == "here already holds a run; name another folder with --out\n"
     assert (tmp_path / "here/summary.json").read_text() == before
 
 
@@ -146,25 +146,25 @@ def test_a_folder_that_cannot_be_made_is_said_before_the_run(capsys, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = sim(capsys, *SMOKE, "--out", "file/here")
     assert code == 2
-    assert err.startswith("cannot make the folder file/here")
+    assert err.startswith("cannot create the folder file/here")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "dac-synthetc"], "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic'?"),
+        (["run", "dac-synthetc"], "unknown scenario 'dac-synthetc'; did you mean 'dac-synthetic',"),
         (["run", "dac-synthetic", "--set", "nodez=3"], "dac-synthetic: unknown key 'nodez'; did you mean 'nodes'?"),
         (["run", "dac-synthetic", "--set", "policy.name=dax"], "run 'dax': unknown policy 'dax'; did you mean 'dac'?"),
-        (["run", "dac-synthetic", "--seeds", "x"], "--seeds 'x' is not of the form 0:5 or 3,5"),
-        (["run", "dac-synthetic", "--seeds", "0,0"], "--seeds must be different, got 0 more than once"),
+        (["run", "dac-synthetic", "--seeds", "x"], "--seeds must be a range such as 0:5 or a list such as 3,5, got 'x'"),
+        (["run", "dac-synthetic", "--seeds", "0,0"], "--seeds must not repeat a seed, got 0 more than once"),
         (["run", "dac-synthetic", "--workers", "0"], "--workers must be 1 or more, got 0"),
-        (["run", "dac-synthetic", "--workers", "2", "--engine", "local"], "--workers is for --engine process"),
+        (["run", "dac-synthetic", "--workers", "2", "--engine", "local"], "--workers needs --engine process"),
         (
             ["run", "dac-synthetic", "--set", "device=cpu:abc"],
             "run 'local': device 'cpu:abc' is not of the form cpu or cpu:0",
         ),
-        (["run", "dac-synthetic", "--only", "x"], "no run of dac-synthetic has 'x' in its name"),
-        (["run", "none.toml"], "there is no scenario file none.toml"),
+        (["run", "dac-synthetic", "--only", "x"], "--only 'x' matches no run of dac-synthetic"),
+        (["run", "none.toml"], "the scenario file none.toml does not exist"),
         (
             ["run", "dac-synthetic", "--set", "form=smoke", "--set", "policy.name=knn-per", "--engine", "local"],
             "run 'knn-per', seed 0: a memory of samples needs a classification with cross-entropy",
@@ -226,9 +226,9 @@ task.lr = 1e9
 @pytest.mark.parametrize(
     ("engine", "run", "message"),
     [
-        ("local", "stuck", "at 0 s nothing can happen any more, but 4 tasks wait: "),
-        ("process", "stuck", "at 0 s nothing can happen any more, but 4 tasks wait: "),
-        ("process", "killed", "a worker process has ended with code -9 (if it was killed for want of memory"),
+        ("local", "stuck", "deadlock at 0 s of virtual time: 4 tasks wait and no event is left: "),
+        ("process", "stuck", "deadlock at 0 s of virtual time: 4 tasks wait and no event is left: "),
+        ("process", "killed", "a worker process ended with code -9; if it ran out of memory"),
         ("local", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
         ("process", "diverging", "the training of node-0 diverged in round 1; a lower learning rate may help"),
     ],
@@ -300,7 +300,7 @@ def test_an_interrupted_run_ends_with_code_130_and_leaves_no_process_and_says_ho
         process.kill()
     *before, hint, last = err.splitlines()
     assert last == "interrupted"
-    assert re.fullmatch(r"\d+ of 2200 runs are finished; to go on: p2pfl-sim run --resume runs/here", hint)
+    assert re.fullmatch(r"\d+ of 2200 runs are finished; continue with: p2pfl-sim run --resume runs/here", hint)
     assert all(line.startswith("local, seed ") for line in before)
     assert process.returncode == 130
     assert sorted(path.name for path in (tmp_path / "runs/here").iterdir()) == ["parts", "scenario.toml"]
@@ -316,7 +316,7 @@ def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
 def test_rows_that_a_change_has_made_alike_are_mentioned(capsys):
     code, out, _ = sim(capsys, *SMOKE, "--set", "policy.name=local", "--only", "local", "--set", "task.lr=0.001")
     assert code == 0
-    assert "note: left out, as the changes have made them equal to others: random, oracle, " in out
+    assert "note: left out, because the changes make them equal to other runs: random, oracle, " in out
 
 
 # p2pfl-node

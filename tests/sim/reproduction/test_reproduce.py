@@ -99,7 +99,7 @@ def test_reproduce_short_runs_and_checks_claims(study, capsys):
     assert out.endswith("1 done, 0 skipped, 0 failed\n")
     assert json.loads(Path("again/study-short/summary.json").read_text())["runs"][0]["nodes"] == 3
     code, out, _ = describe(capsys, "--short", "--out", "again", "--record")
-    assert "study, form short: 1 row, there already\n" in out
+    assert "study, form short: 1 row, taken from the folder\n" in out
     assert measured.load(measured.FILE) == {}
 
 
@@ -164,11 +164,11 @@ def test_reproduce_without_measured_file_lists_printed_ones(study, capsys):
     code, out, err = describe(capsys, "--markdown")
     assert code == 0
     assert "```text\n1 row not run yet: alone (0.500)\n```" in out
-    assert err == f"no measured figures: {measured.FILE} does not exist; they are part of the repository\n"
+    assert err == f"no measured figures: {measured.FILE} does not exist; it is part of the repository\n"
     for options in (["--short", "--record"], ["--take", "again"]):
         code, out, err = describe(capsys, *options)
         assert (code, out) == (2, "")
-        assert err.startswith("figures are kept in results/measured.json of the repository, which is not here")
+        assert err == f"{measured.FILE} does not exist; name the file of measured figures with --measured FILE\n"
         assert not Path("runs").exists()
 
 
@@ -216,7 +216,7 @@ def test_reproduce_take_accepts_unchanged_runs_only(study, capsys):
     capsys.readouterr()
     assert describe(capsys, "--take", "one", "two") == (0, "study, form full: alone\nstudy, form full: together\n", "")
     assert [*measured.load(measured.FILE)["study"]["full"].figures] == ["alone", "together"]
-    message = "bent holds a run of study that is none of its forms full and short as they are now\n"
+    message = "bent holds a run of study that matches none of its current forms: full, short\n"
     assert describe(capsys, "--take", "bent") == (2, "", message)
     assert describe(capsys, "--take", "nowhere")[2].startswith("nowhere holds no finished run: ")
     assert describe(capsys, "study", "--take", "one")[0] == 2
@@ -226,9 +226,9 @@ def test_reproduce_take_accepts_unchanged_runs_only(study, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dac-synthetik"], "unknown scenario 'dac-synthetik'; did you mean 'dac-synthetic'?"),
-        (["--record"], "--record and --out are for what is run: add --smoke, --short or --full"),
-        (["--smoke", "--record"], "--record is for --short and --full; the figures of a smoke form say nothing"),
+        (["dac-synthetik"], "unknown scenario 'dac-synthetik'; did you mean 'dac-synthetic',"),
+        (["--record"], "--record and --out need a form: add --smoke, --short or --full"),
+        (["--smoke", "--record"], "--record needs --short or --full; figures of the smoke form are not recorded"),
     ],
 )
 def test_reproduce_with_invalid_arguments_reports_one_line(capsys, arguments, message):
@@ -251,7 +251,7 @@ def test_reproduce_reports_any_error_as_failed(study, tmp_path):
 
     assert outcome(RunError("it stopped")) == ("failed", "it stopped")
     assert outcome(ZeroDivisionError("a\nmistake")) == ("failed", "ZeroDivisionError: a mistake")
-    assert outcome(1) == ("failed", "it ended with exit code 1")
+    assert outcome(1) == ("failed", "the command ended with exit code 1")
 
 
 def test_reproduce_resumes_interrupted_run(study, tmp_path):

@@ -31,7 +31,7 @@ def test_claim_compares_row_with_margin():
     assert describe(claim) == ["with peers 3.00 >= alone 1.000: held"]
     assert describe(claim | {"by": 2.0}) == ["with peers 3.00 >= alone 1.000 + 2: held"]
     assert describe(claim | {"by": 2.1}) == [
-        "with peers 3.00 >= alone 1.000 + 2.1: not held, though the scenario says otherwise"
+        "with peers 3.00 >= alone 1.000 + 2.1: not held, but the scenario states the opposite"
     ]
 
 
@@ -48,7 +48,7 @@ def test_claim_compares_named_figure():
     assert describe(lower, figure="objectives.hypervolume")[0] == (
         "objectives hypervolume of with peers 40.00 <= alone 50.00 - 5: held"
     )
-    with pytest.raises(ConfigurationError, match=r"the row 'alone' has no figure 'objectives.igd'"):
+    with pytest.raises(ConfigurationError, match=r"row 'alone' has no figure 'objectives.igd'"):
         figure_of(TABLE[0], "objectives.igd")
 
 
@@ -78,12 +78,12 @@ def test_claim_skips_rows_missing_in_the_form():
     [
         (
             {"run": "with peer", "above": "alone"},
-            "study: a claim has an unknown run 'with peer'; did you mean 'with peers'?",
+            "study: claim: unknown run 'with peer'; did you mean 'with peers'?",
         ),
         ({"run": "alone", "above": ["aloof"]}, "unknown run 'aloof'; did you mean 'alone'?"),
-        ({"run": "alone"}, "study: a claim of 'alone' must have `above` or `below`, and not both"),
-        ({"run": "alone", "above": "fedavg", "below": 1.0}, "must have `above` or `below`, and not both"),
-        ({"run": "alone", "above": "fedavg", "by": -1.0}, "study: by of a claim must be a number from 0, got -1.0"),
+        ({"run": "alone"}, "study: the claim of 'alone' must have either `above` or `below`"),
+        ({"run": "alone", "above": "fedavg", "below": 1.0}, "must have either `above` or `below`"),
+        ({"run": "alone", "above": "fedavg", "by": -1.0}, "study: claim: by must be 0 or more, got -1.0"),
         ({"run": "alone", "over": "fedavg"}, "study: claim: unknown key 'over'; did you mean 'above'?"),
         ({"run": "alone", "above": True}, "study: claim: "),
     ],

@@ -90,7 +90,7 @@ def test_sweep_leaves_out_equal_runs_with_a_note():
     rows = [{"name": f"{k} nodes", "nodes": k} for k in (4, 8)]
     file = grid({"run": rows}, "nodes=5,6")
     assert names(file) == ["4 nodes, nodes=5", "4 nodes, nodes=6"]
-    assert file.notes == ("left out, as they are equal to others: 8 nodes, nodes=5, 8 nodes, nodes=6",)
+    assert file.notes == ("left out, because they equal other runs: 8 nodes, nodes=5, 8 nodes, nodes=6",)
 
 
 def test_sweep_written_as_scenario_resolves_to_same_runs():
@@ -103,33 +103,33 @@ def test_sweep_written_as_scenario_resolves_to_same_runs():
     wider = sweep(again, parse(["nodes=4,8"]))
     assert wider.varied == {**file.varied, "nodes": [4, 8]}
     assert wider.runs[-1].varied == {"policy.tau": 10, "codec.name": "float16", "nodes": 8}
-    with pytest.raises(ConfigurationError, match=r"policy\.tau is what this sweep varies"):
+    with pytest.raises(ConfigurationError, match=r"this sweep varies policy\.tau"):
         resolve(file.raw(), ["policy.tau=3"], "again", ".")
 
 
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        (["policy.tau"], "--vary 'policy.tau' is not of the form key=value,value, such as policy.tau=1,10,100"),
-        (["policy.tau=1,,2"], "--vary 'policy.tau=1,,2' is not of the form"),
-        (["=1"], "--vary '=1' is not of the form"),
+        (["policy.tau"], "--vary must have the form KEY=VALUE,VALUE, such as policy.tau=1,10,100, got 'policy.tau'"),
+        (["policy.tau=1,,2"], "--vary must have the form KEY=VALUE,VALUE"),
+        (["=1"], "--vary must have the form KEY=VALUE,VALUE"),
         (["nodes=4,5,4"], "--vary nodes: the value 4 is given twice"),
-        (["nodes=4", "nodes=5"], "--vary nodes is given 2 times; list all of its values in one"),
-        (["seed=0,1"], "--vary seed: this is no key of a run that could be varied; use --seeds"),
-        (["form=smoke,short"], "--vary form: this is no key of a run that could be varied; use --set"),
-        (["policy.taux=1,2"], "--vary policy.taux: no run has a policy with the option taux; there is dac, local"),
-        (["task.part=1"], "--vary task.part: no run has a task with the option part; there is digits"),
-        (["policy.name=dac,local"], "--vary policy.name: the 2 runs differ in their policy already; keep one with --only"),
-        (["policy.name=local", "policy.x=1"], "--vary policy.name: the 2 runs differ"),
+        (["nodes=4", "nodes=5"], "--vary nodes is given 2 times; list all values in one --vary"),
+        (["seed=0,1"], "--vary seed: a sweep cannot vary this key; use --seeds"),
+        (["form=smoke,short"], "--vary form: a sweep cannot vary this key; use --set"),
+        (["policy.taux=1,2"], "--vary policy.taux: no run has a policy with the option taux; the runs have dac, local"),
+        (["task.part=1"], "--vary task.part: no run has a task with the option part; the runs have digits"),
+        (["policy.name=dac,local"], "--vary policy.name: the 2 runs already differ in their policy; select one with --only"),
+        (["policy.name=local", "policy.x=1"], "--vary policy.name: the 2 runs already differ"),
         (
             ["topology={name='ring'}", "topology.x=1,2"],
-            "--vary topology.x: no run has a topology with the option x; there is ring",
+            "--vary topology.x: no run has a topology with the option x; the runs have ring",
         ),
-        (["paper=1,2"], "--vary paper: this is no key of a run that could be varied"),
-        (["varied.x=1,2"], "--vary varied.x: this is no key of a run that could be varied"),
+        (["paper=1,2"], "--vary paper: a sweep cannot vary this key"),
+        (["varied.x=1,2"], "--vary varied.x: a sweep cannot vary this key"),
         (["nodes=4,0"], "study: alone, nodes=0: nodes must be 1 or more, got 0"),
         (["node=4"], "study: alone, node=4: unknown key 'node'"),
-        (["nodes=" + ",".join(map(str, range(1, 200))), "rounds=" + ",".join(map(str, range(99)))], "the grid has 39,402 "),
+        (["nodes=" + ",".join(map(str, range(1, 200))), "rounds=" + ",".join(map(str, range(99)))], "the sweep has 39,402 "),
     ],
 )
 def test_sweep_of_invalid_key_or_value_is_refused(vary, message):
@@ -148,7 +148,7 @@ def test_sweep_varies_policy_of_runs_with_equal_policies():
 @pytest.mark.slow
 def test_sweep_limit_includes_seeds():
     file = resolve({"seeds": list(range(300))}, [], "study", ".")
-    with pytest.raises(ConfigurationError, match=r"with all seeds there are 119,700 runs; at most 100,000 are possible"):
+    with pytest.raises(ConfigurationError, match=r"the sweep has 119,700 runs with all seeds; the maximum is 100,000"):
         sweep(file, parse(["rounds=" + ",".join(map(str, range(1, 400)))]))
 
 
@@ -273,18 +273,18 @@ def test_sweep_dry_run_prints_estimate_and_writes_nothing(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["study.toml"], "say what to vary, such as --vary policy.tau=1,10,100"),
+        (["study.toml"], "no key to vary: add --vary KEY=VALUES, such as --vary policy.tau=1,10,100"),
         (
             [*NEIGHBOURS, "--set", "policy.neighbours=3"],
-            "policy.neighbours is in --set and in --vary; leave out one of them",
+            "policy.neighbours is both in --set and in --vary; remove one of them",
         ),
-        (["study.toml", "--vary", "search.step=0.1,0.2"], "search.step changes nothing in a sweep, which makes single"),
-        (["--vary", "nodes=3"], "name a scenario, or with --resume the folder of a run to go on with"),
+        (["study.toml", "--vary", "search.step=0.1,0.2"], "--vary search.step has no effect in a sweep"),
+        (["--vary", "nodes=3"], "no scenario: name one, or continue a run with --resume DIR"),
         (["study.toml", "--vary", "policy.neighbours=-1,2"], "run 'policy.neighbours=-1': policy: neighbours must be 0 or"),
-        (["--resume", "x", "--vary", "nodes=3"], "--resume goes on with a run as it was begun; it cannot be combined with"),
+        (["--resume", "x", "--vary", "nodes=3"], "--resume continues a run with its own settings; leave out"),
         (
             ["--resume", "x", "--dry-run"],
-            "--resume goes on with a run as it was begun; it cannot be combined with --dry-run",
+            "--resume continues a run with its own settings; leave out --dry-run",
         ),
     ],
 )
@@ -354,7 +354,7 @@ def test_sweep_interrupted_three_times_repeats_no_run():
         kept = {path.name: path.stat().st_mtime_ns for path in Path("here", PARTS).iterdir() if path.name.isdecimal()}
         assert len(kept) >= len(reported)  # one may be on the disk before it is reported
         if end == signal.SIGINT:
-            assert f"{len(kept)} of 24 runs are finished; to go on: p2pfl-sim sweep --resume here\n" in err
+            assert f"{len(kept)} of 24 runs are finished; continue with: p2pfl-sim sweep --resume here\n" in err
         options = ("--resume", "here")
     running = process(*options, "--engine", "local")
     out, err = running.communicate(timeout=PATIENCE)
