@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from p2pfl.sim.formatting import number, of_paper
+from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper
 from p2pfl.sim.results.results import Result
 
 # Measures that fit a terminal of 100 columns; summary.json and the report have the others.
@@ -76,7 +76,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
     groups = [] if measures else list(dict.fromkeys(group for row in rows for group in row.get("per_group", {})))
     sent = any("bytes" in row for row in rows)
     reference = next((row["against"]["name"] for row in rows if "against" in row), "")
-    headings = [*(["MB sent"] if sent else []), *([f"- {reference}"] if reference else [])]
+    headings = [*(["MB sent"] if sent else []), *([f"vs {reference}"] if reference else [])]
     # None if the reference sends nothing
     times = any(row["against"]["times_bytes"] is not None for row in rows if "against" in row)
     headings += ["x bytes"] if times else []
@@ -109,7 +109,7 @@ def print_table(summary: Mapping[str, Any]) -> None:
     print(f"{summary['scenario']}: test {metric}, mean over {of} and {seeds} seed{'s' * (seeds > 1)}")
     print_whole(table)
     if front:
-        print("* on the front: no other row has a better figure for as few bytes, or as good a one for fewer")
+        print(f"* {PARETO_OPTIMAL}")
 
 
 def print_whole(table: Table) -> None:
@@ -142,7 +142,7 @@ def _value(value: Any) -> str:
 
 def _against(compared: Mapping[str, Any]) -> list[str]:
     times = compared["times_bytes"]
-    return [f"{compared['difference']:+.3f}", "" if times is None else f"{times:.2f}"]
+    return [difference(compared["difference"]), "" if times is None else f"{times:.2f}"]
 
 
 def _format_target(costs: Mapping[str, Any] | None, seeds: int) -> list[str]:

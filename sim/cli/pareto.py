@@ -98,5 +98,5 @@ def print_table(summary: Mapping[str, Any]) -> None:
             cells += [number(row.get("std"))] if head == "hypervolume" and seeds > 1 else []
         cells += [str(row["candidates"]), f"{row['seconds']:.1f}"]
         table.add_row(*cells, *([number(row["paper"]) if "paper" in row else ""] if papers else []))
-    print(f"{summary['scenario']}: fronts of a search with {seeds} seed{'s' * (seeds > 1)}; seconds are those of one seed")
+    print(f"{summary['scenario']}: fronts of a search, mean over {seeds} seed{'s' * (seeds > 1)}; seconds per seed")
     print_whole(table)

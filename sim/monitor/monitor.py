@@ -62,7 +62,7 @@ def watching(file: ScenarioFile, done: Mapping[int, Result], port: int, quiet: b
     board = RunMonitor(file, done)
     with ExitStack() as stack:
         address = stack.enter_context(in_thread(page_of(board, port)))
-        print(f"to watch: {address}", file=sys.stderr, flush=True)
+        print(f"watch the runs at {address}", file=sys.stderr, flush=True)
         watch = Watch(board, [] if quiet else [stack.enter_context(view(board))])
         try:
             yield watch

@@ -94,13 +94,13 @@ class Folder:
 
 def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
     if not path.is_dir():
-        raise ConfigurationError(f"there is no folder {path}; name the folder of a finished run")
+        raise ConfigurationError(f"the folder {path} does not exist; name the folder of a finished run")
     file = path / SUMMARY
     if not file.is_file():
         if (path / PARTS).exists():
-            raise ConfigurationError(f"the run in {path} is not finished; go on with p2pfl-sim run --resume {path}")
+            raise ConfigurationError(f"the run in {path} is not finished; continue with p2pfl-sim run --resume {path}")
         if (path / CANDIDATES).exists():
-            raise ConfigurationError(f"the search in {path} is not finished; go on with p2pfl-sim pareto --resume {path}")
+            raise ConfigurationError(f"the search in {path} is not finished; continue with p2pfl-sim pareto --resume {path}")
         raise ConfigurationError(f"{path} holds no run: it has no {SUMMARY}")
     try:
         content = file.read_bytes()
@@ -108,13 +108,11 @@ def _summary(path: Path) -> tuple[dict[str, Any], Summary]:
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {reason(error)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is damaged, or no summary of a run: {error}") from error
+        raise ConfigurationError(f"{file} is damaged, or not the summary of a run: {error}") from error
     if not summary.runs:
-        raise ConfigurationError(f"{file} names no run")
+        raise ConfigurationError(f"{file} lists no run")
     if any("judged" in run for run in raw["runs"]):
-        raise ConfigurationError(
-            f"{file} was written by an earlier version, whose keys had other names; run the scenario again"
-        )
+        raise ConfigurationError(f"{file} is from an earlier version of p2pfl with other keys; run the scenario again")
     return raw, summary
 
 
@@ -143,14 +141,14 @@ def _open(path: Path, run: bool) -> duckdb.DuckDBPyConnection:
         if table in MORE and not file.is_file():
             continue
         if not file.is_file():
-            raise ConfigurationError(f"{path} holds no whole run: it has no {file.name}")
+            raise ConfigurationError(f"{path} holds no complete run: it has no {file.name}")
         try:
             connection.from_parquet(_literally(file)).create_view(table)
             found = {row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall()}
         except duckdb.Error as error:
             raise _damage_error(file, error) from error
         if missing := [name for name in needed if name not in found]:
-            raise ConfigurationError(f"{file} is no table of a run: it has no column {', '.join(missing)}")
+            raise ConfigurationError(f"{file} is not a table of a run: it has no column {', '.join(missing)}")
     return connection
 
 

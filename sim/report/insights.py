@@ -60,7 +60,7 @@ def _of_target(summary: Summary) -> list[str]:
     if there:
         found = [_first(there, goal, cost, seeds) for cost in _COSTS]
     if len(partly) > SHOWN:
-        found.append(f"{_list([row['name'] for row in partly])} reach it with some of their seeds only.")
+        found.append(f"{_list([row['name'] for row in partly])} reach it with some seeds only.")
     else:
         for row in partly:
             found.append(f"{row['name']} reaches it with {row['reached']['seeds']} of {_count(row['seeds'], 'seed')} only.")
@@ -116,8 +116,8 @@ def _of_budgets(summary: Summary, scenario_runs: Runs) -> list[str]:
         found += [_cost_of_budget(pair, words) for pair in moved]
         unmoved = [pair["for"] for pair in pairs if pair["same"]]
         if unmoved:
-            whom = f" for {_list(unmoved)}" if all(unmoved) else ""
-            found.append(f"A budget of {words} changes nothing{whom}: no node asks for more.")
+            runs = f" on {_list(unmoved)}" if all(unmoved) else ""
+            found.append(f"A budget of {words} has no effect{runs}: no node requests more.")
         if len(pairs) > 1:
             found.append(_together(pairs, words))
     return found
@@ -199,18 +199,18 @@ def _cost_of_budget(pair: Mapping[str, Any], words: str) -> str:
     sent = "as many bytes are sent" if abs(pair["saved"]) < 0.005 else f"{_percent(abs(pair['saved']))} {way} bytes are sent"
     figures = f"{number(after)} instead of {number(before)}"
     if pair["seeds"] > 1:
-        figures += f"; the difference deviates by {_small(pair['std'], before)} over {_count(pair['seeds'], 'seed')}"
-    doubt = ", no more than seeds differ" if pair["seeds"] > 1 and abs(pair["cost"]) <= pair["std"] else ""
+        figures += (
+            f"; standard deviation of the difference {_small(pair['std'], before)} over {_count(pair['seeds'], 'seed')}"
+        )
+    doubt = ", which is within its standard deviation" if pair["seeds"] > 1 and abs(pair["cost"]) <= pair["std"] else ""
     moved = f"{_moves(pair, pair['cost'], _small(abs(pair['cost']), before))}{doubt}"
-    whom = f"For {pair['for']}, a" if pair["for"] else "A"
-    return f"{whom} budget of {words} {moved} ({figures}), and {sent}.{pair['sooner']}"
+    start = f"For {pair['for']}, a" if pair["for"] else "A"
+    return f"{start} budget of {words} {moved} ({figures}), and {sent}.{pair['sooner']}"
 
 
 def _moves(pair: Mapping[str, Any], cost: float, figure: str) -> str:
     """Return the effect of a budget on the metric, in words."""
-    if pair["higher"]:
-        return f"{'brings' if cost < 0 else 'costs'} {figure} of {pair['metric']}"
-    return f"{'lowers' if cost < 0 else 'raises'} the {pair['metric']} by {figure}"
+    return f"{'raises' if (cost < 0) == pair['higher'] else 'lowers'} the {pair['metric']} by {figure}"
 
 
 def _together(pairs: Sequence[Mapping[str, Any]], words: str) -> str:

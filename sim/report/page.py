@@ -28,8 +28,8 @@ PARTS = ("facts", "findings", "table", "differences", "scenario", "versions")
 _TITLES = {
     "findings": "Findings",
     "table": "Results in numbers",
-    "differences": "What differs",
-    "scenario": "The scenario as it was run",
+    "differences": "Differences",
+    "scenario": "Resolved scenario",
     "versions": "Versions",
 }
 _FOLDED = ("scenario", "versions")  # long parts for reference: closed on a screen, open on paper
@@ -49,7 +49,7 @@ def render(title: str, payload: Mapping[str, Any], parts: Mapping[str, str]) -> 
         KeyError: there is no place for a part of that name.
     """
     if unknown := sorted(set(parts) - set(PARTS)):
-        raise KeyError(f"the page has no place for {', '.join(unknown)}; it has for {', '.join(PARTS)}")
+        raise KeyError(f"unknown parts {', '.join(unknown)}; known: {', '.join(PARTS)}")
     charts, report = (ASSETS / "charts.js").read_text("utf-8"), _asset("p2pfl.sim.report", "assets/report.js")
     style = (ASSETS / "style.css").read_text("utf-8") + _asset("p2pfl.sim.report", "assets/report.css")
     policy = (

@@ -148,7 +148,7 @@ def _fits(folder: Folder, entry: Entry, table: Columns, name: str, nodes: Sequen
         values = table[column]
         if values.dtype.kind not in "iu" or (len(values) and not least <= values.min() <= values.max() <= most):
             file = folder.path / f"{name}.parquet"
-            raise ConfigurationError(f"{file} does not fit the summary: {column} is not from {least} to {most} everywhere")
+            raise ConfigurationError(f"{file} does not match the summary: {column} must be from {least} to {most}")
 
 
 def gather(folders: Sequence[Folder], seed: int | None = None) -> list[Series]:
@@ -170,7 +170,7 @@ def gather(folders: Sequence[Folder], seed: int | None = None) -> list[Series]:
             shown = entries[0] if seed is None else next((entry for entry in entries if entry.seed == seed), None)
             if shown is None:
                 there = ", ".join(dict.fromkeys(str(entry.seed) for entry in entries))
-                raise ConfigurationError(f"{folder.path}: the run {name!r} has no seed {seed}; it has {there}")
+                raise ConfigurationError(f"{folder.path}: run {name!r} has no seed {seed}; its seeds are {there}")
             shown_name = name if times[name] == 1 else f"{where}: {name}"
             series.append(Series(shown_name, name, folder, entries, shown, folder.settings(shown.name)))
     order = list(times)  # runs of the same name next to each other

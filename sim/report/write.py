@@ -58,7 +58,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None, seed: int | Non
         ConfigurationError: a folder has no finished run, or lacks the seed; a file is damaged, or cannot be written.
     """
     if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigurationError("the same folder is named twice; a report compares different ones")
+        raise ConfigurationError("a folder is named twice; name different folders to compare")
     target = out or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))
     if target.is_dir():
         target = target / REPORT
@@ -85,9 +85,7 @@ def report(paths: Sequence[Path], seed: int | None = None) -> str:
     with ExitStack() as stack:
         folders = [stack.enter_context(Folder(path)) for path in paths]
         if len({folder.summary.search for folder in folders}) > 1:
-            raise ConfigurationError(
-                "some of these folders are of a search by p2pfl-sim pareto: it cannot be compared with runs"
-            )
+            raise ConfigurationError("searches by p2pfl-sim pareto cannot be compared with runs; name folders of one kind")
         searched = folders[0].summary.search
         series = gather(folders, seed)
         names = folder_names(paths)

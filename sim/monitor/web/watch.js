@@ -1,24 +1,24 @@
-// The page of a scenario's runs: asks every second what has become of them, and shows it.
+// Page of a scenario's runs: fetches their state every second, and shows it.
 
 import { bytes, clock, draw, el, figure, follow, meter, say, seconds, state as badge } from "./live.js";
 
-const MOST = 12; // lines that are drawn where nobody has chosen others
+const MOST = 12; // curves drawn by default
 const STATES = { waiting: "idle", running: "good", finished: "done", kept: "done", stopped: "bad" };
 const MEANINGS = {
-  waiting: "has not begun", running: "goes on", finished: "is done", kept: "was done in an earlier try", stopped: "has begun, and was not finished",
+  waiting: "not started", running: "in progress", finished: "finished", kept: "finished by an earlier command", stopped: "ended before it was finished",
 };
 
 const $ = (id) => document.getElementById(id);
 const charts = {};
-let seen = null; // what came last
-let drawn = null; // the numbers of the runs that are drawn, where somebody has chosen some
-let chosen = null; // the run whose matrix is shown, where somebody has chosen one
+let seen = null; // the newest data
+let drawn = null; // numbers of the drawn runs, if the user has selected some
+let chosen = null; // the run whose matrix is shown, if the user has selected one
 
 function got(news) {
   seen = news;
   show(null);
   showWeights();
-  return !news.end; // then there is nothing more to ask for
+  return !news.end; // no more requests after the end
 }
 
 function lost(since) {
@@ -37,7 +37,7 @@ function show(since) {
   say($("name"), seen.scenario);
   say($("about"), seen.description);
   document.title = `${seen.scenario}: ${finished} of ${runs.length} runs finished`;
-  draw($("banners"), seen.end, () => (seen.end ? el("p", { class: `banner ${/^written/.test(seen.end) ? "info" : "bad"}` }, `${finished} of ${runs.length} runs are finished; ${seen.end}`) : []));
+  draw($("banners"), seen.end, () => (seen.end ? el("p", { class: `banner ${/^results: /.test(seen.end) ? "info" : "bad"}` }, `${finished} of ${runs.length} runs finished; ${seen.end}`) : []));
   showTiles(runs, finished);
   showChips(runs);
   showLearning(runs);
@@ -49,13 +49,13 @@ function showTiles(runs, finished) {
   const done = runs.reduce((sum, run) => sum + run.round * run.nodes, 0);
   const all = runs.reduce((sum, run) => sum + run.rounds * run.nodes, 0);
   const sent = runs.reduce((sum, run) => sum + (run.bytes ?? 0), 0);
-  const left = seen.end ? "nothing more will happen" : finished === runs.length ? "writing what came of it" : seen.left === null ? "no forecast yet" : `about ${seconds(seen.left)} left`;
+  const left = seen.end ? "ended" : finished === runs.length ? "writing the results" : seen.left === null ? "no forecast yet" : `about ${seconds(seen.left)} left`;
   const tiles = [
-    ["Runs finished", `${finished} of ${runs.length}`, `${runs.filter(({ state }) => state === "running").length} go on`, finished / runs.length],
-    ["Rounds of nodes", done.toLocaleString("en"), `of ${all.toLocaleString("en")}`, done / all],
+    ["Runs finished", `${finished} of ${runs.length}`, `${runs.filter(({ state }) => state === "running").length} running`, finished / runs.length],
+    ["Node-rounds", done.toLocaleString("en"), `of ${all.toLocaleString("en")}`, done / all],
     ["Time", seconds(seen.elapsed), left],
-    ["Rounds of nodes in a second", Math.round(seen.node_rounds_per_s).toLocaleString("en"), "of all runs together"],
-    ["Sent by all nodes", bytes(sent), "in their rounds"],
+    ["Node-rounds per second", Math.round(seen.node_rounds_per_s).toLocaleString("en"), "total of all runs"],
+    ["Bytes sent", bytes(sent), "by all nodes, in their rounds"],
   ];
   draw($("tiles"), tiles, () => tiles.map(([name, value, note, part]) => el("div", { class: "tile" },
     el("span", { class: "quiet" }, name), el("strong", {}, value), meter(part, name), el("span", { class: "quiet note" }, note))));
@@ -64,10 +64,10 @@ function showTiles(runs, finished) {
 const several = (runs) => new Set(runs.map((run) => run.seed)).size > 1;
 const label = (run, runs) => (several(runs) ? `${run.name}, seed ${run.seed}` : run.name);
 
-/** Return the numbers of the runs that have begun. */
+/** Return the numbers of the runs that have started. */
 const begun = (runs) => runs.map((_, k) => k).filter((k) => runs[k].state !== "waiting");
 
-/** Return the numbers of the runs to draw: those that were chosen, or else those that have begun last. */
+/** Return the numbers of the runs to draw: the selected ones, or else the ones that started last. */
 const toDraw = (runs) => drawn ?? new Set(begun(runs).slice(-MOST));
 
 function showChips(runs) {
@@ -91,7 +91,7 @@ function showLearning(runs) {
   const series = runs.map((run, k) => ({ name: label(run, runs), colour: k, x: run.x ?? [], y: run.values ?? [] })).filter((one, k) => one.x.length && now.has(k));
   const metric = [...new Set(runs.map((run) => run.metric).filter(Boolean))].join(", ");
   const never = runs.every((run, k) => !now.has(k) || !run.evaluate_every);
-  const empty = series.length ? "" : !now.size ? "No run is shown." : never ? "Only the model of the last round is evaluated (evaluate_every = 0)." : "No run that is shown has evaluated a round yet.";
+  const empty = series.length ? "" : !now.size ? "No run is selected." : never ? "Only the model of the last round is evaluated (evaluate_every = 0)." : "No selected run has evaluated a round yet.";
   chart("lines", $("learning"), { name: "Learning", series, x: { label: "round" }, y: { label: `test ${metric}` }, empty });
 }
 
@@ -102,10 +102,10 @@ const columns = [
   ["round", (run) => [`${run.round} of ${run.rounds}`, meter(run.round / run.rounds, "rounds")], "progress"],
   ["test metric", (run) => figure(run.result ?? run.values?.at(-1))],
   ["sent", (run) => (run.bytes === undefined ? "–" : bytes(run.bytes))],
-  ["models in a round", (run) => (run.models === undefined ? "–" : `${run.models.toFixed(1)}, at most ${run.most_models}`)],
+  ["models per round", (run) => (run.models === undefined ? "–" : `${run.models.toFixed(1)}, at most ${run.most_models}`)],
   ["budget", (run) => (run.limit ? [...new Set(run.limit)].join(" to ") : run.models === undefined ? "–" : "no limit")],
   ["virtual time", (run) => (run.virtual_s === undefined ? "–" : seconds(run.virtual_s))],
-  ["rounds of nodes / s", (run) => (run.speed ? Math.round(run.speed).toLocaleString("en") : "–")],
+  ["node-rounds/s", (run) => (run.speed ? Math.round(run.speed).toLocaleString("en") : "–")],
 ];
 
 function showRuns(runs) {
@@ -118,7 +118,7 @@ function showRuns(runs) {
   });
 }
 
-/** Show the matrix that came, if it is that of the run that was chosen; another one comes with the next answer, if there is one. */
+/** Show the matrix if it is the one of the selected run; otherwise the next answer has it. */
 function showWeights() {
   const { runs, matrix, end } = seen;
   const select = $("chosen");
@@ -132,15 +132,15 @@ function showWeights() {
 function drawWeights(run, { cells = 0, nodes, groups, weights, lost }) {
   const values = cells ? new Float32Array(Uint8Array.from(atob(weights), (c) => c.charCodeAt(0)).buffer) : [];
   const most = values.length ? Math.max(...values) : 0;
-  const shared = nodes > cells ? ` Each cell stands for about ${(nodes / cells).toFixed(1)} nodes.` : "";
-  say($("weights-note"), most ? `Each row is a node: how much the model of each column's node has counted in its merges, on average. Its own model is left out.${shared}` : "");
-  const empty = lost ? "The program has ended and does not answer any more; the report of the runs has this figure." : most ? "" : "No model of another node has counted yet.";
+  const shared = nodes > cells ? ` Each row and column is a bin of about ${(nodes / cells).toFixed(1)} nodes.` : "";
+  say($("weights-note"), most ? `Mean weight of the model of the column's node in the merges of the row's node. A node's own model is excluded.${shared}` : "");
+  const empty = lost ? "The command has ended. The report of the runs has this figure." : most ? "" : "No node has merged the model of another node yet.";
   const marked = groups?.length && nodes === cells ? groups.map(([name, count]) => ({ label: name, count })) : undefined;
-  chart("matrix", $("weights"), { name: "Who has learned from whom", n: cells, most, groups: marked, empty, x: { label: "learned from" }, y: { label: "node" },
+  chart("matrix", $("weights"), { name: "Sources of each node", n: cells, most, groups: marked, empty, x: { label: "learned from" }, y: { label: "node" },
     panels: [{ name: `${run.name}, seed ${run.seed}`, values }] });
 }
 
-/** Draw where the data is not what it was. */
+/** Draw a chart if its data has changed. */
 function chart(kind, box, data) {
   const key = JSON.stringify(data, (_, value) => (value instanceof Float32Array ? [...value] : value));
   if (charts[kind]?.key === key) return;

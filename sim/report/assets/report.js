@@ -1,6 +1,6 @@
 /* The report's figures, drawn from the payload with Charts: the filter by run, tabs, selectors and downloads.
 
-   What the payload holds is said in sim/report/page.py and by those who make it. */
+   sim/report/page.py and the modules of the sections describe the payload. */
 "use strict";
 (async () => {
 const { el } = Charts;
@@ -15,7 +15,7 @@ function bytesOf(base64) {
   for (let i = 0; i < characters.length; i++) bytes[i] = characters.charCodeAt(i);
   return bytes;
 }
-/** Put arrays in the place of packed ones: {type: base64}. */
+/** Replace packed arrays, {type: base64}, by arrays. */
 function unpacked(value) {
   if (value === null || typeof value !== "object") return value;
   if (Array.isArray(value)) {
@@ -25,7 +25,7 @@ function unpacked(value) {
   const names = Object.keys(value);
   if (names.length === 1 && ARRAYS[names[0]] && typeof value[names[0]] === "string")
     return new ARRAYS[names[0]](bytesOf(value[names[0]]).buffer);
-  if (names.length === 1 && names[0] === "i8" && typeof value.i8 === "string") // hundredths, of which -128 is no number
+  if (names.length === 1 && names[0] === "i8" && typeof value.i8 === "string") // hundredths; -128 is not a number
     return Float32Array.from(new Int8Array(bytesOf(value.i8).buffer), (each) => (each === -128 ? NaN : each / 100));
   for (const name of names) value[name] = unpacked(value[name]);
   return value;
@@ -43,7 +43,7 @@ let data;
 try {
   data = await read();
 } catch (error) {
-  place.append(el("p", { class: "hint" }, `The figures cannot be drawn in this browser: ${error.message}. The text and the tables are whole without them.`));
+  place.append(el("p", { class: "hint" }, `This browser cannot draw the figures: ${error.message}. The text and the tables are complete without them.`));
   return;
 }
 const runs = data.runs;
@@ -52,23 +52,23 @@ const visible = new Set(data.shown ?? runs);
 const shared = sharedStart(runs);
 const brief = briefly(runs);
 const short = (name) => brief(colours.has(name) ? name.slice(shared.length) : String(name));
-const drawings = []; // what draws each figure again
+const drawings = []; // functions that draw each figure again
 const shownOf = (of) => runs.filter((name) => visible.has(name) && Object.hasOwn(of, name));
 
-/** Return what all names start with, up to a comma or a colon: it is said once, before the chips. */
+/** Return the common start of all names, up to a comma or a colon; it is shown once, before the chips. */
 function sharedStart(names) {
   if (names.length < 2) return "";
   let start = names.reduce((a, b) => { let i = 0; while (i < a.length && a[i] === b[i]) i++; return a.slice(0, i); });
   start = /^.*[,:] /s.exec(start)?.[0] ?? "";
   return names.every((name) => name.length > start.length) ? start : "";
 }
-/** Return what leaves "policy." out of "policy.tau=10", as long as keys are told apart by their last parts. */
+/** Return a function that removes "policy." from "policy.tau=10" if the last parts of the keys are unique. */
 function briefly(names) {
   const KEY = /(?<=^|, |: )(?:[\w-]+\.)+(?!name=|file=)([\w-]+)(?==)/g, last = new Map();
   for (const name of names) for (const [key, part] of name.matchAll(KEY)) last.set(part, (last.get(part) ?? new Set()).add(key));
   return (name) => name.replace(KEY, (key, part) => (last.get(part)?.size > 1 ? key : part));
 }
-/** Fill the row of runs. More than stand in a line or two are folded away: then it has those that are shown, and a button. */
+/** Fill the row of runs. If they need more than two lines, it shows the selected runs and a button. */
 function chips(box) {
   if (runs.length < 2) return;
   box.hidden = false;
@@ -100,7 +100,7 @@ function chips(box) {
   const apply = () => {
     const focused = box.contains(document.activeElement) ? document.activeElement : null;
     mark();
-    if (focused && !focused.offsetParent) more.focus(); // it is folded away
+    if (focused && !focused.offsetParent) more.focus(); // the element is folded
     drawings.forEach((draw) => draw());
   };
   let opened = false;
@@ -117,9 +117,9 @@ function chips(box) {
   fit();
 }
 
-// ---- what each kind draws, and its rows as CSV ----------------------------------------------------------------------------
+// ---- kinds of figures, and their rows as CSV -------------------------------------------------------------------------------
 
-const NONE_SHOWN = "No run of this figure is shown. Choose one at the top of the page.";
+const NONE_SHOWN = "No run of this figure is selected. Select one at the top of the page.";
 const withUnit = (label, unit) => (unit ? `${label} (${unit})` : label);
 const finite = (value) => value != null && Number.isFinite(value);
 
@@ -273,7 +273,7 @@ function spanOf(values) {
   for (const value of values) { least = Math.min(least, value); most = Math.max(most, value); }
   return most - least;
 }
-/** Return how many powers of ten lie between the least and the greatest value; 0 where one is below zero. */
+/** Return the powers of ten between the smallest and the largest value; 0 if a value is below zero. */
 function decades(arrays) {
   let least = Infinity, most = 0;
   for (const array of arrays) for (const value of array) {
@@ -282,13 +282,13 @@ function decades(arrays) {
   }
   return most ? Math.log10(most / least) : 0;
 }
-/** Say whether values want a logarithmic axis: "on" at first, "offered", or no. Shares and zeros have none. */
+/** Return whether values get a logarithmic axis: "on" by default, "offered", or "". Shares and zeros get none. */
 function logOf(arrays, unit) {
   let most = 0;
   for (const array of arrays) for (const value of array) { if (value === 0) return ""; most = Math.max(most, value ?? 0); }
   return most > 1 && unit !== "%" && decades(arrays) > 1.3 ? "on" : "";
 }
-/** Return which nodes are marked as the worst. */
+/** Return the numbers of the nodes that are marked as the worst. */
 const worstOf = ({ worst }) => [...worst.keys()].filter((i) => worst[i]);
 
 // ---- figures --------------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ function figure(fig) {
   const draw = () => {
     const holds = kind.holds(fig);
     let names = fig.unfiltered ? runs.filter((name) => Object.hasOwn(holds, name)) : shownOf(holds);
-    if (!names.length && visible.size && kind.picks?.(fig)) names = runs.filter((name) => Object.hasOwn(holds, name)); // it has none of those that are shown
+    if (!names.length && visible.size && kind.picks?.(fig)) names = runs.filter((name) => Object.hasOwn(holds, name)); // it has none of the selected runs
     if (picker) pick(picker, names, state);
     const log = {};
     for (const one of logs) {
@@ -343,7 +343,7 @@ function figure(fig) {
   draw();
   return whole;
 }
-const MOST_TABS = 4; // more stand in a list
+const MOST_TABS = 4; // more become a list
 function offered(labels, choose) {
   const list = el("select", { "aria-label": "Axes" }, ...labels.map((label, i) => el("option", { value: i }, label)));
   list.addEventListener("change", () => choose(Number(list.value)));
@@ -362,7 +362,7 @@ function tabs(labels, choose) {
   box.append(...buttons);
   return box;
 }
-/** Offer the runs that are shown; the one that was chosen stays as long as it is among them. */
+/** List the selected runs; keep the current one if it is among them. */
 function pick(picker, names, state) {
   if (!names.includes(state.chosen)) state.chosen = names[0];
   picker.replaceChildren(...names.map((name) => {
@@ -372,7 +372,7 @@ function pick(picker, names, state) {
   }));
   picker.hidden = !names.length;
 }
-/** Let a narrow figure without a neighbour take the whole width. */
+/** Give a narrow figure without a neighbour the full width. */
 function settle(figures) {
   let alone = null;
   for (const one of figures) {
@@ -406,7 +406,7 @@ const titles = [...document.querySelectorAll("main section[id] h2")];
 if (titles.length > 3) document.querySelector(".page-head").append(el("nav", { class: "contents", "aria-label": "Contents" },
   ...titles.map((title) => el("a", { href: `#${title.closest("section").id}` }, title.textContent))));
 
-// On paper everything is open.
+// Everything is open in print.
 let opened = [];
 matchMedia("print").addEventListener("change", ({ matches }) => {
   if (matches) opened = [...document.querySelectorAll("details:not([open])")];

@@ -17,10 +17,8 @@ def section(series: Sequence[Series]) -> Section | None:
     having = [one for one in series if one.shown.answers is not None]
     alike = list(by_key(having, lambda one: tuple(answers_of(one).higher_is_better.items())).values())
     figures = [figure(f"answers-{k}" if k else "answers", runs) for k, runs in enumerate(alike)]
-    text = [
-        "The model of each node holds a solution for every preference. Shown are those that no other one of it dominates."
-    ]
-    return {"id": "answers", "title": "Answers to preferences", "text": text, "figures": figures} if figures else None
+    text = ["The model of each node has a solution for every preference. The figure shows the Pareto-optimal ones."]
+    return {"id": "answers", "title": "Solutions by preference", "text": text, "figures": figures} if figures else None
 
 
 def answers_of(series: Series) -> AllAnswers:
@@ -43,8 +41,8 @@ def figure(id: str, series: Sequence[Series]) -> Figure:
             view |= {"x_label": meant(names[a], goals[names[a]]), "y_label": meant(names[b], goals[names[b]])}
             views.append(view | {"fronts": {"x": goals[names[a]], "stepped": len(names) == 2}})
     seeds = sorted({one.shown.seed for one in series})
-    note = f"On the node's own test data, of {f'seed {seeds[0]}' if len(seeds) == 1 else 'one seed of each run'}."
-    title = f"What a node's solutions are worth: {some(names)}"
+    note = f"On the node's own test data, {f'seed {seeds[0]}' if len(seeds) == 1 else 'one seed of each run'}."
+    title = f"Objectives of a node's solutions: {some(names)}"
     return {"id": id, "kind": "scatter", "title": title, "note": note} | views[0] | {"views": views}
 
 

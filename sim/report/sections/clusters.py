@@ -47,7 +47,7 @@ def section(series: Sequence[Series]) -> Section | None:
     """Return the section; None if no policy has clusters or compares models."""
     states = {one.name: found for one in series if (found := states_of(one)) is not None}
     figures = [lanes(series, states)] if states else []
-    note = "1 where the clusters are the true groups, about 0 where they agree by chance (Hubert and Arabie 1985)."
+    note = "1: the clusters equal the true groups; about 0: they agree by chance (Hubert and Arabie 1985)."
     title = "Agreement of clusters and true groups"
     figures += _non_empty(lines(series, _rand, id="rand", title=title, y_label="adjusted Rand index", note=note))
     title = "Number of clusters"
@@ -121,13 +121,11 @@ def lanes(series: Sequence[Series], states: dict[str, States]) -> Figure:
         if groups:
             runs[name]["groups"] = [f"group {groups[node]}" for node in order]
     of = ", in the colour of its true group" if kinds else ""
-    note = (
-        f"A row is a node{of}. Nodes that touch are in the same cluster; a gap is a round in which a node was assigned none."
-    )
+    note = f"Each row is a node{of}. Adjacent nodes are in the same cluster; in a gap a node has no cluster."
     note += " Clusters are named by their splits: 01 is the second part of 0."
     if len(runs) < len(states):
-        note += f" Not shown, as there is too much of it: {some(set(states) - set(runs))}."
-    figure: Figure = {"id": "clusters-over-rounds", "kind": "lanes", "title": "Who was in which cluster", "note": note}
+        note += f" Not shown, because the figure would be too large: {some(set(states) - set(runs))}."
+    figure: Figure = {"id": "clusters-over-rounds", "kind": "lanes", "title": "Cluster of each node", "note": note}
     most = max(runs, key=lambda name: len(runs[name]["row"]), default=None)
     figure |= {
         "x_label": "round",
@@ -171,7 +169,7 @@ def similarities(series: Sequence[Series], states: dict[str, States]) -> list[Fi
         }
         of = f": {some(one.name for one in runs)}" if len(alike) > 1 else ""
         figure: Figure = {"id": f"similarity-{number}" if number else "similarity", "kind": "matrix", "frames": frames}
-        figure |= {"title": f"How alike models were{of}", "note": _alike(grouped, orders), "unit": ""}
+        figure |= {"title": f"Similarity of models{of}", "note": _alike(grouped, orders), "unit": ""}
         figure |= {"x_label": "node", "y_label": "node"} | _rows(orders[runs[0].name])
         figure["first"] = next(
             (name for name in sorted(states, key=lambda k: -len(states[k].names)) if name in frames), None
@@ -231,12 +229,12 @@ def matrix(columns: Columns, round: int, order: Order) -> np.ndarray:
 
 def _alike(grouped: bool, orders: dict[str, Order]) -> str:
     words = (
-        "The similarity of two nodes' models by which the policy compares them, before the step of that round; hatched where"
+        "Similarity of two nodes' models as the policy computes it, before the step of that round. Hatched: not computed,"
     )
-    words += " it compares none, as of nodes in different clusters."
-    words += f" Nodes are in the order of their {'true groups' if grouped else 'clusters at the end'}."
+    words += " for example between different clusters."
+    words += f" Nodes are ordered by their {'true groups' if grouped else 'last clusters'}."
     binned = any(order.binned for order in orders.values())
-    return words + (" A cell is the mean of several pairs." if binned else "")
+    return words + (" A cell is the mean of several pairs of nodes." if binned else "")
 
 
 def of_clusters(series: Sequence[Series]) -> list[str]:
@@ -248,8 +246,10 @@ def of_clusters(series: Sequence[Series]) -> list[str]:
     if len(split) > MOST_SAID:  # use the short form
         exact = [f"{each.name} ({_when(each)})" for each in split if each.exact]
         missed = [each.name for each in split if each.best is not None and not each.exact]
-        said = [f"The clusters were the true groups at some round in: {some(exact, len(exact))}."] if exact else []
-        said += [f"Clusters were split, but never just the true groups, in: {some(missed, len(missed))}."] if missed else []
+        said = [f"The clusters equalled the true groups in some round of: {some(exact, len(exact))}."] if exact else []
+        said += (
+            [f"Clusters were split but never equalled the true groups in: {some(missed, len(missed))}."] if missed else []
+        )
     return said + ([f"No cluster was split in: {some(whole, MOST_SAID)}."] if whole else [])
 
 
@@ -302,7 +302,7 @@ def _sentence(found: _Became) -> str:
 def _when(found: _Became) -> str:
     """Return the rounds in which the clusters first equalled the true groups."""
     seeds = f"in {len(found.exact)} of {found.seeds} seeds, first " if found.seeds > 1 else ""
-    return f"{seeds}at round{'s' * (min(found.exact) < max(found.exact))} {_range(found.exact)}"
+    return f"{seeds}in round{'s' * (min(found.exact) < max(found.exact))} {_range(found.exact)}"
 
 
 def _range(values: Sequence[int]) -> str:

@@ -62,18 +62,18 @@ def section(series: Sequence[Series]) -> Section:
         series,
         _within,
         id="within-group",
-        title="Links within the own group",
-        y_label="links within the own group",
-        note="The share of the models aggregated in a round that came from a node of the own group, in the mean over seeds.",
+        title="Models from the same group",
+        y_label="models from the same group",
+        note="Share of the models aggregated in a round that came from a node of the same group; mean over seeds.",
         y_unit="%",
     )
     for band in {"low", "high"} & set(shares):  # a share lies between 0 and 100, whatever its deviation
         shares[band] = {run: values.clip(0, 100) for run, values in shares[band].items()}
     text = []
     if alone := [one.name for one in series if one not in linked]:
-        text.append(f"No model of another node was aggregated in: {', '.join(alone)}.")
+        text.append(f"No models of other nodes were aggregated in: {', '.join(alone)}.")
     if len(alike) > MOST_FIGURES:
-        text.append(f"The nodes of these runs are of {len(alike)} kinds; matrices are of the first {MOST_FIGURES}.")
+        text.append(f"The runs have {len(alike)} different sets of nodes; the first {MOST_FIGURES} have matrices.")
     figures += [shares] if shares["y"] else []
     return {"id": "collaboration", "title": "Collaboration", "text": text, "figures": figures}
 
@@ -152,8 +152,8 @@ def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, 
     note = _note(series, order)
     figures = []
     for id, title, most in (
-        ("over-time", "Who learned from whom, over time", frames),
-        ("communication", "Who learned from whom, in the whole run", 1),
+        ("over-time", "Sources of each node over time", frames),
+        ("communication", "Sources of each node in the whole run", 1),
     ):
         runs: dict[str, list[dict[str, Any]]] = {}
         for one in series:
@@ -161,7 +161,7 @@ def matrices(suffix: str, more: str, series: Sequence[Series], links: dict[str, 
             values = list(count_links(links[one.name], order, parts))
             names = [f"rounds {a} to {b}" if a < b else f"round {a}" for a, b in parts]
             if most > 1 and (chosen := preselected_links(one.shown)) is not None:
-                values, names = [*count_links(chosen, order, [(1, 1)]), *values], ["chosen before round 1", *names]
+                values, names = [*count_links(chosen, order, [(1, 1)]), *values], ["selected before round 1", *names]
             top = int(max(each.max() for each in values))
             runs[one.name] = [{"label": name, "values": each, "max": top} for name, each in zip(names, values, strict=True)]
         figure: Figure = {"id": id + suffix, "kind": "matrix", "title": title + more, "note": note, "n": len(order.sizes)}
@@ -181,20 +181,20 @@ def _sizes(runs: int, nodes: int) -> tuple[int, int]:
 
 def _note(series: Sequence[Series], order: Order) -> str:
     seeds = sorted({one.shown.seed for one in series})
-    words = [f"Of seed {seeds[0]}." if len(seeds) == 1 else "Of one seed of each run."]
+    words = [f"Seed {seeds[0]}." if len(seeds) == 1 else "One seed of each run."]
     if order.binned:
         words.append(
-            f"Each row and column stands for up to {order.sizes.max()} nodes; a cell says in how many of 100 cases a node of"
-            " its row aggregated the model of one of its column in a round."
+            f"Each row and column is a bin of up to {order.sizes.max()} nodes. A cell is the percentage of pairs and rounds"
+            " in which a node of the row aggregated the model of a node of the column."
         )
     else:
         words.append(
-            "A cell says in which share of the rounds the node of its row aggregated the model of that of its column."
+            "A cell is the percentage of rounds in which the node of the row aggregated the model of the node of the column."
         )
     if any(one.shown.chosen_before for one in series):
-        words.append("Chosen before round 1 are those whom a node's policy chose in its preparation.")
+        words.append("Selected before round 1: peers that a node's policy selected in its preparation.")
     if order.groups:
-        words.append("Nodes are in the order of their groups.")
+        words.append("Nodes are ordered by their groups.")
     return " ".join(words)
 
 

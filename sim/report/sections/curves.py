@@ -98,9 +98,9 @@ def lines(
         {"label": "bytes sent", "unit": "B", "x": x["bytes"]},
         {"label": "virtual time", "unit": "s", "x": x["time"]},
     ]
-    band = "The band is one standard deviation over seeds to either side." if low else ""
+    band = "The band is one standard deviation over seeds on each side." if low else ""
     if not y:
-        note = "No round of these runs has such a figure."
+        note = "No round of these runs has this value."
     figure: Figure = {"id": id, "kind": "lines", "title": title, "note": f"{note} {band}".strip(), "views": views}
     figure |= {"y_label": y_label, "y": y} | ({"low": low, "high": high} if low else {})
     return figure | {key: value for key, value in more.items() if value is not None}

@@ -20,7 +20,7 @@ def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:
     runs = [_runs(folder) for folder in folders]
     if not all(runs):
         missing = [name for name, found in zip(names, runs, strict=True) if not found]
-        return paragraphs([f"The scenario cannot be compared: {', '.join(missing)} has no scenario.toml that can be read."])
+        return paragraphs([f"The scenarios cannot be compared: no readable scenario.toml in {', '.join(missing)}."])
     shared = [run for run in runs[0] if all(run in found for found in runs[1:])]
     compared = [{run: found[run] for run in shared} if shared else found for found in runs]
     keys = list(dict.fromkeys(key for found in compared for table in found.values() for key in table))
@@ -34,18 +34,14 @@ def differences(folders: Sequence[Folder], names: Sequence[str]) -> str:
         if differ:
             rows.append([key, *(_format_values(each) for each in values)])
     html = table(["Key", *names], rows) if rows else ""
-    words = (
-        []
-        if rows
-        else ["The scenarios of the runs that have the same names do not differ." if shared else "No key differs."]
-    )
+    words = [] if rows else ["The runs with the same names have equal settings." if shared else "All settings are equal."]
     only = [
         f"Only in {name}: {', '.join(run for run in found if run not in shared)}."
         for name, found in zip(names, runs, strict=True)
         if shared and len(found) > len(shared)
     ]
     if not shared:
-        only.append("No run has the same name in all folders: the table compares the values of all their runs.")
+        only.append("No run has the same name in all folders, so the table compares the values of all runs.")
     return html + paragraphs(words) + bullets(only)
 
 

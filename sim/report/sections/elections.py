@@ -14,7 +14,7 @@ from p2pfl.sim.formatting import number, some
 from p2pfl.sim.report.folder import Columns
 from p2pfl.sim.report.series import Figure, Section, Series
 
-MOST_NODES = 100  # rows of a run, besides the row of all nodes
+MOST_NODES = 100  # rows of a run, without the row of all nodes
 MOST_REASONS = 3  # reasons for having no coordinator, in one part of the row of all nodes
 STARTING = "no coordinator yet"
 NOBODY = -1
@@ -110,16 +110,16 @@ def describe(name: str, everyone: Sequence[View]) -> str:
     whole = everyone[-1].end - everyone[0].start
     without = whole - sum(view.end - view.start for view in led)
     if not led:
-        return f"{name}: nobody ever coordinated."
+        return f"{name}: no node was ever elected as coordinator."
     nodes, terms = len({view.coordinator for view in led}), len({view.term for view in led})
     words = (
-        f"{name}: {nodes} node{'s' * (nodes > 1)} coordinated in {terms} term{'s' * (terms > 1)}. There was a coordinator"
+        f"{name}: {nodes} coordinator{'s' * (nodes > 1)} in {terms} term{'s' * (terms > 1)}. The first one was elected at"
     )
-    words += f" from {number(led[0].start)} s of virtual time on"
+    words += f" {number(led[0].start)} s of virtual time"
     gaps = sum(view.coordinator == NOBODY for view in everyone[1:])
     if gaps:
-        words += f"; it was lost {gaps} time{'s' * (gaps > 1)}"
-    return words + f". Nobody coordinated for {number(without)} of {number(whole)} s ({100 * without / whole:.1f} %)."
+        words += f"; the coordinator was lost {gaps} time{'s' * (gaps > 1)}"
+    return words + f". There was no coordinator for {number(without)} of {number(whole)} s ({100 * without / whole:.1f} %)."
 
 
 def timeline(views: dict[str, tuple[Series, list[View], list[list[View]]]]) -> Figure:
@@ -142,14 +142,14 @@ def timeline(views: dict[str, tuple[Series, list[View], list[list[View]]]]) -> F
             "block": np.arange(len(parts)),
             "brief": [str(view.term) if view.coordinator != NOBODY else "" for _, view in parts],
             "blocks": [
-                f"{called[v.coordinator]}, term {v.term}" if v.coordinator != NOBODY else v.problem or "nobody"
+                f"{called[v.coordinator]}, term {v.term}" if v.coordinator != NOBODY else v.problem or "no coordinator"
                 for _, v in parts
             ],
         }
-    note = "First who coordinated, as the coordinators said of themselves; below whom each node took for the coordinator."
-    note += " Numbers are terms: each has at most one coordinator."
+    note = "First row: the coordinator by its own record. Other rows: the coordinator as each node saw it."
+    note += " Numbers are terms; each term has at most one coordinator."
     if any(one.shown.nodes > MOST_NODES for one, *_ in views.values()):
-        note += f" Of more than {MOST_NODES} nodes the first {MOST_NODES} are shown."
-    figure: Figure = {"id": "coordinators", "kind": "lanes", "title": "Who coordinated when", "note": note, "runs": runs}
-    figure |= {"x_label": "virtual time", "x_unit": "s", "inside": True, "keys": keys, "none": "nobody coordinates"}
-    return figure | {"row_label": "seen by", "key_label": "coordinator", "block_label": "term, or why nobody coordinates"}
+        note += f" Only the first {MOST_NODES} nodes are shown."
+    figure: Figure = {"id": "coordinators", "kind": "lanes", "title": "Coordinator over time", "note": note, "runs": runs}
+    figure |= {"x_label": "virtual time", "x_unit": "s", "inside": True, "keys": keys, "none": "no coordinator"}
+    return figure | {"row_label": "seen by", "key_label": "coordinator", "block_label": "term, or reason for no coordinator"}

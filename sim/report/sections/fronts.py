@@ -11,9 +11,7 @@ from p2pfl.sim.report.series import Figure, Series, by_key
 from p2pfl.sim.report.summary import Entry
 from p2pfl.sim.results.pareto import on_front
 
-_FRONT = (
-    " Filled marks are on the front: no other run is as good in the metric and in what it costs, and better in one of them."
-)
+_FRONT = " Filled marks are Pareto-optimal: no other run is at least as good in both metric and cost, and better in one."
 MOST_SHOWN = 8  # number of colours
 Cost = Callable[[Entry], float | None]
 COSTS: tuple[tuple[str, str, Cost], ...] = (
@@ -32,10 +30,10 @@ def costs(series: Sequence[Series]) -> list[Figure]:
         figure: Figure = {
             "id": "cost" if metric == series[0].metric else f"cost-{metric}",
             "kind": "scatter",
-            "title": f"What a test {metric} costs",
+            "title": f"Test {metric} by cost",
             "note": points(views[0]["points"]) + _FRONT * (comparable and len(views[0]["points"]) > 1)
             if views
-            else "The summary does not say what these runs have cost.",
+            else "The summary has no costs of these runs.",
         }
         figures.append(figure | (views[0] if views else {"x_label": "", "x_unit": "", "x_log": False, "points": []}))
         if len(views) > 1:
@@ -46,7 +44,7 @@ def costs(series: Sequence[Series]) -> list[Figure]:
 def points(shown: Sequence[Mapping[str, Any]]) -> str:
     """Describe the points of a figure."""
     deviation = ", with one standard deviation over seeds" if any("y_dev" in point for point in shown) else ""
-    return f"Each point is a run: its mean over nodes and seeds{deviation}."
+    return f"Each point is a run: the mean over nodes and seeds{deviation}."
 
 
 def worth_showing(series: Sequence[Series], most: int = MOST_SHOWN) -> list[str]:

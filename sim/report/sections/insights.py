@@ -47,14 +47,13 @@ def best(metric: str, series: Sequence[Series], several: bool = False) -> list[s
     sign = -1 if series[0].shown.better_is_higher else 1
     (mean, deviation, name), (other, other_deviation, second), *_ = sorted(found, key=lambda each: sign * each[0])
     tied = [each for value, _, each in found if value == mean]
-    best_is = f"The best test {metric} in the mean over nodes and seeds is that of"
-    among = f", of the {len(found)} runs that learn the same as it," if several else ""
+    best_is = f"Best test {metric} (mean over nodes and seeds):"
+    among = f" among {len(found)} runs with the same problem" if several else ""
     if len(tied) > 1:
-        return [f"{best_is} {some(tied)}{among} with {number(mean)} each."]
-    words = f"{best_is} {name}{among or ':'}{' with' if among else ''} {number(mean)}"
-    words += f", followed by {second} with {number(other)}."
+        return [f"{best_is} {some(tied)}{among}, with {number(mean)} each."]
+    words = f"{best_is} {name}{among}, with {number(mean)}; next: {second}, with {number(other)}."
     if deviation is None or other_deviation is None:
-        return [words + " One seed does not tell how much of this is chance."]
+        return [words + " With one seed, the effect of chance is unknown."]
     if abs(mean - other) <= deviation + other_deviation:
-        words += " The two differ by no more than their deviations over seeds together."
+        words += " The difference is within the sum of their standard deviations over seeds."
     return [words]

@@ -19,7 +19,7 @@ def section(series: Sequence[Series]) -> Section:
         suffix = "" if metric == series[0].metric else f"-{metric}"
         figures += curves(suffix, metric, alike)
         title = "Validation loss" + (f" of the runs with a test {metric}" if len(alike) < len(series) else "")
-        note = "The mean over the nodes, of the reported model."
+        note = "Mean over the nodes, for the reported model."
         figures.append(lines(alike, _loss, id=f"loss{suffix}", title=title, y_label="validation loss", note=note))
     return {"id": "learning", "title": "Learning", "text": [], "figures": [each for each in figures if each["y"]]}
 
@@ -28,9 +28,7 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
     """Return figures of the test metric, for runs with the same metric."""
     stages = {one.stage() for one in series}
     which = {"trained": "after training, before aggregation", "merged": "after aggregation"}
-    of = "the model that the run reports" + (
-        f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else ""
-    )
+    of = "the reported model" + (f" ({which[stages.pop()]})" if len(stages) == 1 and stages <= set(which) else "")
     target = next((target for one in series if (target := one.folder.summary.target) is not None), None)
     label = f"test {metric}"
     return [
@@ -40,7 +38,7 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             id=f"learning{suffix}",
             title=f"Test {metric}",
             y_label=label,
-            note=f"The mean over the nodes, of {of}.",
+            note=f"Mean over the nodes, for {of}.",
             target=target,
         ),
         lines(
@@ -49,16 +47,16 @@ def curves(suffix: str, metric: str, series: Sequence[Series]) -> list[Figure]:
             id=f"worst{suffix}",
             title=f"Test {metric} of the worst tenth of the nodes",
             y_label=label,
-            note="The mean of the tenth of the nodes that is worst in that round.",
+            note="Mean of the worst tenth of the nodes in each round.",
         ),
         lines(
             series,
             _gain,
             id=f"gain{suffix}",
-            title=f"What aggregation changes in the test {metric}",
+            title=f"Effect of aggregation on the test {metric}",
             y_label=f"difference in test {metric}",
-            note="Of the model after aggregation, less that of the model that was trained before it; the mean over the"
-            f" nodes. {'More' if series[0].shown.better_is_higher else 'Less'} than 0 is an improvement.",
+            note="Model after aggregation minus the trained model before it, mean over the nodes."
+            f" {'Above' if series[0].shown.better_is_higher else 'Below'} 0 is an improvement.",
         ),
     ]
 

@@ -49,28 +49,28 @@ def _drawing(id: str, series: Sequence[Series], links: dict[str, Columns], sever
     entry = series[0].shown
     note = []
     if entry.topology == "complete" and entry.nodes > MOST_COMPLETE:
-        note.append("Every node is a neighbour of every other; these edges are not drawn.")
+        note.append("All nodes are neighbours; the edges are not drawn.")
         graph: nx.Graph | None = nx.empty_graph(entry.nodes)
     else:
         graph = _graph(series[0])
     if graph is None:
-        note.append("The topology cannot be made again from what the folder holds; the links that were used stand for it.")
+        note.append("The folder does not suffice to rebuild the topology; the figure shows the links that were used.")
         graph = _used_links(entry, [links[one.name] for one in series])
     x, y = place_nodes(graph, entry.topology)
     edges = _edges(graph)
     if len(edges) > MOST_EDGES:
-        note.append(f"Its {len(edges):,} edges are too many to be drawn.")
+        note.append(f"The {len(edges):,} edges are not drawn, because there are too many.")
         edges = edges[:0]
     strongest = {one.name: strongest_links(links[one.name], one.shown.nodes, one.done(links[one.name])) for one in series}
     if any(len(each) for each in strongest.values()):
         each = _most_each(entry.nodes)
-        few = f"at most {each} of each" if each > 1 else f"one of each, {MOST_LINKS} at most"
-        note.append(f"Links are those over which nodes learned most often, {few}; of seed {entry.seed}.")
+        few = f"at most {each} per node" if each > 1 else f"one per node, at most {MOST_LINKS}"
+        note.append(f"Links: the most frequent sources of models, {few}; seed {entry.seed}.")
     names = entry.labels if len(entry.labels) == entry.nodes else [str(k) for k in range(entry.nodes)]
     nodes: dict[str, Any] = {"x": x, "y": y, "label": names}
     if len(entry.groups) == entry.nodes and len(set(entry.groups)) > 1:
         nodes["group"] = [str(group) for group in entry.groups]
-    title = f"The topology: {entry.topology or 'not named'}, {entry.nodes} node{'s' * (entry.nodes > 1)}"
+    title = f"Topology: {entry.topology or 'without a name'}, {entry.nodes} node{'s' * (entry.nodes > 1)}"
     if several:
         title = f"Topology of {some(one.name for one in series)}"
     return {

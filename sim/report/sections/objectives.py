@@ -101,7 +101,7 @@ def point(series: Series, model: Solution, names: Sequence[str], a: int, b: int)
     labels = of.labels if len(of.labels) == len(of.told.nodes) else []
     called = some((labels[place] if labels else str(place) for place in model.places), MOST_NAMED)
     called = called if series.shown.pool else f"{of.told.each}{'s' * (len(model.places) > 1)} {called}"
-    called += "" if model.counts else " (left out: it has not converged)"
+    called += "" if model.counts else " (excluded: not converged)"
     found = {"run": series.name, "x": model.values[a], "y": model.values[b], "on_front": model.on_front}
     found |= {"label": called, "size": len(model.places)}
     more = [[names[k], value] for k, value in enumerate(model.values) if k not in (a, b)]
@@ -135,13 +135,13 @@ def _note(series: Sequence[Series], several: bool) -> str:
     pool = series[0].shown.pool
     run, model = ("pool", "solution") if pool else ("run", "model")
     what = "Mean objectives over the nodes of each run" if pool and shown_front(series[0]).of == "means" else "Models"
-    words = f"{what} of {f'seed {seeds[0]}' if len(seeds) == 1 else f'one seed of each {run}'}."
-    words += f" A full mark is on the front of its {run}: no other {model} of the {run} is as good in every objective and"
-    words += " better in one."
-    words += " Of more than two objectives a view shows two, and the front is that of all." if several else ""
+    words = f"{what}, {f'seed {seeds[0]}' if len(seeds) == 1 else f'one seed of each {run}'}."
+    words += f" Filled marks are on the front of their {run}: no other {model} of the {run} is at least as good in every"
+    words += " objective, and better in one."
+    words += " Each view shows two objectives; the front is that of all objectives." if several else ""
     owners = "solutions" if pool else f"{shown_front(series[0]).told.each}s"
     return (
-        words + f" The more {owners} have the same objectives, the larger the mark; marks of the same place stand around it."
+        words + f" Larger marks stand for several {owners} with the same objectives; marks at the same place are spread out."
     )
 
 
@@ -183,15 +183,13 @@ def _papers(series: Series) -> dict[str, float]:
 
 def _meaning(space: Space, of: str, left_out: bool) -> str:
     reference = ", ".join(number(value) for value in space.with_reported_signs(space.reference[None])[0])
-    where = "that of the task" if space.given else "a tenth of each objective's range beyond its worst value in these runs"
+    where = "set by the task" if space.given else "a tenth of each objective's range beyond its worst value in these runs"
     front = "the front of all models of these runs with the same seed" if space.known is None else "the known front"
     words = (
-        f"Means over seeds, each of {of}; ±: the standard deviation over seeds. Hypervolume: what they"
-        f" dominate above the reference point ({reference}: {where}); more is better. IGD: the mean distance of the points"
-        f" of {front} to the nearest model; less is better. Sparsity: the mean squared distance of neighbours on the front;"
-        " less is better where fronts are as wide. Solutions: the different models on the front."
+        f"Means over seeds, for {of}; ±: standard deviation over seeds. Hypervolume: volume that they dominate"
+        f" above the reference point ({reference}: {where}); more is better. IGD: mean distance from the points"
+        f" of {front} to the nearest model; less is better. Sparsity: mean squared distance of neighbours on the front;"
+        " less is better if fronts are equally wide. Solutions: number of different models on the front."
     )
-    words += (
-        " Left out are those that the task does not count; where none is left, the hypervolume is 0." if left_out else ""
-    )
+    words += " Models that the task does not count are excluded; if none is left, the hypervolume is 0." if left_out else ""
     return f'<p class="meaning">{escape(words)}</p>\n'

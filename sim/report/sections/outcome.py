@@ -32,9 +32,9 @@ def distribution(id: str, metric: str, series: Sequence[Series]) -> Figure:
             "worst": worst(values, one.shown.better_is_higher),
             "mean": float(np.nanmean(values)),
         }
-    note = f"One mark for each node, of {_seeds(series)}; the worst tenth of the nodes is marked."
+    note = f"One mark per node, {_seeds(series)}; the worst tenth of the nodes is highlighted."
     if not runs:
-        note = "The summary does not say how good each node was."
+        note = "The summary has no results of single nodes."
     labels = next((one.shown.labels for one in series if one.shown.labels), [])
     alike = all(one.shown.labels in (labels, []) and one.shown.nodes == series[0].shown.nodes for one in series)
     figure: Figure = {

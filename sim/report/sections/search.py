@@ -19,7 +19,7 @@ def section(series: Sequence[Series]) -> Section | None:
     """Return the section on the growth of the hypervolume; nothing if the task has no reference point."""
     shown = [one for one in series if all(entry.hypervolumes for entry in one.entries)]
     figures = [progress(shown)] if shown else []
-    return {"id": "search", "title": "The search", "text": [], "figures": figures} if figures else None
+    return {"id": "search", "title": "Search", "text": [], "figures": figures} if figures else None
 
 
 def progress(series: Sequence[Series]) -> Figure:
@@ -42,8 +42,8 @@ def progress(series: Sequence[Series]) -> Figure:
         each = len(found.nodes) // len(one.shown.hypervolumes) if found is not None else 1
         x["iterations"][one.name], x["candidates"][one.name] = iterations, iterations * each
     views: list[dict[str, Any]] = [{"label": label, "unit": "", "x": values} for label, values in x.items()]
-    note = "Of all candidates so far, above the task's reference point; the mean over seeds."
-    note += " The band is one standard deviation over seeds to either side." if low else ""
+    note = "Front of all candidates so far, relative to the reference point of the task; mean over seeds."
+    note += " The band is one standard deviation over seeds on each side." if low else ""
     figure: Figure = {
         "id": "hypervolume",
         "kind": "lines",
@@ -60,7 +60,7 @@ def results(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     for folder in folders:
         rows = {row.name: row for row in folder.summary.table}
         papers = any(row.paper is not None for row in rows.values())
-        heads = ["Run", "nodes", "rounds of a candidate", "candidates", "seconds of a seed"]
+        heads = ["Run", "nodes", "rounds per candidate", "candidates", "seconds per seed"]
         heads += [of_paper(folder.summary.figure)] if papers else []
         cells = []
         for one in (each for each in series if each.folder is folder):

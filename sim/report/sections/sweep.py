@@ -19,10 +19,10 @@ def section(series: Sequence[Series]) -> Section | None:
     words = [key for key in keys if not any(figure["x_label"] == key for figure in figures)]
     text = [f"Varied: {', '.join(_values(key, swept) for key in keys)}."]
     if words:
-        text.append(f"Not numbers, and so without a figure: {', '.join(words)}; see the table.")
+        text.append(f"No figure for values that are not numbers: {', '.join(words)}; see the table.")
     return {
         "id": "sweep",
-        "title": "The sweep",
+        "title": "Sweep",
         "text": text,
         "figures": [_of_all(each) for each in (*figures, *costs(swept))],
     }
@@ -50,7 +50,7 @@ def against(key: str, series: Sequence[Series]) -> Figure | None:
         "id": f"against-{''.join(c if c.isalnum() else '-' for c in key)}",
         "kind": "scatter",
         "title": f"Test {series[0].metric} against {key}",
-        "note": points(found["points"]) + (" Lines join runs that differ in this key only." if joined else ""),
+        "note": points(found["points"]) + (" Lines connect runs that differ in this key only." if joined else ""),
         "joined": joined,
         **found,
     }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from p2pfl.sim.formatting import difference, number, of_paper, size, some
+from p2pfl.sim.formatting import PARETO_OPTIMAL, difference, number, of_paper, size, some
 from p2pfl.sim.report.folder import Folder
 from p2pfl.sim.report.markup import bullets, table, terms
 from p2pfl.sim.report.series import Series
@@ -25,7 +25,7 @@ def facts(folders: Sequence[Folder], series: Sequence[Series]) -> str:
         "Seeds": _seeds(sorted({entry.seed for entry in entries})),
         "Topology": some(dict.fromkeys(entry.topology for entry in entries if entry.topology), 8),
         "Metric": "; ".join(f"{metric}, {'higher' if up else 'lower'} is better" for metric, up in metrics.items()),
-        "Time to simulate": f"{sum(entry.time.wall_s or 0 for entry in entries):,.1f} s",
+        "Run time": f"{sum(entry.time.wall_s or 0 for entry in entries):,.1f} s",
     }
     descriptions = dict.fromkeys(str(folder.scenario.get("description", "")).strip() for folder in folders)
     words = "".join(f'<p class="description">{escape(" ".join(each.split()))}</p>\n' for each in descriptions if each)
@@ -72,13 +72,13 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
     papers = any(row.paper is not None for row in rows.values())
     heads = ["Run", " / ".join(metrics)]
     heads += ["± over seeds"] if seeds > 1 else []
-    heads += [f"minus {reference}"] if reference is not None else []
+    heads += [f"vs {reference}"] if reference is not None else []
     times = any(row.against.times_bytes is not None for row in rows.values() if row.against is not None)
-    heads += ["times its bytes"] if times else []  # None if the reference sends nothing
+    heads += ["bytes ratio"] if times else []  # None if the reference sends nothing
     also = list(dict.fromkeys(name for row in rows.values() for name in row.extra_metrics))
     heads += [name.replace("_", " ") for name in also]
     heads += ["worst tenth", "± over nodes", *(f"group {group}" for group in groups)]
-    heads += ["bytes sent", "most models a round", "virtual time"]
+    heads += ["bytes sent", "max models per round", "virtual time"]
     heads += ["rounds to target", "time to target", "bytes to target"] if folder.summary.target is not None else []
     heads += [of_paper(folder.summary.figure)] if papers else []
     front = any(row.front for row in rows.values())
@@ -104,11 +104,10 @@ def of_folder(folder: Folder, series: Sequence[Series]) -> str:
 
 def _meaning(folder: Folder) -> str:
     words = (
-        "Means over nodes and seeds, of the test data. Worst tenth: the mean of the tenth of the nodes that is worst."
-        " ± over nodes: the standard deviation over the nodes of a seed. Bytes are those of all nodes, the preparation"
-        " included."
+        "Test metric, mean over nodes and seeds. Worst tenth: mean of the worst tenth of the nodes. ± over nodes: standard"
+        " deviation over the nodes of a seed. Bytes sent: total of all nodes, including the preparation."
     )
-    front = " Front: no other row has a better figure for as few bytes, or as good a one for fewer."
+    front = f" * {PARETO_OPTIMAL}"
     return words + (front if any(row.front for row in folder.summary.table) else "")
 
 
@@ -161,8 +160,8 @@ def side_by_side(folders: Sequence[Folder], series: Sequence[Series]) -> str:
             line.append("" if first is None or second is None else difference(second - first))
         rows.append(line)
     metrics = ", ".join(dict.fromkeys(metric for _, metric in shared))
-    words = f"Test {metrics}, the mean over nodes and seeds."
-    words += " The difference is the second less the first." if len(folders) == 2 else ""
+    words = f"Test {metrics}, mean over nodes and seeds."
+    words += " Difference: second folder minus first folder." if len(folders) == 2 else ""
     return table(heads, rows) + f'<p class="meaning">{escape(words)}</p>\n'
 
 
@@ -183,12 +182,12 @@ def versions(folders: Sequence[Folder], series: Sequence[Series]) -> str:
     html = ""
     for folder in folders:
         html += f"<h3>{escape(str(folder.path))}</h3>\n" if len(folders) > 1 else ""
-        html += terms(folder.summary.versions or {"p2pfl": folder.summary.version or "not known"})
+        html += terms(folder.summary.versions or {"p2pfl": folder.summary.version or "unknown"})
         rows = [
             [entry.name, str(entry.seed), _seconds(entry.time.wall_s), entry.trace]
             for one in series
             if one.folder is folder
             for entry in one.entries
         ]
-        html += table(["Run", "seed", "time to simulate", "digest of the trace"], rows)
+        html += table(["Run", "seed", "run time", "digest of the trace"], rows)
     return html

@@ -40,7 +40,7 @@ def _text(series: Sequence[Series], arrived: Arrived) -> list[str]:
     some = [name for name in seeds if 0 < len(arrived[name]) < seeds[name]]
     if some:
         names = ", ".join(f"{name} ({len(arrived[name])} of {seeds[name]})" for name in some)
-        text.append(f"Reached with some of the seeds only, and shown as the mean over these: {names}.")
+        text.append(f"Reached with some seeds only; the mean is over these seeds: {names}.")
     return text
 
 
@@ -52,7 +52,7 @@ def _bars(key: str, title: str, label: str, unit: str, arrived: Arrived) -> Figu
         "id": f"target-{key.replace('_', '-')}",
         "kind": "bars",
         "title": f"{title} until the target was reached",
-        "note": "Of all nodes together, the preparation included." if key == "bytes" else "",
+        "note": "Total of all nodes, including the preparation." if key == "bytes" else "",
         "x_label": label,
         "unit": unit,
         "runs": runs,

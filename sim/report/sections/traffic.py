@@ -28,7 +28,7 @@ def section(series: Sequence[Series]) -> Section:
             id="models",
             title="Models received",
             y_label="models",
-            note="By a node in a round, on average; a node that has stopped receives none.",
+            note="Mean over the nodes in each round; a node that has stopped receives none.",
         )
     )
     return {"id": "traffic", "title": "Traffic and budgets", "text": [], "figures": figures}
@@ -46,10 +46,10 @@ def bytes_by_kind(series: Sequence[Series]) -> Figure:
         "id": "sent",
         "kind": "bars",
         "title": "Bytes sent",
-        "note": "By all nodes together, and on average over the seeds. Preparation is what a policy sends before round 1;"
-        " control is everything but models and what asks for them."
+        "note": "Total of all nodes, mean over the seeds. Preparation: bytes that a policy sends before round 1."
+        " Control: messages other than models and requests for models."
         if runs
-        else "The summary does not say what was sent.",
+        else "The summary has no numbers of bytes sent.",
         "x_label": "bytes sent",
         "unit": "B",
         "runs": runs,
@@ -75,8 +75,8 @@ def budgets(series: Sequence[Series]) -> list[Figure]:
                     "id": f"budget-{kind}",
                     "kind": "bars",
                     "title": f"Use of the budget of {what}",
-                    "note": "The share of its limit that a node used, on average over the nodes and seeds. Runs without such"
-                    " a limit are not shown. " + _ranges(series, kind),
+                    "note": "Share of its limit that a node used, mean over nodes and seeds. Runs without this limit are not"
+                    " shown. " + _ranges(series, kind),
                     "x_label": "share of the limit",
                     "unit": "%",
                     "runs": runs,

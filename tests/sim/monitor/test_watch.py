@@ -160,8 +160,8 @@ def test_monitor_tracks_state_of_each_run():
     assert shown["left"] / (3 * 72 - 24) == pytest.approx(1 / shown["node_rounds_per_s"])
     assert shown["end"] == ""
     assert not board.told.is_set()
-    board.ended("written to here")
-    assert overview(board)["end"] == "written to here"
+    board.ended("results: here")
+    assert overview(board)["end"] == "results: here"
     assert board.told.is_set()
 
 
@@ -182,7 +182,7 @@ def test_monitor_default_matrix_is_of_first_active_run():
     assert overview(board)["matrix"]["run"] == 1
     board.saw(0, snapshot())
     assert overview(board)["matrix"]["run"] == 0
-    board.ended("written to here")
+    board.ended("results: here")
     assert overview(board)["matrix"]["run"] == 1
 
 
@@ -269,8 +269,8 @@ def file(tmp_path, monkeypatch):
 
 
 def address_in(text):
-    (line,) = [line for line in text.splitlines() if line.startswith("to watch: ")]
-    return line.removeprefix("to watch: ")
+    (line,) = [line for line in text.splitlines() if line.startswith("watch the runs at ")]
+    return line.removeprefix("watch the runs at ")
 
 
 @pytest.mark.slow
@@ -358,8 +358,8 @@ def test_page_shows_runs_and_location_of_results(chromium, size):
 
         board.saw(1, snapshot(72, rounds=[1, 2, 3], values=[5.0, 4.0, 3.0]))
         opened.locator('tr[data-run="1"][data-state="running"]').wait_for(timeout=TIMEOUT)
-        board.ended("written to runs/here")
-        opened.get_by_text("written to runs/here").wait_for(timeout=TIMEOUT)
+        board.ended("results: runs/here")
+        opened.get_by_text("results: runs/here").wait_for(timeout=TIMEOUT)
         states = [line.get_attribute("data-state") for line in opened.locator("tr[data-run]").all()]
         assert states == ["stopped", "stopped", "stopped", "waiting"]
         assert opened.locator("#link").inner_text() == "ended"
@@ -410,14 +410,14 @@ def test_page_follows_real_run_to_its_end(tmp_path, chromium):
             address = address_in(process.stderr.readline())
             opened.goto(address)
             opened.locator('tr[data-run][data-state="running"]').first.wait_for(timeout=TIMEOUT)
-            opened.get_by_text("2 of 2 runs are finished; written to out").wait_for(timeout=TIMEOUT)
+            opened.get_by_text("2 of 2 runs finished; results: out").wait_for(timeout=TIMEOUT)
             assert opened.locator('tr[data-run][data-state="finished"]').count() == 2
             assert opened.locator("#learning svg[role=img] path.line").count() == 2
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 0
-    assert "written to out" in out
+    assert "results: out" in out
     assert err.count("\n") >= 2
     assert seen.problems == []
     assert (tmp_path / "out" / "summary.json").exists()

@@ -421,7 +421,7 @@ def test_browser_without_required_api_shows_message(chromium, tmp_path):
     with browser.page(chromium) as (page, seen):
         page.add_init_script("delete window.DecompressionStream")
         page.goto(path.as_uri())
-        page.wait_for_selector("text=The figures cannot be drawn in this browser")
+        page.wait_for_selector("text=This browser cannot draw the figures")
         assert page.is_visible("text=Found.")
         assert seen.problems == []
 

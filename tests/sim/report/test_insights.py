@@ -74,7 +74,7 @@ def test_findings_separate_names_that_contain_commas():
 
 def test_findings_group_runs_that_reach_with_some_seeds():
     *_, last = target({name: took(2, 1, 1, seeds=1) for name in "abcdefgh"}, seeds=2)
-    assert last == "a, b, c, d, e and 3 more reach it with some of their seeds only."
+    assert last == "a, b, c, d, e and 3 more reach it with some seeds only."
 
 
 def test_findings_name_runs_that_miss_the_target():
@@ -122,8 +122,8 @@ def costs(free, bound, tables=(FREE, TENTH), better=True, sent=(1000, 100)):
 
 def test_findings_report_cost_and_saving_of_budget():
     assert costs([0.90, 0.92], [0.88, 0.89]) == [
-        "For ring, a budget of a tenth of the nodes (4 models a round) costs 0.025 of accuracy (0.885 instead of 0.910;"
-        " the difference deviates by 0.007 over 2 seeds), and 90 % fewer bytes are sent."
+        "For ring, a budget of a tenth of the nodes (4 models a round) lowers the accuracy by 0.025 (0.885 instead of 0.910;"
+        " standard deviation of the difference 0.007 over 2 seeds), and 90 % fewer bytes are sent."
     ]
 
 
@@ -150,15 +150,17 @@ def test_findings_of_sweep_omit_budget_in_names():
     tables += [{**TENTH, "varied": {"budget.models": 0.1}, "name": "budget.models=0.1"}]
     runs = [run(table["name"], mean, sent=100) for table, mean in zip(tables, (0.9, 0.8), strict=True)]
     (sentence,) = findings(summary({}, runs), tables)
-    assert sentence.startswith("A budget of a tenth of the nodes (4 models a round) costs 0.100 of accuracy (")
+    assert sentence.startswith("A budget of a tenth of the nodes (4 models a round) lowers the accuracy by 0.100 (")
     same = [{**each, "test": {"mean": 0.9}} for each in runs]
     assert findings(summary({}, same), tables) == [
-        "A budget of a tenth of the nodes (4 models a round) changes nothing: no node asks for more."
+        "A budget of a tenth of the nodes (4 models a round) has no effect: no node requests more."
     ]
     for table, each in zip(tables, runs, strict=True):
         table["name"] = each["name"] = f"policy.tau=3, {table['name']}"
     (sentence,) = findings(summary({}, runs), tables)
-    assert sentence.startswith("For policy.tau=3, a budget of a tenth of the nodes (4 models a round) costs 0.100")
+    assert sentence.startswith(
+        "For policy.tau=3, a budget of a tenth of the nodes (4 models a round) lowers the accuracy by 0.100"
+    )
     free, bound = (
         "budget={held=0, models=0}, network.latency=[0, 0.1]",
         "budget={held=0, models=0.1}, network.latency=[0, 0.1]",
@@ -167,20 +169,20 @@ def test_findings_of_sweep_omit_budget_in_names():
         table["name"] = each["name"] = name
     (sentence,) = findings(summary({}, runs), tables)
     assert sentence.startswith(
-        "For network.latency=[0, 0.1], a budget of a tenth of the nodes (4 models a round) costs 0.100"
+        "For network.latency=[0, 0.1], a budget of a tenth of the nodes (4 models a round) lowers the accuracy by 0.100"
     )
 
 
 def test_findings_of_insignificant_or_negative_cost():
     (sentence,) = costs([0.90, 0.92], [0.91, 0.90])
-    assert "costs 0.005 of accuracy, no more than seeds differ (0.905 instead of 0.910;" in sentence
+    assert "lowers the accuracy by 0.005, which is within its standard deviation (0.905 instead of 0.910;" in sentence
     (sentence,) = costs([0.90], [0.92], sent=(100, 150))
     assert sentence == (
-        "For ring, a budget of a tenth of the nodes (4 models a round) brings 0.020 of accuracy (0.920 instead of 0.900),"
-        " and 50 % more bytes are sent."
+        "For ring, a budget of a tenth of the nodes (4 models a round) raises the accuracy by 0.020 (0.920 instead of"
+        " 0.900), and 50 % more bytes are sent."
     )
     (sentence,) = costs([0.9], [0.8999])
-    assert "costs less than 0.001 of accuracy" in sentence
+    assert "lowers the accuracy by less than 0.001" in sentence
 
 
 def test_findings_of_lower_is_better_report_increase_as_cost():
@@ -205,7 +207,7 @@ def test_findings_do_not_average_different_metrics():
     for each in runs[2:]:
         each |= {"metric": "error", "higher_is_better": False}
     first, second = findings(summary({}, runs), tables)
-    assert "costs 0.100 of accuracy" in first
+    assert "lowers the accuracy by 0.100" in first
     assert "raises the error by 0.100" in second
 
 
@@ -221,7 +223,7 @@ def test_findings_round_byte_shares_within_limits():
 
 def test_findings_of_budget_without_effect():
     assert costs([0.9, 0.91], [0.9, 0.91], sent=(70, 70)) == [
-        "A budget of a tenth of the nodes (4 models a round) changes nothing for ring: no node asks for more."
+        "A budget of a tenth of the nodes (4 models a round) has no effect on ring: no node requests more."
     ]
     runs = [run(name, 0.9) | {"trace": name} for name in ("ring", "ring/.1N")]  # equal metrics by chance, with other models
     (sentence,) = findings(summary({}, runs), [FREE, TENTH])
@@ -247,7 +249,7 @@ def test_findings_leave_out_seeds_without_metric(missing):
 )
 def test_findings_describe_budget_in_words(budget, words):
     (sentence,) = costs([0.9], [0.8], (FREE, {**TENTH, "budget": budget}))
-    assert sentence.startswith(f"For ring, a budget of {words} costs 0.100 ")
+    assert sentence.startswith(f"For ring, a budget of {words} lowers the accuracy by 0.100 ")
 
 
 def test_budget_pairs_differ_only_in_budget():
@@ -263,10 +265,10 @@ def test_findings_group_runs_without_budget_effect():
         for table in (FREE, TENTH)
     ]
     first, last = findings(summary({}, [run(table["name"], 0.9) for table in tables]), tables)
-    assert (
-        first == "A budget of a tenth of the nodes (4 models a round) changes nothing for a, b and c: no node asks for more."
+    assert first == "A budget of a tenth of the nodes (4 models a round) has no effect on a, b and c: no node requests more."
+    assert last.startswith(
+        "Over these 3 pairs, a budget of a tenth of the nodes (4 models a round) lowers the accuracy by 0.000"
     )
-    assert last.startswith("Over these 3 pairs, a budget of a tenth of the nodes (4 models a round) costs 0.000 of accuracy")
     assert last.endswith("(from 0.000 to 0.000), and saves 0 % of the bytes.")
 
 
@@ -277,6 +279,6 @@ def test_findings_average_same_budget_over_pairs():
     runs = [run("ring", 0.9), run("ring/.1N", 0.8, sent=100), run("star", 0.9), run("star/.1N", 0.92, sent=800)]
     *_, last = findings(summary({}, runs), [FREE, TENTH, *star])
     assert last == (
-        "Over these 2 pairs, a budget of a tenth of the nodes (4 models a round) costs 0.040 of accuracy on average"
+        "Over these 2 pairs, a budget of a tenth of the nodes (4 models a round) lowers the accuracy by 0.040 on average"
         " (from -0.020 to 0.100), and saves 20 % to 90 % of the bytes."
     )

@@ -91,7 +91,7 @@ def test_curve_is_mean_over_nodes_and_seeds_with_deviation(text):
     assert found["low"]["a"] == pytest.approx([0.21 - deviation, 0.22 - deviation])
     assert found["high"]["a"] == pytest.approx([0.21 + deviation, 0.22 + deviation])
     assert found["y"]["b"] == [0.5, 0.5]
-    assert "mean over the nodes" in found["note"]
+    assert "Mean over the nodes" in found["note"]
 
 
 def test_curve_has_views_over_rounds_bytes_and_time(text):
@@ -111,7 +111,7 @@ def test_gain_is_shown_for_runs_with_both_models(text):
     found = figures(text)["gain"]
     assert list(found["y"]) == ["a"]
     assert found["y"]["a"] == pytest.approx([0.05, 0.05])
-    assert "More than 0 is an improvement" in found["note"]
+    assert "Above 0 is an improvement" in found["note"]
 
 
 def test_loss_curve_is_of_the_reported_model(text):
@@ -214,8 +214,8 @@ def test_report_is_readable_without_scripts(text):
     assert "<h1>by-hand</h1>" in text
     assert "&quot;ring&quot;" in text  # the scenario, as text
     assert "00" * 32 in text
-    best = "The best test accuracy in the mean over nodes and seeds is that of a: 0.600, followed by b with 0.550."
-    assert best + " The two differ by no more than their deviations over seeds together." in text
+    best = "Best test accuracy (mean over nodes and seeds): a, with 0.600; next: b, with 0.550."
+    assert best + " The difference is within the sum of their standard deviations over seeds." in text
 
 
 # Collaboration
@@ -235,14 +235,14 @@ def test_matrix_counts_each_link_of_a_round_once(text):
 
 def test_report_names_run_without_links(text):
     assert list(figures(text)["over-time"]["frames"]) == ["a"]
-    assert texts(text)["collaboration"] == ["No model of another node was aggregated in: b."]
+    assert texts(text)["collaboration"] == ["No models of other nodes were aggregated in: b."]
 
 
 def test_matrix_starts_with_peers_chosen_before_round_1(tmp_path):
     summary = entry("a", 0, 3, 2, chosen_before=["1 2", "", "0"])
     folder = leave(tmp_path / "run", [(summary, rounds_of(3, 2), edges_of((2, 1, 0)))])
     first, *others = figures(report([folder]))["over-time"]["frames"]["a"]
-    assert (first["label"], first["values"]) == ("chosen before round 1", [0, 100, 100, 0, 0, 0, 100, 0, 0])
+    assert (first["label"], first["values"]) == ("selected before round 1", [0, 100, 100, 0, 0, 0, 100, 0, 0])
     assert [frame["label"] for frame in others] == ["round 1", "round 2"]
     assert others[1]["values"] == [0, 100, 0, 0, 0, 0, 0, 0, 0]
     assert len(figures(report([folder]))["communication"]["frames"]["a"]) == 1
@@ -311,7 +311,7 @@ def test_strongest_links_are_most_frequent_per_node():
 
 def test_topology_figure_has_edges_and_links_of_each_run(text):
     found = figures(text)["topology"]
-    assert found["title"] == "The topology: complete, 3 nodes"
+    assert found["title"] == "Topology: complete, 3 nodes"
     assert sorted(map(sorted, found["edges"])) == [[0, 1], [0, 2], [1, 2]]
     assert found["nodes"]["group"] == ["x", "y", "x"]
     assert found["runs"]["a"] == {"value": pytest.approx([0.1, 0.9, 0.5]), "links": [[2, 0, 1.0], [0, 1, 0.5]]}
@@ -335,8 +335,8 @@ def test_topology_figure_uses_geographic_positions(tmp_path):
     assert nodes["y"][0] == nodes["y"][1] == 1  # north is up
     file.unlink()
     found = figures(report([folder]))["topology"]
-    assert found["edges"] == [[0, 1]]  # only the edges in use
-    assert "cannot be made again" in found["note"]
+    assert found["edges"] == [[0, 1]]  # what was used
+    assert "does not suffice to rebuild the topology" in found["note"]
 
 
 @pytest.mark.parametrize("name", ["ring", "torus", "star", "k-regular", "scale-free", "erdos-renyi"])
@@ -371,9 +371,9 @@ def test_best_run_is_chosen_among_equal_tasks(tmp_path):
     made = [(entry(name, 0, 2, 1, test={"mean": mean}), rounds_of(2, 1), edges_of()) for name, mean in means.items()]
     runs = [{"name": name, "task": {"name": "digits", **task}, "seed": k} for k, (name, task) in enumerate(tasks.items())]
     text = report([leave(tmp_path / "run", made, {"run": runs})])
-    best = "The best test accuracy in the mean over nodes and seeds is that of "
-    assert best + "b, of the 2 runs that learn the same as it, with 0.700, followed by a with 0.500. One seed" in text
-    assert best + "c, d, of the 3 runs that learn the same as it, with 0.900 each." in text
+    best = "Best test accuracy (mean over nodes and seeds): "
+    assert best + "b among 2 runs with the same problem, with 0.700; next: a, with 0.500. With one seed" in text
+    assert best + "c, d among 3 runs with the same problem, with 0.900 each." in text
     assert not any(point["on_front"] for view in figures(text)["cost"]["views"] for point in view["points"])
 
 
@@ -447,7 +447,7 @@ def test_target_figures_show_rounds_time_and_bytes(tmp_path):
     assert texts(text)["target"] == [
         "The target is a mean test accuracy of 0.8 or more.",
         "Never reached by: c.",
-        "Reached with some of the seeds only, and shown as the mean over these: b (1 of 2).",
+        "Reached with some seeds only; the mean is over these seeds: b (1 of 2).",
     ]
     assert found["learning"]["target"] == 0.8
 
@@ -474,7 +474,8 @@ def test_sweep_figure_shows_metric_against_varied_key(tmp_path):
     assert [point["label"] for point in found["points"]] == ["policy.word=x", "policy.word=x", "policy.word=y"]
     assert found["joined"]
     assert (
-        found["note"] == "Each point is a run: its mean over nodes and seeds. Lines join runs that differ in this key only."
+        found["note"]
+        == "Each point is a run: the mean over nodes and seeds. Lines connect runs that differ in this key only."
     )
     assert "against-policy-word" not in figures(text)
     assert texts(text)["sweep"][0] == "Varied: policy.tau (1, 10), policy.word (x, y)."
@@ -610,7 +611,7 @@ def test_comparison_without_common_run_uses_all_runs(tmp_path):
 @pytest.mark.slow
 def test_comparison_of_same_scenario_reports_no_difference(by_hand, tmp_path):
     shutil.copytree(by_hand, tmp_path / "again")
-    assert "The scenarios of the runs that have the same names do not differ." in report([by_hand, tmp_path / "again"])
+    assert "The runs with the same names have equal settings." in report([by_hand, tmp_path / "again"])
 
 
 def test_folder_names_use_shortest_distinct_suffix(tmp_path):
@@ -630,7 +631,7 @@ def test_flat_joins_keys_with_dots():
 
 def test_report_is_written_into_the_folder(by_hand, capsys):
     assert main(["report", str(by_hand)]) == 0
-    assert capsys.readouterr().out == f"written to {by_hand / 'report.html'}\n"
+    assert capsys.readouterr().out == f"report: {by_hand / 'report.html'}\n"
     assert (by_hand / "report.html").read_text() == report([by_hand])
 
 
@@ -652,10 +653,10 @@ def test_write_report_accepts_folder_as_destination(by_hand, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}", "{run}"], "the same folder is named twice"),
-        (["{run}", "--seed", "7"], "has no seed 7; it has 0, 1"),
+        (["{run}", "{run}"], "a folder is named twice"),
+        (["{run}", "--seed", "7"], "has no seed 7; its seeds are 0, 1"),
         (["{run}", "--out", "{run}/nowhere/report.html"], "cannot write"),
-        (["{run}/nowhere"], "there is no folder"),
+        (["{run}/nowhere"], "nowhere does not exist"),
         (["{run}/.."], "holds no run: it has no summary.json"),
     ],
 )
@@ -738,23 +739,23 @@ def unfinished(folder):
     ("change", "words"),
     [
         (lambda folder: (folder / "summary.json").unlink(), "holds no run: it has no summary.json"),
-        (unfinished, "is not finished; go on with p2pfl-sim run --resume"),
-        (cut("summary.json"), "summary.json is damaged, or no summary of a run"),
+        (unfinished, "is not finished; continue with p2pfl-sim run --resume"),
+        (cut("summary.json"), "summary.json is damaged, or not the summary of a run"),
         (lambda folder: (folder / "summary.json").write_bytes(b"\xff\xfe"), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[]"), "summary.json is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[" * 100_000), "summary.json is damaged"),
-        (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": []}'), "names no run"),
-        (of_before, "was written by an earlier version, whose keys had other names; run the scenario again"),
+        (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": []}'), "lists no run"),
+        (of_before, "is from an earlier version of p2pfl with other keys; run the scenario again"),
         (lambda folder: (folder / "summary.json").write_text('{"scenario": "x", "runs": [{"name": 1}]}'), "$.runs[0]"),
         (other_numbers("traffic", {"bytes": "many"}), "$.runs[0].traffic.bytes"),
         (other_numbers("time", {"virtual_s": []}), "$.runs[0].time.virtual_s"),
         (cut("rounds.parquet"), "rounds.parquet is damaged"),
         (cut("edges.parquet"), "edges.parquet is damaged"),
         (lambda folder: (folder / "edges.parquet").write_bytes(b""), "edges.parquet is damaged"),
-        (lambda folder: (folder / "rounds.parquet").unlink(), "holds no whole run: it has no rounds.parquet"),
-        (swap_tables, "edges.parquet is no table of a run: it has no column src, dst"),
-        (other_numbers("nodes", 2), "does not fit the summary: node is not from 0 to 1 everywhere"),
-        (other_numbers("rounds", 1), "does not fit the summary: round is not from 1 to 1 everywhere"),
+        (lambda folder: (folder / "rounds.parquet").unlink(), "holds no complete run: it has no rounds.parquet"),
+        (swap_tables, "edges.parquet is not a table of a run: it has no column src, dst"),
+        (other_numbers("nodes", 2), "does not match the summary: node must be from 0 to 1"),
+        (other_numbers("rounds", 1), "does not match the summary: round must be from 1 to 1"),
     ],
 )
 def test_report_of_damaged_folder_reports_one_line(by_hand, tmp_path, capsys, change, words):
@@ -776,12 +777,12 @@ def test_report_without_readable_scenario_is_written(by_hand, tmp_path, content)
 
     found = figures(report([broken(by_hand, tmp_path, change)]))
     assert found["learning"]["y"]["a"] == pytest.approx([0.21, 0.22])
-    assert "cannot be made again" in found["topology"]["note"]
+    assert "does not suffice to rebuild the topology" in found["topology"]["note"]
 
 
 def test_comparison_names_folder_without_scenario(by_hand, tmp_path):
     folder = broken(by_hand, tmp_path, lambda folder: (folder / "scenario.toml").unlink())
-    assert "broken has no scenario.toml that can be read" in report([by_hand, folder])
+    assert "no readable scenario.toml in broken" in report([by_hand, folder])
 
 
 CONTRACT = {"name", "seed", "nodes", "rounds", "topology", "metric", "test", "traffic", "collaboration", "time", "trace"}
@@ -804,7 +805,7 @@ def test_report_reads_summary_of_older_version(by_hand, tmp_path):
     found = figures(text)
     assert found["learning"]["y"]["a"] == pytest.approx([0.21, 0.22])
     assert found["nodes"]["runs"] == {}
-    assert "does not say how good each node was" in found["nodes"]["note"]
+    assert "has no results of single nodes" in found["nodes"]["note"]
     assert "groups" not in found["over-time"]
     assert rows(text)["a"]["accuracy"] == "0.600"
 
@@ -844,7 +845,7 @@ def test_report_separates_metrics_and_node_counts(tmp_path):
     assert (list(found["loss"]["y"]), list(found["loss-mse"]["y"])) == (["a"], ["b"])
     assert found["loss-mse"]["title"] == "Validation loss of the runs with a test mse"
     assert (found["over-time"]["n"], found["over-time-1"]["n"]) == (2, 3)
-    assert found["over-time-1"]["title"] == "Who learned from whom, over time: b"
+    assert found["over-time-1"]["title"] == "Sources of each node over time: b"
     assert {"topology", "topology-1"} <= set(found)
     assert len(found) == len(set(found))
 
@@ -947,5 +948,5 @@ def test_report_of_a_thousand_nodes_is_below_5_mb(tmp_path):
     assert path.stat().st_size < 5e6
     found = figures(path.read_text())
     assert found["over-time"]["n"] <= 128
-    assert "stands for up to 8 nodes" in found["over-time"]["note"]
+    assert "is a bin of up to 8 nodes" in found["over-time"]["note"]
     assert len(found["topology"]["runs"]["run 0"]["links"]) <= 400

@@ -18,7 +18,7 @@ def test_render_places_parts_and_refuses_unknown_ones():
     text = render("T", {}, parts)
     found = [text.index(f"<p>{name} here</p>") for name in PARTS]
     assert found == sorted(found)
-    with pytest.raises(KeyError, match="no place for footer"):
+    with pytest.raises(KeyError, match="unknown parts footer"):
         render("T", {}, {"footer": ""})
 
 

@@ -84,7 +84,7 @@ def test_fronts_table_by_hand(text):
     # The common front is that of "splits": (1, 1), nearest to (1, 4), and (3, 3), nearest to (2, 4).
     assert found["splits"]["IGD"] == "0.000"
     assert found["worse"]["IGD"] == f"{(3 + 2**0.5) / 2:.2f}"
-    assert "0.000, 5.00: that of the task" in text
+    assert "0.000, 5.00: set by the task" in text
 
 
 def test_fronts_without_reference_use_point_beyond_worst(tmp_path):
@@ -154,8 +154,8 @@ def test_rand_figure_is_mean_over_seeds(text):
 
 
 def test_report_describes_clusters_of_a_run(text):
-    message = "splits found the true groups in 1 of 2 seeds, first at round 2 (adjusted Rand index 1.00), and ended with"
-    assert f"{message} 4 clusters of 4 nodes (index 0.00)." in text
+    said = "splits found the true groups in 1 of 2 seeds, first in round 2 (adjusted Rand index 1.00), and ended with"
+    assert f"{said} 4 clusters of 4 nodes (index 0.00)." in text
 
 
 def with_clusters(name, indices):
@@ -169,8 +169,8 @@ def with_clusters(name, indices):
 def test_report_summarises_clusters_of_many_runs(tmp_path):
     indices = {"whole": [0, 0], "found": [1, 0.5], **{f"missed {k}": [0.5, 0.25] for k in range(6)}}
     text = report([leave(tmp_path / "run", [one for name, each in indices.items() for one in with_clusters(name, each)])])
-    assert "The clusters were the true groups at some round in: found (in 1 of 2 seeds, first at round 2)." in text
-    assert f"never just the true groups, in: {', '.join(f'missed {k}' for k in range(6))}." in text
+    assert "The clusters equalled the true groups in some round of: found (in 1 of 2 seeds, first in round 2)." in text
+    assert f"never equalled the true groups in: {', '.join(f'missed {k}' for k in range(6))}." in text
     assert "No cluster was split in: whole." in text
 
 
@@ -284,10 +284,11 @@ def test_coordinator_figure_shows_views_of_all_nodes(elected):
 
 
 def test_report_summarises_elections(elected):
-    (sentence,) = texts(report([elected]))["elections"]
-    assert sentence == (
-        "wired: 2 nodes coordinated in 2 terms. There was a coordinator from 1.000 s of virtual time on; it was lost 1 time."
-        " Nobody coordinated for 3.00 of 10.00 s (30.0 %)."
+    (said,) = texts(report([elected]))["elections"]
+    assert said == (
+        "wired: 2 coordinators in 2 terms. The first one was elected at 1.000 s of virtual time; the coordinator"
+        " was lost 1 time."
+        " There was no coordinator for 3.00 of 10.00 s (30.0 %)."
     )
 
 
@@ -298,7 +299,7 @@ def test_report_refuses_elections_with_unknown_node(elected, tmp_path):
         connection.execute(f"CREATE TABLE found AS SELECT * REPLACE (coordinator + 1 AS coordinator) FROM '{file}'")
         connection.execute(f"COPY found TO '{file}' (FORMAT parquet)")
     with pytest.raises(
-        ConfigurationError, match=r"elections\.parquet does not fit the summary: coordinator is not from -1 to 2"
+        ConfigurationError, match=r"elections\.parquet does not match the summary: coordinator must be from -1 to 2"
     ):
         report([tmp_path / "run"])
 

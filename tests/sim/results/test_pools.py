@@ -70,7 +70,7 @@ def test_runs_made_equal_by_a_change_are_run_once():
     file = make_one("task.preference=[0.3, 0.7]")
     assert {name: len(runs) for name, runs in file.rows().items()} == {"same": 1, "own": 2}
     assert file.notes[0].startswith(
-        "left out, as the changes have made them equal to others: same, task.preference=[0.5, 0.5]"
+        "left out, because the changes make them equal to other runs: same, task.preference=[0.5, 0.5]"
     )
 
 
@@ -103,18 +103,18 @@ def test_invalid_each_or_pool_is_refused(run, words):
 
 def test_inconsistent_pools_are_refused():
     two = [{"name": "a", "pool": {"name": "p", "of": "means"}}, {"name": "b", "pool": {"name": "p"}}]
-    with pytest.raises(ConfigurationError, match="pool 'p' must all give it the same"):
+    with pytest.raises(ConfigurationError, match="pool 'p' must have the same `of`"):
         make_one(run=two)
-    with pytest.raises(ConfigurationError, match="a run and a pool are called 'b'"):
+    with pytest.raises(ConfigurationError, match="a run and a pool have the name 'b'"):
         make_one(run=[{"name": "a", "pool": {"name": "b"}}, {"name": "b"}])
-    with pytest.raises(ConfigurationError, match="to reach a target"):
+    with pytest.raises(ConfigurationError, match="target cannot be combined with pools"):
         make_one(target=0.5)
-    with pytest.raises(ConfigurationError, match="a pool is for runs of tasks with several objectives"):
+    with pytest.raises(ConfigurationError, match="pool: the task must have several objectives"):
         check_all(make_one(task={"name": "digits"}, run=[{"name": "a", "pool": {}}]))
-    with pytest.raises(ConfigurationError, match="a pool of fronts is for runs of tasks that report error and disparity"):
+    with pytest.raises(ConfigurationError, match="pool of fronts: the task must report error and disparity"):
         check_all(make_one(run=[{"name": "a", "pool": {"of": "fronts"}}]))
     other = {"name": "b", "pool": {"name": "a"}, "task": {"measure": "equal-opportunity"}}
-    with pytest.raises(ConfigurationError, match="differ in their objectives"):
+    with pytest.raises(ConfigurationError, match="must have the same objectives"):
         check_all(make_one(run=[{"name": "a", "pool": {}}, other]))
 
 
@@ -275,9 +275,9 @@ def test_report_marks_solutions_left_out_by_the_task(tmp_path):
     made = [(entry("one", 0, 2, 1, objectives=objectives | {"igd": 0.0}), rounds_of(2, 1), edges_of())]
     text = report([leave(tmp_path / "run", made)])
     assert rows(text, 1)["one"]["hypervolume"] == "1.000"
-    assert text.count("Left out are those that the task does not count") == 1
+    assert text.count("Models that the task does not count are excluded") == 1
     left = {point["x"]: (point["label"], point["on_front"]) for point in figures(text)["fronts"]["points"]}
-    assert left == {1: ("node 0", True), 9: ("node 1 (left out: it has not converged)", False)}
+    assert left == {1: ("node 0", True), 9: ("node 1 (excluded: not converged)", False)}
 
 
 @pytest.mark.slow
@@ -295,7 +295,7 @@ def test_report_of_many_pools_draws_all_fronts(tmp_path):
     assert len(payload(path.read_text())["shown"]) < 20
     with browser() as chromium:
         found = opened_report(chromium, path)
-    assert path.read_text().count("IGD: the mean distance") == 1  # below the last of four tables
+    assert path.read_text().count("IGD: mean distance") == 1  # below the last of four tables
     drawn = {figure["id"]: figure for figure in found.figures}
     for id in ("fronts", "fronts-1", "fronts-2", "fronts-3"):
         assert not drawn[id]["empty"]
