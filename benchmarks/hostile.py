@@ -186,11 +186,21 @@ def measure(kind: str, spells: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attack", choices=(*ATTACKS, "all"), default="connections", help="which one (connections)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
-    parser.add_argument("--quick", action="store_true", help="one short spell of each, to see that it works")
-    parser.add_argument("--spells", type=int, default=5, metavar="N", help="of peace, control and attack (5)")
-    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="that a spell lasts (6)")
+    parser.add_argument(
+        "--attack", choices=(*ATTACKS, "all"), default="connections", help="attack to measure (default: connections)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short period of each kind, to check that the benchmark works"
+    )
+    parser.add_argument(
+        "--spells",
+        type=int,
+        default=5,
+        metavar="N",
+        help="number of periods without load, with control load, and with the attack (default: 5)",
+    )
+    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="length of a period in seconds (default: 6)")
     parser.add_argument("--act", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.act is not None:

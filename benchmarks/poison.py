@@ -98,7 +98,8 @@ def accuracy(policy: str, kind: str, robust: str, rounds: int, seed: int) -> flo
             member = subprocess.Popen([sys.executable, __file__, "--act", orders], stderr=subprocess.DEVNULL)
             try:
                 federation.wait(
-                    lambda: all(federation.state(name)["state"] in ("serving", "finished") for name in HONEST), "all is done"
+                    lambda: all(federation.state(name)["state"] in ("serving", "finished") for name in HONEST),
+                    "all honest nodes have finished",
                 )
             except RuntimeError as error:
                 print(f"  {error}")
@@ -112,12 +113,18 @@ def accuracy(policy: str, kind: str, robust: str, rounds: int, seed: int) -> flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", action="append", help="which policies (random, fedavg, dac, coordinated-fedavg)")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="which poisons (all)")
-    parser.add_argument("--robust", default="median-clip", help="the federation's protection (median-clip)")
-    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="of each federation (24)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="federations of each kind (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        help="policy to measure; can be repeated (default: random, fedavg, dac and coordinated-fedavg)",
+    )
+    parser.add_argument(
+        "--kind", action="append", choices=KINDS, help="kind of poisoned model; can be repeated (default: all)"
+    )
+    parser.add_argument("--robust", default="median-clip", help="protection of the federation (default: median-clip)")
+    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="rounds of each federation (default: 24)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of federations of each kind (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
     parser.add_argument("--act", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.act is not None:

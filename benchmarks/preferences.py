@@ -43,8 +43,8 @@ def seconds(task: PrafflTask, repetitions: int) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=1000, help="preferences that are answered (default: 1000)")
-    parser.add_argument("--json", type=Path, help="write all times, in seconds, to this file")
+    parser.add_argument("--repetitions", type=int, default=1000, help="number of preferences to answer (default: 1000)")
+    parser.add_argument("--json", type=Path, help="write all times in seconds to this file, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = {}

@@ -117,7 +117,7 @@ class Federation:
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:
-                raise RuntimeError(f"waited in vain until {what}")
+                raise RuntimeError(f"timeout while waiting until {what}")
             time.sleep(0.02)
 
     def rounds_per_second(self, name: str, seconds: float) -> float:
@@ -131,7 +131,7 @@ class Federation:
         before, until = self.round(name), time.monotonic() + PATIENCE
         while (now := self.round(name)) == before:
             if time.monotonic() > until:
-                raise RuntimeError(f"{name} stands still in round {before}")
+                raise RuntimeError(f"{name} makes no progress after round {before}")
             time.sleep(0.002)
         return now, time.perf_counter()
 

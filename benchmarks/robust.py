@@ -55,8 +55,10 @@ def measure(size: int, times: int) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small models, few repetitions")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
+    parser.add_argument(
+        "--quick", action="store_true", help="small models and few repetitions, to check that the benchmark works"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
     options = parser.parse_args()
     sizes = [4_810, 100_000] if options.quick else [4_810, 100_000, 2_500_000]
     figures = {}

@@ -304,12 +304,21 @@ def show(name: str, speeds: dict[str, list[float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
-    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works; the figures mean little")
-    parser.add_argument("--only", choices=WORKLOADS, action="append", help="measure this workload")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions after one to warm up (5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
     parser.add_argument(
-        "--scale", type=int, nargs="?", const=10_000, metavar="N", help="time and memory of N nodes (10,000)"
+        "--quick", action="store_true", help="few rounds, to check that the benchmark works; the figures are not accurate"
+    )
+    parser.add_argument(
+        "--only", choices=WORKLOADS, action="append", help="workload to measure; can be repeated (default: all)"
+    )
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions after one warm-up (default: 5)")
+    parser.add_argument(
+        "--scale",
+        type=int,
+        nargs="?",
+        const=10_000,
+        metavar="N",
+        help="measure only the time and memory of N nodes (default: 10,000)",
     )
     options = parser.parse_args()
     if options.scale is not None:

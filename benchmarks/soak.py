@@ -194,10 +194,12 @@ def judge(rows: list[dict[str, dict[str, float]]], federation: Federation) -> li
     for name in HONEST:
         rounds = [row[name]["round"] for row in rows]
         if not rounds[-1] > rounds[len(rounds) // 2] > rounds[0]:
-            wrong.append(f"{name} stands still: rounds {rounds[0]:.0f}, {rounds[len(rounds) // 2]:.0f}, {rounds[-1]:.0f}")
+            wrong.append(
+                f"{name} makes no progress: rounds {rounds[0]:.0f}, {rounds[len(rounds) // 2]:.0f}, {rounds[-1]:.0f}"
+            )
         accuracies = [row[name]["test"] for row in rows]
         if not statistics.mean(accuracies[-4:]) > max(accuracies) - LOSSES:
-            wrong.append(f"{name} has forgotten: {max(accuracies):.3f} to {statistics.mean(accuracies[-4:]):.3f}")
+            wrong.append(f"accuracy of {name} fell: {max(accuracies):.3f} to {statistics.mean(accuracies[-4:]):.3f}")
         for what in ("memory", "files"):
             first, last = (statistics.median(row[name][what] for row in part) for part in (late[:4], late[-4:]))
             if last > GROWTH * first + 4:
@@ -207,7 +209,7 @@ def judge(rows: list[dict[str, dict[str, float]]], federation: Federation) -> li
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (30)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="duration in minutes (default: 30)")
     parser.add_argument("--act", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.act is not None:
@@ -234,7 +236,7 @@ def main() -> int:
             state = federation.state(HONEST[0])
             print(f"{HONEST[0]}: rejected {state['rejected']}, suspicious {state.get('suspicious')}")
             wrong = judge(rows, federation)
-    print("\n".join(wrong) or "alive, learning, and within bounds")
+    print("\n".join(wrong) or "all nodes run, learn, and stay within the limits")
     return 1 if wrong else 0
 
 

@@ -445,9 +445,13 @@ def measure_parts(repeat: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
-    parser.add_argument("--quick", action="store_true", help="one turn, to see that it works; the figures mean little")
-    parser.add_argument("--repeat", type=int, default=15, metavar="N", help="turns after one to warm up (15)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one repetition, to check that the benchmark works; the figures are not accurate",
+    )
+    parser.add_argument("--repeat", type=int, default=15, metavar="N", help="repetitions after one warm-up (default: 15)")
     options = parser.parse_args()
     repeat = 1 if options.quick else options.repeat
     exchanges, parts = measure_exchanges(repeat), measure_parts(repeat)
@@ -461,11 +465,11 @@ def main() -> None:
         for system, speed in speeds.items():
             ratios = f"{speed / speeds['tls-loop']:5.2f} x tls-loop, {speed / speeds['grpc']:5.2f} x grpc"
             print(f"  {system:12s} {speed:6.2f}   {ratios}")
-    print("seconds of a core for a gigabyte")
+    print("seconds of one core per gigabyte")
     for part, seconds in parts.items():
         print(f"  {part:25s} {seconds:6.3f}")
-    print(f"handshakes a second, both ends on one core: {handshakes:.0f}")
-    print(f"idle traffic of one node among {nodes}: {idle:.0f} bytes a second, in and out")
+    print(f"handshakes per second, both ends on one core: {handshakes:.0f}")
+    print(f"idle traffic of one node among {nodes}: {idle:.0f} bytes per second, in and out")
     if options.json:
         figures = {
             "GB/s": exchanges,
