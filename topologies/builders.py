@@ -28,7 +28,9 @@ def k_regular(n: int, seed: int, *, degree: int = 4) -> nx.Graph:
         degree: the number of neighbours; nodes * degree must be even.
     """
     if degree < 0 or degree >= n or n * degree % 2:
-        raise ValueError(f"no graph of {n} nodes has degree {degree} everywhere: 0 <= degree < nodes, nodes * degree even")
+        raise ValueError(
+            f"degree must be at least 0 and below {n} for {n} nodes, and nodes * degree must be even, got {degree}"
+        )
     return nx.random_regular_graph(degree, n, seed=seed)
 
 
@@ -41,13 +43,13 @@ def watts_strogatz(n: int, seed: int, *, degree: int = 4, rewire: float = 0.1) -
     """
     _probability("rewire", rewire)
     if n < 3:
-        raise ValueError(f"a small world has 3 nodes or more, got {n}")
+        raise ValueError(f"a small world needs 3 nodes or more, got {n}")
     if not 2 <= degree < n or degree % 2:
         raise ValueError(f"degree must be even, from 2 to {n - 1} for {n} nodes, got {degree}")
     try:
         return nx.connected_watts_strogatz_graph(n, degree, rewire, tries=100, seed=seed)
     except nx.NetworkXError as error:
-        raise ValueError(f"no connected small world found in 100 tries; raise degree (now {degree})") from error
+        raise ValueError(f"no connected small world found in 100 attempts; increase degree, which is {degree}") from error
 
 
 def erdos_renyi(n: int, seed: int, *, p: float = 0.1) -> nx.Graph:
@@ -69,7 +71,7 @@ def torus(n: int, seed: int) -> nx.Graph:
     if rows < 3:
         following = next(k for k in range(max(9, n), 2 * n + 10) if _rows(k) >= 3)
         raise ValueError(
-            f"a torus has rows * columns nodes, both 3 or more; {n} is no such product, the next is {following}"
+            f"a torus needs rows * columns nodes, both 3 or more; {n} is not such a product, the next is {following}"
         )
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, n // rows, periodic=True))
 
@@ -113,7 +115,7 @@ def clusters(n: int, seed: int, *, groups: int = 3, within: float = 1.0, links: 
     around = list(pairwise([*members, members[0]] if groups > 2 else members))
     most = min((len(one) * len(other) for one, other in around), default=max(1, links))
     if not 1 <= links <= most:
-        raise ValueError(f"links must be from 1 to {most}, the pairs of nodes in two neighbouring groups, got {links}")
+        raise ValueError(f"links must be from 1 to {most}, the number of pairs between two neighbouring groups, got {links}")
     random = Random(seed)
     for _ in range(100):
         graph = nx.empty_graph(n)
@@ -124,7 +126,7 @@ def clusters(n: int, seed: int, *, groups: int = 3, within: float = 1.0, links: 
             graph.add_edges_from((one[k // len(other)], other[k % len(other)]) for k in drawn)
         if nx.is_connected(graph):
             return graph
-    raise ValueError(f"no connected graph found in 100 tries; raise within (now {within})")
+    raise ValueError(f"no connected graph found in 100 attempts; increase within, which is {within}")
 
 
 BUILDERS: dict[str, Callable[..., nx.Graph]] = {

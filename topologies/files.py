@@ -51,12 +51,12 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
     try:
         if path.suffix.lower() in GRAPHML:
             if directed is not None:
-                raise ValueError("a GraphML file says itself whether it is directed; leave out the option")
+                raise ValueError("a GraphML file states itself whether it is directed; remove the option directed")
             nodes, edges = _from_graphml(content)
         else:
             nodes, edges = _from_list(content, bool(directed))
         if not nodes:
-            raise ValueError("it holds no node")
+            raise ValueError("the file has no nodes")
         graph = _simple(nodes, edges)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
@@ -66,18 +66,16 @@ def read(file: str, directed: bool | None = None) -> nx.Graph:
 
 def _content(path: Path) -> bytes:
     if path.suffix.lower() not in (*GRAPHML, *EDGE_LISTS):
-        raise ValueError(
-            f"{path.name} is neither GraphML ({', '.join(GRAPHML)}) nor a list of edges ({', '.join(EDGE_LISTS)})"
-        )
+        raise ValueError(f"{path.name} must be GraphML ({', '.join(GRAPHML)}) or a list of edges ({', '.join(EDGE_LISTS)})")
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise ValueError(f"the file {path} does not exist")
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
     if len(content) > LARGEST:
-        raise ValueError(f"{path.name} has more than {LARGEST // 2**20} MiB")
+        raise ValueError(f"{path.name} is larger than {LARGEST // 2**20} MiB, the maximum")
     return content
 
 
@@ -87,7 +85,7 @@ def _from_graphml(content: bytes) -> tuple[dict[str, dict[str, str]], list[Edge]
     for source, target, directed, attributes in found.edges:
         for end in (source, target):
             if end not in found.nodes:
-                raise ValueError(f"an edge names {end!r}, which is no node of the file")
+                raise ValueError(f"an edge refers to {end!r}, which is not a node of the file")
         weight = next((text for name, text in attributes.items() if name.lower() == "weight"), "")
         edges.append((source, target, directed, _weight(weight) if weight else None))
     nodes = {id: {name.lower(): text for name, text in attributes.items()} for id, attributes in found.nodes.items()}
@@ -98,7 +96,7 @@ def _from_list(content: bytes, directed: bool) -> tuple[dict[str, dict[str, str]
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError("it is not UTF-8 text") from error
+        raise ValueError("the file is not UTF-8 text") from error
     nodes: dict[str, dict[str, str]] = {}
     edges: list[Edge] = []
     separator: str | None = ""
@@ -125,13 +123,13 @@ def _take(fields: list[str], directed: bool, nodes: dict[str, dict[str, str]], e
     """Add the node or the edge of one line of a list."""
     ends = fields[:2]
     if len(fields) > 3 or not all(ends):
-        raise ValueError("it must be: source target, or: source target weight")
+        raise ValueError("expected 'node', 'source target' or 'source target weight'")
     for name in ends:
         if len(name) > LONGEST_NAME:
-            raise ValueError(f"a name has more than {LONGEST_NAME} characters")
+            raise ValueError(f"the name of a node has more than {LONGEST_NAME} characters")
         nodes.setdefault(name, {})
     if len(nodes) > MOST_NODES or len(edges) >= MOST_EDGES:
-        raise ValueError(f"there are more than {MOST_NODES} nodes or {MOST_EDGES} edges")
+        raise ValueError(f"more than {MOST_NODES} nodes or {MOST_EDGES} edges, the maximum")
     if len(fields) > 1:
         edges.append((fields[0], fields[1], directed, _weight(fields[2]) if len(fields) > 2 and fields[2] else None))
 

@@ -67,7 +67,7 @@ def places(graph: nx.Graph) -> Places:
     """
     points = coordinates(graph)
     if sum(point is not None for point in points) < min(2, len(points)):
-        raise ValueError("fewer than two of its nodes have coordinates (the attributes latitude and longitude)")
+        raise ValueError("fewer than two nodes of the topology have coordinates (attributes latitude and longitude)")
     place = {node: k for k, node in enumerate(graph.nodes)}
     around = graph.to_undirected(as_view=True) if graph.is_directed() else graph
     near = [sorted({place[other] for other in around.neighbors(node)}) for node in graph.nodes]

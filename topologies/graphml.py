@@ -51,7 +51,7 @@ def parse(content: bytes, wanted: Callable[[str], bool], most_nodes: int, most_e
     except ParseError as error:
         raise ValueError(f"line {error.position[0]}: {ErrorString(error.code)}") from error
     except DTDForbidden as error:
-        text = "it has a document type declaration, which a graph does not need and which is not read"
+        text = "a document type declaration is not allowed; remove it"
         raise ValueError(f"line {parser.parser.CurrentLineNumber}: {text}") from error
     except (ValueError, LookupError) as error:  # LookupError: an encoding unknown to Python
         raise ValueError(f"line {parser.parser.CurrentLineNumber}: {error}") from error
@@ -78,9 +78,9 @@ class _Reader:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition("}")[2]
         if not self._open and name != "graphml":
-            raise ValueError(f"it is no GraphML: it begins with <{name}>")
+            raise ValueError(f"the file is not GraphML: it begins with <{name}>")
         if len(self._open) >= DEEPEST:
-            raise ValueError(f"it has elements within elements, more than {DEEPEST} deep")
+            raise ValueError(f"elements are nested more than {DEEPEST} deep")
         match name:
             case "key":
                 self._key(attributes)
@@ -96,7 +96,7 @@ class _Reader:
             case "default":
                 self._begin_text(bool(self._name))
             case "hyperedge":
-                raise ValueError("it has a hyperedge, which is not read")
+                raise ValueError("hyperedges are not supported")
         self._open.append(name)
 
     def data(self, data: str) -> None:
@@ -129,7 +129,7 @@ class _Reader:
     def _graph(self, attributes: dict[str, str]) -> None:
         self._graphs += 1
         if self._graphs > 1:
-            raise ValueError("it holds more than one graph, or a graph within a graph, which is not read")
+            raise ValueError("more than one graph, or a nested graph, is not supported")
         self._directed = attributes.get("edgedefault") == "directed"
 
     def _node(self, attributes: dict[str, str]) -> None:
@@ -154,4 +154,4 @@ class _Reader:
 
     def _check_count(self, what: str, before: int) -> None:
         if before >= self._most[what]:
-            raise ValueError(f"it has more than {self._most[what]} {what}")
+            raise ValueError(f"more than {self._most[what]} {what}, the maximum")

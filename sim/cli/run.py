@@ -70,13 +70,13 @@ def sweep_command(options: argparse.Namespace) -> int:
 def _check_axes(axes: Sequence[Axis], changes: Sequence[str]) -> None:
     """Raise ConfigurationError if there is no key to vary, or a key that cannot be varied here."""
     if not axes:
-        raise ConfigurationError("say what to vary, such as --vary policy.tau=1,10,100")
+        raise ConfigurationError("no key to vary: add --vary KEY=VALUES, such as --vary policy.tau=1,10,100")
     both = {axis.key for axis in axes} & {change.partition("=")[0].strip() for change in changes}
     if both:
-        raise ConfigurationError(f"{min(both)} is in --set and in --vary; leave out one of them")
+        raise ConfigurationError(f"{min(both)} is both in --set and in --vary; remove one of them")
     if idle := [axis.key for axis in axes if axis.key.partition(".")[0] == "search"]:
         raise ConfigurationError(
-            f"{idle[0]} changes nothing in a sweep, which makes single trainings: vary it by pareto --set"
+            f"--vary {idle[0]} has no effect in a sweep; change it with p2pfl-sim pareto --set {idle[0]}=VALUE"
         )
 
 
@@ -84,7 +84,7 @@ def _with_search_note(file: ScenarioFile) -> ScenarioFile:
     """Return a scenario, with a note if it is meant for a search by `pareto`."""
     if all(run.search is None for run in file.runs):
         return file
-    note = f"these are single trainings with the task's preference; p2pfl-sim pareto {file.name} searches for the front"
+    note = f"single trainings with the preference of the task; p2pfl-sim pareto {file.name} searches for the front"
     return replace(file, notes=(*file.notes, note))
 
 
@@ -97,7 +97,7 @@ def _carry_out(options: argparse.Namespace, file: ScenarioFile, forecasts: bool 
     interrupt_on_sigterm()
     check_workers(options)
     if options.workers is not None and options.engine == "local":
-        raise ConfigurationError("--workers is for --engine process; --engine local has no workers")
+        raise ConfigurationError("--workers needs --engine process; --engine local has no workers")
     check_all(file, processes_of(options.engine, options.workers), not options.ignore_memory)
     out = folder_of(options, file.name)
     if forecasts and options.dry_run:

@@ -74,7 +74,7 @@ class Forecast:
         what = f"{self.runs} run{'s' * (self.runs != 1)} of {_span(self.nodes)} node{'s' * (self.nodes[1] != 1)}"
         what += f", {_span(self.rounds)} round{'s' * (self.rounds[1] != 1)}"
         if self.seconds is None:
-            return f"{what}: no forecast, as no run has ended a round within {PATIENCE:.0f} s"
+            return f"{what}: no forecast, because no trial finished a round within {PATIENCE:.0f} s"
         cores = f"{self.processes} core{'s' * (self.processes != 1)}"
         memory = "" if self.memory is None else f", {self.memory / 2**30:.1f} GiB"
         return f"{what}: about {duration(self.seconds)} on {cores}{memory}"
@@ -83,9 +83,9 @@ class Forecast:
         """Return a warning if free memory does not suffice; "" if it does, or if either amount is unknown."""
         if self.memory is None or free is None or self.memory <= free:
             return ""
-        fewer = "; fewer --workers need less" if self.processes > 1 else ""
+        fewer = "; use fewer --workers" if self.processes > 1 else ""
         return (
-            f"only {free / 2**30:.1f} GiB of memory are free, and it would take about {self.memory / 2**30:.1f} GiB{fewer}"
+            f"the runs need about {self.memory / 2**30:.1f} GiB of memory, and only {free / 2**30:.1f} GiB are free{fewer}"
         )
 
 
@@ -189,7 +189,7 @@ class _TrialOverError(Exception):
 def _work(pipe: Connection, path: Sequence[str]) -> None:
     """Run the trials that come through a pipe: report the end of each round, and at the end the measurements."""
     prepare_process(path)
-    import p2pfl.sim.simulation.simulation  # noqa: F401  what it takes to load it is not of the first run
+    import p2pfl.sim.simulation.simulation  # noqa: F401  the time to import it does not belong to the first run
 
     pipe.send(None)
     answer(pipe, lambda job: _try_run(job, pipe))

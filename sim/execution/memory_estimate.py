@@ -22,7 +22,7 @@ from p2pfl.task import Task
 NODE, ROW = 15_000, 400
 MODELS = 2  # models that a node holds at the same time; 4 were measured
 TABLE_ROW = 100  # bytes of a round of a node, kept until all runs are finished; 340 were measured
-IGNORE = "--ignore-memory (in Python: ignore_memory=True) begins all the same"
+IGNORE = "--ignore-memory (in Python: ignore_memory=True) starts anyway"
 
 
 class Need(NamedTuple):
@@ -42,7 +42,7 @@ class Need(NamedTuple):
         if free is not None and self.total > free:
             most = max(self._fields, key=lambda field: float(getattr(self, field)))
             raise ConfigurationError(
-                f"{what} takes {amount(self.total)} of memory or more, most of it for its {most}, and {amount(free)} are"
+                f"{what} needs at least {amount(self.total)} of memory, most of it for its {most}, but {amount(free)} are"
                 f" free; {IGNORE}"
             )
 
@@ -77,13 +77,13 @@ def check_runs(runs: Sequence[Scenario], seeds: int, processes: int) -> None:
     rows = sum(TABLE_ROW * run.nodes * (min(run.rounds, run.patience + 1) if run.patience else run.rounds) for run in runs)
     if (tables := rows * seeds) > free:
         raise ConfigurationError(
-            f"the tables of all runs take {amount(tables)} of memory or more, and {amount(free)} are free; {IGNORE}"
+            f"the tables of all runs need at least {amount(tables)} of memory, but {amount(free)} are free; {IGNORE}"
         )
     largest = nlargest(processes, (need(run).total for run in runs for _ in range(min(seeds, processes))))
     if (together := sum(largest)) > free:
         raise ConfigurationError(
-            f"{len(largest)} runs side by side take {amount(together)} of memory or more, and {amount(free)} are free;"
-            f" fewer --workers need less, {IGNORE}"
+            f"{len(largest)} parallel runs need at least {amount(together)} of memory, but {amount(free)} are free;"
+            f" use fewer --workers; {IGNORE}"
         )
 
 

@@ -72,7 +72,7 @@ class Unfinished:
             if not (path / SCENARIO).exists():
                 replace_file(path / SCENARIO, [msgspec.toml.encode(file.raw())])
         except OSError as error:
-            raise ConfigurationError(f"cannot make the folder {path}: {reason(error)}") from error
+            raise ConfigurationError(f"cannot create the folder {path}: {reason(error)}") from error
 
     def write(self, number: int, magic: bytes, part: msgspec.Struct) -> None:
         """Write a file so that it survives the end of this process or of the machine.
@@ -147,7 +147,7 @@ class Parts(Unfinished):
             try:
                 part = self.read(number, _MAGIC, _Part)
             except DamagedFileError:
-                notes.append(f"{job.name}, seed {job.seed} was computed again: what was kept of it is damaged")
+                notes.append(f"{job.name}, seed {job.seed} was computed again: its file of partial results is damaged")
                 continue
             if part is None:
                 continue
@@ -176,21 +176,21 @@ def explain_resume(parts: Unfinished, total: int, command: str, what: str = "run
         parts.give_up()
         if parts.done:
             again = f"p2pfl-sim {command} {parts.resume}"
-            print(f"{parts.done} of {total} {what} are finished; to go on: {again}", file=sys.stderr)
+            print(f"{parts.done} of {total} {what} are finished; continue with: {again}", file=sys.stderr)
         raise
 
 
 def refuse_to_overwrite(path: Path) -> None:
     """Raise ConfigurationError if a folder already holds a complete or a partial run."""
     if (path / SUMMARY).exists():
-        raise ConfigurationError(f"{path} holds a run already; name another folder with --out")
+        raise ConfigurationError(f"{path} already holds a run; name another folder with --out")
     for folder, what in ((PARTS, "run"), (CANDIDATES, "search")):
         if (path / folder).exists():
             raise ConfigurationError(
-                f"{path} holds a {what} that is not finished; go on with --resume {path}, or name another folder with --out"
+                f"{path} holds an unfinished {what}; continue it with --resume {path}, or name another folder with --out"
             )
     if (path / SCENARIO).exists():
-        raise ConfigurationError(f"{path} holds a {SCENARIO} already; name another folder with --out")
+        raise ConfigurationError(f"{path} already holds a {SCENARIO}; name another folder with --out")
 
 
 def scenario_to_resume(path: Path, command: str = "run") -> str:
@@ -200,12 +200,14 @@ def scenario_to_resume(path: Path, command: str = "run") -> str:
         ConfigurationError: the folder has no scenario file, the run is finished, or another command has begun it.
     """
     if (path / SUMMARY).exists():
-        raise ConfigurationError(f"{path} holds a finished run: there is nothing to go on with")
+        raise ConfigurationError(f"{path} holds a finished run; there is nothing to resume")
     if not (path / SCENARIO).exists():
-        raise ConfigurationError(f"{path} holds no run to go on with: it has no {SCENARIO}")
+        raise ConfigurationError(f"{path} holds no run to resume: it has no {SCENARIO}")
     for folder, other in ((PARTS, "run"), (CANDIDATES, "pareto")):
         if (path / folder).exists() and (command == "pareto") != (other == "pareto"):
-            raise ConfigurationError(f"p2pfl-sim {other} has begun this: go on with p2pfl-sim {other} --resume {path}")
+            raise ConfigurationError(
+                f"{path} was written by p2pfl-sim {other}; continue with p2pfl-sim {other} --resume {path}"
+            )
     return str(path / SCENARIO)
 
 

@@ -47,7 +47,7 @@ def check_all(file: ScenarioFile, processes: int = 1, memory: bool = True) -> No
         goals = list(goals_of(task))
         if scenario.pool is not None and pools.setdefault(scenario.row, goals) != goals:
             raise ConfigurationError(
-                f"run {scenario.name!r}: the runs of the pool {scenario.row!r} differ in their objectives"
+                f"run {scenario.name!r}: all runs of the pool {scenario.row!r} must have the same objectives"
             )
 
 
@@ -192,6 +192,6 @@ def _run(job: Scenario, workers: int, tell: Callable[[Any], None], explain: bool
     result = result_of(simulation.run(report))
     if explain and workers > 1 and simulation.processes == 1 and job.nodes > 1:
         result.notes.append(
-            "one process trained all nodes of a run, stacked: in smaller stacks the last bits would be others"
+            "one process trained all nodes of a run: smaller stacks of nodes would change the last bits of the results"
         )
     return result

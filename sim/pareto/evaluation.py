@@ -65,11 +65,11 @@ def objectives_of(scenario: Scenario) -> Mapping[str, bool]:
         ConfigurationError: the row has nothing to search for.
     """
     if scenario.search is None:
-        raise ConfigurationError(f"run {scenario.name!r} has no table [search]: p2pfl-sim run is for it")
+        raise ConfigurationError(f"run {scenario.name!r} has no [search] table; use p2pfl-sim run instead")
     goals = goals_of(task_of(scenario, 0))
     if len(goals) < 2:
         raise ConfigurationError(
-            f"run {scenario.name!r}: a front needs a task of several objectives, such as deep-sea-treasure;"
+            f"run {scenario.name!r}: a search needs a task with several objectives, such as deep-sea-treasure, but"
             f" {scenario.task['name']} has one"
         )
     return goals
@@ -102,8 +102,8 @@ def solve(job: Job, progress: Callable[[int], None] = lambda node_rounds: None) 
     model, *others = [node.me.whole for node in run.nodes.values()]
     if any(other.tobytes() != model.tobytes() for other in others):
         raise ConfigurationError(
-            "the nodes end with different models; a search needs a policy that gives them one, such as fedavg on a"
-            " complete topology"
+            "the nodes ended with different models; a search needs a policy that gives all nodes the same model, such as"
+            " fedavg on a complete topology"
         )
     asked = [NodeQuery(k, Evaluate([model], ["test"])) for k in range(job.scenario.nodes)]
     figures = [row for (row,) in simulation.crew.compute(asked)]
@@ -147,7 +147,7 @@ class Candidates(Unfinished):
         try:
             part = self.read(job.number, _MAGIC, _Kept)
         except DamagedFileError:
-            self.notes.append(f"{called}: what was kept of it is damaged")
+            self.notes.append(f"{called}: its file of partial results is damaged")
             self.done -= 1
             return None
         if part is None:

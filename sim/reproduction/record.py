@@ -35,7 +35,7 @@ def take(folder: Path, book: Path) -> str:
         raise ConfigurationError(f"{folder} holds no finished run: {error}") from error
     name = summary["scenario"]
     if name not in shipped_scenarios():
-        raise ConfigurationError(f"{folder} holds a run of {name}, which is no shipped scenario")
+        raise ConfigurationError(f"{folder} holds a run of {name}, which is not a shipped scenario")
     run = load(str(folder / SCENARIO))
     form, whole = _form(folder, name, run)
     rows = {row: [each.name for each in runs] for row, runs in run.rows().items()}
@@ -44,7 +44,7 @@ def take(folder: Path, book: Path) -> str:
     known = measured.load(book).get(name, {}).get(form, Measured())
     if len(known.seeds) > len(summary["seeds"]) and known.figures:
         raise ConfigurationError(
-            f"{folder} has {len(summary['seeds'])} seeds; what is kept of {name} has {len(known.seeds)}"
+            f"{folder} has {_seeds(len(summary['seeds']))}; {_seeds(len(known.seeds))} are already recorded for {name}"
         )
     if known.seeds == summary["seeds"]:
         told = replace(known, figures=known.figures | figures, version=summary["version"])
@@ -54,6 +54,10 @@ def take(folder: Path, book: Path) -> str:
     return f"{name}, form {form}: {', '.join(figures)}"
 
 
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
+
+
 def _form(folder: Path, name: str, run: ScenarioFile) -> tuple[str, ScenarioFile]:
     """Return the form of a scenario that a run belongs to: its name, and the form."""
     forms = {form: load(name, [f"form={form}"]) for form in ("full", "short") if form in ("full", *load(name).forms)}
@@ -61,9 +65,7 @@ def _form(folder: Path, name: str, run: ScenarioFile) -> tuple[str, ScenarioFile
         known = {each.name: _settings(each) for each in whole.runs}
         if all(known.get(each.name) == _settings(each) for each in run.runs):
             return form, whole
-    raise ConfigurationError(
-        f"{folder} holds a run of {name} that is none of its forms {' and '.join(forms)} as they are now"
-    )
+    raise ConfigurationError(f"{folder} holds a run of {name} that matches none of its current forms: {', '.join(forms)}")
 
 
 def _settings(run: Scenario) -> Mapping[str, Any]:

@@ -31,13 +31,15 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             limit = getattr(self, key)
             if isinstance(limit, float):
                 if not 0 < limit < 1:
-                    raise ConfigurationError(f"budget.{key} is {limit}: a share of the nodes is above 0 and below 1")
+                    raise ConfigurationError(
+                        f"budget.{key} must be a share of the nodes above 0 and below 1, or a whole number, got {limit}"
+                    )
             elif isinstance(limit, int):
                 if limit < 0:
-                    raise ConfigurationError(f"budget.{key} is {limit}: a budget cannot be negative; 0 means no limit")
+                    raise ConfigurationError(f"budget.{key} must be 0 (no limit) or more, got {limit}")
             elif not 1 <= limit[0] <= limit[1]:
                 raise ConfigurationError(
-                    f"budget.{key} must be a number, or a pair of such from 1 in order, got {list(limit)}"
+                    f"budget.{key} must be a number, or a pair [low, high] with 1 <= low <= high, got {list(limit)}"
                 )
 
     def of(self, seed: int, name: str, nodes: int) -> Budget:

@@ -66,7 +66,7 @@ def module_folders(
         if (elsewhere := _elsewhere(modules, root_of(path))) is not None:
             raise ConfigurationError(
                 f"{name}: the {kind} {path!r} needs the module {root_of(path)}, which is not in the scenario's folder"
-                f" {modules}{elsewhere}; if you trust it with your files, allow it with --trust (in Python: trust=True)"
+                f" {modules}{elsewhere}; if you trust its code, add --trust (in Python: trust=True)"
             )
     return tuple(dict.fromkeys(folders))
 

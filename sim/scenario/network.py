@@ -43,13 +43,13 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_range("network.latency", self.latency)
             for key, given in (("stretch", self.stretch != 1.0), ("places", self.places)):
                 if given:
-                    raise ConfigurationError(f'network.{key} is for network.latency = "geography" only')
+                    raise ConfigurationError(f'network.{key} needs network.latency = "geography"')
         if not 0 < self.stretch < inf:
             raise ConfigurationError(f"network.stretch must be a positive number, got {self.stretch}")
         check_range("network.bandwidth", self.bandwidth)
         check_number("network.jitter", self.jitter)
         if not 0 <= self.loss < 1:
-            raise ConfigurationError(f"network.loss must be from 0 to below 1, got {self.loss}")
+            raise ConfigurationError(f"network.loss must be at least 0 and below 1, got {self.loss}")
 
 
 def check_number(key: str, value: float) -> None:
@@ -60,7 +60,7 @@ def check_number(key: str, value: float) -> None:
 def check_range(key: str, value: float | Range) -> None:
     low, high = value if isinstance(value, Sequence) else (value, value)
     if not 0 <= low <= high < inf:
-        raise ConfigurationError(f"{key} must be a number from 0, or a pair of such in order, got {value}")
+        raise ConfigurationError(f"{key} must be a number of 0 or more, or a pair [low, high] of them, got {value}")
 
 
 def draw(value: float | Range, seed: int, name: str, purpose: str) -> float:

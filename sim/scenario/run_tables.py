@@ -40,11 +40,11 @@ def select_entries(where: str, rows: Sequence[dict[str, Any]], picked: Any) -> l
     if picked is None:
         return list(rows)
     if not isinstance(picked, dict) or not picked or not all(isinstance(change, dict) for change in picked.values()):
-        raise ConfigurationError(f"{where}: runs of a form must be tables by the runs' names, one at least, got {picked!r}")
+        raise ConfigurationError(f"{where}: runs of a form must be one or more tables named like runs, got {picked!r}")
     known = {str(row.get("name")): row for row in rows}
     for key in picked:
         if key not in known:
-            raise ConfigurationError(f"{where}: a form has an {unknown('run', key, known)}")
+            raise ConfigurationError(f"{where}: runs of a form: {unknown('run', key, known)}")
     return [table_changes.merge(row, picked[key]) for key, row in known.items() if key in picked]
 
 
@@ -59,7 +59,7 @@ def _each(where: str, entry: dict[str, Any], folder: str) -> list[dict[str, Any]
             f'{where}: each must be a table of lists, such as {{ "task.lr" = [0.1, 1.0] }}, got {each!r}'
         )
     if prod(map(len, each.values())) > MOST_OF_EACH:
-        raise ConfigurationError(f"{where}: each lists more than {MOST_OF_EACH:,} combinations")
+        raise ConfigurationError(f"{where}: each has more than {MOST_OF_EACH:,} combinations, the maximum")
     if isinstance(pool, dict):
         entry["pool"] = {"name": entry["name"]} | pool
     runs = []
@@ -90,7 +90,7 @@ def change_runs(where: str, runs: Sequence[Table], changes: Changes) -> tuple[li
     kept = _distinct(runs, changed) if changes else range(len(runs))
     dropped = [str(run["name"]) for k, run in enumerate(changed) if k not in kept]
     named = _with_names(where, [changed[k] for k in kept], last(changes, "policy.name", None))
-    notes = (f"left out, as the changes have made them equal to others: {', '.join(dropped)}",) if dropped else ()
+    notes = (f"left out, because the changes make them equal to other runs: {', '.join(dropped)}",) if dropped else ()
     return named, notes
 
 
@@ -113,7 +113,7 @@ def _with_names(where: str, runs: Sequence[Table], policy: Any) -> list[Table]:
         names[name] = names.get(name, 0) + 1
         if names[name] > 1:
             if policy is None:
-                raise ConfigurationError(f"{where}: two runs are called {name!r}")
+                raise ConfigurationError(f"{where}: two runs have the name {name!r}; names must be unique")
             run["name"] = f"{name} ({names[name]})"
     return result
 

@@ -34,7 +34,7 @@ def topology(table: Mapping[str, Any], nodes: int, seed: int) -> nx.Graph:
         graph: nx.Graph = build("topology", read, options)
         if len(graph) != nodes:
             raise ConfigurationError(
-                f"nodes is {nodes}, but {Path(options['file']).name} has {len(graph)}; leave nodes out, the file sets it"
+                f"nodes is {nodes}, but {Path(options['file']).name} has {len(graph)} nodes; remove nodes, the file sets it"
             )
         return graph
     if name not in BUILDERS:
@@ -75,7 +75,7 @@ def path_of(key: str, file: Any, folder: str) -> str:
     found = next((path for path in (place / file for place in folders) if path.is_file()), None)
     if found is None:
         where = ", ".join(dict.fromkeys(str(place.resolve()) for place in folders))
-        raise ConfigurationError(f"there is no topology file {file} (looked for in {where})")
+        raise ConfigurationError(f"{key}: the file {file} does not exist; searched in {where}")
     return str(found.resolve())
 
 
@@ -139,7 +139,7 @@ def placement_graph(network: Network, graph: nx.Graph) -> nx.Graph:
     there: nx.Graph = build("network.places", read, {FILE: network.places})
     if len(there) != len(graph):
         raise ConfigurationError(
-            f"network.places: {Path(network.places).name} has {len(there)} places, but there are {len(graph)} nodes"
+            f"network.places: {Path(network.places).name} has {len(there)} places, but the topology has {len(graph)} nodes"
         )
     return there
 
@@ -153,17 +153,17 @@ def locate_nodes(graph: nx.Graph, names: Sequence[str]) -> tuple[dict[str, Point
     try:
         found = places(graph)
     except ValueError as error:
-        raise ConfigurationError(f'network.latency is "geography", but the topology cannot tell it: {error}') from error
+        raise ConfigurationError(f'network.latency = "geography" needs coordinates of the nodes: {error}') from error
     called = labels(graph)
     notes = []
     for missing, how in (
-        (found.estimated, "placed in the middle of their neighbours"),
-        (found.unknown, "nowhere near a node that has some: their latency is the mean of the others'"),
+        (found.estimated, "placed at the mean of their neighbours"),
+        (found.unknown, "no neighbour has any; their latency is the mean of all other pairs"),
     ):
         if missing:
             nodes = ", ".join(f"{names[k]} ({called[k]})" for k in missing[:MOST_NAMED])
             more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-            notes.append(f"nodes without coordinates, {how}: {nodes}{more}")
+            notes.append(f"nodes without coordinates ({how}): {nodes}{more}")
     return dict(zip(names, found.points, strict=True)), notes
 
 

@@ -144,7 +144,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _who_waits(self) -> str:
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         shown = ", ".join(task.get_name() for task in tasks[:5]) + (", ..." if len(tasks) > 5 else "")
-        return f"at {self.now:g} s nothing can happen any more, but {len(tasks)} tasks wait: {shown}"
+        waiting = f"{len(tasks)} task{'s wait' if len(tasks) != 1 else ' waits'}"
+        return f"deadlock at {self.now:g} s of virtual time: {waiting} and no event is left: {shown}"
 
     def run_until_complete(self, future: Any) -> Any:
         task = asyncio.ensure_future(future, loop=self)

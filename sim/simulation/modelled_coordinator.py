@@ -33,7 +33,7 @@ def refuse(scenario: Scenario, policy: Policy) -> None:
         return
     check_coordinated(scenario)
     if scenario.policy_by_group:
-        raise ConfigurationError("a coordinated policy is that of all nodes: it cannot be used with policy_by_group")
+        raise ConfigurationError("policy_by_group cannot be used with a coordinated policy, which all nodes share")
 
 
 class Leader(NamedTuple):

@@ -220,7 +220,7 @@ class ModelledExchange:
 
     async def submit(self, submission: Submission) -> Assignment | None:
         if self.participant is None:
-            raise ConfigurationError("only a coordinated policy may call joint: one that has a method step")
+            raise ConfigurationError("only a coordinated policy, which has a method step, may call joint")
         return await self.participant.submit(submission)
 
 

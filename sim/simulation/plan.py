@@ -127,7 +127,7 @@ def plan_topology(scenario: Scenario, graph: nx.Graph | None, known_as: Sequence
         graph = topology(scenario.topology, scenario.nodes, scenario.seed)
         name, notes = str(graph.graph["name"]), tuple(graph.graph.get("notes", []))
     if len(graph) != scenario.nodes:
-        raise ConfigurationError(f"the topology has {len(graph)} nodes, the scenario {scenario.nodes}")
+        raise ConfigurationError(f"the topology has {len(graph)} nodes, but the scenario has {scenario.nodes}")
     properties = measure(graph)
     places = placement_graph(scenario.network, graph)
     numbers = [str(k) for k in range(len(graph))]
@@ -143,7 +143,7 @@ def scarcity_notes(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
     if not isinstance(asked, int) or least >= asked:
         return []
     few = sum(task.n_samples < asked for task in tasks)
-    return [f"{few} of {len(tasks)} nodes have fewer than {asked} training samples, the least {least}"]
+    return [f"{few} of {len(tasks)} nodes have fewer than {asked} training samples; the minimum is {least}"]
 
 
 def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:
@@ -153,8 +153,8 @@ def check_layouts(tasks: Sequence[Task], known_as: Sequence[str]) -> None:
         layout = task.layout.shared
         if layout.fingerprint != first.fingerprint:
             raise ConfigurationError(
-                f"the task of {name} has another layout than that of {known_as[0]}: {layout.size} values"
-                f" in {len(layout.shapes)} tensors, against {first.size} in {len(first.shapes)}"
+                f"the models of {name} and {known_as[0]} differ in their layout: {layout.size} values"
+                f" in {len(layout.shapes)} tensors, and {first.size} in {len(first.shapes)}"
             )
 
 
@@ -164,7 +164,7 @@ def check_groups(scenario: Scenario, tasks: Sequence[Task]) -> None:
     for group in scenario.policy_by_group:
         if group not in groups:
             known = ", ".join(sorted(groups)) or "none"
-            raise ConfigurationError(f"policy_by_group names the group {group!r}; the nodes' groups are: {known}")
+            raise ConfigurationError(f"policy_by_group: unknown group {group!r}; the groups are: {known}")
 
 
 def check_starts(tasks: Sequence[Task], known_as: Sequence[str], initial: Parameters, seed: int) -> None:
@@ -177,8 +177,8 @@ def check_starts(tasks: Sequence[Task], known_as: Sequence[str], initial: Parame
     for name, task in zip(known_as, tasks, strict=True):
         if task.layout != first and (task.layout.shared_of(task.initial(seed)) != shared).any():
             raise ConfigurationError(
-                f"the shared part of {name} does not start as that of {known_as[0]} does: where private parts"
-                " differ in size, the module must make the shared part first"
+                f"the shared parts of {name} and {known_as[0]} have different initial values; if private parts"
+                " differ in size, the module must create the shared part first"
             )
 
 
@@ -210,8 +210,6 @@ def _check_pool(scenario: Scenario, task: Task) -> None:
         return
     if scenario.pool.of == "fronts":
         if not {*extra_metrics_of(task)} >= POINT:
-            raise ConfigurationError(
-                "a pool of fronts is for runs of tasks that report error and disparity, such as `praffl`"
-            )
+            raise ConfigurationError("pool of fronts: the task must report error and disparity, such as `praffl`")
     elif not goals_of(task):
-        raise ConfigurationError("a pool is for runs of tasks with several objectives")
+        raise ConfigurationError("pool: the task must have several objectives")

@@ -218,7 +218,8 @@ class Simulation:
         size = self.plan.encoder(0).expected_bytes("", 1)
         small = [limit for node in self.nodes.values() if 0 < (limit := node.me.budget.bytes) < size]
         if small:
-            self.notes.append(f"budget.bytes of {len(small)} of {len(self.nodes)} nodes is less than a model takes: {size}")
+            few = f"{len(small)} of {len(self.nodes)} nodes"
+            self.notes.append(f"budget.bytes of {few} is less than the size of a model, {size} bytes")
 
 
 def make_learners(plan: RunPlan) -> list[Learner]:

@@ -73,8 +73,7 @@ class Worker:
     def _lost_error(self) -> WorkerLostError:
         self.process.join()
         return WorkerLostError(
-            f"a worker process has ended with code {self.process.exitcode} (if it was killed for want of memory,"
-            " fewer --workers need less)"
+            f"a worker process ended with code {self.process.exitcode}; if it ran out of memory, use fewer --workers"
         )
 
 

@@ -306,7 +306,7 @@ def test_byte_budget_below_one_model_adds_a_note():
     small = [Budgets(bytes=limits).of(0, f"node-{k}", 6).bytes < size for k in range(6)]
     assert 0 < sum(small) < 6
     (note,) = run(scenario(policy={"name": "fedavg"}, budget={"bytes": limits})).notes
-    assert note == f"budget.bytes of {sum(small)} of 6 nodes is less than a model takes: {size}"
+    assert note == f"budget.bytes of {sum(small)} of 6 nodes is less than the size of a model, {size} bytes"
     assert not run(scenario(policy={"name": "fedavg"}, budget={"bytes": size})).notes
 
 
@@ -340,11 +340,14 @@ def test_budget_of_a_pair_is_drawn_per_node_from_seed():
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        ({"models": [3, 2]}, "budget.models must be a number, or a pair of such from 1 in order, got \\[3, 2\\]"),
-        ({"held": [0, 2]}, "budget.held must be a number, or a pair of such from 1 in order, got \\[0, 2\\]"),
-        ({"bytes": -1}, "budget.bytes is -1: a budget cannot be negative; 0 means no limit"),
+        (
+            {"models": [3, 2]},
+            "budget.models must be a number, or a pair \\[low, high\\] with 1 <= low <= high, got \\[3, 2\\]",
+        ),
+        ({"held": [0, 2]}, "budget.held must be a number, or a pair \\[low, high\\] with 1 <= low <= high, got \\[0, 2\\]"),
+        ({"bytes": -1}, "budget.bytes must be 0 \\(no limit\\) or more, got -1"),
         ({"models": [1, 2, 3]}, "Expected `array` of length 2"),
-        ({"models": 1.5}, "budget.models is 1.5: a share of the nodes is above 0 and below 1"),
+        ({"models": 1.5}, "budget.models must be a share of the nodes above 0 and below 1, or a whole number, got 1.5"),
         ({"modles": 1}, "unknown key 'budget.modles'; did you mean 'budget.models'"),
     ],
 )
@@ -421,8 +424,8 @@ def test_policy_by_group_changes_options_of_group():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"9": {"epochs": 2}}, "policy_by_group names the group '9'; the nodes' groups are: 0, 1, 2"),
-        ({"1": {"name": "local"}}, "policy_by_group.1 changes options; all nodes have the policy random"),
+        ({"9": {"epochs": 2}}, "policy_by_group: unknown group '9'; the groups are: 0, 1, 2"),
+        ({"1": {"name": "local"}}, "policy_by_group.1 may change options only; all nodes have the policy random"),
         ({"1": {"epoch": 2}}, "unknown key 'policy.epoch'; did you mean 'policy.epochs'"),
     ],
 )

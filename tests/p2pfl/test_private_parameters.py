@@ -312,7 +312,7 @@ def other_bodies(part, seed):
 
 
 def test_simulation_refuses_different_shared_layouts():
-    with pytest.raises(ConfigurationError, match=r"node-1 has another layout than that of node-0: 35 values .* against 18"):
+    with pytest.raises(ConfigurationError, match=r"node-1 and node-0 differ in their layout: 35 values .* and 18"):
         Simulation(scenario(task={"name": "tests.p2pfl.test_private_parameters:other_bodies"}))
 
 
@@ -334,7 +334,7 @@ def other_starts(part, seed):
 
 
 def test_simulation_refuses_different_shared_start():
-    with pytest.raises(ConfigurationError, match="shared part of node-1 does not start as that of node-0 does"):
+    with pytest.raises(ConfigurationError, match="shared parts of node-1 and node-0 have different initial values"):
         Simulation(scenario(task={"name": "tests.p2pfl.test_private_parameters:other_starts"}))
 
 

@@ -86,7 +86,7 @@ def test_k_regular_graph_has_k_neighbours_or_is_refused(n, degree, seed):
     if degree < n and n * degree % 2 == 0:
         assert degrees(build("k-regular", n, seed, degree=degree)) == [degree] * n
     else:
-        assert f"no graph of {n} nodes has degree {degree} everywhere" in refusal("k-regular", n, {"degree": degree})
+        assert f"degree must be at least 0 and below {n} for {n} nodes" in refusal("k-regular", n, {"degree": degree})
 
 
 def test_k_regular_graph_has_degree_4_by_default():
@@ -228,33 +228,43 @@ def test_fixed_graph_ignores_seed(name):
             "k-regular",
             8,
             {"degree": 8},
-            "no graph of 8 nodes has degree 8 everywhere: 0 <= degree < nodes, nodes * degree even",
+            "degree must be at least 0 and below 8 for 8 nodes, and nodes * degree must be even, got 8",
         ),
         (
             "k-regular",
             5,
             {"degree": 3},
-            "no graph of 5 nodes has degree 3 everywhere: 0 <= degree < nodes, nodes * degree even",
+            "degree must be at least 0 and below 5 for 5 nodes, and nodes * degree must be even, got 3",
         ),
-        ("k-regular", 8, {"degree": -2}, "no graph of 8 nodes has degree -2 everywhere"),
-        ("k-regular", 3, {}, "no graph of 3 nodes has degree 4 everywhere"),
+        ("k-regular", 8, {"degree": -2}, "degree must be at least 0 and below 8 for 8 nodes"),
+        ("k-regular", 3, {}, "degree must be at least 0 and below 3 for 3 nodes"),
         ("small-world", 8, {"degree": 1}, "degree must be even, from 2 to 7 for 8 nodes, got 1"),
         ("small-world", 8, {"degree": 5}, "degree must be even, from 2 to 7 for 8 nodes, got 5"),
-        ("small-world", 2, {}, "a small world has 3 nodes or more, got 2"),
+        ("small-world", 2, {}, "a small world needs 3 nodes or more, got 2"),
         ("small-world", 8, {"degree": 8}, "degree must be even, from 2 to 7 for 8 nodes, got 8"),
         ("small-world", 8, {"rewire": -0.1}, "rewire must be from 0 to 1, got -0.1"),
         ("small-world", 8, {"rewire": float("nan")}, "rewire must be from 0 to 1, got nan"),
         ("watts-strogatz", 8, {"rewire": 1.5}, "rewire must be from 0 to 1, got 1.5"),
-        ("torus", 10, {}, "a torus has rows * columns nodes, both 3 or more; 10 is no such product, the next is 12"),
-        ("torus", 1, {}, "a torus has rows * columns nodes, both 3 or more; 1 is no such product, the next is 9"),
+        ("torus", 10, {}, "a torus needs rows * columns nodes, both 3 or more; 10 is not such a product, the next is 12"),
+        ("torus", 1, {}, "a torus needs rows * columns nodes, both 3 or more; 1 is not such a product, the next is 9"),
         ("barabasi-albert", 5, {"edges": 0}, "edges must be from 1 to 4 for 5 nodes, got 0"),
         ("scale-free", 5, {"edges": 5}, "edges must be from 1 to 4 for 5 nodes, got 5"),
         ("clusters", 5, {"groups": 6}, "groups must be from 1 to 5 for 5 nodes, got 6"),
         ("clusters", 5, {"groups": 0}, "groups must be from 1 to 5 for 5 nodes, got 0"),
-        ("clusters", 9, {"links": 10}, "links must be from 1 to 9, the pairs of nodes in two neighbouring groups, got 10"),
-        ("clusters", 9, {"links": 0}, "links must be from 1 to 9, the pairs of nodes in two neighbouring groups, got 0"),
+        (
+            "clusters",
+            9,
+            {"links": 10},
+            "links must be from 1 to 9, the number of pairs between two neighbouring groups, got 10",
+        ),
+        (
+            "clusters",
+            9,
+            {"links": 0},
+            "links must be from 1 to 9, the number of pairs between two neighbouring groups, got 0",
+        ),
         ("clusters", 9, {"within": -0.1}, "within must be from 0 to 1, got -0.1"),
-        ("clusters", 9, {"within": 0.0}, "no connected graph found in 100 tries; raise within (now 0.0)"),
+        ("clusters", 9, {"within": 0.0}, "no connected graph found in 100 attempts; increase within, which is 0.0"),
         ("erdos-renyi", 8, {"p": 1.01}, "p must be from 0 to 1, got 1.01"),
         ("erdos-renyi", 8, {"p": float("inf")}, "p must be from 0 to 1, got inf"),
         ("erdos-renyi", 8, {"p": float("nan")}, "p must be from 0 to 1, got nan"),

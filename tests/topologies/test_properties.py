@@ -256,7 +256,7 @@ def test_node_without_place_has_mean_latency():
     far = [great_circle(NEW_YORK, LOS_ANGELES), great_circle(NEW_YORK, LONDON), great_circle(LOS_ANGELES, LONDON)]
     assert simulation.links.latency("node-3", "node-0") == pytest.approx(np.mean(far) / 200_000)
     assert simulation.notes == [
-        "nodes without coordinates, nowhere near a node that has some: their latency is the mean of the others': node-3 (?)"
+        "nodes without coordinates (no neighbour has any; their latency is the mean of all other pairs): node-3 (?)"
     ]
 
 
@@ -317,10 +317,14 @@ def test_invalid_places_file_is_refused(tmp_path):
             Simulation(resolve(SMALL | {"nodes": 3} | keys, changes, name="study", folder=str(tmp_path)).runs[0])
         return str(error.value)
 
-    assert refused([], nodes=4, network=network) == "network.places: places.graphml has 3 places, but there are 4 nodes"
-    assert refused(["network.places=away.graphml"], network=network).startswith("there is no topology file away.graphml (")
+    assert (
+        refused([], nodes=4, network=network) == "network.places: places.graphml has 3 places, but the topology has 4 nodes"
+    )
+    assert refused(["network.places=away.graphml"], network=network).startswith(
+        "network.places: the file away.graphml does not exist"
+    )
     assert refused(["network.places=3"], network=network) == "network.places must be a string, got 3"
-    only = 'study: network.places is for network.latency = "geography" only'
+    only = 'study: network.places needs network.latency = "geography"'
     assert refused(["network.places=places.graphml"]) == only
     assert refused([], network=network | {"latency": 0.1}) == only
 
@@ -331,8 +335,8 @@ def test_geographic_latency_without_coordinates_is_refused():
         with pytest.raises(ConfigurationError) as refused:
             p2pfl.simulate(scenario, graph=graph)
         assert str(refused.value) == (
-            'network.latency is "geography", but the topology cannot tell it:'
-            " fewer than two of its nodes have coordinates (the attributes latitude and longitude)"
+            'network.latency = "geography" needs coordinates of the nodes:'
+            " fewer than two nodes of the topology have coordinates (attributes latitude and longitude)"
         )
 
 
@@ -341,7 +345,7 @@ def test_geographic_latency_without_coordinates_is_refused():
     [
         ({"latency": "geography", "stretch": 0.0}, "network.stretch must be a positive number, got 0.0"),
         ({"latency": "geography", "stretch": float("nan")}, "network.stretch must be a positive number, got nan"),
-        ({"latency": 0.1, "stretch": 2.0}, 'network.stretch is for network.latency = "geography" only'),
+        ({"latency": 0.1, "stretch": 2.0}, 'network.stretch needs network.latency = "geography"'),
         ({"latency": "earth"}, "Invalid enum value 'earth' - at `$.network.latency`"),
     ],
 )

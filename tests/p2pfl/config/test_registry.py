@@ -129,7 +129,7 @@ def test_module_outside_the_scenario_folder_needs_trust(capsys, monkeypatch, stu
     assert (code, out) == (2, "")
     assert err == (
         f"shared: the policy 'authored:Random' needs the module authored, which is not in the scenario's folder {study}"
-        f" but in {tmp_path / place / 'authored.py'}; if you trust it with your files, allow it with --trust"
+        f" but in {tmp_path / place / 'authored.py'}; if you trust its code, add --trust"
         " (in Python: trust=True)\n"
     )
     assert not (study / "imported").exists()
@@ -208,7 +208,7 @@ def test_scenario_of_results_needs_trust_again(capsys, study, tmp_path):
     again = ("run", str(out / "scenario.toml"), *rest, "--out")
     code, _, err = sim(capsys, *again, str(tmp_path / "again"))
     assert code == 2
-    assert "allow it with --trust" in err
+    assert "add --trust" in err
     assert not (tmp_path / "again").exists()
     assert sim(capsys, *again, str(tmp_path / "again"), "--trust")[0] == 0
 

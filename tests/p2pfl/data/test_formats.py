@@ -542,7 +542,7 @@ def test_data_check_with_invalid_arguments_is_refused(tmp_path, capsys, monkeypa
     monkeypatch.delenv("P2PFL_DATA", raising=False)
     code, _, err = sim(capsys)
     assert code == 2
-    assert "name the folder for data sets by --root DIR or the variable P2PFL_DATA" in err
+    assert "name one with --root DIR or the environment variable P2PFL_DATA" in err
     assert sim(capsys, "--only", "x")[0] == 2
     code, _, err = sim(capsys, "fairness-adult", "--root", str(tmp_path))
     assert code == 2

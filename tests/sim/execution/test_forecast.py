@@ -52,7 +52,7 @@ def test_estimate_of_untried_run_uses_same_policy():
 
 def test_estimate_without_a_finished_round_has_no_forecast():
     found = estimate([job()], {kind(job()): Trial([])}, 1)
-    assert str(found) == "1 run of 100 nodes, 30 rounds: no forecast, as no run has ended a round within 15 s"
+    assert str(found) == "1 run of 100 nodes, 30 rounds: no forecast, because no trial finished a round within 15 s"
     assert found.warning(0) == ""
 
 
@@ -61,7 +61,7 @@ def test_warning_reports_insufficient_memory():
     assert found.warning(5 * GIB) == ""
     assert found.warning(None) == ""
     assert found.warning(3 * GIB) == (
-        "only 3.0 GiB of memory are free, and it would take about 4.0 GiB; fewer --workers need less"
+        "the runs need about 4.0 GiB of memory, and only 3.0 GiB are free; use fewer --workers"
     )
     assert "fewer" not in estimate([job()], {kind(job()): Trial([1.0], 2 * GIB)}, 1).warning(0)
 

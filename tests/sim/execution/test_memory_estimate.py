@@ -46,11 +46,14 @@ def sim(capsys, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "digits-gossip", "--set", "nodes=1000000000"], "run 'local' takes 25,844.2 GiB of memory or more, most of"),
+        (
+            ["run", "digits-gossip", "--set", "nodes=1000000000"],
+            "run 'local' needs at least 25,844.2 GiB of memory, most of",
+        ),
         (["run", "digits-gossip", "--set", "rounds=10000000000"], "most of it for its rounds, and 8.0 GiB are free"),
         (
             ["run", "digits-gossip", "--set", "nodes=100000", "--set", "topology.name=complete"],
-            "most of it for its edges, and 8.0 GiB are free; --ignore-memory (in Python: ignore_memory=True) begins",
+            "most of it for its edges, but 8.0 GiB are free; --ignore-memory (in Python: ignore_memory=True) starts",
         ),
         (
             ["run", "digits-gossip", "--set", "task.hidden=1000000000"],
@@ -58,7 +61,7 @@ def sim(capsys, *arguments):
         ),
         (
             ["run", "digits-gossip", "--only", "local", "--set", "task.hidden=1000000"],
-            "run 'local', with models of 75,000,010 values, takes 55.9 GiB of memory or more, most of it for its models",
+            "run 'local', with models of 75,000,010 values, needs at least 55.9 GiB of memory, most of it for its models",
         ),
         (["sweep", "digits-gossip", "--vary", "nodes=10,1000000000"], "run 'local, nodes=1000000000' takes"),
         (["pareto", "mofld-dst", "--set", "nodes=1000000000"], "run 'federated' takes"),
@@ -82,7 +85,7 @@ def test_scenario_larger_than_memory_is_refused_early(capsys, tmp_path, monkeypa
 
 
 def test_simulate_refuses_scenario_larger_than_memory(free):
-    with pytest.raises(ConfigurationError, match=r"run 'scenario' takes .* most of it for its edges"):
+    with pytest.raises(ConfigurationError, match=r"run 'scenario' needs .* most of it for its edges"):
         p2pfl.simulate(SMALL | {"nodes": 10**9})
     with pytest.raises(ConfigurationError, match=r"the task's model has 75,000,000,010 values"):
         p2pfl.simulate(SMALL | {"task": {"name": "digits", "hidden": 10**9}})
@@ -120,7 +123,7 @@ def test_memory_estimate_counts_edges_of_given_graph(free):
 def test_check_runs_adds_memory_of_parallel_runs(free):
     runs = resolve(SMALL | {"nodes": 50_000, "topology": {"name": "ring"}}, [], "study", ".").runs
     check_runs(runs, 10, 5)
-    with pytest.raises(ConfigurationError, match=r"10 runs side by side take 7\.\d GiB of memory or more"):
+    with pytest.raises(ConfigurationError, match=r"10 parallel runs need at least 7\.\d GiB of memory"):
         free(7 * GIB)
         check_runs(runs, 10, 10)
 
@@ -133,7 +136,7 @@ def test_memory_estimate_ignores_rounds_after_early_stopping():
 def test_check_runs_adds_tables_of_all_runs(free):
     runs = resolve(SMALL | {"nodes": 1000, "rounds": 1000}, [], "study", ".").runs
     check_runs(runs, 10, 1)
-    with pytest.raises(ConfigurationError, match="the tables of all runs take"):
+    with pytest.raises(ConfigurationError, match="the tables of all runs need"):
         check_runs(runs, 100, 1)
 
 

@@ -92,7 +92,7 @@ def test_resume_keeps_finished_runs_and_does_the_rest(capsys, how, code, last):
     sim(capsys, "study.toml", "--engine", "local", "--out", "whole")
     ended, err = stopped(capsys, how)
     assert ended == code
-    assert err.splitlines()[-2:] == ["2 of 6 runs are finished; to go on: p2pfl-sim run --resume here --trust", last]
+    assert err.splitlines()[-2:] == ["2 of 6 runs are finished; continue with: p2pfl-sim run --resume here --trust", last]
     assert sorted(path.name for path in Path("here").iterdir()) == ["parts", "scenario.toml"]
     code, out, err = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
@@ -137,7 +137,7 @@ def test_resume_recomputes_damaged_part(capsys, damage):
     part.write_bytes(damage(part.read_bytes()))
     code, out, _ = sim(capsys, "--resume", "here", "--trust", "--engine", "local")
     assert code == 0
-    assert "note: first, seed 1 was computed again: what was kept of it is damaged\n" in out
+    assert "note: first, seed 1 was computed again: its file of partial results is damaged\n" in out
     assert left_behind("here") == left_behind("whole")
 
 
@@ -168,29 +168,32 @@ def test_resume_refuses_options_that_change_the_run(capsys, arguments, what):
     stopped(capsys)
     code, out, err = sim(capsys, "--resume", "here", *arguments)
     assert (code, out) == (2, "")
-    assert err == f"--resume goes on with a run as it was begun; it cannot be combined with {what}\n"
+    assert err == f"--resume continues a run with its own settings; leave out {what}\n"
 
 
 def test_resume_of_empty_or_finished_folder_is_refused(capsys):
     Path("empty").mkdir()
     code, _, err = sim(capsys, "--resume", "empty")
-    assert (code, err) == (2, "empty holds no run to go on with: it has no scenario.toml\n")
+    assert (code, err) == (2, "empty holds no run to resume: it has no scenario.toml\n")
     sim(capsys, "study.toml", "--only", "third", "--engine", "local", "--out", "here")
     code, _, err = sim(capsys, "--resume", "here")
-    assert (code, err) == (2, "here holds a finished run: there is nothing to go on with\n")
+    assert (code, err) == (2, "here holds a finished run; there is nothing to resume\n")
     code, _, err = sim(capsys)
-    assert (code, err) == (2, "name a scenario, or with --resume the folder of a run to go on with\n")
+    assert (code, err) == (
+        2,
+        "no scenario: name one, or continue a run with --resume DIR; `p2pfl-sim list` prints the shipped scenarios\n",
+    )
 
 
 def test_run_does_not_overwrite_unfinished_run(capsys):
     stopped(capsys)
     code, _, err = sim(capsys, "study.toml", "--out", "here")
     assert code == 2
-    assert err == ("here holds a run that is not finished; go on with --resume here, or name another folder with --out\n")
+    assert err == ("here holds an unfinished run; continue it with --resume here, or name another folder with --out\n")
     Path("mine").mkdir()
     Path("mine/scenario.toml").write_text("nodes = 2\n")
     code, _, err = sim(capsys, "mine/scenario.toml", "--out", "mine")
-    assert (code, err) == (2, "mine holds a scenario.toml already; name another folder with --out\n")
+    assert (code, err) == (2, "mine already holds a scenario.toml; name another folder with --out\n")
     assert Path("mine/scenario.toml").read_text() == "nodes = 2\n"
 
 

@@ -227,7 +227,7 @@ def test_resumed_search_finds_the_same_front(capsys, whole):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert "of 48 candidates are finished; to go on: p2pfl-sim pareto --resume here\n" in err
+    assert "of 48 candidates are finished; continue with: p2pfl-sim pareto --resume here\n" in err
     assert len(list(Path("here/candidates").glob("[0-9]*"))) >= 15
     assert not Path("here/summary.json").exists()
     code, _, _ = pareto(capsys, "--resume", "here", "--workers", "1", "--no-report")
@@ -267,7 +267,7 @@ def test_resumed_search_retrains_only_damaged_candidates(capsys):
     code, out, _ = pareto(capsys, "--resume", "here", "--workers", "1", "--no-report")
     assert code == 0
     assert [line for line in out.splitlines() if line.startswith("note")] == [
-        f"note: candidate {k} (cold, seed 0) was trained again: what was kept of it is damaged" for k in (1, 3)
+        f"note: candidate {k} (cold, seed 0) was trained again: its file of partial results is damaged" for k in (1, 3)
     ]
     assert front_files("here") == front_files("there")
 
@@ -295,19 +295,20 @@ def test_resumed_search_reuses_kept_candidates(capsys, monkeypatch):
 def test_search_and_run_do_not_resume_each_other(capsys):
     some_kept("here")
     assert main(["run", "--resume", "here"]) == 2
-    assert capsys.readouterr().err == "p2pfl-sim pareto has begun this: go on with p2pfl-sim pareto --resume here\n"
+    assert capsys.readouterr().err == "here was written by p2pfl-sim pareto; continue with p2pfl-sim pareto --resume here\n"
     Path("there/parts").mkdir(parents=True)
     Path("there/scenario.toml").write_text(STUDY)
     assert (
-        pareto(capsys, "--resume", "there")[2] == "p2pfl-sim run has begun this: go on with p2pfl-sim run --resume there\n"
+        pareto(capsys, "--resume", "there")[2]
+        == "there was written by p2pfl-sim run; continue with p2pfl-sim run --resume there\n"
     )
     code, _, err = pareto(capsys, "study.toml", "--out", "here")
     assert (code, err) == (
         2,
-        "here holds a search that is not finished; go on with --resume here, or name another folder with --out\n",
+        "here holds an unfinished search; continue it with --resume here, or name another folder with --out\n",
     )
     assert main(["report", "here"]) == 2
-    assert capsys.readouterr().err == "the search in here is not finished; go on with p2pfl-sim pareto --resume here\n"
+    assert capsys.readouterr().err == "the search in here is not finished; continue with p2pfl-sim pareto --resume here\n"
 
 
 # The report
@@ -330,9 +331,9 @@ def test_pareto_report_shows_fronts_and_hypervolumes(whole):
 
 def test_report_does_not_compare_search_with_run(capsys, whole):
     main(["run", "study.toml", "--set", "form=one", "--engine", "local", "--out", "run", "--no-report"])
-    assert "note: these are single trainings with the task's preference; p2pfl-sim pareto study" in capsys.readouterr().out
+    assert "note: single trainings with the preference of the task; p2pfl-sim pareto study" in capsys.readouterr().out
     assert main(["report", "run", str(whole)]) == 2
-    assert "it cannot be compared with runs" in capsys.readouterr().err
+    assert "cannot be compared with runs" in capsys.readouterr().err
 
 
 # Refusals
@@ -346,12 +347,12 @@ def test_report_does_not_compare_search_with_run(capsys, whole):
         (["search=3"], "study: search must be a table such as { iterations = 20 }, got 3\n"),
         (
             ["task.name=digits"],
-            "run 'cold': a front needs a task of several objectives, such as deep-sea-treasure; digits has one\n",
+            "run 'cold': a search needs a task with several objectives, such as deep-sea-treasure, but digits has one\n",
         ),
         (
             ["policy.name=local"],
-            "run 'local', seed 0: the nodes end with different models; a search needs a policy that gives them one, such as"
-            " fedavg on a complete topology\n",
+            "run 'local', seed 0: the nodes ended with different models; a search needs a policy that gives all nodes"
+            " the same model, such as fedavg on a complete topology\n",
         ),
     ],
 )
@@ -366,7 +367,7 @@ def test_invalid_search_reports_one_line(capsys, changes, words):
 def test_pareto_of_scenario_without_search_is_refused(capsys):
     code, _, err = pareto(capsys, "digits-gossip")
     assert code == 2
-    assert err == "run 'local' has no table [search]: p2pfl-sim run is for it\n"
+    assert err == "run 'local' has no [search] table; use p2pfl-sim run instead\n"
 
 
 def test_search_table_of_run_extends_common_table():

@@ -290,7 +290,7 @@ def test_submission_of_older_term_is_refused():
     [
         ({"mode": "asynchronous"}, 'needs mode = "synchronous"'),
         ({"codec": {"name": "float16"}}, 'codec.name must be "float32"'),
-        ({"policy_by_group": {"0": {"epochs": 2}}}, "cannot be used with policy_by_group"),
+        ({"policy_by_group": {"0": {"epochs": 2}}}, "policy_by_group cannot be used"),
     ],
 )
 def test_coordinated_policy_refuses_unsupported_options(changes, message):

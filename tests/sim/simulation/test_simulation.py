@@ -402,7 +402,7 @@ def own_layout(part, seed):
 
 
 def test_simulation_refuses_different_layouts():
-    with pytest.raises(ConfigurationError, match=r"node-3 has another layout than that of node-0: 12 values .* 11"):
+    with pytest.raises(ConfigurationError, match=r"node-3 and node-0 differ in their layout: 12 values .* 11"):
         Simulation(scenario(nodes=4, task={"name": "tests.sim.simulation.test_simulation:own_layout"}))
 
 
@@ -477,4 +477,4 @@ def test_run_with_too_few_samples_adds_a_note():
         for n in (10, 100)
     )
     assert many.notes == []
-    assert few.notes == ["100 of 100 nodes have fewer than 40 training samples, the least 11"]
+    assert few.notes == ["100 of 100 nodes have fewer than 40 training samples; the minimum is 11"]
