@@ -50,7 +50,7 @@ def sim(capsys, *arguments):
             ["run", "digits-gossip", "--set", "nodes=1000000000"],
             "run 'local' needs at least 25,844.2 GiB of memory, most of",
         ),
-        (["run", "digits-gossip", "--set", "rounds=10000000000"], "most of it for its rounds, and 8.0 GiB are free"),
+        (["run", "digits-gossip", "--set", "rounds=10000000000"], "most of it for its rounds, but 8.0 GiB are free"),
         (
             ["run", "digits-gossip", "--set", "nodes=100000", "--set", "topology.name=complete"],
             "most of it for its edges, but 8.0 GiB are free; --ignore-memory (in Python: ignore_memory=True) starts",
@@ -63,9 +63,9 @@ def sim(capsys, *arguments):
             ["run", "digits-gossip", "--only", "local", "--set", "task.hidden=1000000"],
             "run 'local', with models of 75,000,010 values, needs at least 55.9 GiB of memory, most of it for its models",
         ),
-        (["sweep", "digits-gossip", "--vary", "nodes=10,1000000000"], "run 'local, nodes=1000000000' takes"),
-        (["pareto", "mofld-dst", "--set", "nodes=1000000000"], "run 'federated' takes"),
-        (["data", "check", "digits-gossip", "--set", "nodes=1000000000"], "run 'local' takes"),
+        (["sweep", "digits-gossip", "--vary", "nodes=10,1000000000"], "run 'local, nodes=1000000000' needs"),
+        (["pareto", "mofld-dst", "--set", "nodes=1000000000"], "run 'federated' needs"),
+        (["data", "check", "digits-gossip", "--set", "nodes=1000000000"], "run 'local' needs"),
         (["topology", "complete", "--nodes", "1000000000"], "a topology of 1,000,000,000 nodes takes"),
     ],
 )
@@ -116,7 +116,7 @@ def test_ignore_memory_option_skips_the_check(capsys, tmp_path, free):
 def test_memory_estimate_counts_edges_of_given_graph(free):
     free(200 * memory_estimate.NODE)
     assert p2pfl.simulate(SMALL | {"rounds": 0}, graph=nx.path_graph(190))
-    with pytest.raises(ConfigurationError, match="takes"):
+    with pytest.raises(ConfigurationError, match="needs at least"):
         p2pfl.simulate(SMALL | {"rounds": 0, "nodes": 190})
 
 

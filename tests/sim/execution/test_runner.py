@@ -190,7 +190,7 @@ def test_every_query_in_processes_equals_one_process():
 @pytest.mark.parametrize("where", [0, 1])  # node 0 is in the process of the run
 def test_killed_worker_process_ends_the_run(where):
     file = scenario("Careless", nodes=4, options={"where": where})
-    with pytest.raises(WorkerLostError, match="a worker process has ended with code -9"):
+    with pytest.raises(WorkerLostError, match="a worker process ended with code -9"):
         run_all(file, "process", workers=2)
 
 
