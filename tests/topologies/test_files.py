@@ -135,8 +135,10 @@ def test_file_beyond_size_limits_is_refused(write, tmp_path, monkeypatch):
     assert refusal(write("net.txt", "a b\n" * 5)) == "net.txt: line 5: more than 3 nodes or 4 edges, the maximum"
     nodes = '<node id="a"/><node id="b"/><node id="c"/>'
     assert len(read(write("net.xml", graphml(nodes + '<edge source="a" target="b"/>' * 4)))) == 3
-    assert "it has more than 3 nodes" in refusal(write("net.xml", graphml(nodes + '<node id="d"/>')))
-    assert "it has more than 4 edges" in refusal(write("net.xml", graphml(nodes + '<edge source="a" target="b"/>' * 5)))
+    assert "more than 3 nodes, the maximum" in refusal(write("net.xml", graphml(nodes + '<node id="d"/>')))
+    assert "more than 4 edges, the maximum" in refusal(
+        write("net.xml", graphml(nodes + '<edge source="a" target="b"/>' * 5))
+    )
 
 
 @given(st.binary(max_size=300))

@@ -527,7 +527,7 @@ def test_data_check_of_scenario_lists_splits_of_nodes(tmp_path, capsys):
     _, out, _ = sim(capsys, str(path), "--only", "turned")
     lines = out.splitlines()
     assert lines[0] == "turned: task images, 5 nodes, seed 0"
-    assert lines[1].split() == ["node", "group", "train", "validation", "test", "labels", "of", "training"]
+    assert lines[1].split() == ["node", "group", "train", "validation", "test", "training", "samples", "per", "label"]
     assert lines[-1].split()[:5] == ["node-4", "1", "100", "40", "30"]
 
 

@@ -318,7 +318,7 @@ def test_search_and_run_do_not_resume_each_other(capsys):
 def test_pareto_report_shows_fronts_and_hypervolumes(whole):
     page = (whole / "report.html").read_text()
     assert '<th scope="col">hypervolume</th>' in page
-    assert "seconds of a seed" in page
+    assert "seconds per seed" in page
     assert "paper, hypervolume" in page
     if CHROMIUM is None:
         return

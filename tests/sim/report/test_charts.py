@@ -160,7 +160,7 @@ def test_chip_hides_and_shows_run_in_every_figure(opened):
         assert "second run" not in describe(page, figure), figure
         assert "first run" in describe(page, figure), figure
     page.click(".chip:has-text('first run')")
-    assert all("No run of this figure is shown" in page.inner_text(f"#{figure}") for figure in FIGURES)
+    assert all("No run of this figure is selected" in page.inner_text(f"#{figure}") for figure in FIGURES)
     page.click("text=Show all")
     assert all("second run" in describe(page, figure) for figure in FIGURES)
     page.click(".chip:has-text('second run')", modifiers=["Alt"])

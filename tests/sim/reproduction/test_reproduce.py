@@ -226,7 +226,10 @@ def test_reproduce_take_accepts_unchanged_runs_only(study, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dac-synthetik"], "unknown scenario 'dac-synthetik'; did you mean 'dac-synthetic',"),
+        (
+            ["dac-synthetik"],
+            "unknown scenario 'dac-synthetik'; did you mean 'dac-synthetic', 'dac-synthetic-default' or 'praffl-synthetic'?",
+        ),
         (["--record"], "--record and --out need a form: add --smoke, --short or --full"),
         (["--smoke", "--record"], "--record needs --short or --full; figures of the smoke form are not recorded"),
     ],
